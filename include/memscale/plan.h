@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file plan.h
+ * A plan: what shall be done with each module, and what that is expected to bring.
+ *
+ * A plan is a list of choices, one per module that was considered, in module order, and a summary. It
+ * knows nothing of how a technique is carried out. Its canonical text (docs/formats/plan.md) holds every
+ * number in it, and its digest is a digest of that text, so two plans are equal exactly when their
+ * digests are, in any process, on any machine, with any compiler.
+ */
+#ifndef MEMSCALE_PLAN_H
+#define MEMSCALE_PLAN_H
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What is done with a module. */
+typedef enum msc_action {
+    MSC_ACTION_KEEP,       /**< runs as it is */
+    MSC_ACTION_CHECKPOINT, /**< its saved tensors are dropped in forward and recomputed in backward */
+    MSC_ACTION_COUNT
+} msc_action;
+
+/**
+ * The rule behind a choice, as X(name, key, text). `key` appears in texts and JSON and is stable.
+ */
+#define MSC_RULE_LIST(X)                                                                                     \
+    X(CHOSEN, "chosen", "cheapest way found to meet the budget")                                             \
+    X(SMALLEST, "smallest", "part of the smallest plan: the budget cannot be met")                           \
+    X(NOT_NEEDED, "not-needed", "the budget is met without it")                                              \
+    X(COVERED, "covered", "lies inside a module that is checkpointed")                                       \
+    X(SPLIT, "split", "modules inside it are checkpointed instead")                                          \
+    X(NO_SAVING, "no-saving", "re-running it would free nothing")                                            \
+    X(ROOT, "root", "the whole model: re-running it at the peak would free nothing")                         \
+    X(NO_BACKWARD, "no-backward", "nothing that it saves is used in backward")                               \
+    X(WRITES_OUTSIDE, "writes-outside",                                                                      \
+      "changes a tensor from outside in place; a second run would repeat that")                              \
+    X(INPUT_CHANGED, "input-changed", "its input is changed in place after it ran")                          \
+    X(PYTHON_STATE, "python-state",                                                                          \
+      "its forward changes a Python attribute; a second run would repeat that")                              \
+    X(NOT_TENSORS, "not-tensors", "fills an object that is not a tensor, such as a cache")                   \
+    X(NO_FORWARD, "no-forward", "is not called through its own forward")                                     \
+    X(EXCLUDED, "excluded", "excluded by the caller")                                                        \
+    X(DISABLED, "disabled", "checkpointing is switched off in the configuration")
+
+typedef enum msc_rule {
+#define MSC_RULE_ENUM(name, key, text) MSC_RULE_##name,
+    MSC_RULE_LIST(MSC_RULE_ENUM)
+#undef MSC_RULE_ENUM
+        MSC_RULE_COUNT
+} msc_rule;
+
+/** One choice. */
+typedef struct msc_choice {
+    uint32_t module;      /**< module id in the graph */
+    uint8_t action;       /**< msc_action */
+    uint8_t rule;         /**< msc_rule */
+    uint16_t call_count;  /**< calls of the module in a step, saturating */
+    uint64_t saved_bytes; /**< bytes that its saves hold between forward and backward and that a
+                               checkpoint frees; for KEEP, what it would free */
+    int64_t cost_ns;      /**< recompute time; for KEEP, what it would cost */
+} msc_choice;
+
+/** The plan as a whole. */
+typedef struct msc_plan_summary {
+    uint64_t budget_bytes;        /**< what had to be met */
+    uint64_t plain_peak_bytes;    /**< peak of the step without any technique */
+    uint64_t peak_bytes;          /**< peak of this plan */
+    uint64_t smallest_peak_bytes; /**< smallest peak that was found reachable */
+    int64_t plain_step_ns;        /**< step time without any technique, by the cost model */
+    int64_t step_ns;              /**< step time of this plan */
+    uint32_t time_bound_ppm;      /**< this plan is at most so much slower than any plan that fits */
+    uint32_t peak_op;             /**< operation at whose moment the plan peaks (the plain step's op id) */
+    uint8_t peak_in_recompute;    /**< 1: the peak lies inside a recompute that precedes `peak_op` */
+    uint8_t fits;                 /**< 1: peak_bytes <= budget_bytes */
+    uint16_t pad;                 /**< zero */
+    uint32_t pad2;                /**< zero */
+    uint64_t graph_digest;        /**< of the graph it was made for */
+} msc_plan_summary;
+
+typedef struct msc_plan msc_plan;
+
+/** Creates an empty plan. Errors: ENOMEM. */
+MSC_API msc_status msc_plan_create(msc_context *ctx, msc_plan **out, msc_error *err);
+
+/** Ends a plan. NULL is accepted. */
+MSC_API void msc_plan_destroy(msc_plan *plan);
+
+/** Appends a choice; module ids must rise. Errors: EINVAL (action, rule, order), ENOMEM. */
+MSC_API msc_status msc_plan_add(msc_plan *plan, const msc_choice *choice, msc_error *err);
+
+/** Replaces the summary. Errors: EINVAL. */
+MSC_API msc_status msc_plan_set_summary(msc_plan *plan, const msc_plan_summary *summary, msc_error *err);
+
+MSC_API uint32_t msc_plan_choice_count(const msc_plan *plan);
+MSC_API const msc_choice *msc_plan_choices(const msc_plan *plan);
+MSC_API const msc_plan_summary *msc_plan_get_summary(const msc_plan *plan);
+
+/** Action for a module: that of its choice, or KEEP when the plan does not mention it. */
+MSC_API msc_action msc_plan_action(const msc_plan *plan, uint32_t module);
+
+/** Digest of the canonical text. */
+MSC_API uint64_t msc_plan_digest(const msc_plan *plan);
+
+/** Canonical text, in the manner of `snprintf`; see `msc_graph_format`. Errors: EINVAL. */
+MSC_API msc_status msc_plan_format(const msc_plan *plan, char *buffer, size_t buffer_bytes,
+                                   size_t *needed_bytes, msc_error *err);
+
+/** Reads canonical text. Errors: EFORMAT (names the line), EVERSION, ENOMEM. */
+MSC_API msc_status msc_plan_parse(msc_context *ctx, const char *text, size_t text_bytes, msc_plan **out,
+                                  msc_error *err);
+
+MSC_API const char *msc_action_name(msc_action action); /**< "keep", "checkpoint" */
+MSC_API const char *msc_rule_key(msc_rule rule);        /**< stable key, e.g. "not-needed" */
+MSC_API const char *msc_rule_text(msc_rule rule);       /**< one clause of English */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MEMSCALE_PLAN_H */
