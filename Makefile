@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+# The two doors for a newcomer are `make demo` and `make test`; both start from a bare machine.
+# Everything is built below build/, everything for Python lives in .venv; `make clean` and `make distclean`
+# remove them.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+VENV := $(CURDIR)/.venv
+PYTHON := $(VENV)/bin/python
+PREFIX := $(CURDIR)/build/prefix
+export PATH := $(VENV)/bin:$(PATH)
+
+# What the Python package is built from.
+PACKAGE_SOURCES := $(shell find src include python meson.build meson.options pyproject.toml -type f \
+	! -name '*.pyc' 2>/dev/null)
+PYTEST_FOLDERS := $(wildcard tests/python tests/tools tests/cli)
+PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 20
+VALGRIND := valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,possible
+
+MESON_TEST := meson test --no-rebuild --print-errorlogs --no-suite gpu --no-suite soak
+DEFAULT_SUITES := --suite unit --suite oom --suite golden --suite fuzz-replay
+
+# $(call setup,FOLDER,C COMPILER,C++ COMPILER,OPTIONS): configures a build folder once, then builds it.
+define setup
+	@[ -f $(1)/build.ninja ] || CC=$(2) CXX=$(3) meson setup $(1) $(4) >$(1)-setup.log 2>&1 \
+		|| { cat $(1)-setup.log; rm -rf $(1); exit 1; }
+	@ninja -C $(1) --quiet
+endef
+INSTALLED := --prefix=$(PREFIX) --libdir=lib
+
+.PHONY: help
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
+
+# ---- for a newcomer ------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: package ## train under a memory budget and see that it holds (a few minutes)
+	@$(PYTHON) examples/python/demo.py
+
+.PHONY: demo-short
+demo-short: package ## the same with the smallest model
+	@$(PYTHON) examples/python/demo.py --short
+
+.PHONY: test
+test: test-c test-examples test-python lint-fast ## build with gcc and clang and run all tests
+
+# ---- building ------------------------------------------------------------------------------------
+
+.PHONY: build
+build: package library ## build the C library, the msc tool and the Python package
+
+.PHONY: bootstrap-build bootstrap-test
+bootstrap-build:
+	@tools/bootstrap build
+bootstrap-test:
+	@tools/bootstrap test
+
+.PHONY: library
+library: bootstrap-build | build-folder
+	$(call setup,build/gcc,gcc,g++,$(INSTALLED) -Dtests=false)
+
+.PHONY: package
+package: bootstrap-build
+	@$(MAKE) .stamps/package
+
+.stamps/package: $(PACKAGE_SOURCES) | build-folder
+	@echo "building the Python package"
+	@$(PYTHON) -m pip install --disable-pip-version-check --quiet --no-build-isolation --no-deps \
+		--config-settings=build-dir=build/python . >build/package.log 2>&1 || { cat build/package.log; exit 1; }
+	@touch $@
+
+.PHONY: build-folder
+build-folder:
+	@mkdir -p build
+
+# ---- testing -------------------------------------------------------------------------------------
+
+.PHONY: c-builds
+c-builds: bootstrap-test | build-folder
+	@! [ -f build/gcc/build.ninja ] || meson configure build/gcc -Dtests=true
+	$(call setup,build/gcc,gcc,g++,$(INSTALLED))
+	$(call setup,build/clang,clang,clang++,)
+
+.PHONY: test-c
+test-c: c-builds ## the C suites only, with gcc and clang
+	@$(MESON_TEST) -C build/gcc
+	@$(MESON_TEST) -C build/clang
+
+.PHONY: test-fast
+test-fast: bootstrap-test | build-folder ## the C unit suite with gcc and the Python unit tests
+	@! [ -f build/gcc/build.ninja ] || meson configure build/gcc -Dtests=true
+	$(call setup,build/gcc,gcc,g++,$(INSTALLED))
+	@$(MESON_TEST) -C build/gcc --suite unit --suite headers
+	@$(MAKE) .stamps/package
+	@$(PYTHON) -m pytest -q $(wildcard tests/python/unit tests/tools) $(PYTEST_ARGS)
+
+.PHONY: test-examples
+test-examples: c-builds ## examples/c, compiled against an installed library
+	@meson install -C build/gcc --quiet --no-rebuild
+	@tools/run_examples $(PREFIX) gcc
+
+.PHONY: test-python
+test-python: c-builds ## the Python tests, against the installed package
+	@$(MAKE) .stamps/package
+	@MSC=$(CURDIR)/build/gcc/cli/msc $(PYTHON) -m pytest $(PYTEST_FOLDERS) $(PYTEST_ARGS) | tee build/pytest.log
+
+.PHONY: lint
+lint: c-builds ## every static check
+	@$(PYTHON) tools/lint.py
+
+.PHONY: lint-fast
+lint-fast: bootstrap-test
+	@$(PYTHON) tools/lint.py --fast
+
+.PHONY: sanitize
+sanitize: c-builds ## C tests under address, undefined-behaviour and thread sanitizers and valgrind
+	$(call setup,build/asan,clang,clang++,-Db_sanitize=address$(,)undefined -Db_lundef=false)
+	@$(MESON_TEST) -C build/asan $(DEFAULT_SUITES)
+	$(call setup,build/tsan,clang,clang++,-Db_sanitize=thread -Db_lundef=false)
+	@$(MESON_TEST) -C build/tsan --suite unit
+	@$(MESON_TEST) -C build/gcc --suite unit --wrapper '$(VALGRIND)' --timeout-multiplier 10
+
+.PHONY: fuzz
+fuzz: bootstrap-test | build-folder ## each fuzz target for FUZZ_SECONDS (20)
+	$(call setup,build/fuzz,clang,clang++,-Dfuzz=true -Db_sanitize=address$(,)undefined -Db_lundef=false)
+	@tools/run_fuzzers build/fuzz $(FUZZ_SECONDS)
+
+.PHONY: bench
+bench: package ## the benchmarks; rows are appended to bench/results
+	@for script in bench/python/bench_*.py; do echo "$$script"; $(PYTHON) "$$script"; done
+
+# ---- releasing and tidying -----------------------------------------------------------------------
+
+.PHONY: dist
+dist: bootstrap-build ## source archive and wheel in dist/
+	@mkdir -p dist
+	@git archive --format=tar.gz --prefix=memscale-src/ -o dist/memscale-src.tar.gz HEAD
+	@$(PYTHON) -m pip wheel --disable-pip-version-check --quiet --no-build-isolation --no-deps -w dist .
+	@ls -l dist
+
+.PHONY: clean
+clean: ## remove what was built
+	@rm -rf build dist .stamps/package .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: distclean
+distclean: clean ## remove the Python environment too
+	@rm -rf .venv .stamps
+
+, := ,

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * memscale._core: the door between Python and libmemscale.
+ *
+ *     python/memscale ──► _core ──► include/memscale/ *.h          nothing else of the core is visible here
+ *
+ *     module     this file: types, functions, constants
+ *     py_graph   Graph, and py_graph_read what it shows      py_plan   Plan
+ *     py_sim     replay                                      py_decide decide, frontier, op_times_ns
+ *     convert    arguments and records                       error     status to exception
+ *
+ * Built against the limited API of CPython 3.10, so one binary serves every later version. It is
+ * initialised in several phases and keeps its types in the module's state, not in globals.
+ *
+ * The bindings think nothing: parse, call, convert. What must be decided is decided in the core, where C
+ * callers get it too. _core.pyi is the manual; the doc strings here are its first lines.
+ */
+#include "module.h"
+
+#include "convert.h"
+#include "memscale/base.h"
+#include "py_decide.h"
+#include "py_graph.h"
+#include "py_plan.h"
+#include "py_sim.h"
+
+msc__py_state *msc__py_module_state(PyObject *module)
+{
+    return PyModule_GetState(module);
+}
+
+/* ---- functions ---------------------------------------------------------------------------------- */
+
+MSC_PY_SIGNATURE(rule_text, 1, 1, "key");
+
+MSC_PY_FASTCALL(core_rule_text)
+{
+    PyObject *values[1];
+    msc_rule rule = MSC_RULE_CHOSEN;
+
+    (void)self;
+    if (!msc__py_bind(&rule_text_signature, args, nargs, kwnames, values) ||
+        !msc__py_to_rule(values[0], "key", &rule))
+        return NULL;
+    return PyUnicode_FromString(msc_rule_text(rule));
+}
+
+static PyObject *core_version(PyObject *self, PyObject *unused)
+{
+    (void)self;
+    (void)unused;
+    return PyUnicode_FromString(msc_version());
+}
+
+static PyMethodDef core_functions[] = {
+    MSC_PY_METHOD("decide", msc__py_decide, 0,
+                  "decide($module, /, graph, budget_bytes, *, sim=None, rates=None, allow_checkpoint=True,\n"
+                  "       force=False)\n--\n\n"
+                  "The fastest plan whose replayed peak is within a budget."),
+    MSC_PY_METHOD("frontier", msc__py_frontier, 0,
+                  "frontier($module, /, graph, *, sim=None, rates=None)\n--\n\n"
+                  "(peak_bytes, step_ns) of every plan that decide chooses from, fastest first."),
+    MSC_PY_METHOD("replay", msc__py_replay, 0,
+                  "replay($module, /, graph, plan=None, *, sim=None)\n--\n\n"
+                  "Plays the step under a plan into the allocator simulator."),
+    MSC_PY_METHOD("op_times_ns", msc__py_op_times_ns, 0,
+                  "op_times_ns($module, /, graph, rates=None)\n--\n\n"
+                  "Time of each operation by the cost model: native int64 values."),
+    MSC_PY_METHOD("rule_text", core_rule_text, 0,
+                  "rule_text($module, /, key)\n--\n\nOne clause of English for the key of a rule."),
+    {"version", core_version, METH_NOARGS, "version($module, /)\n--\n\nVersion of the C library."},
+    {NULL, NULL, 0, NULL},
+};
+
+/* ---- constants ---------------------------------------------------------------------------------- */
+
+typedef struct constant {
+    const char *name;
+    long value;
+} constant;
+
+#define CONSTANT(name)                                                                                       \
+    {                                                                                                        \
+#name, MSC_##name                                                                                    \
+    }
+
+static const constant constants[] = {
+    CONSTANT(PHASE_FORWARD),
+    CONSTANT(PHASE_BACKWARD),
+    CONSTANT(PHASE_OPTIMIZER),
+    CONSTANT(CATEGORY_PARAMETER),
+    CONSTANT(CATEGORY_BUFFER),
+    CONSTANT(CATEGORY_GRADIENT),
+    CONSTANT(CATEGORY_OPTIMIZER_STATE),
+    CONSTANT(CATEGORY_INPUT),
+    CONSTANT(CATEGORY_ACTIVATION),
+    CONSTANT(CATEGORY_TEMPORARY),
+    CONSTANT(OP_RANDOM),
+    CONSTANT(MODULE_ROOT),
+    CONSTANT(MODULE_PYTHON_STATE),
+    CONSTANT(MODULE_NO_FORWARD),
+    CONSTANT(MODULE_NOT_TENSORS),
+    CONSTANT(MODULE_EXCLUDED),
+};
+
+static int add_constants(PyObject *module)
+{
+    for (size_t i = 0; i < MSC_PY_COUNT(constants); i++) {
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int add_category_names(PyObject *module)
+{
+    PyObject *names = PyTuple_New(MSC_CATEGORY_COUNT);
+    int result = -1;
+
+    for (int i = 0; names != NULL && i < MSC_CATEGORY_COUNT; i++) {
+        PyObject *name = PyUnicode_FromString(msc__py_category_name(i));
+
+        if (name == NULL || PyTuple_SetItem(names, i, name) < 0)
+            Py_CLEAR(names);
+    }
+    if (names != NULL)
+        result = PyModule_AddObjectRef(module, "CATEGORY_NAMES", names);
+    Py_XDECREF(names);
+    return result;
+}
+
+/* ---- module ------------------------------------------------------------------------------------- */
+
+static int core_exec(PyObject *module)
+{
+    msc__py_state *state = msc__py_module_state(module);
+
+    state->graph_type = msc__py_graph_type_new(module);
+    state->plan_type = msc__py_plan_type_new(module);
+    if (state->graph_type == NULL || state->plan_type == NULL)
+        return -1;
+    if (PyModule_AddType(module, state->graph_type) < 0 || PyModule_AddType(module, state->plan_type) < 0)
+        return -1;
+    if (add_constants(module) < 0)
+        return -1;
+    return add_category_names(module);
+}
+
+static int core_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    msc__py_state *state = msc__py_module_state(module);
+
+    Py_VISIT(state->graph_type);
+    Py_VISIT(state->plan_type);
+    return 0;
+}
+
+static int core_clear(PyObject *module)
+{
+    msc__py_state *state = msc__py_module_state(module);
+
+    Py_CLEAR(state->graph_type);
+    Py_CLEAR(state->plan_type);
+    return 0;
+}
+
+static void core_free(void *module)
+{
+    core_clear(module);
+}
+
+static PyModuleDef_Slot core_slots[] = {
+    {Py_mod_exec, core_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef core_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_core",
+    .m_doc = "The C core of MemScale: memory graphs, replay, and the decision.",
+    .m_size = sizeof(msc__py_state),
+    .m_methods = core_functions,
+    .m_slots = core_slots,
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    return PyModuleDef_Init(&core_module);
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file module.h  State of the module `memscale._core`: its types. One per interpreter, no globals. */
+#ifndef MSC_EXT_MODULE_H
+#define MSC_EXT_MODULE_H
+
+#include "pydoor.h"
+
+typedef struct msc__py_state {
+    PyTypeObject *graph_type;
+    PyTypeObject *plan_type;
+} msc__py_state;
+
+/** State of a module object. Never fails for ours. */
+msc__py_state *msc__py_module_state(PyObject *module);
+
+#endif /* MSC_EXT_MODULE_H */

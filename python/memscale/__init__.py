@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MemScale: PyTorch training that fits the memory there is.
+
+    import memscale
+    memscale.wrap(model, memscale.Config(memory_budget="8GiB"))
+
+The training loop stays as it is; loss and gradients keep every bit. See `memscale.wrap`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncOffloadConfig",
+    "Config",
+    "OptimizationMode",
+    "Plan",
+    "__version__",
+    "detach",
+    "errors",
+    "optimize",
+    "plan",
+    "verify",
+    "wrap",
+]
+
+if TYPE_CHECKING:
+    from memscale import errors
+    from memscale.api import detach, optimize, plan, verify, wrap
+    from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
+    from memscale.core.plan import Plan
+
+# Where each public name lives. Loaded at first use, so that `import memscale` costs next to nothing.
+_HOME = {
+    "AsyncOffloadConfig": "memscale.core.config",
+    "Config": "memscale.core.config",
+    "OptimizationMode": "memscale.core.config",
+    "Plan": "memscale.core.plan",
+    "detach": "memscale.api",
+    "optimize": "memscale.api",
+    "plan": "memscale.api",
+    "verify": "memscale.api",
+    "wrap": "memscale.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "errors":
+        return importlib.import_module("memscale.errors")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'memscale' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C core of MemScale: memory graphs, replay, and the decision.
+
+This is the extension module that everything else in the package stands on. It knows neither PyTorch nor
+devices: it works on numbers. The C headers in ``include/memscale`` define every term used here.
+
+Conventions:
+    Sizes are bytes, times are integer nanoseconds. Ids count from 0 in the order of addition; "no such id"
+    is -1. A *position* ``t`` is the gap right before operation ``t``.
+
+Errors:
+    Failures of the core raise by kind: wrong or malformed data `ValueError`, host memory `MemoryError`,
+    calls in the wrong order `RuntimeError`, files `OSError`, and everything else
+    `memscale.errors.MemScaleError`. Each such exception has an attribute ``status`` with the name of the
+    C status code, such as ``"EFORMAT"``. Arguments of a wrong type raise `TypeError`.
+
+Threads:
+    Every object has its own memory, so distinct objects are independent. A finished `Graph` and every
+    `Plan` are immutable and may be shared.
+"""
+
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from typing import Any, Final, Literal, SupportsIndex, TypedDict, final
+
+PHASE_FORWARD: Final = 0
+PHASE_BACKWARD: Final = 1
+PHASE_OPTIMIZER: Final = 2
+
+CATEGORY_PARAMETER: Final = 0
+CATEGORY_BUFFER: Final = 1
+CATEGORY_GRADIENT: Final = 2
+CATEGORY_OPTIMIZER_STATE: Final = 3
+CATEGORY_INPUT: Final = 4
+CATEGORY_ACTIVATION: Final = 5
+CATEGORY_TEMPORARY: Final = 6
+CATEGORY_NAMES: Final[tuple[str, ...]]
+"""Lower-case names, indexed by ``CATEGORY_…``: ``"parameter"``, ``"buffer"``, ``"gradient"`` and so on."""
+
+OP_RANDOM: Final = 1
+"""Operation flag: draws random numbers."""
+
+MODULE_ROOT: Final = 1
+"""Module flag: the whole model."""
+MODULE_PYTHON_STATE: Final = 2
+"""Module flag: its forward changed an attribute that is not a buffer."""
+MODULE_NO_FORWARD: Final = 4
+"""Module flag: not called through its own forward in a usual way."""
+MODULE_NOT_TENSORS: Final = 8
+"""Module flag: fills an object that is not a tensor, such as a cache."""
+MODULE_EXCLUDED: Final = 16
+"""Module flag: the caller forbids checkpointing it."""
+
+class _SimOptions(TypedDict, total=False):
+    """The allocator that the step will run on; what is left out has the default of the kind."""
+
+    kind: Literal["host", "cuda"]
+    capacity_bytes: int | None
+    max_split_bytes: int | None
+    max_non_split_rounding_bytes: int
+    large_segment_bytes: int
+    roundup_power2_divisions: int
+    expandable_segments: bool
+
+class _Rates(TypedDict, total=False):
+    """Rates of the machine that the step will run on, all above 0; what is left out has its default."""
+
+    flops_per_us: int
+    moved_bytes_per_us: int
+    launch_ns: int
+    recompute_ns: int
+
+class _Summary(TypedDict):
+    """A plan as a whole: the fields of ``msc_plan_summary``."""
+
+    budget_bytes: int
+    plain_peak_bytes: int
+    peak_bytes: int
+    smallest_peak_bytes: int
+    plain_step_ns: int
+    step_ns: int
+    time_bound_ppm: int
+    peak_op: int
+    peak_in_recompute: bool
+    fits: bool
+    graph_digest: str
+
+class _Stats(TypedDict):
+    """Statistics of a simulator, named as in ``torch.cuda.memory_stats``."""
+
+    allocated_now_bytes: int
+    allocated_peak_bytes: int
+    reserved_now_bytes: int
+    reserved_peak_bytes: int
+    requested_now_bytes: int
+    requested_peak_bytes: int
+    inactive_split_now_bytes: int
+    segment_now_count: int
+    segment_peak_count: int
+    device_alloc_count: int
+    device_free_count: int
+    alloc_retry_count: int
+    oom_count: int
+
+class _Replay(TypedDict):
+    """What `replay` returns."""
+
+    peak_bytes: int
+    peak_op: int
+    peak_in_recompute: bool
+    stats: _Stats
+    category_peak_bytes: dict[str, int]
+    live: bytes
+    ops: bytes
+    recompute: bytes
+    event_count: int
+
+@final
+class Graph:
+    """The memory graph of one training step: operations, buffers, saved tensors, modules and their calls.
+
+    A graph is built by adding records in program order, then `finish` validates and freezes it.
+
+    Example:
+        >>> graph = Graph()
+        >>> weight = graph.add_resident(4096, CATEGORY_PARAMETER)
+        >>> op = graph.add_op("aten::mm", flops=2048, moved_bytes=8192)
+        >>> out = graph.add_buffer(1024, CATEGORY_TEMPORARY)
+        >>> graph.end_buffer(out)
+        >>> graph.finish()
+    """
+
+    def __new__(cls) -> Graph: ...
+
+    # building, in program order
+
+    def add_module(
+        self,
+        path: str,
+        type: str,
+        parent: SupportsIndex = -1,
+        flags: SupportsIndex = 0,
+        structure: SupportsIndex = 0,
+        state_bytes: SupportsIndex = 0,
+    ) -> int:
+        """Adds a module; its parent must have been added before.
+
+        Args:
+            path: Qualified name, ``""`` for the root.
+            type: Name of the class.
+            parent: Id of the nearest enclosing module, or -1.
+            flags: ``MODULE_…`` combined.
+            structure: Equal for modules of equal structure; 0: unknown, equal to nothing.
+            state_bytes: What a second execution needs beside inputs, such as random state.
+
+        Returns:
+            The id of the module.
+
+        Raises:
+            ValueError: An unknown parent, or a name that is too long or has control characters.
+            RuntimeError: The graph is finished.
+        """
+
+    def mark_module(
+        self, module: SupportsIndex, flags: SupportsIndex, state_bytes: SupportsIndex = 0
+    ) -> None:
+        """Adds flags and state bytes to a module."""
+
+    def set_phase(self, phase: SupportsIndex) -> None:
+        """Sets the phase of the operations to come; phases never go back."""
+
+    def begin_call(self, module: SupportsIndex) -> int:
+        """Enters a call of ``module`` at the present position and returns the id of the call."""
+
+    def end_call(self, call: SupportsIndex) -> None:
+        """Leaves the innermost open call, which must be ``call``."""
+
+    def add_input(self, call: SupportsIndex, buffer: SupportsIndex) -> None:
+        """Says that ``buffer`` is an argument of the open call ``call``; duplicates are ignored."""
+
+    def add_op(
+        self,
+        name: str,
+        flops: SupportsIndex,
+        moved_bytes: SupportsIndex,
+        scratch_bytes: SupportsIndex = 0,
+        flags: SupportsIndex = 0,
+    ) -> int:
+        """Adds an operation inside the innermost open call and in the present phase.
+
+        Args:
+            name: Name of the operator.
+            flops: Floating-point operations.
+            moved_bytes: Bytes read plus bytes written.
+            scratch_bytes: Allocated and freed inside the kernel, beyond its outputs.
+            flags: ``OP_…`` combined.
+
+        Returns:
+            The id of the operation.
+
+        Raises:
+            ValueError: A name with control characters, or a number out of range.
+            RuntimeError: The graph is finished.
+        """
+
+    def add_buffer(self, size_bytes: SupportsIndex, category: SupportsIndex) -> int:
+        """Adds a buffer made by the operation added last, or resident before the first; returns its id."""
+
+    def add_resident(self, size_bytes: SupportsIndex, category: SupportsIndex) -> int:
+        """Adds a buffer that is alive before the step, at any time; returns its id."""
+
+    def set_category(self, buffer: SupportsIndex, category: SupportsIndex) -> None:
+        """Sets the category of a buffer, e.g. once it is known to be a gradient."""
+
+    def end_buffer(self, buffer: SupportsIndex) -> None:
+        """Ends a buffer at the present position: no reference is left but those of saved tensors."""
+
+    def add_write(self, buffer: SupportsIndex) -> None:
+        """Notes an in-place change of ``buffer`` by the operation added last."""
+
+    def add_save(self, buffer: SupportsIndex) -> int:
+        """Packs a saved tensor at the present position; returns its id."""
+
+    def unpack(self, save: SupportsIndex) -> None:
+        """Notes the first use of a save in backward; later uses change nothing."""
+
+    def release(self, save: SupportsIndex) -> None:
+        """Notes that autograd dropped a save."""
+
+    def finish(self) -> None:
+        """Closes what is open, validates the whole and freezes the graph.
+
+        Raises:
+            ValueError: The records contradict each other (status ``EFORMAT``).
+            RuntimeError: The graph is finished already.
+        """
+
+    # text
+
+    def save(self, path: str | bytes | PathLike[str] | PathLike[bytes]) -> None:
+        """Writes the canonical text of a finished graph to a file, all or nothing.
+
+        Raises:
+            RuntimeError: The graph is open.
+            OSError: The file cannot be written.
+        """
+
+    @classmethod
+    def load(cls, path: str | bytes | PathLike[str] | PathLike[bytes]) -> Graph:
+        """Reads a finished graph from a file.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is no graph (``EFORMAT``, the message names the line) or of a newer version
+                (``EVERSION``).
+        """
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Graph:
+        """Reads a finished graph from canonical text.
+
+        Raises:
+            ValueError: As `load`.
+        """
+
+    def to_text(self) -> str:
+        """The canonical text of a finished graph; bytes that are not UTF-8 appear as surrogates."""
+
+    # reading
+
+    @property
+    def op_count(self) -> int:
+        """Number of operations."""
+    @property
+    def buffer_count(self) -> int:
+        """Number of buffers."""
+    @property
+    def save_count(self) -> int:
+        """Number of saved tensors."""
+    @property
+    def module_count(self) -> int:
+        """Number of modules."""
+    @property
+    def call_count(self) -> int:
+        """Number of calls."""
+    @property
+    def finished(self) -> bool:
+        """Whether `finish` has been called."""
+    @property
+    def digest(self) -> str:
+        """Digest of the canonical text, 16 hexadecimal digits; all zeros while the graph is open."""
+
+    def ops(self) -> list[tuple[str, int, int, int, int, int, int]]:
+        """``(name, call, phase, flags, flops, moved_bytes, scratch_bytes)`` per operation."""
+
+    def buffers(self) -> list[tuple[int, int, int, int, bool]]:
+        """``(size_bytes, begin, end, category, resident)`` per buffer; ``end`` is the natural end."""
+
+    def saves(self) -> list[tuple[int, int, int, int, int]]:
+        """``(buffer, call, pack, unpack, release)`` per save."""
+
+    def modules(self) -> list[tuple[str, str, int, int, int, int]]:
+        """``(path, type, parent, flags, structure, state_bytes)`` per module."""
+
+    def calls(self) -> list[tuple[int, int, int, int]]:
+        """``(module, parent, begin, end)`` per call: operations ``begin … end-1``."""
+
+@final
+class Plan:
+    """What shall be done with each module, and what that is expected to bring. Immutable.
+
+    Made by `decide`, `Plan.parse` or `Plan.build`.
+    """
+
+    @classmethod
+    def build(
+        cls,
+        choices: Iterable[Sequence[object]],
+        summary: _Summary | dict[str, Any] | None,
+    ) -> Plan:
+        """Makes a plan from its parts.
+
+        Args:
+            choices: As `choices` returns them; module ids must rise.
+            summary: As `summary` returns it, a dict; fields that are left out are 0.
+
+        Raises:
+            ValueError: An unknown action, rule or field, or module ids that do not rise.
+        """
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Plan:
+        """Reads a plan from canonical text.
+
+        Raises:
+            ValueError: Malformed (``EFORMAT``, the message names the line) or of a newer version
+                (``EVERSION``).
+        """
+
+    def to_text(self) -> str:
+        """The canonical text."""
+
+    @property
+    def choices(self) -> list[tuple[int, str, str, int, int, int]]:
+        """``(module, action, rule, call_count, saved_bytes, cost_ns)`` per module considered.
+
+        ``action`` is ``"keep"`` or ``"checkpoint"``; ``rule`` is a key for `rule_text`.
+        """
+    @property
+    def summary(self) -> _Summary:
+        """The plan as a whole."""
+    @property
+    def digest(self) -> str:
+        """Digest of the canonical text, 16 hexadecimal digits; equal exactly for equal plans."""
+
+def decide(
+    graph: Graph,
+    budget_bytes: SupportsIndex,
+    *,
+    sim: _SimOptions | dict[str, Any] | None = None,
+    rates: _Rates | dict[str, Any] | None = None,
+    allow_checkpoint: bool = True,
+    force: bool = False,
+) -> Plan:
+    """Decides: the fastest plan whose replayed peak is within a budget.
+
+    The same arguments give the same plan in any process and on any machine. A budget that cannot be met is
+    no error: the plan with the smallest peak is returned, its ``fits`` is False. Other threads run meanwhile.
+
+    Args:
+        graph: A finished graph.
+        budget_bytes: What the replayed peak (host: allocated, cuda: reserved) must not exceed.
+        sim: The allocator that the step will run on; None: the host.
+        rates: Rates of the machine; None: a 2-core host.
+        allow_checkpoint: False: every module is kept.
+        force: Plan even if the plain step fits.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: An unknown or invalid option, named in the message.
+        RuntimeError: The graph is open.
+    """
+
+def frontier(
+    graph: Graph,
+    *,
+    sim: _SimOptions | dict[str, Any] | None = None,
+    rates: _Rates | dict[str, Any] | None = None,
+) -> list[tuple[int, int]]:
+    """``(peak_bytes, step_ns)`` of every plan that `decide` chooses from, fastest first, peaks falling.
+
+    Raises:
+        ValueError: An unknown or invalid option, named in the message.
+        RuntimeError: The graph is open.
+    """
+
+def replay(
+    graph: Graph,
+    plan: Plan | None = None,
+    *,
+    sim: _SimOptions | dict[str, Any] | None = None,
+) -> _Replay:
+    """Plays one step into the allocator simulator.
+
+    Args:
+        graph: A finished graph.
+        plan: The plan of the step; None: the plain step.
+        sim: The allocator; None: the host.
+
+    Returns:
+        Peak and statistics, and three series with one native-endian entry per executed operation, those
+        inside a recompute included: ``live`` (uint64: highest allocated bytes while it ran), ``ops``
+        (uint32: index of the operation) and ``recompute`` (uint8: 1 inside a recompute).
+
+    Raises:
+        ValueError: An invalid option, or a plan for another graph.
+        RuntimeError: The graph is open.
+        MemScaleError: The step needs more than ``capacity_bytes`` (status ``EDEVMEM``).
+
+    Example:
+        >>> live = array.array("Q", replay(graph)["live"])
+    """
+
+def op_times_ns(graph: Graph, rates: _Rates | dict[str, Any] | None = None) -> bytes:
+    """Time of each operation by the cost model: native int64 values, for ``array.array("q")``.
+
+    Raises:
+        ValueError: An unknown or invalid rate, named in the message.
+    """
+
+def rule_text(key: str) -> str:
+    """One clause of English for the key of a rule.
+
+    Raises:
+        ValueError: No such rule.
+    """
+
+def version() -> str:
+    """Version of the C library, such as ``"0.1.0"``."""

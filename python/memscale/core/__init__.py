@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline of one `wrap`: hardware, profile, decision, plan, execution."""

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user may ask for: `Config`, its modes, and the settings of the asynchronous engine.
+
+A mode is a starting point and explicit fields override it. So a `Config` remembers which fields were given:
+
+    Config(mode=AGGRESSIVE)                       enable_tiling reads True: the mode says so
+    Config(mode=AGGRESSIVE, enable_tiling=False)  enable_tiling reads False: the caller says so
+
+Every field reads as the value that applies, after the mode has spoken. The memory of what was explicit
+matters in three places only: contradictions are judged between explicit fields, `replace` lets a new mode
+speak again for the fields that were not given, and files hold the explicit fields alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Final, TypeVar, cast
+
+from memscale.core import config_checks as checks
+from memscale.core import config_text
+from memscale.core.units import parse_bytes
+from memscale.errors import ConfigError
+
+__all__ = ["CONFIG_VERSION", "AsyncOffloadConfig", "Config", "EffectiveConfig", "OptimizationMode"]
+
+CONFIG_VERSION: Final = 1
+"""Version of the dict, JSON and YAML form. A change that an older reader would misread raises it."""
+
+TIERS: Final = ("pinned", "pageable", "file")
+"""Where the offload engine may put bytes, fastest first."""
+
+_T = TypeVar("_T")
+_C = TypeVar("_C", bound="Config")
+_A = TypeVar("_A", bound="AsyncOffloadConfig")
+
+
+class OptimizationMode(str, enum.Enum):
+    """How far MemScale goes unless explicit fields say otherwise."""
+
+    CONSERVATIVE = "conservative"
+    """Checkpointing only."""
+    BALANCED = "balanced"
+    """Checkpointing and CPU offload."""
+    AGGRESSIVE = "aggressive"
+    """The full stack: plus tiling, mixed precision and 8-bit optimizer state."""
+
+
+_MODE_VALUES: Final[Mapping[OptimizationMode, Mapping[str, bool]]] = {
+    OptimizationMode.CONSERVATIVE: {"enable_offloading": False},
+    OptimizationMode.BALANCED: {},
+    OptimizationMode.AGGRESSIVE: {
+        "enable_tiling": True,
+        "use_mixed_precision": True,
+        "use_8bit_optimizer": True,
+    },
+}
+"""Where a mode differs from the defaults of the fields."""
+
+_TECHNIQUES: Final = (
+    "enable_checkpointing",
+    "enable_offloading",
+    "enable_tiling",
+    "use_mixed_precision",
+    "use_8bit_optimizer",
+)
+
+_INEXACT: Final = ("enable_tiling", "use_8bit_optimizer")
+"""Techniques that round differently from plain PyTorch at the same precision."""
+
+
+def _check_mode(field: str, value: object) -> OptimizationMode:
+    """A mode, or its name in any case."""
+    try:
+        return OptimizationMode(value.lower() if isinstance(value, str) else value)
+    except ValueError:
+        names = ", ".join(repr(mode.value) for mode in OptimizationMode)
+        raise checks.refuse(field, value, f"give an OptimizationMode or one of {names}") from None
+
+
+def _check_async(field: str, value: object) -> object:
+    """The engine's settings, or None."""
+    if value is None or isinstance(value, AsyncOffloadConfig):
+        return value
+    raise checks.refuse(field, value, f"give an AsyncOffloadConfig or None, not {type(value).__name__}")
+
+
+def _check_exact(field: str, value: object) -> bool | None:
+    """True, False, or None to let mode and techniques decide."""
+    return None if value is None else checks.check_bool(field, value)
+
+
+def _named_fields(cls: type[_T]) -> type[_T]:
+    """Makes `cls(...)` refuse unknown fields by name and remember which fields were given.
+
+    Wraps the `__init__` that `dataclass` wrote, so that type checkers and `help` still see its signature. The
+    names end up in `_explicit`, set before `__post_init__` runs.
+    """
+    plain_init = cls.__init__
+    known = [field.name for field in dataclasses.fields(cast(Any, cls))]
+
+    @functools.wraps(plain_init)
+    def __init__(self: _T, *args: Any, **given: Any) -> None:  # noqa: N807 - it becomes the class's own
+        for name, value in given.items():
+            if name not in known:
+                raise checks.unknown_field(cls.__name__, name, value, known)
+        object.__setattr__(self, "_explicit", frozenset(known[: len(args)]) | frozenset(given))
+        plain_init(self, *args, **given)
+
+    cls.__init__ = __init__  # type: ignore[assignment]
+    return cls
+
+
+def _normalise(instance: object, field_checks: Mapping[str, checks.Check]) -> None:
+    """Replaces every field by its checked, plain form. Only for an object still under construction."""
+    for name, check in field_checks.items():
+        object.__setattr__(instance, name, check(name, getattr(instance, name)))
+
+
+@_named_fields
+@dataclass(frozen=True)
+class AsyncOffloadConfig:
+    """Settings of the asynchronous offload engine.
+
+    Args:
+        pinned_pool_bytes: Page-locked host memory to use at most, as bytes or "2GiB"; None: the plan decides.
+        prefetch_depth: How many saved tensors are brought back ahead of their use; 0 loads on demand.
+        tiers: Where bytes may go, in order of preference, out of "pinned", "pageable" and "file".
+        directory: Folder of the file tier; required with it, refused without it.
+        debug: Checks the engine's invariants after every step, at a cost in time.
+
+    Raises:
+        ConfigError: A field is unknown, of the wrong type, out of range or contradicts another.
+
+    Example:
+        >>> AsyncOffloadConfig(tiers=("pinned", "file"), directory="/tmp").prefetch_depth
+        2
+    """
+
+    pinned_pool_bytes: int | str | None = None
+    prefetch_depth: int = 2
+    tiers: tuple[str, ...] = ("pinned", "pageable")
+    directory: str | None = None
+    debug: bool = False
+
+    _CHECKS: ClassVar[Mapping[str, checks.Check]] = {
+        "pinned_pool_bytes": checks.check_size,
+        "prefetch_depth": checks.check_int(0),
+        "tiers": checks.check_names(TIERS),
+        "directory": checks.check_path,
+        "debug": checks.check_bool,
+    }
+
+    def __post_init__(self) -> None:
+        _normalise(self, self._CHECKS)
+        if "file" in self.tiers and self.directory is None:
+            allowed = "the tier 'file' needs directory=..., the folder to write to"
+            raise checks.refuse("tiers", self.tiers, allowed)
+        if self.directory is not None and "file" not in self.tiers:
+            allowed = f"a directory is used by the tier 'file' only: add it to tiers={self.tiers!r}"
+            raise checks.refuse("directory", self.directory, allowed)
+
+    @property
+    def pinned_pool_limit_bytes(self) -> int | None:
+        """`pinned_pool_bytes` as a number, or None."""
+        return _size(self.pinned_pool_bytes)
+
+    def to_dict(self) -> dict[str, object]:
+        """All fields as plain values."""
+        return {**dataclasses.asdict(self), "tiers": list(self.tiers)}
+
+    @classmethod
+    def from_dict(cls: type[_A], data: Mapping[str, object]) -> _A:
+        """Reads what `to_dict` wrote. Raises `ConfigError` for anything that the constructor refuses."""
+        return cls(**_keywords(cls.__name__, data))
+
+    def replace(self: _A, **changes: Any) -> _A:
+        """A copy with some fields changed; this object stays as it is."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class EffectiveConfig:
+    """What applies once mode and explicit fields are combined: plain values, sizes in bytes, nothing open.
+
+    None remains only where it has a meaning of its own: no limit, no file, no port.
+    """
+
+    mode: OptimizationMode
+    enable_checkpointing: bool
+    enable_offloading: bool
+    enable_tiling: bool
+    use_mixed_precision: bool
+    use_8bit_optimizer: bool
+    max_cpu_offload_bytes: int | None
+    target_gpu_utilization: float
+    memory_budget_bytes: int | None
+    strict_budget: bool
+    force_optimize: bool
+    exact: bool
+    use_static_profiling: bool
+    use_empirical_fallback: bool
+    warmup_steps: int
+    enable_logging: bool
+    log_file: str | None
+    observability_port: int | None
+    verify_correctness: bool
+    async_offload: bool
+    async_config: AsyncOffloadConfig
+    auto_policy: bool
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Names of the technique switches that are on, in a fixed order."""
+        return tuple(name for name in _TECHNIQUES if getattr(self, name))
+
+
+@_named_fields
+@dataclass(frozen=True)
+class Config:
+    """How `wrap` and its companions work. Frozen; every field is checked on creation.
+
+    A field that was not given takes the value of the mode: CONSERVATIVE switches offloading off, AGGRESSIVE
+    switches tiling, mixed precision and 8-bit optimizer state on. To change a config use `replace`:
+    `dataclasses.replace` would pass on what the mode chose as if it had been given.
+
+    Args:
+        mode: Starting point that explicit fields override; also accepted as text such as "aggressive".
+        enable_checkpointing: Recompute activations in the backward pass.
+        enable_offloading: Move tensors to host memory while they are not needed.
+        enable_tiling: Compute loss, MLP and attention in tiles.
+        use_mixed_precision: BF16 where the hardware has it, FP16 with loss scaling elsewhere.
+        use_8bit_optimizer: Keep optimizer state in 8 bits.
+        max_cpu_offload_gb: Cap on host memory for offload, in GB (1e9 bytes); None: what is available, less a
+            reserve.
+        target_gpu_utilization: Share of the device's memory to use, above 0 and at most 1.
+        memory_budget: Absolute budget, as bytes or a text such as "8GiB"; overrides the share.
+        strict_budget: A budget that cannot be met raises `BudgetError` and changes nothing.
+        force_optimize: Optimise even if the plain run fits comfortably.
+        exact: True admits only techniques whose loss and gradients are bit-equal to plain PyTorch at the same
+            precision. None: False in AGGRESSIVE or once an inexact technique is switched on, else True.
+        use_static_profiling: Trace the step without computing it.
+        use_empirical_fallback: If the trace fails, record real steps.
+        warmup_steps: Steps recorded by the empirical profile.
+        enable_logging: One block on what was found and done; False leaves only warnings.
+        log_file: File that the log is appended to.
+        observability_port: Port for Prometheus metrics on 127.0.0.1.
+        verify_correctness: Compare loss and gradients with plain PyTorch before training.
+        async_offload: Use the asynchronous tiered engine. Giving `async_config` switches it on.
+        async_config: Settings of that engine.
+        auto_policy: Let the policy choose mode and techniques; False uses this config exactly.
+
+    Raises:
+        ConfigError: A field is unknown, of the wrong type, out of range or contradicts another. It is also a
+            `ValueError`.
+
+    Example:
+        >>> config = Config(memory_budget="8GiB")
+        >>> config.memory_budget_bytes
+        8589934592
+        >>> config.replace(mode="aggressive").enable_tiling
+        True
+    """
+
+    mode: OptimizationMode = OptimizationMode.BALANCED
+    _: KW_ONLY
+    enable_checkpointing: bool = True
+    enable_offloading: bool = True
+    enable_tiling: bool = False
+    use_mixed_precision: bool = False
+    use_8bit_optimizer: bool = False
+    max_cpu_offload_gb: float | None = None
+    target_gpu_utilization: float = 0.85
+    memory_budget: int | str | None = None
+    strict_budget: bool = False
+    force_optimize: bool = False
+    exact: bool | None = None
+    use_static_profiling: bool = True
+    use_empirical_fallback: bool = True
+    warmup_steps: int = 2
+    enable_logging: bool = True
+    log_file: str | None = None
+    observability_port: int | None = None
+    verify_correctness: bool = False
+    async_offload: bool = False
+    async_config: AsyncOffloadConfig | None = None
+    auto_policy: bool = False
+
+    _CHECKS: ClassVar[Mapping[str, checks.Check]] = {
+        "mode": _check_mode,
+        "enable_checkpointing": checks.check_bool,
+        "enable_offloading": checks.check_bool,
+        "enable_tiling": checks.check_bool,
+        "use_mixed_precision": checks.check_bool,
+        "use_8bit_optimizer": checks.check_bool,
+        "max_cpu_offload_gb": checks.check_float(1e9, optional=True),  # 1e18 bytes: still a 63-bit count
+        "target_gpu_utilization": checks.check_float(1),
+        "memory_budget": checks.check_size,
+        "strict_budget": checks.check_bool,
+        "force_optimize": checks.check_bool,
+        "exact": _check_exact,
+        "use_static_profiling": checks.check_bool,
+        "use_empirical_fallback": checks.check_bool,
+        "warmup_steps": checks.check_int(1),
+        "enable_logging": checks.check_bool,
+        "log_file": checks.check_path,
+        "observability_port": checks.check_int(1, 65535, optional=True),
+        "verify_correctness": checks.check_bool,
+        "async_offload": checks.check_bool,
+        "async_config": _check_async,
+        "auto_policy": checks.check_bool,
+    }
+
+    def __post_init__(self) -> None:
+        _normalise(self, self._CHECKS)
+        for name, value in self._implied().items():
+            if name not in self.explicit:
+                object.__setattr__(self, name, value)
+        self._refuse_contradictions()
+
+    @property
+    def explicit(self) -> frozenset[str]:
+        """Names of the fields that were given, as opposed to taken from the mode or the defaults."""
+        return cast("frozenset[str]", self.__dict__["_explicit"])
+
+    @property
+    def memory_budget_bytes(self) -> int | None:
+        """`memory_budget` as a number of bytes, or None."""
+        return _size(self.memory_budget)
+
+    def effective(self) -> EffectiveConfig:
+        """What applies: every open field resolved, every size a number of bytes."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        cap_gb = values.pop("max_cpu_offload_gb")
+        del values["memory_budget"]
+        values["max_cpu_offload_bytes"] = None if cap_gb is None else max(1, int(cap_gb * 1e9))
+        values["memory_budget_bytes"] = self.memory_budget_bytes
+        values["exact"] = self._exact()
+        values["async_config"] = self.async_config or AsyncOffloadConfig()
+        return EffectiveConfig(**values)
+
+    def replace(self: _C, **changes: Any) -> _C:
+        """A copy with some fields changed; this object stays as it is.
+
+        The fields given here count as explicit, those that were explicit stay so, and the rest is chosen anew
+        by the (new) mode.
+
+        Raises:
+            ConfigError: As on creation.
+        """
+        return type(self)(**{**self._given(), **changes})
+
+    __replace__ = replace  # copy.replace of Python 3.13
+
+    def to_dict(self) -> dict[str, object]:
+        """Version, mode and the explicit fields as plain values, ready for JSON and YAML."""
+        data: dict[str, object] = {"version": CONFIG_VERSION, "mode": self.mode.value}
+        for name, value in self._given().items():
+            if name != "mode":
+                data[name] = value.to_dict() if isinstance(value, AsyncOffloadConfig) else value
+        return data
+
+    @classmethod
+    def from_dict(cls: type[_C], data: Mapping[str, object]) -> _C:
+        """Reads what `to_dict` wrote, or what a user wrote by hand.
+
+        Args:
+            data: Field names and values. "version" may be left out and then means 1.
+
+        Raises:
+            ConfigError: Not a mapping, a version that this MemScale does not know, or as on creation.
+        """
+        fields = _keywords(cls.__name__, data)
+        version = fields.pop("version", 1)
+        if type(version) is not int or version != CONFIG_VERSION:
+            allowed = f"this MemScale reads version {CONFIG_VERSION}; a newer one may be needed"
+            raise checks.refuse("version", version, allowed)
+        if isinstance(fields.get("async_config"), Mapping):
+            fields["async_config"] = AsyncOffloadConfig.from_dict(fields["async_config"])
+        return cls(**fields)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The dict form as JSON."""
+        return config_text.dump_json(self.to_dict(), indent)
+
+    @classmethod
+    def from_json(cls: type[_C], text: str | bytes) -> _C:
+        """Reads JSON text (not a path). Raises `ConfigError` if it is broken, and as `from_dict`."""
+        return cls.from_dict(cast("Mapping[str, object]", config_text.load_json(text)))
+
+    def to_yaml(self) -> str:
+        """The dict form as YAML. Needs PyYAML; raises `MemScaleError` without it."""
+        return config_text.dump_yaml(self.to_dict())
+
+    @classmethod
+    def from_yaml(cls: type[_C], text: str | bytes) -> _C:
+        """Reads YAML text (not a path). Raises `ConfigError` if it is broken, and as `from_dict`."""
+        return cls.from_dict(cast("Mapping[str, object]", config_text.load_yaml(text)))
+
+    def _given(self) -> dict[str, Any]:
+        """The explicit fields and their values, in the order of declaration."""
+        names = (field.name for field in dataclasses.fields(self))
+        return {name: getattr(self, name) for name in names if name in self.explicit}
+
+    def _implied(self) -> dict[str, bool]:
+        """Values that the mode and other fields give to those fields that were not given."""
+        implied = dict(_MODE_VALUES[self.mode])
+        if self.exact:
+            implied.update(dict.fromkeys(_INEXACT, False))
+        if self.async_config is not None:
+            implied["async_offload"] = True
+        return implied
+
+    def _exact(self) -> bool:
+        """`exact` resolved. An inexact technique that was asked for ends exactness where `exact` is open."""
+        if self.exact is not None:
+            return self.exact
+        asked_for = any(getattr(self, name) for name in _INEXACT)
+        return self.mode is not OptimizationMode.AGGRESSIVE and not asked_for
+
+    def _refuse_contradictions(self) -> None:
+        for name in _INEXACT:
+            if self.exact and getattr(self, name):
+                reason = f"it contradicts {name}=True, which rounds differently from plain PyTorch"
+                raise checks.refuse("exact", True, f"{reason}: give exact=False, or switch {name} off")
+        if self.async_config is not None and not self.async_offload:
+            allowed = "it contradicts async_config=...: leave one of the two out"
+            raise checks.refuse("async_offload", False, allowed)
+        if self.force_optimize and not any(getattr(self, name) for name in _TECHNIQUES):
+            allowed = f"no technique is switched on in mode {self.mode.value!r}: switch one on first"
+            raise checks.refuse("force_optimize", True, allowed)
+        if not (self.use_static_profiling or self.use_empirical_fallback):
+            allowed = "with use_static_profiling=False too there is no way to profile: switch one of them on"
+            raise checks.refuse("use_empirical_fallback", False, allowed)
+
+
+def _size(value: int | str | None) -> int | None:
+    """A checked size field as a number."""
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _keywords(owner: str, data: object) -> dict[str, Any]:
+    """A mapping with text keys as keyword arguments."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{owner}.from_dict needs a mapping of names to values, not {checks.show(data)}")
+    for key in data:
+        if not isinstance(key, str):
+            raise ConfigError(f"{owner} has fields with text names only, not {checks.show(key)}")
+    return dict(data)

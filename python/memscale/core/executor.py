@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries a plan out on a model, watches that it stays true, and takes everything back.
+
+    start ──► sample given? ──► plan, attach
+                   │ no
+                   └──► first training forward ──► the same, before it runs
+    every training forward ──► covered by the plan? ──► no: plan again, before it runs
+    stop ──► undo in reverse; the model is as it was
+
+The executor stands in front of the model's own forward. It looks at each training batch before it runs: a
+larger shape, gradients that are still there (accumulation), an output of the last step that is still held,
+another optimizer than assumed: each would break the prediction, so the step is planned anew first. Plans
+are kept by what they were made for.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from memscale.core.config import Config
+from memscale.core.plan import Plan
+from memscale.core.planner import Planned, make_plan
+from memscale.core.step_signature import StepSignature, output_storages, signature_of
+from memscale.core.tracer import StepFacts
+from memscale.errors import BudgetError
+from memscale.observability import logs, plan_log
+from memscale.techniques.base import Attachment
+from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.use_cache import CacheSwitch
+
+EXECUTOR = "_memscale_executor"
+
+
+class _WatchedForward:
+    """Stands in for the wrapped model's `forward`. Pickles as the model's own."""
+
+    def __init__(self, executor: Executor, original: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original)  # inspect.signature then shows the original's
+        self.executor = executor
+        self.original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward, planned."""
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self.executor.idle:
+            return self.original(*args, **kwargs)
+        self.executor.before_forward(args, kwargs)
+        output = self.original(*args, **kwargs)
+        self.executor.after_forward(output)
+        return output
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.executor.model, "forward")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _WatchedForward:
+        return _WatchedForward(copy.deepcopy(self.executor, memo), copy.deepcopy(self.original, memo))
+
+
+class Executor:
+    """The life of one wrapped model.
+
+    Attributes:
+        model: the wrapped module.
+        config: as the caller gave it.
+        planned: the plan in force and what it was made from; None while the first batch is awaited.
+        idle: true while MemScale itself runs the model; the executor then stands aside.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self.model = model
+        self.config = config
+        self.planned: Planned | None = None
+        self.idle = False
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._signature: StepSignature | None = None
+        self._known: dict[StepSignature, Planned] = {}
+        self._attached: list[Attachment] = []
+        self._outputs: list[weakref.ref[Any]] = []
+        self._gave_up = False
+        self._own_forward: Any = None
+        self._optimizer_hook: Any = None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, or None while the first training batch is awaited."""
+        return None if self.planned is None else self.planned.plan
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def start(self, sample: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
+        """Takes the model over. Either all of it succeeds or the model is left as it was.
+
+        Args:
+            sample: a training batch to plan for now; None waits for the first one.
+
+        Raises:
+            BudgetError: the budget cannot be met and the configuration is strict.
+            AttachError: a technique could not be attached.
+            Exception: the model rejects the sample.
+        """
+        self._take_over()
+        try:
+            if sample is not None:
+                # A model from `from_pretrained` is in evaluation mode until the loop calls train().
+                self._plan_for(*sample, self._facts(training=None if self.model.training else True))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Undoes everything, in reverse order."""
+        self._undo()
+        self._optimizer_hook()
+        del self.model.__dict__[EXECUTOR]
+        if self._own_forward is None:
+            del self.model.__dict__["forward"]
+        else:
+            self.model.forward = self._own_forward
+
+    def resume(self) -> None:
+        """Takes the model over again after `stop`, with the plan that was in force."""
+        self._take_over()
+        if self.planned is not None:
+            self._attach(self.planned)
+
+    def _take_over(self) -> None:
+        self._own_forward = self.model.__dict__.get("forward")
+        self.model.forward = _WatchedForward(self, self.model.forward)
+        self.model.__dict__[EXECUTOR] = self
+        self._watch_optimizers()
+
+    def _undo(self) -> None:
+        while self._attached:
+            self._attached.pop().undo()
+
+    @contextmanager
+    def bare(self) -> Iterator[None]:
+        """Runs the block on the model without techniques, then attaches them again."""
+        undone = list(self._attached)
+        self._undo()
+        idle, self.idle = self.idle, True
+        try:
+            yield
+        finally:
+            self.idle = idle
+            for attachment in undone:
+                attachment.attach()
+                self._attached.append(attachment)
+
+    # ---- what the model and the optimizer are about to do ----------------------------------------
+
+    def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Makes sure that the plan in force covers this batch. Called before a forward with gradients."""
+        if self._gave_up or not self.model.training:
+            return
+        facts = self._facts()
+        signature = signature_of(self.model, args, kwargs, facts)
+        if self._signature is not None and self._signature.covers(signature):
+            return
+        try:
+            self._plan_for(args, kwargs, facts)
+        except BudgetError:
+            raise
+        except Exception as error:
+            # The model may well run: then it runs as it is. If it does not, its own error follows now.
+            self._gave_up = self.planned is None
+            what = "runs unchanged" if self._gave_up else "keeps its present plan"
+            logs.LOGGER.warning("cannot plan this step, the model %s: %s: %s", what, type(error).__name__, error)
+
+    def after_forward(self, output: Any) -> None:
+        """Remembers the output, to see before the next forward whether it is still held."""
+        self._outputs = [weakref.ref(storage) for storage in output_storages(output)]
+
+    def _facts(self, training: bool | None = None) -> StepFacts:
+        held = [storage for storage in (ref() for ref in self._outputs) if storage is not None]
+        return StepFacts(
+            optimizer=None if self._optimizer is None else self._optimizer(),
+            grads_present=any(parameter.grad is not None for parameter in self.model.parameters()),
+            carried_bytes=tuple(storage.nbytes() for storage in held),
+            training=training,
+        )
+
+    def _watch_optimizers(self) -> None:
+        handle = register_optimizer_step_pre_hook(functools.partial(_note_optimizer, weakref.ref(self)))
+        self._optimizer_hook = weakref.finalize(self, handle.remove)
+
+    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step; if it is this model's, the next forward plans for it."""
+        if self.idle or (self._optimizer is not None and self._optimizer() is optimizer):
+            return
+        mine = {id(parameter) for parameter in self.model.parameters()}
+        if any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
+            self._optimizer = weakref.ref(optimizer)
+
+    # ---- planning --------------------------------------------------------------------------------
+
+    def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> None:
+        """Plans and attaches for one batch. On any error the model keeps what it had."""
+        signature = signature_of(self.model, args, kwargs, facts)
+        planned = self._known.get(signature)
+        if planned is None:
+            with self.bare():
+                planned = make_plan(self.model, self.config, args, kwargs, facts)
+            if not planned.plan.fits and self.config.strict_budget:
+                raise BudgetError(planned.plan.budget_bytes, planned.plan.smallest_peak_bytes, planned.plan.advice)
+        before = list(self._attached)
+        self._undo()
+        try:
+            self._attach(planned)
+        except BaseException:
+            self._undo()
+            for attachment in before:
+                attachment.attach()
+                self._attached.append(attachment)
+            raise
+        replaced = self.planned
+        self.planned = self._known[signature] = planned
+        self._signature = signature
+        plan_log.announce(self, replaced, facts)
+        if self.config.verify_correctness and replaced is None:
+            plan_log.announce_verification(self, args, kwargs, facts)
+
+    def _attach(self, planned: Planned) -> None:
+        modules = dict(planned.trace.modules)
+        parts: list[Attachment] = [CacheSwitch(self.model)] if planned.cache_off else []
+        for choice in planned.plan.active:
+            buffers = planned.trace.written_buffers.get(choice.module, [])
+            python_random = planned.trace.python_random
+            parts.append(CheckpointAttachment(modules[choice.module], choice.module, buffers, python_random))
+        for part in parts:
+            part.attach()
+            self._attached.append(part)
+
+    # ---- copies ----------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Executor:
+        """A copied model is wrapped as the original is; it plans anew for what the plan does not cover."""
+        twin = Executor.__new__(Executor)
+        memo[id(self)] = twin
+        for name in ("config", "planned", "idle", "_optimizer", "_signature", "_gave_up"):
+            setattr(twin, name, getattr(self, name))
+        twin._known, twin._outputs = {}, []
+        twin.model = copy.deepcopy(self.model, memo)
+        twin._attached = copy.deepcopy(self._attached, memo)
+        twin._own_forward = copy.deepcopy(self._own_forward, memo)
+        twin._watch_optimizers()
+        return twin
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a pickled model is a plain model
+
+
+def _note_optimizer(executor: weakref.ref[Executor], optimizer: torch.optim.Optimizer, *unused: Any) -> None:
+    alive = executor()
+    if alive is not None:
+        alive.note_optimizer(optimizer)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams a running step into the C memory graph.
+
+The recorder stands between PyTorch's objects and graph records. A storage is one graph buffer; it is known
+by the address of its C++ object only while a weak reference says that it is alive, because addresses are
+reused. A saved tensor is one graph save, which lives as long as its placeholder in the autograd graph.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memscale import _core
+from memscale.core import kernels
+
+
+class _StorageRef(weakref.ref):  # type: ignore[type-arg]
+    """Weak reference to a storage that remembers which buffer it is."""
+
+    __slots__ = ("buffer", "key")
+    buffer: int
+    key: int
+
+
+class Slot:
+    """Life of one save: ends when autograd has dropped it and every tensor made from it is gone."""
+
+    __slots__ = ("buffer", "holders", "recorder", "save")
+
+    def __init__(self, recorder: GraphRecorder, buffer: int, save: int) -> None:
+        self.recorder = recorder
+        self.buffer = buffer
+        self.save = save
+        self.holders = 1
+
+    def drop(self) -> None:
+        """One holder less."""
+        self.holders -= 1
+        if self.holders == 0:
+            self.recorder.graph.release(self.save)
+
+
+class GraphRecorder(TorchDispatchMode):
+    """Records operations, storages and saves while it is the active dispatch mode.
+
+    Attributes:
+        graph: the graph being built.
+        paused: while true, operations run but leave no record.
+        learn_inputs: whether an unknown operand is entered as something that was there before.
+        open_modules: graph ids of the modules whose forward is running, outermost first.
+        random_modules: modules inside whose forward random numbers were drawn.
+        writes_inside: (module, buffer) for every buffer that was changed in place inside a module.
+        carried: buffers of the previous step's output, which end when forward returns.
+        output_bytes: storages of the model's output.
+        device_kind: of the parameters; scratch memory is known for "cpu" only.
+        cost_scale: factor on the cost of operations, for phases that are traced on representatives.
+    """
+
+    def __init__(self, graph: _core.Graph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.paused = False
+        self.learn_inputs = True
+        self.random_modules: set[int] = set()
+        self.open_modules: list[int] = []
+        self.writes_inside: set[tuple[int, int]] = set()
+        self.carried: list[int] = []
+        self.output_bytes = 0
+        self.cost_scale = 1.0
+        self.device_kind = "cpu"
+        self._buffers: dict[int, int] = {}  # address of a live storage → graph buffer
+        self._refs: dict[int, _StorageRef] = {}
+        self._slots: dict[int, Slot] = {}  # address of a storage made from a save → its slot
+
+    # ---- storages --------------------------------------------------------------------------------
+
+    def buffer_of(self, tensor: Tensor) -> int | None:
+        """Graph buffer of a tensor's storage, if it has been seen."""
+        return self._buffers.get(tensor.untyped_storage()._cdata)
+
+    def resident(self, tensor: Tensor, category: int) -> int:
+        """Declares that a tensor was there before the step. Returns its buffer."""
+        storage = tensor.untyped_storage()
+        known = self._buffers.get(storage._cdata)
+        if known is not None:
+            return known
+        buffer = self.graph.add_resident(storage.nbytes(), category)
+        self._watch(storage, buffer)
+        return buffer
+
+    def same_as(self, tensor: Tensor, buffer: int) -> None:
+        """Declares that a tensor stands for a known buffer (the real parameter beside its fake)."""
+        self._buffers[tensor.untyped_storage()._cdata] = buffer
+
+    def _watch(self, storage: Any, buffer: int) -> None:
+        key = storage._cdata
+        ref = _StorageRef(storage, self._on_death)
+        ref.buffer = buffer
+        ref.key = key
+        self._buffers[key] = buffer
+        self._refs[key] = ref
+
+    def _on_death(self, ref: Any) -> None:
+        if self._refs.get(ref.key) is ref:
+            del self._refs[ref.key]
+            del self._buffers[ref.key]
+        slot = self._slots.pop(ref.key, None)
+        if slot is not None:
+            slot.drop()
+        else:
+            self.graph.end_buffer(ref.buffer)
+
+    # ---- saves -----------------------------------------------------------------------------------
+
+    def save(self, tensor: Tensor) -> Slot:
+        """Records that autograd saved a tensor."""
+        buffer = self.buffer_of(tensor)
+        if buffer is None:
+            buffer = self.resident(tensor, _core.CATEGORY_INPUT)
+        return Slot(self, buffer, self.graph.add_save(buffer))
+
+    def unpacked_as(self, slot: Slot, storage: Any) -> None:
+        """Declares that a fresh storage stands for what `slot` saved, from now until it dies."""
+        slot.holders += 1
+        self._watch(storage, slot.buffer)
+        self._slots[storage._cdata] = slot
+
+    # ---- operations ------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operation and records it."""
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        info = kernels.facts(func)
+        if info.is_view:
+            return self.execute(func, info, args, kwargs)
+        inputs = self._inputs(args, kwargs)
+        result = self.execute(func, info, args, kwargs)
+        outputs = tensors_of(result)
+        if not outputs and not info.writes:  # a question about a tensor, no work
+            return result
+        # The operation is entered after it ran: what died while it ran was not needed by it any more, and
+        # what it made is counted from its own position on.
+        fresh = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in self._buffers]
+        moved = 0
+        if fresh or info.writes:  # otherwise a view by another name
+            moved = sum(map(kernels.nbytes, inputs)) + sum(map(kernels.nbytes, outputs))
+        scratch = kernels.scratch_bytes(info, args, outputs) if self.device_kind == "cpu" else 0
+        flops = kernels.flops(info, args, kwargs, result)
+        if self.cost_scale != 1.0:
+            moved, flops = int(moved * self.cost_scale), int(flops * self.cost_scale)
+        self.graph.add_op(info.name, flops, moved, scratch, _core.OP_RANDOM if info.random else 0)
+        if info.random:
+            self.random_modules.update(self.open_modules)
+        for tensor in fresh:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._buffers:
+                self._watch(storage, self.graph.add_buffer(storage.nbytes(), _core.CATEGORY_TEMPORARY))
+        for index in info.writes:
+            self._note_write(func, index, args, kwargs)
+        return result
+
+    def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
+        """Runs an operation; a subclass may run it in another way."""
+        return kernels.run(func, info, args, kwargs)
+
+    def _inputs(self, args: Any, kwargs: Any) -> list[Tensor]:
+        inputs = tensors_of(args)
+        if kwargs:
+            inputs += tensors_of(kwargs.values())
+        if self.learn_inputs:
+            for tensor in inputs:
+                if tensor.untyped_storage()._cdata not in self._buffers:
+                    self.resident(tensor, _core.CATEGORY_INPUT)
+        return inputs
+
+    def _note_write(self, func: Any, index: int, args: Any, kwargs: Any) -> None:
+        value = args[index] if index < len(args) else kwargs.get(func._schema.arguments[index].name)
+        for tensor in tensors_of((value,)):
+            buffer = self.buffer_of(tensor)
+            if buffer is not None:
+                self.graph.add_write(buffer)
+                self.writes_inside.update((module, buffer) for module in self.open_modules)
+
+
+def tensors_of(values: Iterable[Any] | Tensor) -> list[Tensor]:
+    """Tensors in a value, or one or two levels down in its tuples and lists."""
+    if isinstance(values, Tensor):
+        return [values]
+    if not isinstance(values, Iterable) or isinstance(values, (str, dict)):
+        return []
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, Tensor))
+    return found
+
+
+def metadata_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int], torch.dtype, torch.device, int, int]:
+    """Shape, strides, dtype, device, storage offset (elements) and storage size (bytes)."""
+    return (
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        int(tensor.storage_offset()),
+        tensor.untyped_storage().nbytes(),
+    )

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the training step will run on: `detect` says it in integers, `budget_bytes` says how much may be used.
+
+The device is a CUDA card or, without one, the host's own memory. The rates are constants of the device, not
+measurements (see `hardware_rates`): the same machine gives the same plan on every run. Only `free_bytes`,
+`host_available_bytes` and `process_bytes` are of the moment; nothing in a plan may depend on them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from memscale.core import hardware_host as host
+from memscale.core.hardware_rates import Rates, cpu_rates, gpu_rates
+from memscale.core.units import format_bytes
+from memscale.errors import MemScaleError
+
+if TYPE_CHECKING:
+    import torch
+
+    from memscale.core.config import Config
+
+__all__ = ["Budget", "Hardware", "budget_bytes", "detect"]
+
+# Fixed cost of one eager operation and of one checkpointed call, as in the core's defaults; on CUDA a
+# checkpoint also saves and restores the device's random state.
+_LAUNCH_NS: Final = 5_000
+_CPU_RECOMPUTE_NS: Final = 60_000
+_CUDA_RECOMPUTE_NS: Final = 100_000
+
+# What a process holds on a card before its first tensor. Seen with an A100: 0.47 GiB when kernels are loaded
+# as they are needed (the default since CUDA 12.2), 0.92 GiB when all are loaded at the start.
+_LAZY_CONTEXT_BYTES: Final = 512 << 20
+_EAGER_CONTEXT_BYTES: Final = 1 << 30
+
+_BF16_CPU_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+_FP16_CPU_FLAGS: Final = frozenset({"avx512_fp16", "amx_fp16", "asimdhp"})
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Facts about one device and its host. All plain values, so that it can be written down and compared.
+
+    Args:
+        device_kind: "cuda" or "cpu".
+        device_index: Ordinal of the card; 0 for the host.
+        name: Name of the card, or a description of the host.
+        total_bytes: Memory of the device; on a CPU the host's, within the limits of its control group.
+        free_bytes: What of it is free at the moment.
+        compute_capability: Major and minor, None on a CPU.
+        supports_bf16: Whether BF16 is computed by the hardware.
+        supports_fp16: Whether FP16 is.
+        host_total_bytes: Host memory within the limits of the control group; 0 if unknown.
+        host_available_bytes: What of it can be had at the moment.
+        pinned_limit_bytes: `ulimit -l`; None: unlimited or unknown.
+        is_wsl: Linux under Windows.
+        cpu_threads: Threads that PyTorch computes with.
+        link_bytes_per_us: Copies between device and host, one direction.
+        flops_per_us: FP32 operations as PyTorch is set at the moment (with TF32 if that is allowed).
+        half_flops_per_us: BF16 or FP16 operations.
+        moved_bytes_per_us: Memory bandwidth of the device, read plus write.
+        launch_ns: Fixed cost of one operation.
+        recompute_ns: Fixed cost of one checkpointed call.
+        context_bytes: What the process takes from the card outside the allocator; 0 on a CPU, where the
+            interpreter's memory cannot be told from the tensors'.
+        process_bytes: Resident memory of this process at the moment, tensors included.
+    """
+
+    device_kind: str
+    device_index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+    compute_capability: tuple[int, int] | None
+    supports_bf16: bool
+    supports_fp16: bool
+    host_total_bytes: int
+    host_available_bytes: int
+    pinned_limit_bytes: int | None
+    is_wsl: bool
+    cpu_threads: int
+    link_bytes_per_us: int
+    flops_per_us: int
+    half_flops_per_us: int
+    moved_bytes_per_us: int
+    launch_ns: int
+    recompute_ns: int
+    context_bytes: int
+    process_bytes: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many bytes a plan may use, and where that number comes from, in words."""
+
+    bytes: int
+    source: str
+
+
+def detect(device: torch.device) -> Hardware:
+    """Describes a device and its host.
+
+    CUDA is initialised only if `device` is a CUDA device.
+
+    Args:
+        device: A "cpu" or "cuda" device; a CUDA device without an index means the current one.
+
+    Raises:
+        MemScaleError: Another kind of device, or a CUDA device that is not there.
+
+    Example:
+        >>> import torch
+        >>> detect(torch.device("cpu")).device_kind
+        'cpu'
+    """
+    if device.type == "cpu":
+        return _detect_cpu()
+    if device.type == "cuda":
+        return _detect_cuda(device.index)
+    raise MemScaleError(f"cannot plan for device {str(device)!r}: MemScale knows cpu and cuda")
+
+
+def budget_bytes(config: Config, hardware: Hardware) -> Budget:
+    """The budget: `memory_budget` if there is one, else `target_gpu_utilization` of the device's memory.
+
+    On a card an absolute budget is capped at the card's memory. On a CPU it is not, so that a plan can be
+    made on a small machine for a larger one.
+
+    Raises:
+        MemScaleError: No `memory_budget` and the system does not say how much memory there is.
+    """
+    asked = config.memory_budget_bytes
+    if asked is not None:
+        source = f"memory_budget={config.memory_budget!r}"
+        if hardware.device_kind == "cuda" and asked > hardware.total_bytes:
+            there_are = format_bytes(hardware.total_bytes)
+            return Budget(hardware.total_bytes, f"{source}, capped at the {there_are} there are")
+        return Budget(asked, source)
+    if hardware.total_bytes <= 0:
+        raise MemScaleError(f"cannot tell the memory of {hardware.name}: give memory_budget, such as '8GiB'")
+    # In millionths, so that the budget is an exact function of what was written.
+    share_ppm = max(1, round(config.target_gpu_utilization * 1_000_000))
+    source = f"{share_ppm / 10_000:g} % of {format_bytes(hardware.total_bytes)}"
+    return Budget(max(1, hardware.total_bytes * share_ppm // 1_000_000), source)
+
+
+def _detect_cpu() -> Hardware:
+    import torch
+
+    memory = host.host_memory()
+    threads = torch.get_num_threads()
+    rates = cpu_rates(threads)
+    flags = host.cpu_flags()
+    return Hardware(
+        device_kind="cpu",
+        device_index=0,
+        name=f"CPU host, {threads} thread{'s' if threads != 1 else ''}",
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.available_bytes,
+        compute_capability=None,
+        supports_bf16=not flags.isdisjoint(_BF16_CPU_FLAGS),
+        supports_fp16=not flags.isdisjoint(_FP16_CPU_FLAGS),
+        host_total_bytes=memory.total_bytes,
+        host_available_bytes=memory.available_bytes,
+        pinned_limit_bytes=host.pinned_limit_bytes(),
+        is_wsl=host.is_wsl(),
+        cpu_threads=threads,
+        link_bytes_per_us=rates.link_bytes_per_us,
+        flops_per_us=rates.flops_per_us,
+        half_flops_per_us=rates.half_flops_per_us,
+        moved_bytes_per_us=rates.moved_bytes_per_us,
+        launch_ns=_LAUNCH_NS,
+        recompute_ns=_CPU_RECOMPUTE_NS,
+        context_bytes=0,
+        process_bytes=host.process_bytes(),
+    )
+
+
+def _detect_cuda(wanted: int | None) -> Hardware:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MemScaleError("cannot plan for a CUDA device: torch.cuda.is_available() is False")
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if wanted is None else wanted
+    if not 0 <= index < count:
+        raise MemScaleError(f"cannot plan for device 'cuda:{index}': PyTorch sees {count} CUDA device(s)")
+    name = torch.cuda.get_device_name(index)
+    capability = torch.cuda.get_device_capability(index)
+    free, total = torch.cuda.mem_get_info(index)
+    memory = host.host_memory()
+    rates = gpu_rates(name, capability)
+    return Hardware(
+        device_kind="cuda",
+        device_index=index,
+        name=name,
+        total_bytes=total,
+        free_bytes=free,
+        compute_capability=capability,
+        supports_bf16=capability >= (8, 0),
+        supports_fp16=capability >= (7, 0),
+        host_total_bytes=memory.total_bytes,
+        host_available_bytes=memory.available_bytes,
+        pinned_limit_bytes=host.pinned_limit_bytes(),
+        is_wsl=host.is_wsl(),
+        cpu_threads=torch.get_num_threads(),
+        link_bytes_per_us=rates.link_bytes_per_us,
+        flops_per_us=_fp32_rate(rates),
+        half_flops_per_us=rates.half_flops_per_us,
+        moved_bytes_per_us=rates.moved_bytes_per_us,
+        launch_ns=_LAUNCH_NS,
+        recompute_ns=_CUDA_RECOMPUTE_NS,
+        context_bytes=_cuda_context_bytes(),
+        process_bytes=host.process_bytes(),
+    )
+
+
+def _fp32_rate(rates: Rates) -> int:
+    """The FP32 rate under PyTorch's present setting for TF32."""
+    import torch
+
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # PyTorch refuses to answer once its old and new settings have been mixed
+        precision = "highest"
+    return rates.flops_per_us if precision == "highest" else rates.tf32_flops_per_us
+
+
+def _cuda_context_bytes() -> int:
+    """What the CUDA context takes, by the way its kernels are loaded."""
+    eager = os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
+    return _EAGER_CONTEXT_BYTES if eager else _LAZY_CONTEXT_BYTES

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the loss of a training step in a model's output.
+
+Models from transformers return their loss. Other models leave the loss to the training loop, which a
+profile cannot see. Then the profile assumes the loss that takes the most memory among the usual ones:
+cross-entropy over the last dimension of every floating-point output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+
+def own_loss(output: Any) -> Tensor | None:
+    """The loss that a model computed itself: `.loss`, `["loss"]`, or a scalar output."""
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, Tensor):
+        loss = output
+    if loss is None and isinstance(output, (tuple, list)) and output:
+        loss = output[0]
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss.reshape(()) if loss.dim() else loss
+    return None
+
+
+def loss_of(output: Any) -> Tensor | None:
+    """A scalar to run backward from, or None when nothing in the output requires a gradient."""
+    loss = own_loss(output)
+    if loss is not None:
+        return loss
+    parts = [_assumed(leaf) for leaf in _differentiable(output)]
+    if not parts:
+        return None
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _differentiable(output: Any) -> list[Tensor]:
+    leaves = tree_leaves(output)
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return [leaf for leaf in found if leaf.is_floating_point() and leaf.numel() > 0]
+
+
+def _assumed(output: Tensor) -> Tensor:
+    if output.dim() < 2:
+        return output.float().sum()
+    rows = output.reshape(-1, output.shape[-1]).float()
+    return F.cross_entropy(rows, rows.new_zeros(rows.shape[0], dtype=torch.long))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles a training step: static where the model allows it, empirical where it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memscale.core.tracer import StepFacts, Trace
+from memscale.errors import ProfileError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from memscale.core.config import EffectiveConfig
+
+
+def normalize_sample(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as the arguments of a forward.
+
+    Args:
+        sample: a tensor, a tuple or list of arguments, a dict of keyword arguments, or a callable without
+            arguments that returns one of these.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if callable(sample) and not isinstance(sample, torch.Tensor):
+        sample = sample()
+    if isinstance(sample, torch.Tensor):
+        return (sample,), {}
+    if isinstance(sample, (tuple, list)):
+        return tuple(sample), {}
+    if hasattr(sample, "keys") and hasattr(sample, "__getitem__"):  # dict, BatchEncoding
+        return (), {str(key): sample[key] for key in sample.keys()}
+    raise TypeError(
+        f"sample_input is a {type(sample).__name__}; allowed: a tensor, a tuple of arguments, a dict of keyword "
+        "arguments, or a callable that returns one of these"
+    )
+
+
+class MemoryProfiler:
+    """Makes the memory graph of a model's training step.
+
+    Args:
+        config: decides which ways may be taken, and the number of warm-up steps.
+    """
+
+    def __init__(self, config: EffectiveConfig) -> None:
+        self.config = config
+
+    def profile(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts) -> Trace:
+        """Traces one step.
+
+        Args:
+            model: the model, real; it is left as it was.
+            args: positional part of one training batch.
+            kwargs: keyword part.
+            step: what else decides the step.
+
+        Raises:
+            ProfileError: both ways are switched off.
+            Exception: the model rejects the batch: its own error, with a note on what was tried.
+        """
+        tried: Exception | None = None
+        if self.config.use_static_profiling:
+            from memscale.core.trace_static import trace_static
+
+            try:
+                return trace_static(model, args, kwargs, step)
+            except Exception as error:
+                tried = error
+        if not self.config.use_empirical_fallback:
+            if tried is None:
+                raise ProfileError("use_static_profiling and use_empirical_fallback are both False: nothing to plan from")
+            raise tried
+        from memscale.core.trace_empirical import trace_empirical
+
+        try:
+            trace = trace_empirical(model, args, kwargs, step, self.config.warmup_steps)
+        except Exception as error:
+            _explain(error, args, kwargs)
+            raise
+        if tried is not None:
+            trace.notes.append(f"traced by a real step: on fake tensors the model raised {_short(tried)}")
+        return trace
+
+
+def _short(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
+
+
+def _explain(error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Adds what was tried to the model's own error."""
+    shapes = [_describe(value) for value in args] + [f"{key}={_describe(value)}" for key, value in kwargs.items()]
+    note = f"memscale: the model raised this in a profiling step called with ({', '.join(shapes)})"
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args and isinstance(error.args[0], str):  # Python 3.10
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__

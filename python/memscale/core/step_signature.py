@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan was made for, and whether it still covers what is about to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from memscale.core.tracer import StepFacts
+
+
+@dataclass(frozen=True)
+class StepSignature:
+    """Everything seen from outside that decides a step's memory.
+
+    Attributes:
+        shapes: shape and dtype of every tensor argument, in order.
+        structure: how the arguments nest, and the values of flags and numbers among them.
+        autocast: (dtype, enabled) per device kind.
+        modes: training flag of every module and `requires_grad` of every parameter, as two integers.
+        grads_present: gradients exist before forward.
+        carried: sizes of storages of the previous output that are still referenced, largest first.
+        optimizer: what is known of the optimizer; equal means the same memory.
+    """
+
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    structure: str
+    autocast: tuple[Any, ...]
+    modes: tuple[int, int]
+    grads_present: bool
+    carried: tuple[int, ...] = field(default=())
+    optimizer: str = ""
+
+    def covers(self, other: StepSignature) -> bool:
+        """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
+        same = (self.structure, self.autocast, self.modes, self.optimizer)
+        if same != (other.structure, other.autocast, other.modes, other.optimizer):
+            return False
+        if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
+            return False
+        if sum(other.carried) > sum(self.carried):
+            return False
+        return all(_shape_covers(mine, theirs) for mine, theirs in zip(self.shapes, other.shapes, strict=True))
+
+
+def _shape_covers(mine: tuple[tuple[int, ...], Any], theirs: tuple[tuple[int, ...], Any]) -> bool:
+    (shape, dtype), (other, other_dtype) = mine, theirs
+    return dtype == other_dtype and len(shape) == len(other) and all(a >= b for a, b in zip(shape, other, strict=True))
+
+
+def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> StepSignature:
+    """Reads the signature of a step that is about to run."""
+    leaves, spec = tree_flatten((args, kwargs))
+    shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
+    plain = [leaf if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__ for leaf in leaves]
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    autocast = tuple(
+        (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None) for kind in kinds
+    )
+    training = [module.training if step.training is None else step.training for module in model.modules()]
+    trainable = [parameter.requires_grad for parameter in model.parameters()]
+    return StepSignature(
+        shapes=shapes,
+        structure=f"{plain}{spec}",
+        autocast=autocast,
+        modes=(_bits(training), _bits(trainable)),
+        grads_present=step.grads_present,
+        carried=tuple(sorted(step.carried_bytes, reverse=True)),
+        optimizer=optimizer_memory(step.optimizer),
+    )
+
+
+def _bits(flags: list[bool]) -> int:
+    number = 1
+    for flag in flags:
+        number = number << 1 | flag
+    return number
+
+
+def optimizer_memory(optimizer: torch.optim.Optimizer | None) -> str:
+    """What of an optimizer decides memory. An AdamW with default switches is what is assumed without one."""
+    if optimizer is None:
+        return "AdamW"
+    switches = sorted(
+        {
+            f"{name}={group[name]}"
+            for group in optimizer.param_groups
+            for name in ("amsgrad", "foreach", "fused", "momentum", "centered", "capturable")
+            if group.get(name)
+        }
+    )
+    name = type(optimizer).__name__
+    covered = sum(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
+    same_as_assumed = name in ("Adam", "AdamW") and not switches
+    return "AdamW" if same_as_assumed else f"{name} {switches} {covered}"
+
+
+def output_storages(output: Any) -> list[Any]:
+    """Storages of a model's output, each once."""
+    storages = {}
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            storage = leaf.untyped_storage()
+            storages[storage._cdata] = storage
+    return list(storages.values())

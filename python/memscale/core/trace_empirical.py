@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The empirical trace: a real step on the real batch, recorded and thrown away.
+
+For models whose control flow depends on computed values, which fakes do not have. Repeated blocks run
+checkpointed meanwhile, so that the step fits where the plain one would not; the checkpoint reports what the
+plain step would have saved, and the second runs are left out of the record. Gradients are computed without
+touching `.grad`, so that hooks which act on gradients stay silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memscale import _core
+from memscale.core import model_state, tracer
+from memscale.core.fake_optimizer import FakeOptimizer
+from memscale.core.graph_builder import GraphRecorder, Slot
+from memscale.errors import AttachError
+from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
+
+
+class _HeldTensor:
+    """What stands in the autograd graph for a tensor saved outside checkpointed blocks: the tensor itself."""
+
+    __slots__ = ("slot", "tensor")
+
+    def __init__(self, slot: Slot, tensor: Tensor) -> None:
+        self.slot = slot
+        self.tensor = tensor.detach()
+
+    def __del__(self) -> None:
+        self.slot.drop()
+
+
+class _RealSaves:
+    """Pack and unpack outside checkpointed blocks, and the observer inside them."""
+
+    def __init__(self, recorder: GraphRecorder) -> None:
+        self.recorder = recorder
+
+    def pack(self, tensor: Tensor) -> object:
+        if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+            return tensor
+        return _HeldTensor(self.recorder.save(tensor), tensor)
+
+    def unpack(self, packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        self.recorder.graph.unpack(packed.slot.save)
+        tensor: Tensor = packed.tensor
+        return tensor
+
+    def on_pack(self, tensor: Tensor) -> object:
+        """See `checkpointing.SaveObserver`."""
+        return self.recorder.save(tensor)
+
+    def on_unpack(self, save: Any) -> None:
+        """See `checkpointing.SaveObserver`."""
+        self.recorder.graph.unpack(save.save)
+
+    def on_release(self, save: Any) -> None:
+        """See `checkpointing.SaveObserver`."""
+        save.drop()
+
+    def recomputing(self, begins: bool) -> None:
+        """See `checkpointing.SaveObserver`."""
+        self.recorder.paused = begins
+
+
+def repeated_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The outermost modules that have a sibling of equal structure, parameters and children."""
+    structure = model_state.structure_of(model)
+    blocks: list[tuple[str, nn.Module]] = []
+    pending = [("", model)]
+    while pending:
+        path, module = pending.pop()
+        children = [(f"{path}.{name}".lstrip("."), child) for name, child in module.named_children()]
+        counts: dict[int, int] = {}
+        for _, child in children:
+            counts[structure[child]] = counts.get(structure[child], 0) + 1
+        for child_path, child in children:
+            is_block = counts[structure[child]] > 1 and any(True for _ in child.children())
+            if is_block and any(True for _ in child.parameters()):
+                blocks.append((child_path, child))
+            else:
+                pending.append((child_path, child))
+    return sorted(blocks, key=lambda block: block[0])
+
+
+@contextmanager
+def _blocks_checkpointed(model: nn.Module) -> Iterator[None]:
+    attached: list[CheckpointAttachment] = []
+    try:
+        for path, block in repeated_blocks(model):
+            owners = [(owner, name) for owner in block.modules() for name in owner._buffers]
+            attachment = CheckpointAttachment(block, path, owners, python_random=True)
+            try:
+                attachment.attach()
+            except AttachError:
+                continue
+            attached.append(attachment)
+        yield
+    finally:
+        for attachment in reversed(attached):
+            attachment.undo()
+
+
+@contextmanager
+def buffer_contents(model: nn.Module) -> Iterator[None]:
+    """Puts the contents of every buffer back at the end of the block."""
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.data.copy_(value)  # through .data: no new version for graphs that already hold the buffer
+
+
+def trace_empirical(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts, passes: int
+) -> tracer.Trace:
+    """Traces a step by running it.
+
+    Args:
+        model: any module, on its device. Left as it was.
+        args: positional part of one training batch.
+        kwargs: keyword part.
+        step: what else decides the step.
+        passes: how often the step is run; the last run counts, after one-time caches have been filled.
+
+    Raises:
+        Exception: whatever the model raises on this batch.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(tracer.training_flags(model, step.training))
+        stack.enter_context(buffer_contents(model))
+        stack.enter_context(_blocks_checkpointed(model))
+        for _ in range(passes - 1):
+            with model_state.preserved(model):
+                _warm_up(model, args, kwargs)
+        return _record(model, args, kwargs, step)
+
+
+def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    loss = tracer.loss_of(model(*args, **kwargs))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if loss is not None and parameters:
+        torch.autograd.grad(loss, parameters, allow_unused=True)
+
+
+def _record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts) -> tracer.Trace:
+    recorder = GraphRecorder(_core.Graph())
+    calls = tracer.CallRecorder(model, recorder)
+    saves = _RealSaves(recorder)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def backward(loss: Tensor) -> list[Tensor | None]:
+        return list(torch.autograd.grad(loss, trainable, allow_unused=True)) if trainable else []
+
+    with model_state.preserved(model) as changes, tracer.no_collection():
+        calls.declare_residents((args, kwargs), step)
+        for parameter in trainable if step.grads_present else []:
+            recorder.graph.add_resident(parameter.numel() * parameter.element_size(), _core.CATEGORY_GRADIENT)
+        with observed_by(saves), calls.attached(), recorder:
+            gradients = tracer.run_step(recorder, model, (args, kwargs), (saves.pack, saves.unpack), backward)
+        notes = _optimizer_phase(recorder, trainable, gradients, step)
+        del gradients
+        recorder.paused = True
+    trace = tracer.finish(recorder, calls, changes, "empirical")
+    trace.notes += notes
+    return trace
+
+
+def _optimizer_phase(
+    recorder: GraphRecorder, trainable: list[nn.Parameter], gradients: list[Tensor | None], step: tracer.StepFacts
+) -> list[str]:
+    """Records the optimizer step on fakes: a real one would change the weights."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, recorder:
+        fakes: dict[int, nn.Parameter] = {}
+        for parameter in trainable:
+            fakes[id(parameter)] = fake = nn.Parameter(mode.from_tensor(parameter.detach()))
+            known = recorder.buffer_of(parameter)
+            if known is not None:
+                recorder.same_as(fake, known)
+        optimizer = FakeOptimizer(recorder, list(fakes.values()), step, lambda real: fakes.get(id(real)))
+        for parameter, gradient in zip(trainable, gradients, strict=False):
+            if gradient is not None:
+                fake = fakes[id(parameter)]
+                fake.grad = mode.from_tensor(gradient)
+                known = recorder.buffer_of(gradient)
+                if known is not None:
+                    recorder.same_as(fake.grad, known)
+        optimizer.step()
+    return optimizer.notes

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The static trace: a whole step on fake tensors.
+
+Every tensor has a shape and no data, so nothing is computed or allocated, and a model larger than the machine
+can be traced. What autograd saves is replaced by a placeholder, so that the storage's natural end shows; when
+backward asks for it, a fresh fake stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
+
+from memscale import _core
+from memscale.core import kernels, model_state, tracer
+from memscale.core.fake_optimizer import FakeOptimizer
+from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
+
+
+_REAL_ELEMENTS = 1 << 24
+"""Integer tensors up to this size are computed for real."""
+
+
+def _may_be_real(tensor: Tensor) -> bool:
+    exact = not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.numel() <= (_REAL_ELEMENTS if exact else 1)
+
+
+class _StaticRecorder(GraphRecorder):
+    """Computes what is made of integers alone, fakes the rest.
+
+    Token ids, positions, masks and lengths decide which way a model's code goes ("is anything padded?"), and
+    they cost next to nothing. With their real values the trace takes the way that training takes, where a
+    purely fake trace would guess or fail.
+    """
+
+    def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
+        """Runs an operation for real if all it works on is real and small, on fakes otherwise."""
+        operands = tensors_of(args) + tensors_of(kwargs.values())
+        if any(isinstance(tensor, FakeTensor) or not _may_be_real(tensor) for tensor in operands):
+            return kernels.run(func, info, args, kwargs)
+        if not operands:
+            made = func(*args, **kwargs)
+            if not all(map(_may_be_real, tensors_of(made))):
+                return made
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+
+class _RealPlaceholder:
+    """What stands in the autograd graph for a saved tensor that is real: the tensor itself."""
+
+    __slots__ = ("slot", "tensor")
+
+    def __init__(self, slot: Slot, tensor: Tensor) -> None:
+        self.slot = slot
+        self.tensor = tensor.detach()
+
+    def __del__(self) -> None:
+        self.slot.drop()
+
+
+class _FakePlaceholder:
+    """What stands in the autograd graph for a saved fake tensor."""
+
+    __slots__ = ("metadata", "slot")
+
+    def __init__(self, slot: Slot, tensor: Tensor) -> None:
+        self.slot = slot
+        self.metadata = metadata_of(tensor)
+
+    def __del__(self) -> None:
+        self.slot.drop()
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+class _FakeSaves:
+    """Pack and unpack for the static trace."""
+
+    def __init__(self, recorder: GraphRecorder) -> None:
+        self.recorder = recorder
+
+    def pack(self, tensor: Tensor) -> object:
+        if _is_parameter(tensor):
+            return tensor
+        slot = self.recorder.save(tensor)
+        return _FakePlaceholder(slot, tensor) if isinstance(tensor, FakeTensor) else _RealPlaceholder(slot, tensor)
+
+    def unpack(self, packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        recorder, slot = self.recorder, packed.slot
+        recorder.graph.unpack(slot.save)
+        if isinstance(packed, _RealPlaceholder):
+            return packed.tensor
+        shape, stride, dtype, device, offset, size = packed.metadata
+        paused, recorder.paused = recorder.paused, True
+        try:
+            base = torch.empty(size // dtype.itemsize, dtype=dtype, device=device)
+            recorder.unpacked_as(slot, base.untyped_storage())
+            return base.as_strided(shape, stride, offset)
+        finally:
+            recorder.paused = paused
+
+
+class _FakeModel:
+    """The model's parameters and buffers exchanged for fakes, in place, for the time of a trace."""
+
+    def __init__(self, model: nn.Module, mode: Any) -> None:
+        self.model = model
+        self.mode = mode
+        self.fakes: dict[int, Tensor] = {}  # id of the real tensor → fake
+        self.reals: dict[int, Tensor] = {}
+
+    def fake(self, tensor: Tensor) -> Tensor:
+        known = self.fakes.get(id(tensor))
+        if known is not None:
+            return known
+        made = self.mode.from_tensor(tensor.detach())
+        if isinstance(tensor, nn.Parameter):
+            made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad:
+            made.requires_grad_()
+        self.fakes[id(tensor)] = made
+        self.reals[id(tensor)] = tensor
+        return made
+
+    def fake_large(self, tensor: Tensor) -> Tensor:
+        """The fake of a batch tensor; small integer tensors stay real."""
+        return tensor if _may_be_real(tensor) else self.fake(tensor)
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """The fake of a real tensor, or None for one that the model does not hold."""
+        return self.fakes.get(id(tensor))
+
+    def declare_reals(self, recorder: GraphRecorder) -> None:
+        """Makes the recorder take a real tensor, where one slips through, for its fake."""
+        for key, fake in self.fakes.items():
+            buffer = recorder.buffer_of(fake)
+            if buffer is not None:
+                recorder.same_as(self.reals[key], buffer)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Runs the block with fakes in every registry, and in lists of parameters such as an LSTM keeps."""
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for module in self.model.modules():
+                for registry in (module._parameters, module._buffers):
+                    for name, value in registry.items():
+                        if value is not None:
+                            undo.append((registry, name, value))  # type: ignore[arg-type]
+                            registry[name] = self.fake(value)
+            for module in self.model.modules():
+                for name, value in list(module.__dict__.items()):
+                    swapped = self._swap_plain(value)
+                    if swapped is not value:
+                        undo.append((module.__dict__, name, value))
+                        module.__dict__[name] = swapped
+            yield
+        finally:
+            for place, name, value in reversed(undo):
+                place[name] = value
+
+    def _swap_plain(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.fake(value)
+        if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
+            return type(value)(self.fake(item) if isinstance(item, Tensor) else item for item in value)
+        return value
+
+
+def trace_static(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts) -> tracer.Trace:
+    """Traces a step on fake tensors.
+
+    Args:
+        model: any module, on any device. Left as it was.
+        args: positional part of one training batch, as the model's forward takes it.
+        kwargs: keyword part.
+        step: what else decides the step.
+
+    Raises:
+        Exception: whatever the model's code raises on fakes; control flow that depends on data does.
+    """
+    recorder = _StaticRecorder(_core.Graph())
+    calls = tracer.CallRecorder(model, recorder)
+    fakes = _FakeModel(model, FakeTensorMode(allow_non_fake_inputs=True))
+    with model_state.preserved(model) as changes, tracer.no_collection(), ExitStack() as stack:
+        stack.enter_context(tracer.training_flags(model, step.training))
+        stack.enter_context(fakes.swapped())
+        batch = tree_map_only(Tensor, fakes.fake_large, (args, kwargs))
+        stack.enter_context(fakes.mode)
+        stack.enter_context(recorder)
+        parameters = list(model.parameters())
+        calls.declare_residents(batch, step)
+        fakes.declare_reals(recorder)
+        optimizer = FakeOptimizer(recorder, parameters, step, fakes.of)
+        if step.grads_present:
+            tracer.make_gradients(recorder, parameters)
+        saves = _FakeSaves(recorder)
+
+        def backward(loss: Tensor) -> list[Tensor | None]:
+            loss.backward()
+            return [parameter.grad for parameter in parameters]
+
+        with calls.attached():
+            tracer.run_step(recorder, model, batch, (saves.pack, saves.unpack), backward)
+        optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+        del batch
+        recorder.paused = True
+    trace = tracer.finish(recorder, calls, changes, "static")
+    trace.notes += optimizer.notes
+    return trace

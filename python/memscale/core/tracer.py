@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both ways of tracing a step share: module calls, the order of a step, the finished trace.
+
+`trace_static` runs the step on fake tensors, `trace_empirical` runs it for real and throws it away. Both go
+through `run_step` here, so that a graph does not depend on how it was made.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from memscale import _core
+from memscale.core import model_state
+from memscale.core.graph_builder import GraphRecorder
+from memscale.core.loss import loss_of
+
+_PLAIN_ARGUMENTS = (
+    Tensor, type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.Size,
+    torch.layout, torch.memory_format, torch.Generator, nn.Module, type, FunctionType, MethodType, BuiltinFunctionType,
+)  # fmt: skip
+"""Arguments that a second run of a forward can be given again. Anything else may have been changed by the first."""
+
+_RNG_STATE_BYTES = 5056
+"""Size of the CPU generator's state, which a checkpoint of a module with random operations keeps."""
+
+
+@dataclass
+class StepFacts:
+    """What decides a step's memory beside model and batch.
+
+    Attributes:
+        optimizer: the optimizer in use, or None: AdamW is assumed.
+        grads_present: gradients exist before forward (accumulation, or `zero_grad(set_to_none=False)`).
+        carried_bytes: storages of the previous step's output that are still referenced.
+        training: None leaves every module's flag; otherwise `train(training)` for the trace.
+    """
+
+    optimizer: torch.optim.Optimizer | None = None
+    grads_present: bool = False
+    carried_bytes: tuple[int, ...] = ()
+    training: bool | None = None
+
+
+@dataclass
+class Trace:
+    """A finished graph and what Python knows beside it.
+
+    Attributes:
+        graph: the plain step.
+        modules: graph module id → (path, module).
+        written_buffers: path → buffers in and below that module that its forward changes.
+        python_random: the forward draws from Python's or NumPy's generator.
+        changes: Python attributes that the forward changes.
+        method: "static" or "empirical".
+        output_bytes: storages of the model's output, which the trace assumes to live until backward is over.
+        notes: remarks for the log, such as why the static trace was not possible.
+    """
+
+    graph: _core.Graph
+    modules: list[tuple[str, nn.Module]]
+    written_buffers: dict[str, list[tuple[nn.Module, str]]]
+    python_random: bool
+    changes: model_state.Changes
+    method: str
+    output_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class CallRecorder:
+    """Records calls of every module's forward, at the very place where a technique would attach."""
+
+    def __init__(self, model: nn.Module, recorder: GraphRecorder) -> None:
+        self.model = model
+        self.recorder = recorder
+        self.modules: list[tuple[str, nn.Module]] = []
+        self.buffer_owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
+
+    def declare_residents(self, batch: Any, step: StepFacts) -> None:
+        """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
+        recorder = self.recorder
+        for parameter in self.model.parameters():
+            recorder.resident(parameter, _core.CATEGORY_PARAMETER)
+            recorder.device_kind = parameter.device.type
+        for path, module in self.model.named_modules():
+            for name, value in module._buffers.items():
+                if value is not None:
+                    buffer = recorder.resident(value, _core.CATEGORY_BUFFER)
+                    self.buffer_owners.setdefault(buffer, []).append((path, module, name))
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor):
+                recorder.resident(leaf, _core.CATEGORY_INPUT)
+        for size in step.carried_bytes:
+            recorder.carried.append(recorder.graph.add_resident(size, _core.CATEGORY_ACTIVATION))
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Records calls inside the block."""
+        structure = model_state.structure_of(self.model)
+        known: dict[str, int] = {}
+        undo: list[Callable[[], None]] = []
+        try:
+            for path, module in self.model.named_modules():
+                parent = model_state.parent_path(path, known)
+                flags = _core.MODULE_ROOT if module is self.model else 0
+                number = self.recorder.graph.add_module(
+                    path, type(module).__name__, parent, flags, structure.get(module, 0)
+                )
+                known[path] = number
+                self.modules.append((path, module))
+                self._hook(module, number, undo)
+            yield
+        finally:
+            for restore in reversed(undo):
+                restore()
+
+    def _hook(self, module: nn.Module, number: int, undo: list[Callable[[], None]]) -> None:
+        own = module.__dict__.get("forward")
+        try:
+            module.forward = self._recorded(module.forward, number)  # type: ignore[method-assign]
+        except (AttributeError, RuntimeError, TypeError):  # a scripted module refuses
+            self.recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
+            return
+        if own is None:
+            undo.append(lambda: module.__dict__.pop("forward", None))
+        else:
+            undo.append(lambda: module.__dict__.__setitem__("forward", own))
+
+    def _recorded(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if recorder.paused:
+                return forward(*args, **kwargs)
+            call = recorder.graph.begin_call(number)
+            recorder.open_modules.append(number)
+            try:
+                self._note_inputs(call, number, args, kwargs)
+                return forward(*args, **kwargs)
+            finally:
+                recorder.open_modules.pop()
+                recorder.graph.end_call(call)
+
+        return recorded
+
+    def _note_inputs(self, call: int, number: int, args: Any, kwargs: Any) -> None:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                buffer = self.recorder.buffer_of(leaf)
+                if buffer is not None:
+                    self.recorder.graph.add_input(call, buffer)
+            elif not isinstance(leaf, _PLAIN_ARGUMENTS) and not _is_frozen(leaf):
+                self.recorder.graph.mark_module(number, _core.MODULE_NOT_TENSORS)
+
+
+def _is_frozen(value: Any) -> bool:
+    """True for objects that say of themselves that they do not change, and for configurations."""
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return bool(parameters is not None and parameters.frozen) or callable(value) or type(value).__name__.endswith("Config")
+
+
+def make_gradients(recorder: GraphRecorder, parameters: list[nn.Parameter]) -> None:
+    """Gives every trainable parameter a gradient that was there before the step."""
+    recorder.paused = True
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
+            recorder.resident(parameter.grad, _core.CATEGORY_GRADIENT)
+    recorder.paused = False
+
+
+Backward = Callable[[Tensor], list[Tensor | None]]
+"""Runs backward from a loss and returns the gradients of the trainable parameters."""
+
+
+def run_step(
+    recorder: GraphRecorder,
+    model: nn.Module,
+    batch: tuple[tuple[Any, ...], dict[str, Any]],
+    hooks: tuple[Callable[[Tensor], object], Callable[[Any], Tensor]],
+    backward: Backward,
+) -> list[Tensor | None]:
+    """Forward, loss and backward under the recorder. Output and loss live until backward is over."""
+    args, kwargs = batch
+    with torch.enable_grad():
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            output = model(*args, **kwargs)
+            for carried in recorder.carried:
+                recorder.graph.end_buffer(carried)
+            recorder.output_bytes = model_state.storage_bytes(
+                [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            )
+            loss = loss_of(output)
+        recorder.graph.set_phase(_core.PHASE_BACKWARD)
+        recorder.learn_inputs = False
+        gradients = backward(loss) if loss is not None else []
+    for gradient in gradients:
+        buffer = None if gradient is None else recorder.buffer_of(gradient)
+        if buffer is not None:
+            recorder.graph.set_category(buffer, _core.CATEGORY_GRADIENT)
+    recorder.graph.set_phase(_core.PHASE_OPTIMIZER)
+    return gradients
+
+
+def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Changes, method: str) -> Trace:
+    """Marks modules with what only Python knows, and freezes the graph.
+
+    Call it when `changes` is complete, that is after `model_state.preserved` has ended.
+    """
+    graph = recorder.graph
+    written = _written_buffers(recorder, calls)
+    for number, (path, _) in enumerate(calls.modules):
+        state = _RNG_STATE_BYTES if number in recorder.random_modules else 0
+        buffers = written.get(path, [])
+        state += model_state.storage_bytes([owner._buffers[name] for owner, name in buffers])  # type: ignore[misc]
+        flags = _core.MODULE_PYTHON_STATE if path in changes.attributes else 0
+        if flags or state:
+            graph.mark_module(number, flags, state)
+    graph.finish()
+    return Trace(graph, calls.modules, written, changes.python_random, changes, method, recorder.output_bytes)
+
+
+def _written_buffers(recorder: GraphRecorder, calls: CallRecorder) -> dict[str, list[tuple[nn.Module, str]]]:
+    """Per module path, the buffers in and below it that are written while it runs."""
+    written: dict[str, list[tuple[nn.Module, str]]] = {}
+    for number, buffer in sorted(recorder.writes_inside):
+        owners = calls.buffer_owners.get(buffer)
+        if owners is None:
+            continue  # not a module buffer: the core sees the write itself
+        path, _ = calls.modules[number]
+        inside = [(owner, name) for place, owner, name in owners if place == path or not path or place.startswith(path + ".")]
+        if inside:
+            written.setdefault(path, []).extend(inside)
+        else:  # a module that updates somebody else's buffer cannot be run twice on its own
+            recorder.graph.mark_module(number, _core.MODULE_PYTHON_STATE)
+    return written
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Storages must die when their last reference does, not when the collector happens to run."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def training_flags(model: nn.Module, training: bool | None) -> Iterator[None]:
+    """Runs the block with `model.train(training)`, or with the flags as they are."""
+    if training is None:
+        yield
+        return
+    flags = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag

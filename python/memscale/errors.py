@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions of MemScale. All derive from `MemScaleError`.
+
+Running out of device memory is not among them: that stays `torch.OutOfMemoryError`, so that code which
+already catches it goes on working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memscale.core.units import format_bytes
+
+__all__ = [
+    "AttachError",
+    "BudgetError",
+    "ConfigError",
+    "MemScaleError",
+    "PolicyFallbackNeeded",
+    "ProfileError",
+    "RecomputeError",
+    "VerificationError",
+]
+
+
+class MemScaleError(Exception):
+    """Base of every exception that MemScale raises on its own account.
+
+    Raised directly when the core reports a failure that has no narrower class. Catch it to go on without
+    MemScale: whatever was attached has been taken off again by the time it reaches the caller.
+    """
+
+
+class ConfigError(MemScaleError, ValueError):
+    """A `Config` field is unknown, of the wrong type, out of range, or contradicts another field.
+
+    Raised when a `Config` or `AsyncOffloadConfig` is created or read from JSON or YAML. The message names the
+    field, the value and what is allowed: correct that field. It is also a `ValueError`.
+
+    Attributes:
+        field: Name of the offending field, or None when the text as a whole could not be read.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class BudgetError(MemScaleError):
+    """No plan fits the budget, and `Config(strict_budget=True)` asked for an error in that case.
+
+    Raised before anything is attached: the model is as it was. Raise the budget to at least
+    `smallest_peak_bytes`, follow one of the lines of `advice`, or leave `strict_budget` off to train with the
+    smallest plan there is.
+
+    Attributes:
+        budget_bytes: What the peak was not to exceed.
+        smallest_peak_bytes: The lowest peak that any plan reaches.
+        advice: What would make it fit, best first.
+    """
+
+    def __init__(self, budget_bytes: int, smallest_peak_bytes: int, advice: Sequence[str] = ()) -> None:
+        self.budget_bytes = int(budget_bytes)
+        self.smallest_peak_bytes = int(smallest_peak_bytes)
+        self.advice: list[str] = list(advice)
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        missing_bytes = self.smallest_peak_bytes - self.budget_bytes
+        text = (
+            f"no plan fits the budget of {format_bytes(self.budget_bytes)} ({self.budget_bytes} bytes): "
+            f"the smallest peak is {format_bytes(self.smallest_peak_bytes)} "
+            f"({self.smallest_peak_bytes} bytes), {format_bytes(missing_bytes)} too much"
+        )
+        if not self.advice:
+            return f"{text}. Raise memory_budget to at least the smallest peak"
+        return "\n".join([f"{text}. What would help:", *(f"  - {line}" for line in self.advice)])
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[int, int, list[str]]]:
+        # The default would call the class with the message alone; a worker process must be able to send this.
+        return type(self), (self.budget_bytes, self.smallest_peak_bytes, self.advice)
+
+
+class ProfileError(MemScaleError):
+    """The training step could not be traced or recorded, so there is nothing to plan from.
+
+    Raised when the static trace failed and the empirical fallback is switched off, has failed too, or has no
+    batch to run. Give `sample_input`, or leave `use_empirical_fallback` on so that the first real batches are
+    recorded instead.
+    """
+
+
+class AttachError(MemScaleError):
+    """A technique of the plan could not be attached to the model.
+
+    Raised by `wrap` and `optimize` after every technique attached so far has been undone: the model is as it
+    was. The message names the module and the technique; switch that technique off in the `Config`, or take
+    off whatever already changed the module's `forward`.
+    """
+
+
+class PolicyFallbackNeeded(MemScaleError):  # noqa: N818 - the name is part of the contract
+    """The learned policy cannot decide, and the rules must.
+
+    Raised and caught inside the policy, for example when its artefact is missing, damaged or of another
+    version; the decision is then made by rules and marked `rule_fallback`. Users do not see it.
+    """
+
+
+class RecomputeError(MemScaleError):
+    """A checkpointed module did not do the same when it ran again in backward.
+
+    Raised in backward instead of a wrong gradient. The message names the module. Its forward depends on
+    something that MemScale cannot put back (a file, a clock, a foreign library's random numbers); exclude the
+    module, or make its forward repeatable.
+    """
+
+
+class VerificationError(MemScaleError):
+    """The plan changes a result of the model that it is attached to.
+
+    Raised by `Config(verify_correctness=True)` before training, and by `VerifyReport.require`. The message
+    names the first tensor that differs. Please report it together with the model: it is a bug.
+    """

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory techniques, each with a symmetric attach and detach."""

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The exact host peak of a set of candidates, kept up to date as candidates come and go.
+ *
+ * The answer is that of msc_trace_create followed by a HOST replay, to the byte; tests hold it to that. The
+ * time axis is laid out so that everything becomes "add so many bytes from here to there":
+ *
+ *      slot        0      1     2     3      4     5     6      7
+ *                start | op 0 | op 1 | redo R | op 2 | redo Q | op 3 | end
+ *      a buffer [1, 3)        +=============|
+ *      R in the set           - dropped -   M  + held ===========|
+ *
+ * Every operation has a slot, and so has every recompute that could happen, right before the operation that
+ * it precedes; the end of the step is the last slot. A region in the set changes live bytes in four ways:
+ *
+ *  1. at its recompute's slot, by M: the most that its recompute ever has alive of its own. What happens in
+ *     there depends on nothing else, so M is one number;
+ *  2. from there on, by instances that internal saves hold, each up to its release: fixed as well;
+ *  3. from its begin, by the module's state: fixed;
+ *  4. by buffers made in it and by its inputs, whose forward instances end elsewhere. Only this depends on
+ * the rest of the set: a buffer ends at the latest of the holds that apply.
+ *
+ * The fixed part is a list of points (slot, change). A buffer has its holds sorted, latest first, so its end
+ * is the first that applies. Slots between which no set can make a difference are one *segment*, of which
+ * only the highest plain value matters. Live bytes of a segment are its base plus the sum of the changes up
+ * to it; changes are summed in blocks, and only blocks that were touched are summed again:
+ *
+ *      peak = max over blocks of (sum of the blocks before + the block's own peak)
+ *
+ * Changing the set costs its points and holds, a few dozen; the peak costs the touched blocks and one pass
+ * over the block list. Nothing is allocated.
+ */
+#include "decide/decide_internal.h"
+
+static void add_change(msc__fit *fit, uint32_t segment, int64_t delta_bytes)
+{
+    uint32_t block = segment / MSC__FIT_BLOCK;
+
+    if (segment >= fit->segment_count)
+        return;
+    fit->delta_bytes[segment] += delta_bytes;
+    fit->block_stale[block] = 1;
+}
+
+static bool hold_applies(const msc__fit *fit, const msc__fit_hold *hold, uint32_t home)
+{
+    if (hold->kind == MSC__FIT_ALWAYS)
+        return true;
+    if (hold->kind == MSC__FIT_INPUT)
+        return fit->active[hold->call] != 0;
+    return home == MSC_NONE || hold->call < home || hold->call > fit->model->last_call[home] ||
+           hold->release <= fit->model->regions[home].end;
+}
+
+static void settle_buffer(msc__fit *fit, msc__fit_buffer *buffer)
+{
+    const msc__fit_hold *hold = (const msc__fit_hold *)fit->holds.items + buffer->first_hold;
+
+    while (!hold_applies(fit, hold, buffer->home))
+        hold++;
+    if (hold->segment == buffer->end)
+        return;
+    add_change(fit, buffer->end, buffer->size_bytes);
+    add_change(fit, hold->segment, -buffer->size_bytes);
+    buffer->end = hold->segment;
+}
+
+static void set_region(msc__fit *fit, const msc__fit_region *region, bool active)
+{
+    const msc__fit_point *points = (const msc__fit_point *)fit->points.items + region->first_point;
+    const uint32_t *touches = (const uint32_t *)fit->touches.items + region->first_touch;
+    msc__fit_buffer *buffers = fit->buffers.items;
+    uint32_t i;
+
+    fit->active[region->call] = active;
+    for (i = 0; i < region->point_count; i++)
+        add_change(fit, points[i].segment, active ? points[i].delta_bytes : -points[i].delta_bytes);
+    for (i = 0; i < region->touch_count; i++) {
+        if (i < region->home_count)
+            buffers[touches[i]].home = active ? region->call : MSC_NONE;
+        settle_buffer(fit, &buffers[touches[i]]);
+    }
+}
+
+void msc__fit_set(msc__fit *fit, uint32_t candidate, bool active)
+{
+    const msc__candidate *changed = &fit->model->candidates[candidate];
+    uint32_t i;
+
+    for (i = 0; i < changed->region_count; i++)
+        set_region(fit, &fit->regions[changed->first_region + i], active);
+}
+
+static uint32_t block_end(const msc__fit *fit, uint32_t block)
+{
+    uint32_t end = (block + 1) * MSC__FIT_BLOCK;
+
+    return end < fit->segment_count ? end : fit->segment_count;
+}
+
+static void sum_block(msc__fit *fit, uint32_t block)
+{
+    uint32_t end = block_end(fit, block);
+    int64_t sum = 0;
+    int64_t peak = INT64_MIN;
+    uint32_t i;
+
+    for (i = block * MSC__FIT_BLOCK; i < end; i++) {
+        int64_t live;
+        sum += fit->delta_bytes[i];
+        live = fit->base_bytes[i] + sum;
+        peak = live > peak ? live : peak;
+    }
+    fit->block_delta_bytes[block] = sum;
+    fit->block_peak_bytes[block] = peak;
+    fit->block_stale[block] = 0;
+}
+
+uint64_t msc__fit_peak(msc__fit *fit)
+{
+    int64_t sum = 0;
+    int64_t peak = 0;
+    uint32_t i;
+
+    for (i = 0; i < fit->block_count; i++) {
+        if (fit->block_stale[i])
+            sum_block(fit, i);
+        if (sum + fit->block_peak_bytes[i] > peak)
+            peak = sum + fit->block_peak_bytes[i];
+        sum += fit->block_delta_bytes[i];
+    }
+    return (uint64_t)peak;
+}
+
+uint64_t msc__fit_excess(const msc__fit *fit, uint64_t level_bytes)
+{
+    int64_t sum = -(int64_t)level_bytes;
+    uint64_t excess = 0;
+    uint32_t i;
+
+    for (i = 0; i < fit->segment_count; i++) {
+        sum += fit->delta_bytes[i];
+        if (fit->base_bytes[i] + sum > 0)
+            excess += ((uint64_t)(fit->base_bytes[i] + sum) >> fit->excess_shift) * fit->width[i];
+    }
+    return excess;
+}
+
+int64_t msc__fit_freed(const msc__fit *fit, uint32_t segment)
+{
+    int64_t sum = 0;
+    uint32_t i;
+
+    for (i = 0; i <= segment; i++)
+        sum += fit->delta_bytes[i];
+    return -sum;
+}
+
+/* What a region drops at a segment, if nothing else held it. */
+static int64_t most_dropped(const msc__fit *fit, const msc__fit_region *region, uint32_t segment)
+{
+    const uint32_t *touches = (const uint32_t *)fit->touches.items + region->first_touch;
+    const msc__fit_buffer *buffers = fit->buffers.items;
+    int64_t sum = 0;
+    uint32_t i;
+
+    for (i = 0; i < region->home_count; i++) {
+        const msc__fit_buffer *buffer = &buffers[touches[i]];
+        const msc__fit_hold *hold = (const msc__fit_hold *)fit->holds.items + buffer->first_hold;
+        while (hold->kind == MSC__FIT_INPUT || !hold_applies(fit, hold, region->call))
+            hold++;
+        if (buffer->plain_end > segment && hold->segment <= segment)
+            sum += buffer->size_bytes;
+    }
+    return sum;
+}
+
+int64_t msc__fit_most_freed(const msc__fit *fit, uint32_t candidate, uint32_t segment)
+{
+    const msc__candidate *asked = &fit->model->candidates[candidate];
+    int64_t sum = 0;
+    uint32_t i;
+    uint32_t k;
+
+    for (i = 0; i < asked->region_count; i++) {
+        const msc__fit_region *region = &fit->regions[asked->first_region + i];
+        const msc__fit_point *points = (const msc__fit_point *)fit->points.items + region->first_point;
+        sum += most_dropped(fit, region, segment);
+        for (k = 0; k < region->point_count && points[k].segment <= segment; k++)
+            sum -= points[k].delta_bytes;
+    }
+    return sum;
+}
+
+uint32_t msc__fit_segment_at(const msc__fit *fit, uint32_t position)
+{
+    return fit->segment_of[position == 0 ? 1 : fit->op_slot[position - 1] + 1];
+}

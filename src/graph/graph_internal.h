@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file graph_internal.h
+ * The graph's own structure, shared by the files of this folder and by nobody else.
+ *
+ * graph.c           lifecycle and queries
+ * graph_table.c     the hash table behind interned strings and the set of inputs
+ * graph_strings.c   interned strings
+ * graph_build.c     streaming builders
+ * graph_validate.c  what must hold in a finished graph
+ * graph_liveness.c  when buffers of the plain step end
+ * graph_io.c        canonical text, digest, files
+ * graph_parse.c     canonical text back into a graph
+ */
+#ifndef MSC_GRAPH_INTERNAL_H
+#define MSC_GRAPH_INTERNAL_H
+
+#include <stdbool.h>
+
+#include "base/array.h"
+#include "memscale/graph.h"
+
+#define MSC__GRAPH_MOST_STRING_BYTES 4096u
+#define MSC__GRAPH_MOST_BUFFER_BYTES ((uint64_t)1 << 62) /* of all buffers together */
+#define MSC__GRAPH_OP_FLAGS ((uint32_t)MSC_OP_RANDOM)
+#define MSC__GRAPH_MODULE_FLAGS                                                                              \
+    ((uint32_t)(MSC_MODULE_ROOT | MSC_MODULE_PYTHON_STATE | MSC_MODULE_NO_FORWARD | MSC_MODULE_NOT_TENSORS | \
+                MSC_MODULE_EXCLUDED))
+
+/** One slot of a hash table. */
+typedef struct msc__graph_slot {
+    uint32_t hash;
+    uint32_t item; /**< index + 1; 0: empty */
+} msc__graph_slot;
+
+/** Open addressing, linear probing, at most half full. A zeroed one is empty. */
+typedef struct msc__graph_table {
+    msc__graph_slot *slots;
+    uint32_t capacity; /**< power of two, or 0 */
+    uint32_t count;
+} msc__graph_table;
+
+struct msc_graph {
+    msc_context *ctx;
+    msc__array modules; /**< msc_module */
+    msc__array calls;   /**< msc_call, in order of entry */
+    msc__array ops;     /**< msc_op */
+    msc__array buffers; /**< msc_buffer; while building, `end` is MSC_NONE until it is known */
+    msc__array saves;   /**< msc_save; while building, `unpack` and `release` likewise */
+    msc__array inputs;  /**< msc_input; sorted by call once finished */
+    msc__array writes;  /**< msc_write */
+    msc__array chars;   /**< char: all strings, each terminated */
+    msc__array strings; /**< uint32_t: offset of each string in `chars` */
+    msc__graph_table string_table;
+    msc__graph_table input_table; /**< only while building */
+    uint64_t buffer_bytes;        /**< sum over `buffers` */
+    uint64_t digest;              /**< of the canonical text, once finished */
+    uint32_t open_call;           /**< innermost, while building */
+    uint8_t phase;                /**< msc_phase of the operations to come */
+    uint8_t finished;
+};
+
+/** Kinds of records, in the order of the text format, with the words that name them there. */
+#define MSC__GRAPH_RECORD_LIST(X)                                                                            \
+    X(MODULE, "module")                                                                                      \
+    X(CALL, "call")                                                                                          \
+    X(OP, "op")                                                                                              \
+    X(BUFFER, "buffer")                                                                                      \
+    X(SAVE, "save")                                                                                          \
+    X(INPUT, "input")                                                                                        \
+    X(WRITE, "write")
+
+typedef enum msc__graph_record {
+#define MSC__GRAPH_RECORD_ENUM(name, word) MSC__GRAPH_##name,
+    MSC__GRAPH_RECORD_LIST(MSC__GRAPH_RECORD_ENUM)
+#undef MSC__GRAPH_RECORD_ENUM
+        MSC__GRAPH_RECORD_COUNT
+} msc__graph_record;
+
+/** The first inconsistency of a graph. */
+typedef struct msc__graph_problem {
+    msc_status status; /**< MSC_OK: there is none */
+    msc__graph_record record;
+    uint32_t index;
+    const char *text; /**< a clause such as "begins after its end" */
+} msc__graph_problem;
+
+/* graph.c */
+
+/** The word of a record kind. */
+const char *msc__graph_record_word(msc__graph_record record);
+/** Number of records of a kind. */
+uint32_t msc__graph_record_count(const msc_graph *graph, msc__graph_record record);
+
+/* graph_table.c */
+
+/** Makes room for one more entry. Errors: ENOMEM, EOVERFLOW; the table is unchanged on error. */
+msc_status msc__graph_table_reserve(msc_context *ctx, msc__graph_table *table, msc_error *err);
+/** Adds an entry. There must be room. */
+void msc__graph_table_insert(msc__graph_table *table, uint32_t hash, uint32_t index);
+/** Next entry with this hash, or MSC_NONE. `*probe` is the hash at first. */
+uint32_t msc__graph_table_next(const msc__graph_table *table, uint32_t hash, uint32_t *probe);
+void msc__graph_table_fini(msc_context *ctx, msc__graph_table *table);
+
+/* graph_strings.c */
+
+/** Interns `bytes` bytes at `string`. Errors: EINVAL (too long, control character), ENOMEM, EOVERFLOW. */
+msc_status msc__graph_intern(msc_graph *graph, const char *string, size_t bytes, uint32_t *out,
+                             msc_error *err);
+/* graph_build.c */
+
+/** Appends an input unless it is there already; `*added` says which. Errors: ENOMEM, EOVERFLOW. */
+msc_status msc__graph_push_input(msc_graph *graph, msc_input input, bool *added, msc_error *err);
+/** Freezes a consistent graph: computes the digest and drops what only building needs. */
+void msc__graph_freeze(msc_graph *graph);
+
+/* graph_validate.c */
+
+/** Checks every rule. Needs no memory. */
+msc__graph_problem msc__graph_validate(const msc_graph *graph);
+
+/* graph_io.c */
+
+/** Digest of the canonical text. */
+uint64_t msc__graph_text_digest(const msc_graph *graph);
+
+#endif /* MSC_GRAPH_INTERNAL_H */

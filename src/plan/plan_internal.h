@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file plan_internal.h  The plan's own structure, shared by plan.c and plan_io.c. */
+#ifndef MSC_PLAN_INTERNAL_H
+#define MSC_PLAN_INTERNAL_H
+
+#include "base/array.h"
+#include "memscale/plan.h"
+
+struct msc_plan {
+    msc_context *ctx;
+    msc__array choices; /**< msc_choice, module ids rising */
+    msc_plan_summary summary;
+};
+
+#endif /* MSC_PLAN_INTERNAL_H */

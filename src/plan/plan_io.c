@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Canonical text of a plan, and back.
+ *
+ *      memscale-plan 1
+ *      graph <digest>
+ *      budget <bytes>
+ *      plain <peak bytes> <step ns>
+ *      planned <peak bytes> <step ns>
+ *      smallest <peak bytes>
+ *      bound <ppm>
+ *      peak <operation> <in recompute>
+ *      fits <0 or 1>
+ *      choices <count>
+ *      choice <module> <action> <rule> <calls> <saved bytes> <cost ns>
+ *      end
+ *
+ * docs/formats/plan.md describes the fields. Actions and rules stand as words, which stay valid when the
+ * enumerations grow. The parser builds through msc_plan_add and msc_plan_set_summary, so a plan that was
+ * read obeys the same rules as one that was made; it appends choices as their lines come, so the count
+ * that the text claims costs nothing. Only canonical text is accepted.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/reader.h"
+#include "base/text.h"
+#include "plan/plan_internal.h"
+
+/* ---- writing ------------------------------------------------------------------------------------- */
+
+static void put_field(msc__text *text, uint64_t value)
+{
+    msc__text_put_char(text, ' ');
+    msc__text_put_u64(text, value);
+}
+
+static void put_line(msc__text *text, const char *word, uint64_t value)
+{
+    msc__text_put(text, word);
+    put_field(text, value);
+    msc__text_put_char(text, '\n');
+}
+
+static void put_line_2(msc__text *text, const char *word, uint64_t first, uint64_t second)
+{
+    msc__text_put(text, word);
+    put_field(text, first);
+    put_field(text, second);
+    msc__text_put_char(text, '\n');
+}
+
+static void put_summary(msc__text *text, const msc_plan_summary *summary)
+{
+    msc__text_put(text, "graph ");
+    msc__text_put_hex64(text, summary->graph_digest);
+    msc__text_put_char(text, '\n');
+    put_line(text, "budget", summary->budget_bytes);
+    put_line_2(text, "plain", summary->plain_peak_bytes, (uint64_t)summary->plain_step_ns);
+    put_line_2(text, "planned", summary->peak_bytes, (uint64_t)summary->step_ns);
+    put_line(text, "smallest", summary->smallest_peak_bytes);
+    put_line(text, "bound", summary->time_bound_ppm);
+    put_line_2(text, "peak", summary->peak_op, summary->peak_in_recompute);
+    put_line(text, "fits", summary->fits);
+}
+
+static void put_choice(msc__text *text, const msc_choice *choice)
+{
+    msc__text_put(text, "choice");
+    put_field(text, choice->module);
+    msc__text_put_char(text, ' ');
+    msc__text_put(text, msc_action_name((msc_action)choice->action));
+    msc__text_put_char(text, ' ');
+    msc__text_put(text, msc_rule_key((msc_rule)choice->rule));
+    put_field(text, choice->call_count);
+    put_field(text, choice->saved_bytes);
+    put_field(text, (uint64_t)choice->cost_ns);
+    msc__text_put_char(text, '\n');
+}
+
+static void put_plan(msc__text *text, const msc_plan *plan)
+{
+    uint32_t i;
+
+    msc__text_put(text, "memscale-plan 1\n");
+    put_summary(text, &plan->summary);
+    put_line(text, "choices", plan->choices.count);
+    for (i = 0; i < plan->choices.count; i++)
+        put_choice(text, (const msc_choice *)plan->choices.items + i);
+    msc__text_put(text, "end\n");
+    msc__text_end(text);
+}
+
+uint64_t msc_plan_digest(const msc_plan *plan)
+{
+    msc__text text;
+
+    msc__text_init(&text, NULL, 0);
+    put_plan(&text, plan);
+    return text.digest;
+}
+
+msc_status msc_plan_format(const msc_plan *plan, char *buffer, size_t buffer_bytes, size_t *needed_bytes,
+                           msc_error *err)
+{
+    msc__text text;
+
+    if (buffer == NULL && buffer_bytes > 0)
+        return msc__fail(err, MSC_EINVAL, "cannot format the plan: buffer is NULL, its size %zu",
+                         buffer_bytes);
+    msc__text_init(&text, buffer, buffer_bytes);
+    put_plan(&text, plan);
+    if (needed_bytes != NULL)
+        *needed_bytes = text.length;
+    return MSC_OK;
+}
+
+/* ---- reading ------------------------------------------------------------------------------------- */
+
+/* The reader takes a space after each word; at the end of a line there must be none. */
+static bool read_line_end(msc__reader *reader)
+{
+    if (reader->status == MSC_OK && reader->at[-1] == ' ')
+        return msc__reader_fail(reader, MSC_EFORMAT, "a space at the end of the line");
+    return msc__reader_line_end(reader);
+}
+
+static bool read_line(msc__reader *reader, const char *word, uint64_t max, uint64_t *value)
+{
+    return msc__reader_expect(reader, word) && msc__reader_u64(reader, max, value) && read_line_end(reader);
+}
+
+static bool read_line_2(msc__reader *reader, const char *word, const uint64_t max[2], uint64_t value[2])
+{
+    return msc__reader_expect(reader, word) && msc__reader_u64(reader, max[0], &value[0]) &&
+           msc__reader_u64(reader, max[1], &value[1]) && read_line_end(reader);
+}
+
+static bool read_version(msc__reader *reader)
+{
+    uint64_t version = 0;
+
+    if (!msc__reader_expect(reader, "memscale-plan") || !msc__reader_u64(reader, UINT64_MAX, &version))
+        return false;
+    if (version != 1)
+        return msc__reader_fail(reader, MSC_EVERSION, "a version other than 1");
+    return read_line_end(reader);
+}
+
+static bool read_summary(msc__reader *reader, msc_plan_summary *summary)
+{
+    static const uint64_t peak_and_time[2] = {UINT64_MAX, INT64_MAX};
+    static const uint64_t op_and_flag[2] = {UINT32_MAX, 1};
+    uint64_t plain[2] = {0};
+    uint64_t planned[2] = {0};
+    uint64_t peak[2] = {0};
+    uint64_t bound = 0;
+    uint64_t fits = 0;
+
+    if (!msc__reader_expect(reader, "graph") || !msc__reader_hex64(reader, &summary->graph_digest) ||
+        !read_line_end(reader) || !read_line(reader, "budget", UINT64_MAX, &summary->budget_bytes) ||
+        !read_line_2(reader, "plain", peak_and_time, plain) ||
+        !read_line_2(reader, "planned", peak_and_time, planned) ||
+        !read_line(reader, "smallest", UINT64_MAX, &summary->smallest_peak_bytes) ||
+        !read_line(reader, "bound", UINT32_MAX, &bound) || !read_line_2(reader, "peak", op_and_flag, peak) ||
+        !read_line(reader, "fits", 1, &fits))
+        return false;
+    summary->plain_peak_bytes = plain[0];
+    summary->plain_step_ns = (int64_t)plain[1];
+    summary->peak_bytes = planned[0];
+    summary->step_ns = (int64_t)planned[1];
+    summary->time_bound_ppm = (uint32_t)bound;
+    summary->peak_op = (uint32_t)peak[0];
+    summary->peak_in_recompute = (uint8_t)peak[1];
+    summary->fits = (uint8_t)fits;
+    return true;
+}
+
+static bool word_is(const char *word, size_t word_bytes, const char *expected)
+{
+    return strlen(expected) == word_bytes && memcmp(word, expected, word_bytes) == 0;
+}
+
+static bool read_action(msc__reader *reader, uint8_t *action)
+{
+    const char *word;
+    size_t bytes;
+
+    if (!msc__reader_word(reader, &word, &bytes))
+        return false;
+    for (*action = 0; *action < MSC_ACTION_COUNT; ++*action) {
+        if (word_is(word, bytes, msc_action_name((msc_action)*action)))
+            return true;
+    }
+    return msc__reader_fail(reader, MSC_EFORMAT, "an unknown action");
+}
+
+static bool read_rule(msc__reader *reader, uint8_t *rule)
+{
+    const char *word;
+    size_t bytes;
+
+    if (!msc__reader_word(reader, &word, &bytes))
+        return false;
+    for (*rule = 0; *rule < MSC_RULE_COUNT; ++*rule) {
+        if (word_is(word, bytes, msc_rule_key((msc_rule)*rule)))
+            return true;
+    }
+    return msc__reader_fail(reader, MSC_EFORMAT, "an unknown rule");
+}
+
+static bool read_choice(msc__reader *reader, msc_plan *plan)
+{
+    msc_choice choice = {0};
+    uint64_t module = 0;
+    uint64_t calls = 0;
+    uint64_t cost = 0;
+    msc_error problem;
+    msc_status status;
+
+    if (!msc__reader_expect(reader, "choice") || !msc__reader_u64(reader, MSC_NONE - 1, &module) ||
+        !read_action(reader, &choice.action) || !read_rule(reader, &choice.rule) ||
+        !msc__reader_u64(reader, UINT16_MAX, &calls) ||
+        !msc__reader_u64(reader, UINT64_MAX, &choice.saved_bytes) ||
+        !msc__reader_u64(reader, INT64_MAX, &cost))
+        return false;
+    choice.module = (uint32_t)module;
+    choice.call_count = (uint16_t)calls;
+    choice.cost_ns = (int64_t)cost;
+    status = msc_plan_add(plan, &choice, &problem);
+    if (status != MSC_OK)
+        return msc__reader_fail(reader, status == MSC_EINVAL ? MSC_EFORMAT : status, problem.message);
+    return read_line_end(reader);
+}
+
+static bool read_choices(msc__reader *reader, msc_plan *plan)
+{
+    uint64_t count = 0;
+    uint64_t i;
+
+    if (!read_line(reader, "choices", MSC_NONE - 1, &count))
+        return false;
+    for (i = 0; i < count; i++) {
+        if (!read_choice(reader, plan))
+            return false;
+    }
+    if (!msc__reader_expect(reader, "end") || !read_line_end(reader))
+        return false;
+    if (!msc__reader_at_end(reader))
+        return msc__reader_fail(reader, MSC_EFORMAT, "text after the end");
+    return true;
+}
+
+msc_status msc_plan_parse(msc_context *ctx, const char *text, size_t text_bytes, msc_plan **out,
+                          msc_error *err)
+{
+    msc__reader reader;
+    msc_plan_summary summary = {0};
+    msc_plan *plan = NULL;
+    msc_status status;
+
+    if (out == NULL)
+        return msc__fail(err, MSC_EINVAL, "cannot parse a plan: out is NULL");
+    *out = NULL;
+    if (text == NULL)
+        return msc__fail(err, MSC_EINVAL, "cannot parse a plan: text is NULL");
+    status = msc_plan_create(ctx, &plan, err);
+    if (status != MSC_OK)
+        return status;
+    msc__reader_init(&reader, "plan", text, text_bytes, err);
+    (void)(read_version(&reader) && read_summary(&reader, &summary) && read_choices(&reader, plan));
+    status = reader.status;
+    if (status == MSC_OK)
+        status = msc_plan_set_summary(plan, &summary, err);
+    if (status != MSC_OK) {
+        msc_plan_destroy(plan);
+        return status;
+    }
+    *out = plan;
+    return MSC_OK;
+}

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Expandable segments: address space that is backed by memory page by page.
+ *
+ *     |<------------------------- address space of one segment ------------------------->|
+ *     [ A ][ free ][  A  ][ free ][                      unmapped                         ]
+ *     |  page  |  page  |  page  |
+ *
+ * Each (stream, pool) has its own segments, with pages of 2 MiB for the small pool and of one large segment
+ * for the large pool. A request that no cached block fits takes the lowest unmapped block, with the free
+ * block right below it if there is one, and maps pages for what is missing. Releasing unmaps the pages
+ * that lie wholly inside a free block; the ends that share a page with a neighbour stay.
+ *
+ * Segments start at a multiple of their page, so page borders are multiples too and no record of segments
+ * is needed: a segment is its list of blocks, and it is gone when it is one unmapped block.
+ *
+ * Unmapped blocks are few (one per segment, more after a release), so a list by address serves them; its
+ * links are the block's tree links, unused there.
+ *
+ * How many blocks can frees and releases lead to? They must not need host memory, so room is reserved when
+ * a request comes. Unmapping leaves a block beside the pages only where a free block shares a page with its
+ * neighbour, which then is allocated: once for each side of an allocated block, so used + 2 allocated is
+ * an upper bound. And it leaves at most two for the pages it takes: used + 2 mapped pages is another. Both
+ * survive frees and releases; the smaller counts.
+ */
+#include "base/bytes.h"
+#include "sim/sim_pools.h"
+
+/* Address space of one segment: 9/8 of the device as in PyTorch, and 4 TiB where the device has no limit. */
+#define MOST_SPACE_BYTES (UINT64_C(1) << 42)
+
+/* Two attempts to grow (a segment and a cut each), the new block with its two sides and the rest it was
+ * split from, and two cuts that have not merged yet. */
+#define PASSING_BLOCKS 10u
+
+static msc__sim_block *block_at(const msc__sim_pools *pools, uint32_t slot)
+{
+    return msc__sim_block_at(&pools->blocks, slot);
+}
+
+static uint64_t page_count(uint64_t bytes, uint64_t page_bytes)
+{
+    return bytes / page_bytes + (bytes % page_bytes != 0 ? 1 : 0);
+}
+
+uint64_t msc__sim_page_bytes(const msc_sim_options *options, uint32_t set_index)
+{
+    return set_index % 2 == 0 ? MSC__SIM_SMALL_SEGMENT_BYTES : options->large_segment_bytes;
+}
+
+uint64_t msc__sim_expandable_size(const msc__sim_pools *pools, uint32_t slot)
+{
+    const msc__sim_block *block = block_at(pools, slot);
+    const msc__sim_block *next = block_at(pools, block->next);
+    bool grows = block->next != 0 && next->state == MSC__SIM_UNMAPPED;
+
+    return block->size_bytes + (grows ? next->size_bytes : 0);
+}
+
+uint64_t msc__sim_expandable_spare(const msc__sim_pools *pools, uint64_t new_page_count)
+{
+    uint64_t by_sides = 2 * (uint64_t)pools->allocated_count;
+    uint64_t by_pages = 2 * (pools->mapped_page_count + new_page_count);
+
+    return by_sides < by_pages ? by_sides : by_pages;
+}
+
+uint64_t msc__sim_expandable_room(const msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
+{
+    uint64_t wanted = page_count(rounded_bytes, msc__sim_page_bytes(&pools->options, set_index)) + 1;
+
+    return pools->blocks.used_count + PASSING_BLOCKS + msc__sim_expandable_spare(pools, 2 * wanted);
+}
+
+/* ---- unmapped blocks by address ----------------------------------------------------------------- */
+
+/* Searched from the end: what is unmapped or created lies high more often than not. */
+static void unmapped_insert(msc__sim_pools *pools, uint32_t slot)
+{
+    msc__sim_block *block = block_at(pools, slot);
+    msc__sim_set *set = msc__sim_set_at(pools, block->set_index);
+    uint32_t below = set->unmapped_last;
+    uint32_t above = 0;
+
+    while (below != 0 && block_at(pools, below)->address > block->address) {
+        above = below;
+        below = block_at(pools, below)->use.link.left;
+    }
+    block->use.link.left = below;
+    block->use.link.right = above;
+    *(below != 0 ? &block_at(pools, below)->use.link.right : &set->unmapped_first) = slot;
+    *(above != 0 ? &block_at(pools, above)->use.link.left : &set->unmapped_last) = slot;
+}
+
+static void unmapped_erase(msc__sim_pools *pools, uint32_t slot)
+{
+    const msc__sim_block *block = block_at(pools, slot);
+    msc__sim_set *set = msc__sim_set_at(pools, block->set_index);
+    uint32_t below = block->use.link.left;
+    uint32_t above = block->use.link.right;
+
+    *(below != 0 ? &block_at(pools, below)->use.link.right : &set->unmapped_first) = above;
+    *(above != 0 ? &block_at(pools, above)->use.link.left : &set->unmapped_last) = below;
+}
+
+/* Merges a neighbour of the same state, free or unmapped, into a block that is in no set. */
+static void absorb_alike(msc__sim_pools *pools, uint32_t slot, uint32_t other)
+{
+    msc__sim_set *set = msc__sim_set_at(pools, block_at(pools, slot)->set_index);
+
+    if (other == 0 || block_at(pools, other)->state != block_at(pools, slot)->state)
+        return;
+    if (block_at(pools, other)->state == MSC__SIM_FREE)
+        msc__sim_set_erase(&pools->blocks, set, other);
+    else
+        unmapped_erase(pools, other);
+    msc__sim_blocks_absorb(&pools->blocks, slot, other);
+}
+
+/* ---- growing ------------------------------------------------------------------------------------ */
+
+/* Whether blocks that are not allocated, from `slot` on, make up `bytes`. */
+static bool has_space(const msc__sim_pools *pools, uint32_t slot, uint64_t bytes)
+{
+    uint64_t found = 0;
+
+    while (found < bytes && slot != 0 && block_at(pools, slot)->state != MSC__SIM_ALLOCATED) {
+        found += block_at(pools, slot)->size_bytes;
+        slot = block_at(pools, slot)->next;
+    }
+    return found >= bytes;
+}
+
+static uint32_t add_space(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
+{
+    uint64_t page_bytes = msc__sim_page_bytes(&pools->options, set_index);
+    uint64_t capacity = pools->options.capacity_bytes;
+    uint64_t bytes = capacity < MOST_SPACE_BYTES ? capacity + capacity / 8 : MOST_SPACE_BYTES;
+    uint64_t address;
+    uint32_t slot;
+    msc__sim_block *block;
+
+    if (bytes < rounded_bytes)
+        bytes = rounded_bytes;
+    bytes = page_count(bytes, page_bytes) * page_bytes;
+    address = msc__sim_pools_place(pools, bytes, page_bytes);
+    if (address == 0)
+        return 0;
+    slot = msc__sim_blocks_take(&pools->blocks);
+    block = block_at(pools, slot);
+    block->address = address;
+    block->size_bytes = bytes;
+    block->set_index = set_index;
+    block->state = MSC__SIM_UNMAPPED;
+    unmapped_insert(pools, slot);
+    return slot;
+}
+
+/* Lowest place that can grow to hold a request: an unmapped block or the free block below one. */
+static uint32_t find_space(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
+{
+    uint32_t slot = msc__sim_set_at(pools, set_index)->unmapped_first;
+
+    for (; slot != 0; slot = block_at(pools, slot)->use.link.right) {
+        uint32_t prev = block_at(pools, slot)->prev;
+        uint32_t start = prev != 0 && block_at(pools, prev)->state != MSC__SIM_ALLOCATED ? prev : slot;
+        if (has_space(pools, start, rounded_bytes))
+            return start;
+    }
+    return add_space(pools, set_index, rounded_bytes);
+}
+
+/* Maps the first pages of an unmapped block, enough for `bytes`; it then is free, merged, and in its set. */
+static bool map_pages(msc__sim_pools *pools, uint32_t slot, uint64_t bytes)
+{
+    msc__sim_block *block = block_at(pools, slot);
+    uint64_t page_bytes = msc__sim_page_bytes(&pools->options, block->set_index);
+    uint64_t pages = page_count(bytes, page_bytes);
+    uint64_t mapped = pages * page_bytes;
+
+    if (mapped > pools->options.capacity_bytes - pools->stats.reserved_now_bytes)
+        return false;
+    unmapped_erase(pools, slot);
+    if (mapped < block->size_bytes)
+        unmapped_insert(pools, msc__sim_blocks_split(&pools->blocks, slot, mapped));
+    block->state = MSC__SIM_FREE;
+    absorb_alike(pools, slot, block->prev);
+    absorb_alike(pools, slot, block->next);
+    msc__sim_set_insert(&pools->blocks, msc__sim_set_at(pools, block->set_index), slot);
+    pools->mapped_page_count += pages;
+    msc__sim_pools_add_reserved(pools, mapped);
+    return true;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+uint32_t msc__sim_expandable_grow(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
+{
+    uint32_t slot;
+    uint64_t have;
+
+    if (rounded_bytes > pools->options.capacity_bytes)
+        return 0; /* would only waste address space */
+    slot = find_space(pools, set_index, rounded_bytes);
+    if (slot == 0)
+        return 0;
+    if (block_at(pools, slot)->state == MSC__SIM_UNMAPPED &&
+        !map_pages(pools, slot, least(block_at(pools, slot)->size_bytes, rounded_bytes)))
+        return 0;
+    while ((have = block_at(pools, slot)->size_bytes) < rounded_bytes) {
+        uint32_t next = block_at(pools, slot)->next; /* unmapped, for free neighbours have merged */
+        if (!map_pages(pools, next, least(block_at(pools, next)->size_bytes, rounded_bytes - have)))
+            return 0;
+        slot = next; /* it has absorbed the block below */
+    }
+    msc__sim_set_erase(&pools->blocks, msc__sim_set_at(pools, set_index), slot);
+    return slot;
+}
+
+/* ---- shrinking ---------------------------------------------------------------------------------- */
+
+void msc__sim_expandable_unmap(msc__sim_pools *pools, uint32_t slot)
+{
+    msc__sim_block *block = block_at(pools, slot);
+    msc__sim_set *set = msc__sim_set_at(pools, block->set_index);
+    uint64_t page_bytes = msc__sim_page_bytes(&pools->options, block->set_index);
+    uint64_t begin = page_count(block->address, page_bytes) * page_bytes;
+    uint64_t end = (block->address + block->size_bytes) / page_bytes * page_bytes;
+
+    if (begin >= end)
+        return;
+    msc__sim_set_erase(&pools->blocks, set, slot);
+    if (block->address < begin) {
+        uint32_t upper = msc__sim_blocks_split(&pools->blocks, slot, begin - block->address);
+        msc__sim_set_insert(&pools->blocks, set, slot);
+        slot = upper;
+        block = block_at(pools, slot);
+    }
+    if (block->size_bytes > end - begin)
+        msc__sim_set_insert(&pools->blocks, set, msc__sim_blocks_split(&pools->blocks, slot, end - begin));
+    block->state = MSC__SIM_UNMAPPED;
+    absorb_alike(pools, slot, block->prev);
+    absorb_alike(pools, slot, block->next);
+    pools->mapped_page_count -= (end - begin) / page_bytes;
+    msc__sim_pools_drop_reserved(pools, end - begin);
+    if (block->prev == 0 && block->next == 0) {
+        msc__sim_blocks_give(&pools->blocks, slot);
+        msc__sim_pools_forget_segment(pools);
+    } else {
+        unmapped_insert(pools, slot);
+    }
+}

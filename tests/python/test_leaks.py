@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing public in `_core` leaks: every name runs thousands of times and memory must not grow.
+
+Two instruments, read before and after the loop:
+
+* `sys.getallocatedblocks` counts the blocks of Python's own allocator. One object lost per round shows as a
+  growth of at least `ROUNDS`.
+* The C library's heap, from its own accounts, shows what C code lost outside that allocator. Its bound,
+  `HEAP_BYTES`, is 16 bytes per round, less than any record of the core. Where the C library keeps no such
+  accounts the resident set stands in, with a bound above its noise.
+
+A third, `sys.getrefcount`, watches the arguments themselves, whose loss the first would miss if it were
+balanced by one reference too few elsewhere.
+
+The table `LEAK_TESTS` must name every public function, method and property; a missing one fails
+`test_every_public_name_has_an_entry`. Error paths are entries too: that is where references get lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core_samples import chain
+from memscale import _core
+from memscale.errors import MemScaleError
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the heap as Linux shows it")
+
+ROUNDS = 4000
+WARM_UP_ROUNDS = 400
+BLOCKS = 200  # free lists and caches that settle late
+HEAP_BYTES = 16 * ROUNDS
+RESIDENT_BYTES = 2 << 20
+
+GRAPH = chain()
+TEXT = GRAPH.to_text()
+PLAN = _core.Plan.build([(1, "checkpoint", "chosen", 1, 10, 10)], {"budget_bytes": 1})
+PLAN_TEXT = PLAN.to_text()
+SIM = {"kind": "cuda", "capacity_bytes": None}
+RATES = {"flops_per_us": 10**6}
+
+
+def refused(action: Callable[[], object]) -> None:
+    """Runs `action`, which must raise."""
+    try:
+        action()
+    except Exception:
+        return
+    raise AssertionError("was not refused")
+
+
+def built(change: Callable[[_core.Graph], object]) -> Callable[[Path], object]:
+    """An entry that changes a fresh graph: one module in an open call, an operation, a buffer, a save."""
+
+    def run(_: Path) -> object:
+        g = _core.Graph()
+        g.add_module("", "Net")
+        g.begin_call(0)
+        g.add_op("first", 10**12, 10**12)
+        g.add_buffer(10**12, _core.CATEGORY_ACTIVATION)
+        g.add_save(0)
+        return change(g)
+
+    return run
+
+
+def read(name: str) -> Callable[[Path], object]:
+    """An entry that reads a property, or calls a reader, of the finished graph."""
+
+    def run(_: Path) -> object:
+        value = getattr(GRAPH, name)
+        return value() if callable(value) else value
+
+    return run
+
+
+LEAK_TESTS: dict[str, Callable[[Path], object]] = {
+    "decide": lambda _: _core.decide(GRAPH, 10**3, sim=SIM, rates=RATES, allow_checkpoint=True, force=False),
+    "frontier": lambda _: _core.frontier(GRAPH, sim=SIM, rates=RATES),
+    "replay": lambda _: _core.replay(GRAPH, PLAN, sim=SIM),
+    "op_times_ns": lambda _: _core.op_times_ns(GRAPH, RATES),
+    "rule_text": lambda _: _core.rule_text("chosen"),
+    "version": lambda _: _core.version(),
+    "Graph": lambda _: _core.Graph(),
+    "Graph.add_module": built(lambda g: g.add_module("a" * 300, "B" * 300, 0, structure=1 << 63)),
+    "Graph.mark_module": built(lambda g: g.mark_module(0, 1, 10**12)),
+    "Graph.set_phase": built(lambda g: g.set_phase(1)),
+    "Graph.begin_call": built(lambda g: g.begin_call(0)),
+    "Graph.end_call": built(lambda g: g.end_call(0)),
+    "Graph.add_input": built(lambda g: g.add_input(0, 0)),
+    "Graph.add_op": built(lambda g: g.add_op("x" * 300, flops=10**12, moved_bytes=10**12, scratch_bytes=1)),
+    "Graph.add_buffer": built(lambda g: g.add_buffer(10**12, 6)),
+    "Graph.add_resident": built(lambda g: g.add_resident(10**12, 0)),
+    "Graph.set_category": built(lambda g: g.set_category(0, 2)),
+    "Graph.end_buffer": built(lambda g: g.end_buffer(0)),
+    "Graph.add_write": built(lambda g: g.add_write(0)),
+    "Graph.add_save": built(lambda g: g.add_save(0)),
+    "Graph.unpack": built(lambda g: (g.set_phase(1), g.unpack(0))),
+    "Graph.release": built(lambda g: (g.set_phase(1), g.unpack(0), g.release(0))),
+    "Graph.finish": built(lambda g: g.finish()),
+    "Graph.save": lambda folder: GRAPH.save(folder / "saved"),
+    "Graph.load": lambda folder: _core.Graph.load(folder / "graph"),
+    "Graph.parse": lambda _: (_core.Graph.parse(TEXT), _core.Graph.parse(TEXT.encode())),
+    "Graph.to_text": read("to_text"),
+    "Graph.ops": read("ops"),
+    "Graph.buffers": read("buffers"),
+    "Graph.saves": read("saves"),
+    "Graph.modules": read("modules"),
+    "Graph.calls": read("calls"),
+    "Graph.op_count": read("op_count"),
+    "Graph.buffer_count": read("buffer_count"),
+    "Graph.save_count": read("save_count"),
+    "Graph.module_count": read("module_count"),
+    "Graph.call_count": read("call_count"),
+    "Graph.finished": read("finished"),
+    "Graph.digest": read("digest"),
+    "Plan": lambda _: refused(_core.Plan),
+    "Plan.build": lambda _: _core.Plan.build(PLAN.choices, PLAN.summary),
+    "Plan.parse": lambda _: _core.Plan.parse(PLAN_TEXT),
+    "Plan.to_text": lambda _: PLAN.to_text(),
+    "Plan.choices": lambda _: PLAN.choices,
+    "Plan.summary": lambda _: PLAN.summary,
+    "Plan.digest": lambda _: PLAN.digest,
+}
+
+
+class _Index:
+    def __index__(self) -> int:
+        return 10**15
+
+
+NO_GRAPH: Any = 7
+
+# Entries without a public name of their own: special methods and failures.
+EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
+    "repr": lambda _: (repr(GRAPH), repr(PLAN)),
+    "index": built(lambda g: g.add_op("x", _Index(), _Index())),
+    "many operations": built(lambda g: [g.add_op("y", 1, 1) for _ in range(50)]),
+    "error: unknown keyword": lambda _: refused(lambda: GRAPH.end_call(calls=10**9)),  # type: ignore[call-arg]
+    "error: missing argument": lambda _: refused(lambda: GRAPH.end_call()),  # type: ignore[call-arg]
+    "error: type": lambda _: refused(lambda: GRAPH.end_call("x")),  # type: ignore[arg-type]
+    "error: range": lambda _: refused(lambda: GRAPH.end_call(2**70)),
+    "error: name": lambda _: refused(lambda: _core.Graph().add_op("a\nb", 1, 1)),
+    "error: surrogate": lambda _: refused(lambda: _core.Graph().add_op("\ud800", 1, 1)),
+    "error: state": lambda _: refused(lambda: GRAPH.finish()),
+    "error: open": lambda _: refused(lambda: _core.decide(_core.Graph(), 1)),
+    "error: malformed graph": lambda _: refused(lambda: _core.Graph.parse(TEXT[: len(TEXT) // 2])),
+    "error: malformed plan": lambda _: refused(lambda: _core.Plan.parse(PLAN_TEXT[: len(PLAN_TEXT) // 2])),
+    "error: no file": lambda folder: refused(lambda: _core.Graph.load(folder / "none")),
+    "error: no folder": lambda folder: refused(lambda: GRAPH.save(folder / "none" / "x")),
+    "error: choice": lambda _: refused(lambda: _core.Plan.build([(1, "keep", "x", 1, 1, 1)], {})),
+    "error: choices": lambda _: refused(lambda: _core.Plan.build([*PLAN.choices, *PLAN.choices], {})),
+    "error: summary": lambda _: refused(lambda: _core.Plan.build(PLAN.choices, {"peak": 1})),
+    "error: sim key": lambda _: refused(lambda: _core.decide(GRAPH, 1, sim={"kin": "host"})),
+    "error: sim kind": lambda _: refused(lambda: _core.replay(GRAPH, sim={"kind": "tpu"})),
+    "error: rates": lambda _: refused(lambda: _core.frontier(GRAPH, rates={"launch_ns": 0})),
+    "error: capacity": lambda _: refused(
+        lambda: _core.replay(GRAPH, sim={"kind": "cuda", "capacity_bytes": 1})
+    ),
+    "error: plan of another graph": lambda _: refused(
+        lambda: _core.replay(GRAPH, _core.Plan.build([(99, "checkpoint", "chosen", 1, 1, 1)], {}))
+    ),
+    "error: no graph": lambda _: refused(lambda: _core.decide(NO_GRAPH, 1)),
+    "error: rule": lambda _: refused(lambda: _core.rule_text("x")),
+}
+
+ALL_TESTS = LEAK_TESTS | EXTRA_TESTS
+
+
+def public_names() -> set[str]:
+    """Public functions and types of `_core`, and the public members of the types."""
+    names: set[str] = set()
+    for name, value in vars(_core).items():
+        if name.startswith("_") or isinstance(value, (int, tuple)):  # a constant has nothing to run
+            continue
+        names.add(name)
+        if isinstance(value, type):
+            names |= {f"{name}.{member}" for member in vars(value) if not member.startswith("_")}
+    return names
+
+
+def test_every_public_name_has_an_entry() -> None:
+    assert public_names() == set(LEAK_TESTS)
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of the GNU C library."""
+
+    _fields_ = (
+        ("before", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),  # bytes in blocks of their own
+        ("between", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),  # bytes in use in the arenas
+        ("after", ctypes.c_size_t * 2),
+    )
+
+
+try:
+    _mallinfo2 = ctypes.CDLL(None).mallinfo2
+    _mallinfo2.restype = _MallInfo
+except (AttributeError, OSError):
+    _mallinfo2 = None
+
+NATIVE_BYTES = RESIDENT_BYTES if _mallinfo2 is None else HEAP_BYTES
+
+
+def native_bytes() -> int:
+    """Bytes in use in the C library's heap, or the resident set."""
+    if _mallinfo2 is not None:
+        info = _mallinfo2()
+        return int(info.uordblks + info.hblkhd)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the sample graph in the file `graph`."""
+    GRAPH.save(tmp_path / "graph")
+    return tmp_path
+
+
+def growth(run: Callable[[Path], object], folder: Path) -> tuple[int, int]:
+    """Python blocks and native bytes by which `ROUNDS` rounds grew the process."""
+    for _ in range(WARM_UP_ROUNDS):
+        run(folder)
+    gc.collect()
+    blocks, native = sys.getallocatedblocks(), native_bytes()
+    for _ in range(ROUNDS):
+        run(folder)
+    gc.collect()
+    return sys.getallocatedblocks() - blocks, native_bytes() - native
+
+
+@linux
+@pytest.mark.parametrize("name", ALL_TESTS)
+def test_memory_does_not_grow(name: str, folder: Path) -> None:
+    blocks, native = growth(ALL_TESTS[name], folder)
+    assert blocks < BLOCKS, f"{blocks / ROUNDS:.2f} Python blocks per round"
+    assert native < NATIVE_BYTES, f"{native / ROUNDS:.0f} bytes per round"
+
+
+@pytest.mark.parametrize("name", ALL_TESTS)
+def test_arguments_keep_their_reference_counts(name: str, folder: Path) -> None:
+    watched: list[object] = [GRAPH, PLAN, TEXT, PLAN_TEXT, SIM, RATES, folder, _core.Graph, _core.Plan]
+    watched += [TypeError, ValueError, RuntimeError, OSError, FileNotFoundError, MemScaleError]
+    ALL_TESTS[name](folder)
+    gc.collect()  # an earlier test that failed may hold some of them in a cycle
+    before = [sys.getrefcount(item) for item in watched]
+    for _ in range(50):
+        ALL_TESTS[name](folder)
+    gc.collect()
+    assert [sys.getrefcount(item) for item in watched] == before
+
+
+@linux
+def test_the_instruments_see_a_leak(folder: Path) -> None:
+    kept: list[object] = []
+    blocks, _ = growth(lambda _: kept.append(object()), folder)
+    assert blocks >= ROUNDS
+    _, native = growth(lambda _: kept.append(chain()), folder)
+    assert native > RESIDENT_BYTES >= NATIVE_BYTES

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks who may know whom: includes of the C code and imports of the Python package.
+
+The tables below are the drawing in ARCHITECTURE.md. Changing one means changing the other.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from source_tree import Finding, files, includes, main, parse_python
+
+#: Modules of src/ and what each may include beside itself.
+SRC_LAYERS: dict[str, frozenset[str]] = {
+    "base": frozenset(),
+    "graph": frozenset({"base"}),
+    "device": frozenset({"base"}),
+    "metrics": frozenset({"base"}),
+    "optim": frozenset({"base"}),
+    "policy": frozenset({"base"}),
+    "plan": frozenset({"base", "graph"}),
+    "sim": frozenset({"base", "graph", "plan"}),
+    "offload": frozenset({"base", "device", "metrics"}),
+    "decide": frozenset({"base", "graph", "plan", "sim", "policy"}),
+}
+
+#: Public headers that are not named after their module.
+HEADER_MODULES = {"status": "base"}
+
+#: The header that includes all others.
+UMBRELLA = "memscale.h"
+
+#: Programs that stand on the public headers, and the modules of src/ that each may include all the same.
+DOOR_USERS: dict[str, frozenset[str]] = {
+    "cli": frozenset(),
+    "server": frozenset({"base"}),
+    "python/ext": frozenset(),
+    "examples/c": frozenset(),
+    "bench/c": frozenset(),
+}
+
+#: Rank of the parts of the Python package; a part imports only parts of its own rank or below.
+PYTHON_RANKS = {
+    "core": 0,
+    "techniques": 0,
+    "offload": 0,
+    "policy": 0,
+    "observability": 0,
+    "errors": 0,
+    "_core": 0,
+    "_telemetry": 0,
+    "api": 1,
+    "autotuning": 1,
+    "integrations": 2,
+    "benchmarks": 2,
+    "cli": 2,
+}
+TOP_RANK = 3  # __init__ and __main__
+
+#: Packages that only some parts may import, and never while they are themselves being imported.
+OPTIONAL_PACKAGES = frozenset({"transformers", "lightning", "pytorch_lightning", "peft", "accelerate"})
+OPTIONAL_USERS = frozenset({"integrations", "benchmarks"})
+
+
+def check(root: Path) -> list[Finding]:
+    """Returns every include and import that crosses the layers of the tree at ``root``."""
+    return [*_check_src(root), *_check_headers(root), *_check_door(root), *_check_python(root)]
+
+
+def _header_module(name: str) -> str:
+    stem = Path(name).stem
+    return HEADER_MODULES.get(stem, stem)
+
+
+def _check_src(root: Path) -> Iterator[Finding]:
+    for path in files(root, ".c", ".h", ".cu", under="src"):
+        where = path.relative_to(root).as_posix()
+        module = path.relative_to(root / "src").parts[0]
+        if module not in SRC_LAYERS:
+            yield Finding(where, 1, f"module '{module}' is not in the table of tools/check_layers.py")
+            continue
+        allowed = SRC_LAYERS[module] | {module}
+        for line, name, _ in includes(path.read_text(encoding="utf-8")):
+            other = _src_target(root, path, name)
+            if other is not None and other not in allowed:
+                known = ", ".join(sorted(allowed))
+                yield Finding(where, line, f"{module} includes {name}; it may know only {known}")
+
+
+def _src_target(root: Path, path: Path, name: str) -> str | None:
+    """Module that an include names, or None for one from outside the project."""
+    folder, _, rest = name.partition("/")
+    if folder == "memscale" and rest:
+        return "everything" if rest == UMBRELLA else _header_module(rest)
+    if rest and (folder in SRC_LAYERS or (root / "src" / folder).is_dir()):
+        return folder
+    beside = (path.parent / name).resolve()
+    if beside.is_file() and (root / "src") in beside.parents:
+        return beside.relative_to(root / "src").parts[0]
+    return None
+
+
+def _check_headers(root: Path) -> Iterator[Finding]:
+    folder = root / "include" / "memscale"
+    names = [path.name for path in files(root, ".h", under="include/memscale")]
+    for name in names:
+        where = f"include/memscale/{name}"
+        seen = set()
+        module = _header_module(name)
+        allowed = SRC_LAYERS.get(module, frozenset()) | {module}
+        for line, target, quoted in includes((folder / name).read_text(encoding="utf-8")):
+            seen.add(target)
+            if not quoted:
+                continue
+            if target not in names:
+                yield Finding(where, line, f"includes {target}, which is not a public header beside it")
+            elif name != UMBRELLA and _header_module(target) not in allowed:
+                known = ", ".join(sorted(allowed))
+                yield Finding(where, line, f"{module} includes {target}; it may know only {known}")
+        if name == UMBRELLA:
+            for missing in sorted(set(names) - seen - {UMBRELLA}):
+                yield Finding(where, 1, f"does not include {missing}")
+
+
+def _check_door(root: Path) -> Iterator[Finding]:
+    for folder, modules in DOOR_USERS.items():
+        for path in files(root, ".c", ".h", under=folder):
+            where = path.relative_to(root).as_posix()
+            for line, name, quoted in includes(path.read_text(encoding="utf-8")):
+                first = name.split("/")[0]
+                if name.startswith("memscale/") or first in modules:
+                    continue
+                own = any((place / name).is_file() for place in (path.parent, root / folder))
+                private = (root / "src" / name).is_file() or (first in SRC_LAYERS and "/" in name)
+                if private or (quoted and not own):
+                    yield Finding(where, line, f"{folder} includes {name}; it may use only memscale/*.h")
+
+
+def _check_python(root: Path) -> Iterator[Finding]:
+    package = root / "python" / "memscale"
+    for path in files(root, ".py", under="python/memscale"):
+        where = path.relative_to(root).as_posix()
+        part = path.relative_to(package).parts[0].removesuffix(".py")
+        tree = parse_python(path.read_text(encoding="utf-8"))
+        for node, name, eager in _imports(tree, path.relative_to(root / "python")):
+            first, _, rest = name.partition(".")
+            if first in OPTIONAL_PACKAGES:
+                if part not in OPTIONAL_USERS:
+                    users = " and ".join(sorted(OPTIONAL_USERS))
+                    yield Finding(where, node.lineno, f"imports {first}; only {users} may")
+                elif eager:
+                    yield Finding(where, node.lineno, f"imports {first} at the top; do it in a function")
+            rank = PYTHON_RANKS.get(part, TOP_RANK)
+            if first == "memscale" and PYTHON_RANKS.get(rest.split(".")[0], 0) > rank:
+                yield Finding(where, node.lineno, f"{part} imports {name}, which stands above it")
+
+
+def _imports(tree: ast.Module, path: Path) -> Iterator[tuple[ast.stmt, str, bool]]:
+    """Yields statement, absolute name, and whether it runs on import, for each import that runs at all."""
+
+    def walk(node: ast.AST, eager: bool) -> Iterator[tuple[ast.stmt, str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield child, alias.name, eager
+            elif isinstance(child, ast.ImportFrom):
+                base = _absolute(child, path)
+                for alias in child.names:
+                    yield child, f"{base}.{alias.name}", eager
+            else:
+                inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                yield from walk(child, eager and not inside)
+
+    return walk(tree, True)
+
+
+def _absolute(node: ast.ImportFrom, path: Path) -> str:
+    if node.level == 0:
+        return node.module or ""
+    package = path.parent.parts[: len(path.parent.parts) - node.level + 1]
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
+if __name__ == "__main__":
+    sys.exit(main(check, __doc__))
