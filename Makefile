@@ -16,6 +16,7 @@ export PATH := $(VENV)/bin:$(PATH)
 # What the Python package is built from.
 PACKAGE_SOURCES := $(shell find src include python meson.build meson.options pyproject.toml -type f \
 	! -name '*.pyc' 2>/dev/null)
+VERSION := $(shell sed -n "s/^  version: '\(.*\)',/\1/p" meson.build)
 PYTEST_FOLDERS := $(wildcard tests/python tests/tools tests/cli)
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 20
@@ -127,19 +128,21 @@ sanitize: c-builds ## C tests under address, undefined-behaviour and thread sani
 
 .PHONY: fuzz
 fuzz: bootstrap-test | build-folder ## each fuzz target for FUZZ_SECONDS (20)
-	$(call setup,build/fuzz,clang,clang++,-Dfuzz=true -Db_sanitize=address$(,)undefined -Db_lundef=false)
+	$(call setup,build/fuzz,clang,clang++,-Dfuzz=true)
 	@tools/run_fuzzers build/fuzz $(FUZZ_SECONDS)
 
 .PHONY: bench
-bench: package ## the benchmarks; rows are appended to bench/results
-	@for script in bench/python/bench_*.py; do echo "$$script"; $(PYTHON) "$$script"; done
+bench: package | build-folder ## the benchmarks, C and Python; they say what they measure
+	$(call setup,build/bench,gcc,g++,-Dbench=true -Dtests=false -Dcli=false --buildtype=release)
+	@for program in $$(find build/bench/bench/c -maxdepth 1 -type f -executable) \
+		$(patsubst %,'$(PYTHON) %',$(wildcard bench/python/bench_*.py)); do echo "$$program"; $$program; done
 
 # ---- releasing and tidying -----------------------------------------------------------------------
 
 .PHONY: dist
 dist: bootstrap-build ## source archive and wheel in dist/
 	@mkdir -p dist
-	@git archive --format=tar.gz --prefix=memscale-src/ -o dist/memscale-src.tar.gz HEAD
+	@git archive --format=tar.gz --prefix=memscale-$(VERSION)/ -o dist/memscale-$(VERSION).tar.gz HEAD
 	@$(PYTHON) -m pip wheel --disable-pip-version-check --quiet --no-build-isolation --no-deps -w dist .
 	@ls -l dist
 

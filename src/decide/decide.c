@@ -20,7 +20,7 @@
 #include "decide/decide_internal.h"
 
 /* CUDA: plans of the frontier that are kept, since each may have to be replayed. */
-#define MOST_CUDA_PLANS 96u
+#define MOST_CUDA_PLANS 256u
 
 /* One decision under way. */
 typedef struct decision {

@@ -210,8 +210,8 @@ uint32_t msc__fit_segment_at(const msc__fit *fit, uint32_t position);
 typedef struct msc__frontier_plan {
     uint64_t peak_bytes;
     int64_t added_ns;
-    uint32_t set; /**< index into the sets */
-    uint32_t pad;
+    uint32_t set;  /**< index into the sets */
+    uint32_t seen; /**< 1: its neighbours have been looked at */
 } msc__frontier_plan;
 
 typedef struct msc__frontier {

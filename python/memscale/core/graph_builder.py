@@ -42,7 +42,7 @@ class Slot:
     def drop(self) -> None:
         """One holder less."""
         self.holders -= 1
-        if self.holders == 0:
+        if self.holders == 0 and not self.recorder.closed:
             self.recorder.graph.release(self.save)
 
 
@@ -52,10 +52,12 @@ class GraphRecorder(TorchDispatchMode):
     Attributes:
         graph: the graph being built.
         paused: while true, operations run but leave no record.
+        closed: the step is over; what dies now is no part of it.
         learn_inputs: whether an unknown operand is entered as something that was there before.
         open_modules: graph ids of the modules whose forward is running, outermost first.
         random_modules: modules inside whose forward random numbers were drawn.
         writes_inside: (module, buffer) for every buffer that was changed in place inside a module.
+        module_buffers: graph buffers that are registered buffers of a module.
         carried: buffers of the previous step's output, which end when forward returns.
         output_bytes: storages of the model's output.
         device_kind: of the parameters; scratch memory is known for "cpu" only.
@@ -66,10 +68,12 @@ class GraphRecorder(TorchDispatchMode):
         super().__init__()
         self.graph = graph
         self.paused = False
+        self.closed = False
         self.learn_inputs = True
         self.random_modules: set[int] = set()
         self.open_modules: list[int] = []
         self.writes_inside: set[tuple[int, int]] = set()
+        self.module_buffers: set[int] = set()
         self.carried: list[int] = []
         self.output_bytes = 0
         self.cost_scale = 1.0
@@ -113,7 +117,7 @@ class GraphRecorder(TorchDispatchMode):
         slot = self._slots.pop(ref.key, None)
         if slot is not None:
             slot.drop()
-        else:
+        elif not self.closed:
             self.graph.end_buffer(ref.buffer)
 
     # ---- saves -----------------------------------------------------------------------------------
@@ -163,8 +167,7 @@ class GraphRecorder(TorchDispatchMode):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._buffers:
                 self._watch(storage, self.graph.add_buffer(storage.nbytes(), _core.CATEGORY_TEMPORARY))
-        for index in info.writes:
-            self._note_write(func, index, args, kwargs)
+        self._note_writes(func, info, args, kwargs)
         return result
 
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
@@ -181,9 +184,17 @@ class GraphRecorder(TorchDispatchMode):
                     self.resident(tensor, _core.CATEGORY_INPUT)
         return inputs
 
-    def _note_write(self, func: Any, index: int, args: Any, kwargs: Any) -> None:
-        value = args[index] if index < len(args) else kwargs.get(func._schema.arguments[index].name)
-        for tensor in tensors_of((value,)):
+    def _note_writes(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> None:
+        for index in info.writes:
+            value = args[index] if index < len(args) else kwargs.get(func._schema.arguments[index].name)
+            self._note_write(tensors_of((value,)))
+        if info.foreign:
+            # An operator from elsewhere may update a module's statistics and not declare it.
+            operands = tensors_of(args) + tensors_of(kwargs.values())
+            self._note_write([tensor for tensor in operands if self.buffer_of(tensor) in self.module_buffers])
+
+    def _note_write(self, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
             buffer = self.buffer_of(tensor)
             if buffer is not None:
                 self.graph.add_write(buffer)

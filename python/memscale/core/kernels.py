@@ -156,10 +156,18 @@ _CPU_SCRATCH: dict[str, Scratch] = {
 }
 
 
+_UNDECLARED_WRITES = {
+    "aten::native_batch_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+}
+"""Arguments that an operator changes although its schema does not say so: running mean and variance."""
+
+
 class OpFacts:
     """What does not depend on the arguments: one per operator overload, looked up once."""
 
-    __slots__ = ("flops", "is_view", "name", "pointwise", "random", "scratch", "writes")
+    __slots__ = ("flops", "foreign", "is_view", "name", "pointwise", "random", "scratch", "writes")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -172,6 +180,8 @@ class OpFacts:
         self.writes = [
             index for index, arg in enumerate(schema.arguments) if arg.alias_info is not None and arg.alias_info.is_write
         ]
+        self.writes += _UNDECLARED_WRITES.get(schema.name, ())
+        self.foreign = not schema.name.startswith(("aten::", "prims::", "prim::"))
         returns = schema.returns
         self.is_view = bool(returns) and not self.writes and all(item.alias_info is not None for item in returns)
 

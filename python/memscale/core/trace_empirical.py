@@ -171,7 +171,7 @@ def _record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ste
             gradients = tracer.run_step(recorder, model, (args, kwargs), (saves.pack, saves.unpack), backward)
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
-        recorder.paused = True
+        recorder.closed = True
     trace = tracer.finish(recorder, calls, changes, "empirical")
     trace.notes += notes
     return trace

@@ -218,7 +218,7 @@ def trace_static(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         for parameter in parameters:
             parameter.grad = None
         del batch
-        recorder.paused = True
+        recorder.closed = True
     trace = tracer.finish(recorder, calls, changes, "static")
     trace.notes += optimizer.notes
     return trace

@@ -96,6 +96,7 @@ class CallRecorder:
                 if value is not None:
                     buffer = recorder.resident(value, _core.CATEGORY_BUFFER)
                     self.buffer_owners.setdefault(buffer, []).append((path, module, name))
+        recorder.module_buffers.update(self.buffer_owners)
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
                 recorder.resident(leaf, _core.CATEGORY_INPUT)

@@ -2,8 +2,8 @@
 /*
  * Graphs with the shape of real models, built through the public builders.
  *
- * A `tape` plays autograd: each layer notes its saves, backward plays the notes in reverse. Values are buffers;
- * a layer ends its input when told that nobody else needs it.
+ * A `tape` plays autograd: each layer notes its saves, backward plays the notes in reverse. Values are
+ * buffers; a layer ends its input when told that nobody else needs it.
  */
 #include "synth.h"
 
@@ -96,7 +96,8 @@ static uint32_t add_parameter(tape *t, uint64_t bytes)
     return id;
 }
 
-static uint32_t add_module(tape *t, const char *path, uint32_t parent, uint64_t structure, uint64_t state_bytes)
+static uint32_t add_module(tape *t, const char *path, uint32_t parent, uint64_t structure,
+                           uint64_t state_bytes)
 {
     msc_module module = {.parent = parent, .structure = structure, .state_bytes = state_bytes};
     uint32_t id = 0;
@@ -247,12 +248,16 @@ static void add_block(tape *t, block *b, uint32_t parent, uint32_t index)
         const char *name;
         uint32_t *parent;
         uint64_t state;
-    } rows[] = {
-        {&b->norm1, "norm1", &b->self, 0},  {&b->attention, "attention", &b->self, 5056},
-        {&b->qkv, "qkv", &b->attention, 0}, {&b->softmax, "softmax", &b->attention, 5056},
-        {&b->output, "output", &b->attention, 0}, {&b->norm2, "norm2", &b->self, 0},
-        {&b->mlp, "mlp", &b->self, 0},      {&b->up, "up", &b->mlp, 0},
-        {&b->gelu, "gelu", &b->mlp, 0},     {&b->down, "down", &b->mlp, 0}};
+    } rows[] = {{&b->norm1, "norm1", &b->self, 0},
+                {&b->attention, "attention", &b->self, 5056},
+                {&b->qkv, "attention.qkv", &b->attention, 0},
+                {&b->softmax, "attention.softmax", &b->attention, 5056},
+                {&b->output, "attention.output", &b->attention, 0},
+                {&b->norm2, "norm2", &b->self, 0},
+                {&b->mlp, "mlp", &b->self, 0},
+                {&b->up, "mlp.up", &b->mlp, 0},
+                {&b->gelu, "mlp.gelu", &b->mlp, 0},
+                {&b->down, "mlp.down", &b->mlp, 0}};
     size_t i;
 
     snprintf(path, sizeof path, "blocks.%u", index);

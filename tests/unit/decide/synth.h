@@ -11,8 +11,8 @@
 
 #include "memscale/memscale.h"
 
-/** A transformer: embedding, blocks of attention and MLP, head, loss; backward; AdamW. About 8 modules and, with
- *  forward, backward and optimizer, 480 operations a block. NULL when memory runs out. */
+/** A transformer: embedding, blocks of attention and MLP, head, loss; backward; AdamW. About 8 modules and,
+ * with forward, backward and optimizer, 480 operations a block. NULL when memory runs out. */
 msc_graph *synth_transformer(msc_context *ctx, uint32_t block_count);
 
 /** Layers of all sizes in a row, no two alike, every third one inside a wrapper. */

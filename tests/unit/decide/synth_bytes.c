@@ -69,13 +69,15 @@ static void add_modules(source *s)
                              .structure = byte % 4,
                              .state_bytes = byte % 7 == 0 ? byte : 0};
         snprintf(path, sizeof path, "m%u", i);
-        s->module_count += (uint32_t)accepted(s, msc_graph_add_module(s->graph, path, "T", &module, NULL, NULL));
+        s->module_count +=
+            (uint32_t)accepted(s, msc_graph_add_module(s->graph, path, "T", &module, NULL, NULL));
     }
 }
 
 static void add_residents(source *s)
 {
-    static const msc_category categories[] = {MSC_CATEGORY_PARAMETER, MSC_CATEGORY_BUFFER, MSC_CATEGORY_INPUT};
+    static const msc_category categories[] = {MSC_CATEGORY_PARAMETER, MSC_CATEGORY_BUFFER,
+                                              MSC_CATEGORY_INPUT};
     uint32_t count = below(s, 4);
     uint32_t i;
 

@@ -225,6 +225,31 @@ static void no_gap_is_large_enough(void **state)
     assert_int_equal(pools.stats.oom_count, 0);
 }
 
+/* 80 of memory make 90 of address space: 20 are left behind the seventh block, and 30 do not fit. */
+static void space_is_nine_eighths(void **state)
+{
+    uint32_t slots[8];
+    uint32_t i;
+
+    (void)state;
+    pools.options.capacity_bytes = 80 * MIB;
+    pools.options.large_segment_bytes = 10 * MIB;
+    for (i = 0; i < 8; i++)
+        slots[i] = alloc(10 * MIB);
+    release(slots[0]);
+    release(slots[3]);
+    release(slots[7]);
+    empty_cache();
+    i = alloc(20 * MIB);
+    assert_int_equal(address(i), address(slots[6]) + 10 * MIB);
+    assert_int_equal(pools.segment_count, 1);
+    release(i);
+    empty_cache();
+    (void)alloc(30 * MIB);
+    assert_int_equal(pools.segment_count, 2);
+    RESERVED(80 * MIB);
+}
+
 static void limit_counts_pages(void **state)
 {
     uint32_t slot = 0;
@@ -343,6 +368,7 @@ int main(void)
         CASE("map/two-gaps", growth_maps_two_gaps),
         CASE("map/lowest-gap-first", lowest_gap_first),
         CASE("map/no-gap-is-large-enough", no_gap_is_large_enough),
+        CASE("map/space-is-nine-eighths", space_is_nine_eighths),
         CASE("split/large-to-the-granule", large_pool_splits_to_the_granule),
         CASE("fit/prefers-what-cannot-grow", fit_prefers_what_cannot_grow),
         CASE("unmap/empty-segment", empty_segment_is_given_up),
