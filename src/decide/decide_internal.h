@@ -8,9 +8,9 @@
  * decide_model.c       the graph in the form that the decision reads
  * decide_candidates.c  which modules may be checkpointed, and why the others may not
  * decide_fit.c         exact host peak of a set of candidates, kept up to date as the set changes
- * decide_fit_build.c   the tables that it needs
+ * decide_fit_build.c   the tables that it needs, with decide_fit_lists.c
  * decide_frontier.c    plans of which none is worse than another in both peak and time
- * decide_search.c      the walks that fill the frontier
+ * decide_search.c      the walks that fill the frontier, with decide_walker.c and decide_improve.c
  * decide_bound.c       how far from the best possible time a plan can be
  *
  *      graph -> model (candidates, costs) -> fit -> search -> frontier -> one plan

@@ -16,7 +16,7 @@
 #include "decide/decide_internal.h"
 
 #define MSC__FEW_CANDIDATES 24u /* up to here every candidate is tried, beyond only the ends of groups */
-#define MSC__MOST_GROUPS 24u    /* groups that are tried, the most rewarding ones */
+#define MSC__MOST_GROUPS 96u    /* groups that are tried, the most rewarding ones */
 
 typedef enum msc__move_kind {
     MSC__MOVE_NONE,

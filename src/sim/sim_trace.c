@@ -5,7 +5,7 @@
  * WHAT A CHECKPOINT DOES TO LIFETIMES. These rules are normative; the decision and the executor follow them.
  * Positions are those of graph.h, n is the number of operations.
  *
- *      position      fb        stop  fe                 redo=rb      until
+ *      position      fb        stop  fe                    rb        until
  *      forward       [ region R      )                     |           |
  *      internal save      P- - - x dropped                 |U- - - - -R|
  *      its buffer      [====) forward instance             |           |
@@ -19,13 +19,12 @@
  *  when it was packed by R's call or by a call inside it.
  *
  *  Saves. A save inside R is *internal* when its buffer was made inside R (fb <= begin < fe, not resident)
- * and its release lies beyond fe. The others are *external*. An internal save that is never used (unpack and
- * release both at n) counts for `stop`, and for nothing else below. When no internal save is used, R does
- * nothing and is treated as kept.
+ *  and its release lies beyond fe. The others are *external*. An internal save that is never used (unpack
+ *  and release both at n) counts for `stop`, and for nothing else below. When no internal save is used, R
+ *  does nothing and is treated as kept.
  *
  *  Numbers. rb = least unpack of the used internal saves, but not before fe. until = their latest release.
- *  stop = latest pack of the internal saves, at least behind their buffers' begins: nothing behind it is
- * needed.
+ *  stop = latest pack of the internal saves, and behind what makes their buffers: nothing later is needed.
  *
  *  Forward. Internal saves hold nothing. A buffer's forward instance lives until the latest of its natural
  *  end, the releases of all saves on it that are not internal saves of the region it was made in, and
@@ -48,20 +47,14 @@
  *  of a buffer before its recomputed one, states last, in call order.
  *
  * HOW. One walk over the positions emits the events. It runs twice: first it only counts, then it writes into
- * arrays of exactly the right size. What happens at which position is prepared in buckets (sim_buckets.h).
+ * arrays of exactly the right size. What happens at which position is prepared by sim_derive.c.
  * Cost: operations + buffers + saves × nesting depth + events.
  */
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
 #include "memscale/sim.h"
-#include "sim/sim_buckets.h"
-#include "sim/sim_lifetimes.h"
-
-/* Bytes that may be alive at once, of everything, so that sums of them never overflow. */
-#define MOST_BYTES ((uint64_t)1 << 63)
-/* In redo_end: the instance goes when the recompute ends. */
-#define WITH_RECOMPUTE UINT32_MAX
+#include "sim/sim_derive.h"
 
 struct msc_trace {
     msc_context *ctx;
@@ -71,27 +64,6 @@ struct msc_trace {
     uint32_t instance_count;
 };
 
-/* Everything that the walk reads. An *object* is a forward instance (b), a recomputed one (buffers + b) or a
- * state (2 × buffers + call). */
-typedef struct derivation {
-    const msc_op *ops;
-    const msc_buffer *buffers;
-    const msc_module *modules;
-    const msc_call *calls;
-    uint32_t op_count;
-    uint32_t buffer_count;
-    uint32_t call_count;
-    msc__region *regions;
-    uint32_t *cover;      /* per call */
-    uint32_t *end;        /* per buffer: of the forward instance */
-    uint32_t *redo_end;   /* per buffer: latest release of used internal saves, 0: none */
-    msc__buckets begins;  /* buffers by begin, those that are not resident */
-    msc__buckets frees;   /* objects by the position at which they are freed */
-    msc__buckets expires; /* buffers by the position inside the recompute at which they are freed */
-    msc__buckets starts;  /* live regions by begin */
-    msc__buckets redos;   /* live regions by redo, later calls first */
-} derivation;
-
 /* Where events go. While counting, `events` is NULL. */
 typedef struct emitter {
     msc_event *events;
@@ -100,205 +72,6 @@ typedef struct emitter {
     uint32_t *ids; /* per object: its instance */
     uint32_t next_id;
 } emitter;
-
-/* ---- preparation --------------------------------------------------------------------------------- */
-
-static bool is_region(const derivation *d, uint32_t call)
-{
-    return d->cover[call] == call;
-}
-
-static void raise_to(uint32_t *value, uint32_t least)
-{
-    if (*value < least)
-        *value = least;
-}
-
-static void find_ends(derivation *d, const msc_graph *graph)
-{
-    const msc_save *saves = msc_graph_saves(graph);
-    const msc_input *inputs = msc_graph_inputs(graph);
-    uint32_t i;
-
-    for (i = 0; i < d->buffer_count; i++)
-        d->end[i] = msc__natural_end(&d->buffers[i]);
-    for (i = 0; i < msc_graph_save_count(graph); i++) {
-        uint32_t region = saves[i].call == MSC_NONE ? MSC_NONE : d->cover[saves[i].call];
-        uint32_t b = saves[i].buffer;
-        if (region == MSC_NONE || !msc__save_is_internal(&saves[i], &d->buffers[b], &d->regions[region]))
-            raise_to(&d->end[b], saves[i].release);
-        else if (!msc__save_is_unused(&saves[i], d->op_count))
-            raise_to(&d->redo_end[b], saves[i].release);
-    }
-    for (i = 0; i < msc_graph_input_count(graph); i++)
-        if (is_region(d, inputs[i].call))
-            raise_to(&d->end[inputs[i].buffer], d->regions[inputs[i].call].until);
-}
-
-/* Of a recomputed instance: its saves hold it beyond the recompute. */
-static bool is_held(const derivation *d, uint32_t buffer)
-{
-    return d->redo_end[buffer] > 0 && d->redo_end[buffer] != WITH_RECOMPUTE;
-}
-
-/* A save that is released where its region recomputes holds its instance for the recompute only. */
-static void settle_redo_ends(derivation *d, const msc__region *region)
-{
-    uint32_t i;
-
-    for (i = d->begins.first[region->begin]; i < d->begins.first[region->stop]; i++) {
-        uint32_t *end = &d->redo_end[d->begins.items[i]];
-        if (*end > 0 && *end <= region->redo)
-            *end = WITH_RECOMPUTE;
-    }
-}
-
-/* Of a recomputed instance: it goes while the recompute still runs. */
-static bool expires_inside(const derivation *d, uint32_t buffer, const msc__region *region)
-{
-    return d->redo_end[buffer] == 0 && msc__natural_end(&d->buffers[buffer]) < region->stop;
-}
-
-static void add_region(derivation *d, uint32_t call)
-{
-    const msc__region *region = &d->regions[call];
-    uint32_t i;
-
-    msc__buckets_add(&d->starts, region->begin, call);
-    for (i = d->begins.first[region->begin]; i < d->begins.first[region->stop]; i++) {
-        uint32_t b = d->begins.items[i];
-        if (expires_inside(d, b, region))
-            msc__buckets_add(&d->expires, msc__natural_end(&d->buffers[b]), b);
-    }
-}
-
-static void add_frees(derivation *d)
-{
-    uint32_t b;
-    uint32_t c;
-
-    for (b = 0; b < d->buffer_count; b++) {
-        if (d->end[b] <= d->op_count)
-            msc__buckets_add(&d->frees, d->end[b], b);
-        if (is_held(d, b))
-            msc__buckets_add(&d->frees, d->redo_end[b], d->buffer_count + b);
-    }
-    for (c = 0; c < d->call_count; c++)
-        if (is_region(d, c) && d->modules[d->calls[c].module].state_bytes > 0)
-            msc__buckets_add(&d->frees, d->regions[c].until, 2 * d->buffer_count + c);
-}
-
-static void fill_begins(derivation *d, msc__scratch *scratch)
-{
-    int pass;
-    uint32_t b;
-
-    msc__buckets_init(scratch, &d->begins, d->op_count + 2);
-    for (pass = 0; pass < 2; pass++) {
-        for (b = 0; b < d->buffer_count; b++)
-            if (!d->buffers[b].resident)
-                msc__buckets_add(&d->begins, d->buffers[b].begin, b);
-        if (pass == 0)
-            msc__buckets_place(scratch, &d->begins);
-    }
-}
-
-static void fill_buckets(derivation *d, msc__scratch *scratch)
-{
-    uint32_t positions = d->op_count + 2;
-    int pass;
-    uint32_t i;
-
-    for (i = 0; i < d->call_count; i++)
-        if (is_region(d, i))
-            settle_redo_ends(d, &d->regions[i]);
-    msc__buckets_init(scratch, &d->frees, positions);
-    msc__buckets_init(scratch, &d->expires, positions);
-    msc__buckets_init(scratch, &d->starts, positions);
-    msc__buckets_init(scratch, &d->redos, positions);
-    for (pass = 0; pass < 2; pass++) {
-        for (i = 0; i < d->call_count; i++)
-            if (is_region(d, i))
-                add_region(d, i);
-        for (i = d->call_count; i-- > 0;)
-            if (is_region(d, i))
-                msc__buckets_add(&d->redos, d->regions[i].redo, i);
-        add_frees(d);
-        if (pass == 0) {
-            msc__buckets_place(scratch, &d->expires);
-            msc__buckets_place(scratch, &d->starts);
-            msc__buckets_place(scratch, &d->redos);
-            msc__buckets_place(scratch, &d->frees);
-        }
-    }
-}
-
-/* Every buffer at most twice, every state and the largest scratch at once: an upper bound of what is live. */
-static msc_status check_sizes(const derivation *d, msc_error *err)
-{
-    uint64_t sum = 0;
-    uint64_t scratch_bytes = 0;
-    uint32_t i;
-
-    for (i = 0; i < d->buffer_count; i++)
-        sum = msc__sat_add_u64(sum, d->buffers[i].size_bytes);
-    sum = msc__sat_add_u64(sum, sum);
-    for (i = 0; i < d->call_count; i++)
-        if (is_region(d, i))
-            sum = msc__sat_add_u64(sum, d->modules[d->calls[i].module].state_bytes);
-    for (i = 0; i < d->op_count; i++)
-        if (d->ops[i].scratch_bytes > scratch_bytes)
-            scratch_bytes = d->ops[i].scratch_bytes;
-    if (msc__sat_add_u64(sum, scratch_bytes) > MOST_BYTES)
-        return msc__fail(err, MSC_EOVERFLOW, "a step of up to %llu bytes and %llu bytes of scratch",
-                         (unsigned long long)sum, (unsigned long long)scratch_bytes);
-    if ((uint64_t)d->buffer_count * 2 + d->call_count > UINT32_MAX)
-        return msc__fail(err, MSC_EOVERFLOW, "%u buffers and %u calls are too many", d->buffer_count,
-                         d->call_count);
-    return MSC_OK;
-}
-
-static msc_status check_plan(const msc_graph *graph, const msc_plan *plan, msc_error *err)
-{
-    const msc_choice *choices = plan == NULL ? NULL : msc_plan_choices(plan);
-    uint32_t count = plan == NULL ? 0 : msc_plan_choice_count(plan);
-
-    if (count > 0 && choices[count - 1].module >= msc_graph_module_count(graph))
-        return msc__fail(err, MSC_EINVAL, "the plan names module %u, the graph has %u",
-                         choices[count - 1].module, msc_graph_module_count(graph));
-    return MSC_OK;
-}
-
-static msc_status derive(derivation *d, msc__scratch *scratch, const msc_graph *graph, const msc_plan *plan,
-                         msc_error *err)
-{
-    msc_status status;
-
-    d->ops = msc_graph_ops(graph);
-    d->buffers = msc_graph_buffers(graph);
-    d->modules = msc_graph_modules(graph);
-    d->calls = msc_graph_calls(graph);
-    d->op_count = msc_graph_op_count(graph);
-    d->buffer_count = msc_graph_buffer_count(graph);
-    d->call_count = msc_graph_call_count(graph);
-    d->regions = msc__scratch_take(scratch, d->call_count, sizeof *d->regions);
-    d->cover = msc__scratch_take(scratch, d->call_count, sizeof *d->cover);
-    d->end = msc__scratch_take(scratch, d->buffer_count, sizeof *d->end);
-    d->redo_end = msc__scratch_take(scratch, d->buffer_count, sizeof *d->redo_end);
-    if (scratch->failed_bytes > 0)
-        return msc__scratch_check(scratch, "a trace", err);
-    msc__regions_derive(graph, d->regions);
-    msc__regions_cover(graph, plan, d->regions, d->cover);
-    status = check_sizes(d, err);
-    if (status != MSC_OK)
-        return status;
-    find_ends(d, graph);
-    fill_begins(d, scratch);
-    if (scratch->failed_bytes > 0)
-        return msc__scratch_check(scratch, "a trace", err);
-    fill_buckets(d, scratch);
-    return msc__scratch_check(scratch, "a trace", err);
-}
 
 /* ---- the walk ------------------------------------------------------------------------------------ */
 
@@ -316,7 +89,7 @@ static void emit(emitter *e, msc_event_kind kind, uint32_t id, uint64_t size_byt
     e->op_events += kind == MSC_EVENT_OP || kind == MSC_EVENT_RECOMPUTE;
 }
 
-static void object_facts(const derivation *d, uint32_t object, uint64_t *size_bytes, uint8_t *category)
+static void object_facts(const msc__derivation *d, uint32_t object, uint64_t *size_bytes, uint8_t *category)
 {
     if (object >= 2 * d->buffer_count) {
         *size_bytes = d->modules[d->calls[object - 2 * d->buffer_count].module].state_bytes;
@@ -328,7 +101,7 @@ static void object_facts(const derivation *d, uint32_t object, uint64_t *size_by
     }
 }
 
-static void emit_alloc(emitter *e, const derivation *d, uint32_t object)
+static void emit_alloc(emitter *e, const msc__derivation *d, uint32_t object)
 {
     uint64_t size_bytes;
     uint8_t category;
@@ -338,7 +111,7 @@ static void emit_alloc(emitter *e, const derivation *d, uint32_t object)
     emit(e, MSC_EVENT_ALLOC, e->ids[object], size_bytes, category);
 }
 
-static void emit_free(emitter *e, const derivation *d, uint32_t object)
+static void emit_free(emitter *e, const msc__derivation *d, uint32_t object)
 {
     uint64_t size_bytes;
     uint8_t category;
@@ -357,7 +130,7 @@ static void emit_scratch(emitter *e, const msc_op *op)
 }
 
 /* Outputs of an operation: forward instances with `shift` 0, recomputed ones with the buffer count. */
-static void emit_outputs(emitter *e, const derivation *d, uint32_t op, uint32_t shift)
+static void emit_outputs(emitter *e, const msc__derivation *d, uint32_t op, uint32_t shift)
 {
     uint32_t i;
 
@@ -366,7 +139,7 @@ static void emit_outputs(emitter *e, const derivation *d, uint32_t op, uint32_t 
     emit_scratch(e, &d->ops[op]);
 }
 
-static void emit_frees(emitter *e, const derivation *d, uint32_t position)
+static void emit_frees(emitter *e, const msc__derivation *d, uint32_t position)
 {
     uint32_t i;
 
@@ -374,7 +147,7 @@ static void emit_frees(emitter *e, const derivation *d, uint32_t position)
         emit_free(e, d, d->frees.items[i]);
 }
 
-static void emit_recompute(emitter *e, const derivation *d, const msc__region *region)
+static void emit_recompute(emitter *e, const msc__derivation *d, const msc__region *region)
 {
     uint32_t t;
     uint32_t i;
@@ -387,12 +160,12 @@ static void emit_recompute(emitter *e, const derivation *d, const msc__region *r
     }
     for (i = d->begins.first[region->begin]; i < d->begins.first[region->stop]; i++) {
         uint32_t b = d->begins.items[i];
-        if (!is_held(d, b) && !expires_inside(d, b, region))
+        if (!msc__redo_is_held(d, b) && !msc__redo_expires_inside(d, b, region))
             emit_free(e, d, d->buffer_count + b);
     }
 }
 
-static void emit_op(emitter *e, const derivation *d, uint32_t op)
+static void emit_op(emitter *e, const msc__derivation *d, uint32_t op)
 {
     uint32_t i;
 
@@ -403,7 +176,7 @@ static void emit_op(emitter *e, const derivation *d, uint32_t op)
     emit_outputs(e, d, op, 0);
 }
 
-static void walk(emitter *e, const derivation *d)
+static void walk(emitter *e, const msc__derivation *d)
 {
     uint32_t p;
     uint32_t i;
@@ -422,7 +195,8 @@ static void walk(emitter *e, const derivation *d)
 
 /* ---- lifecycle ----------------------------------------------------------------------------------- */
 
-static msc_status write_events(msc_trace *trace, const derivation *d, msc__scratch *scratch, msc_error *err)
+static msc_status write_events(msc_trace *trace, const msc__derivation *d, msc__scratch *scratch,
+                               msc_error *err)
 {
     emitter e = {0};
     size_t bytes = SIZE_MAX;
@@ -447,11 +221,22 @@ static msc_status write_events(msc_trace *trace, const derivation *d, msc__scrat
     return MSC_OK;
 }
 
+static msc_status check_plan(const msc_graph *graph, const msc_plan *plan, msc_error *err)
+{
+    const msc_choice *choices = plan == NULL ? NULL : msc_plan_choices(plan);
+    uint32_t count = plan == NULL ? 0 : msc_plan_choice_count(plan);
+
+    if (count > 0 && choices[count - 1].module >= msc_graph_module_count(graph))
+        return msc__fail(err, MSC_EINVAL, "the plan names module %u, the graph has %u",
+                         choices[count - 1].module, msc_graph_module_count(graph));
+    return MSC_OK;
+}
+
 msc_status msc_trace_create(msc_context *ctx, const msc_graph *graph, const msc_plan *plan, msc_trace **out,
                             msc_error *err)
 {
     msc__scratch scratch = {.ctx = ctx};
-    derivation d = {0};
+    msc__derivation d = {0};
     msc_trace *trace = NULL;
     msc_status status;
 
@@ -469,7 +254,7 @@ msc_status msc_trace_create(msc_context *ctx, const msc_graph *graph, const msc_
     if (trace == NULL)
         return msc__fail_memory(err, "a trace", sizeof *trace);
     trace->ctx = ctx;
-    status = derive(&d, &scratch, graph, plan, err);
+    status = msc__derive(&d, &scratch, graph, plan, err);
     if (status == MSC_OK)
         status = write_events(trace, &d, &scratch, err);
     msc__scratch_fini(&scratch);

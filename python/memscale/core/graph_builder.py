@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memscale import _core
 from memscale.core import kernels
+from memscale.core.accumulation import AccumulationWatch
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -58,6 +59,7 @@ class GraphRecorder(TorchDispatchMode):
         random_modules: modules inside whose forward random numbers were drawn.
         writes_inside: (module, buffer) for every buffer that was changed in place inside a module.
         module_buffers: graph buffers that are registered buffers of a module.
+        accumulation: tells the engine's own sums of gradients.
         carried: buffers of the previous step's output, which end when forward returns.
         output_bytes: storages of the model's output.
         device_kind: of the parameters; scratch memory is known for "cpu" only.
@@ -75,6 +77,7 @@ class GraphRecorder(TorchDispatchMode):
         self.writes_inside: set[tuple[int, int]] = set()
         self.module_buffers: set[int] = set()
         self.carried: list[int] = []
+        self.accumulation = AccumulationWatch()
         self.output_bytes = 0
         self.cost_scale = 1.0
         self.device_kind = "cpu"
@@ -142,6 +145,7 @@ class GraphRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        func = self.accumulation.in_place(func, args)
         info = kernels.facts(func)
         if info.is_view:
             return self.execute(func, info, args, kwargs)

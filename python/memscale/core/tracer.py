@@ -203,6 +203,8 @@ def run_step(
             loss = loss_of(output)
         recorder.graph.set_phase(_core.PHASE_BACKWARD)
         recorder.learn_inputs = False
+        if loss is not None:
+            recorder.accumulation.watch(loss)
         gradients = backward(loss) if loss is not None else []
     for gradient in gradients:
         buffer = None if gradient is None else recorder.buffer_of(gradient)

@@ -42,7 +42,7 @@ typedef struct layer {
     uint64_t parameter_bytes;
     int save_in;
     int save_out;
-    int save_extra; /* something as large as the output, made by the layer for backward only */
+    int save_extra; /* a quarter of the output, made by the layer for backward only */
     int end_in;
     uint32_t small_ops;
 } layer;

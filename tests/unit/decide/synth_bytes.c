@@ -132,6 +132,19 @@ static void add_save(source *s)
             (uint32_t)accepted(s, msc_graph_add_save(s->graph, pick(s, s->buffer_count), NULL, NULL));
 }
 
+/* What layers mostly do: save what they made and let go of what they used. */
+static void add_layer(source *s)
+{
+    uint32_t before = s->buffer_count;
+    uint32_t byte = next(s);
+
+    add_op(s);
+    if (before < s->buffer_count && byte % 4 != 0)
+        s->save_count += (uint32_t)accepted(s, msc_graph_add_save(s->graph, s->buffer_count - 1, NULL, NULL));
+    if (before > 0 && byte % 8 != 1)
+        accepted(s, msc_graph_end_buffer(s->graph, before - 1, NULL));
+}
+
 static void run_forward(source *s)
 {
     size_t keep = s->left / 3;
@@ -147,10 +160,12 @@ static void run_forward(source *s)
             end_call(s);
             break;
         case 4:
+            add_op(s);
+            break;
         case 5:
         case 6:
         case 7:
-            add_op(s);
+            add_layer(s);
             break;
         case 8:
         case 9:

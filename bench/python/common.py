@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all benchmark scripts share: the machine's description, tables, CSV rows, and how memory is measured.
+
+Rows are appended to `bench/results/<name>.csv` and never overwritten, so that a number in the documentation can
+name the row it comes from. Every row says with which commit, on which machine and with which versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import gc
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+
+_PROVENANCE = ("date", "commit", "machine", "cores", "python", "torch", "transformers")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """An argument parser with the option that all scripts have."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--dry", action="store_true", help="print only; append nothing to bench/results")
+    return made
+
+
+# ---- where a number comes from -----------------------------------------------------------------------
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):  # a source archive
+        return ""
+
+
+def processor() -> str:
+    """Name of the processor, as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def provenance() -> dict[str, str]:
+    """The columns that every row begins with. A "+" after the commit: the tree had changes."""
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": _commit(),
+        "machine": machine,
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": _version("transformers"),
+    }
+
+
+class Table:
+    """Rows of one benchmark: printed as they come, appended to a CSV file as they come.
+
+    Args:
+        name: of the CSV file in `folder`.
+        columns: of the benchmark's own.
+        dry: print only.
+        folder: where the file lies.
+    """
+
+    def __init__(self, name: str, columns: Sequence[str], dry: bool, folder: Path = RESULTS) -> None:
+        self.columns = list(columns)
+        self.widths = [max(len(column), 9) for column in columns]
+        self.path = folder / f"{name}.csv"
+        self.dry = dry
+        self.provenance = provenance()
+        self.started = False
+        if not dry:
+            self._check_header()
+
+    def _header(self) -> list[str]:
+        return [*_PROVENANCE, *self.columns]
+
+    def _check_header(self) -> None:
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerow(self._header())
+            return
+        with self.path.open(newline="") as file:
+            present = next(csv.reader(file), [])
+        if present != self._header():
+            raise SystemExit(f"{self.path} has other columns than this script writes; move it away or use --dry")
+
+    def add(self, *values: Any) -> None:
+        """Prints a row and appends it, flushed at once."""
+        texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+        if not self.started:
+            print("  ".join(column.rjust(width) for column, width in zip(self.columns, self.widths, strict=True)))
+            self.started = True
+        print("  ".join(text.rjust(width) for text, width in zip(texts, self.widths, strict=True)), flush=True)
+        if self.dry:
+            return
+        row = [self.provenance[name] for name in _PROVENANCE] + texts
+        with self.path.open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(row)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+# ---- measuring -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Drops what native code writes to file descriptor 2: the profiler's own remarks."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def memory_events(run: Callable[[], object]) -> list[tuple[int, int]]:
+    """(time, bytes) of every allocation and, negative, every release of tensor memory on the CPU during `run`."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()
+    with quiet_stderr():
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            run()
+        events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    return sorted(((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda event: event[0])
+
+
+def measure_peak(run: Callable[[], object]) -> int:
+    """Highest number of tensor bytes that `run` has at once, beyond what there was before it."""
+    live = peak = 0
+    for _, size in memory_events(run):
+        live += size
+        peak = max(peak, live)
+    return peak
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value; of an even number, the mean of the two in the middle."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

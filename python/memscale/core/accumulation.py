@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes backward's gradient sums in a trace happen as they do in training: in place.
+
+Where two paths meet, the autograd engine adds their gradients. It reuses the first one's memory if nobody
+else holds it, but not while a dispatch mode is active or the tensors are fakes; then it makes a third
+tensor. A trace would see memory that training never takes. So every node of the graph reports when its own
+work is done: what is added between that moment and the next node's start is the engine's sum, and the
+recorder does it in place under the engine's own conditions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ADD = torch.ops.aten.add.Tensor
+_ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+
+
+class AccumulationWatch:
+    """Knows whether an addition is the engine's own.
+
+    Attributes:
+        between_nodes: the last node's work is done, the next one's has not begun.
+        into_leaf: the running node adds to a leaf's `.grad`.
+    """
+
+    def __init__(self) -> None:
+        self.between_nodes = False
+        self.into_leaf = False
+
+    def watch(self, loss: Tensor) -> None:
+        """Puts a hook before and after every node that backward from `loss` may run."""
+        pending, seen = [loss.grad_fn], set()
+        while pending:
+            node = pending.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            is_leaf = node.name() == "torch::autograd::AccumulateGrad"
+            node.register_prehook(self._leaf_begins if is_leaf else self._begins)
+            node.register_hook(self._ends)
+            pending.extend(following for following, _ in node.next_functions)
+
+    def _begins(self, *unused: Any) -> None:
+        self.between_nodes = self.into_leaf = False
+
+    def _leaf_begins(self, *unused: Any) -> None:
+        self.between_nodes, self.into_leaf = False, True
+
+    def _ends(self, *unused: Any) -> None:
+        self.between_nodes, self.into_leaf = True, False
+
+    def in_place(self, func: Any, args: Any) -> Any:
+        """The operation to run instead of `func`: itself, or the addition in place."""
+        if func is not _ADD or not (self.between_nodes or self.into_leaf) or not isinstance(args[1], Tensor):
+            return func
+        total, part = args[0], args[1]
+        same = total.shape == part.shape and total.dtype == part.dtype and total.layout == part.layout
+        if not same or torch.is_grad_enabled():
+            return func
+        if self.into_leaf or _only_holder(total):
+            return _ADD_IN_PLACE
+        return func
+
+
+def _only_holder(tensor: Tensor) -> bool:
+    """True when nothing but the engine's buffer (and the wrapper made here) holds the storage."""
+    storage = tensor.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) <= 2) and _dense(tensor)
+
+
+def _dense(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
