@@ -31,7 +31,9 @@ _PROVENANCE = ("date", "commit", "machine", "cores", "python", "torch", "transfo
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """An argument parser with the option that all scripts have."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--dry", action="store_true", help="print only; append nothing to bench/results")
     return made
 
@@ -48,7 +50,9 @@ def _version(package: str) -> str:
 
 def _commit() -> str:
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
@@ -113,15 +117,23 @@ class Table:
         with self.path.open(newline="") as file:
             present = next(csv.reader(file), [])
         if present != self._header():
-            raise SystemExit(f"{self.path} has other columns than this script writes; move it away or use --dry")
+            raise SystemExit(
+                f"{self.path} has other columns than this script writes; move it away or use --dry"
+            )
 
     def add(self, *values: Any) -> None:
         """Prints a row and appends it, flushed at once."""
         texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
         if not self.started:
-            print("  ".join(column.rjust(width) for column, width in zip(self.columns, self.widths, strict=True)))
+            print(
+                "  ".join(
+                    column.rjust(width) for column, width in zip(self.columns, self.widths, strict=True)
+                )
+            )
             self.started = True
-        print("  ".join(text.rjust(width) for text, width in zip(texts, self.widths, strict=True)), flush=True)
+        print(
+            "  ".join(text.rjust(width) for text, width in zip(texts, self.widths, strict=True)), flush=True
+        )
         if self.dry:
             return
         row = [self.provenance[name] for name in _PROVENANCE] + texts
@@ -158,7 +170,9 @@ def memory_events(run: Callable[[], object]) -> list[tuple[int, int]]:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             run()
         events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    return sorted(((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda event: event[0])
+    return sorted(
+        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda event: event[0]
+    )
 
 
 def measure_peak(run: Callable[[], object]) -> int:

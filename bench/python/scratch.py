@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scratch memory of CPU operators: what kernels allocate and free inside, against the rules in core/kernels.py.
+"""Scratch memory of CPU operators: what kernels allocate and free inside, against the rules in core/scratch.py.
 
 Each case is a piece of forward and backward over some shape and dtype. A dispatch mode stands where the tracer
 stands, so an operation here is an operation of the memory graph. For each one,
@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale.core import kernels
+from memscale.core import scratch as rules
 
 BF16, FP32, FP16 = torch.bfloat16, torch.float32, torch.float16
 Case = tuple[str, Callable[[], object]]
@@ -41,7 +42,7 @@ class Call:
         name: the operator, as the graph names it.
         described: dtypes and shapes of its tensors, and the other arguments.
         dtype: of its first tensor.
-        rule: what core/kernels.py says, bytes.
+        rule: what core/scratch.py says, bytes.
         real: bytes of the new storages that it returned.
         fake: the same in the fake run; -1 if that is not possible.
         scratch: measured, bytes.
@@ -110,10 +111,12 @@ class Probe(TorchDispatchMode):
         with mark:
             result = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        rule = kernels.scratch_bytes(info, args, outputs)
+        rule = rules.scratch_bytes(info.scratch, info.pointwise, args, outputs)
         fake = self._fake_bytes(func, info, args, kwargs)
         dtype = "" if first is None else str(first.dtype)[6:]
-        name = func._schema.name.split("::")[-1] + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
+        name = func._schema.name.split("::")[-1] + (
+            f".{func._schema.overload_name}" if func._schema.overload_name else ""
+        )
         self.calls.append(Call(name, described, dtype, rule, fresh_bytes(result, known), fake))
         return result
 
@@ -141,7 +144,9 @@ def observe(run: Callable[[], object]) -> list[Call]:
             events = list(profiled.profiler.kineto_results.events())  # type: ignore[union-attr]
     finally:
         gc.enable()
-    memory = sorted(((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda event: event[0])
+    memory = sorted(
+        ((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda event: event[0]
+    )
     for event in events:
         if event.name().startswith("scratch#"):
             begin, end = event.start_ns(), event.start_ns() + event.duration_ns()
@@ -161,7 +166,7 @@ def observe(run: Callable[[], object]) -> list[Call]:
 
 def leaf(*shape: int, dtype: torch.dtype = FP32, grad: bool = True) -> Tensor:
     """A random tensor."""
-    return torch.randn(*shape).to(dtype).requires_grad_(grad)
+    return torch.randn(shape).to(dtype).requires_grad_(grad)
 
 
 def through(make: Callable[[], Any]) -> Callable[[], object]:
@@ -184,14 +189,33 @@ def module_case(module: nn.Module, *inputs: Tensor, dtype: torch.dtype = FP32) -
 
 def products(dtype: torch.dtype) -> Iterator[Case]:
     for m, k, n in (
-        (1, 64, 64), (8, 256, 1000), (64, 64, 64), (256, 256, 256), (1024, 256, 1024), (1024, 1024, 256), (2048, 768, 3072),
-        (2048, 3072, 768), (4096, 128, 128), (128, 128, 4096), (128, 4096, 128), (33, 65, 129), (1000, 7, 1000), (512, 512, 30522),
-    ):  # fmt: skip
+        (1, 64, 64),
+        (8, 256, 1000),
+        (64, 64, 64),
+        (256, 256, 256),
+        (1024, 256, 1024),
+        (1024, 1024, 256),
+        (2048, 768, 3072),
+        (2048, 3072, 768),
+        (4096, 128, 128),
+        (128, 128, 4096),
+        (128, 4096, 128),
+        (33, 65, 129),
+        (1000, 7, 1000),
+        (512, 512, 30522),
+    ):
         a, b = leaf(m, k, dtype=dtype), leaf(k, n, dtype=dtype)
         yield f"mm {m} {k} {n}", through(lambda a=a, b=b: a @ b)
         w, c = leaf(n, k, dtype=dtype), leaf(n, dtype=dtype)
         yield f"linear {m} {k} {n}", through(lambda a=a, w=w, c=c: F.linear(a, w, c))
-    for b_, m, k, n in ((4, 64, 64, 64), (16, 256, 64, 256), (48, 128, 64, 128), (2, 1024, 32, 1024), (64, 17, 33, 19), (1, 512, 512, 512)):
+    for b_, m, k, n in (
+        (4, 64, 64, 64),
+        (16, 256, 64, 256),
+        (48, 128, 64, 128),
+        (2, 1024, 32, 1024),
+        (64, 17, 33, 19),
+        (1, 512, 512, 512),
+    ):
         a, b = leaf(b_, m, k, dtype=dtype), leaf(b_, k, n, dtype=dtype)
         yield f"bmm {b_} {m} {k} {n}", through(lambda a=a, b=b: torch.bmm(a, b))
         t = leaf(b_, n, k, dtype=dtype)
@@ -256,69 +280,164 @@ def norms(dtype: torch.dtype) -> Iterator[Case]:
         kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
         for mixed in (False, True) if dtype != FP32 else (False,):
             module = kind(shape[1])
-            yield f"batch norm {shape} mixed={mixed}", module_case(module, leaf(*shape, dtype=dtype), dtype=FP32 if mixed else dtype)
+            yield (
+                f"batch norm {shape} mixed={mixed}",
+                module_case(module, leaf(*shape, dtype=dtype), dtype=FP32 if mixed else dtype),
+            )
         frozen = kind(shape[1])
-        yield f"batch norm eval {shape}", (lambda m=frozen.to(dtype).eval(), x=leaf(*shape, dtype=dtype): through(lambda: m(x))())
+        yield (
+            f"batch norm eval {shape}",
+            (lambda m=frozen.to(dtype).eval(), x=leaf(*shape, dtype=dtype): through(lambda: m(x))()),
+        )
         if len(shape) == 4:
             x = leaf(*shape, dtype=dtype, grad=False).to(memory_format=torch.channels_last).requires_grad_()
             yield f"batch norm {shape} channels-last", module_case(kind(shape[1]), x, dtype=dtype)
     for shape in ((4, 256, 256), (2, 1024, 768), (8, 128, 4096), (3, 7, 33), (4096, 16)):
-        yield f"layer norm {shape}", module_case(nn.LayerNorm(shape[-1]), leaf(*shape, dtype=dtype), dtype=dtype)
+        yield (
+            f"layer norm {shape}",
+            module_case(nn.LayerNorm(shape[-1]), leaf(*shape, dtype=dtype), dtype=dtype),
+        )
         yield f"rms norm {shape}", module_case(nn.RMSNorm(shape[-1]), leaf(*shape, dtype=dtype), dtype=dtype)
         if dtype != FP32:
             yield f"layer norm mixed {shape}", module_case(nn.LayerNorm(shape[-1]), leaf(*shape, dtype=dtype))
     for shape, groups in (((4, 64, 32, 32), 8), ((2, 512, 399), 512), ((2, 320, 16, 16), 32)):
-        yield f"group norm {shape}", module_case(nn.GroupNorm(groups, shape[1]), leaf(*shape, dtype=dtype), dtype=dtype)
+        yield (
+            f"group norm {shape}",
+            module_case(nn.GroupNorm(groups, shape[1]), leaf(*shape, dtype=dtype), dtype=dtype),
+        )
         if len(shape) == 4:
             x = leaf(*shape, dtype=dtype, grad=False).to(memory_format=torch.channels_last).requires_grad_()
-            yield f"group norm {shape} channels-last", module_case(nn.GroupNorm(groups, shape[1]), x, dtype=dtype)
-    yield "instance norm", module_case(nn.InstanceNorm2d(32, affine=True), leaf(4, 32, 64, 64, dtype=dtype), dtype=dtype)
-    yield "weight norm", module_case(
-        nn.utils.parametrizations.weight_norm(nn.Conv1d(64, 64, 16, padding=8, groups=4), dim=2), leaf(2, 64, 99, dtype=dtype), dtype=dtype
+            yield (
+                f"group norm {shape} channels-last",
+                module_case(nn.GroupNorm(groups, shape[1]), x, dtype=dtype),
+            )
+    yield (
+        "instance norm",
+        module_case(nn.InstanceNorm2d(32, affine=True), leaf(4, 32, 64, 64, dtype=dtype), dtype=dtype),
     )
-    yield "spectral norm", module_case(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(256, 256)), leaf(32, 256, dtype=dtype), dtype=dtype
+    yield (
+        "weight norm",
+        module_case(
+            nn.utils.parametrizations.weight_norm(nn.Conv1d(64, 64, 16, padding=8, groups=4), dim=2),
+            leaf(2, 64, 99, dtype=dtype),
+            dtype=dtype,
+        ),
+    )
+    yield (
+        "spectral norm",
+        module_case(
+            nn.utils.parametrizations.spectral_norm(nn.Linear(256, 256)),
+            leaf(32, 256, dtype=dtype),
+            dtype=dtype,
+        ),
     )
 
 
 def attention(dtype: torch.dtype) -> Iterator[Case]:
     for batch, heads, length, other, width in (
-        (4, 4, 256, 256, 64), (2, 12, 512, 512, 64), (1, 4, 1024, 1024, 64), (2, 4, 191, 191, 64), (2, 4, 192, 192, 32),
-        (2, 4, 767, 767, 64), (2, 4, 768, 768, 128), (4, 4, 197, 197, 64), (8, 4, 20, 20, 64), (2, 4, 128, 1024, 64),
-        (2, 4, 1024, 128, 64), (1, 2, 2048, 2048, 64), (4, 4, 64, 64, 80), (2, 4, 300, 300, 40), (2, 2, 100, 513, 96), (1, 1, 1, 512, 64),
-    ):  # fmt: skip
-        def qkv(b: int = batch, h: int = heads, s: int = length, t: int = other, d: int = width) -> tuple[Tensor, ...]:
+        (4, 4, 256, 256, 64),
+        (2, 12, 512, 512, 64),
+        (1, 4, 1024, 1024, 64),
+        (2, 4, 191, 191, 64),
+        (2, 4, 192, 192, 32),
+        (2, 4, 767, 767, 64),
+        (2, 4, 768, 768, 128),
+        (4, 4, 197, 197, 64),
+        (8, 4, 20, 20, 64),
+        (2, 4, 128, 1024, 64),
+        (2, 4, 1024, 128, 64),
+        (1, 2, 2048, 2048, 64),
+        (4, 4, 64, 64, 80),
+        (2, 4, 300, 300, 40),
+        (2, 2, 100, 513, 96),
+        (1, 1, 1, 512, 64),
+    ):
+
+        def qkv(
+            b: int = batch, h: int = heads, s: int = length, t: int = other, d: int = width
+        ) -> tuple[Tensor, ...]:
             return leaf(b, h, s, d, dtype=dtype), leaf(b, h, t, d, dtype=dtype), leaf(b, h, t, d, dtype=dtype)
 
         name = f"{batch} {heads} {length} {other} {width}"
         q, k, v = qkv()
         yield f"sdpa {name}", through(lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v))
         if length == other:
-            yield f"sdpa causal {name}", through(lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+            yield (
+                f"sdpa causal {name}",
+                through(lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+            )
         if length > 1:
-            yield f"sdpa dropout {name}", through(lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1))
+            yield (
+                f"sdpa dropout {name}",
+                through(lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)),
+            )
         mask = torch.zeros(batch, 1, length, other, dtype=dtype)
-        yield f"sdpa mask {name}", through(lambda q=q, k=k, v=v, m=mask: F.scaled_dot_product_attention(q, k, v, attn_mask=m))
+        yield (
+            f"sdpa mask {name}",
+            through(lambda q=q, k=k, v=v, m=mask: F.scaled_dot_product_attention(q, k, v, attn_mask=m)),
+        )
         bools = torch.ones(batch, 1, length, other, dtype=torch.bool)
-        yield f"sdpa bool mask {name}", through(lambda q=q, k=k, v=v, m=bools: F.scaled_dot_product_attention(q, k, v, attn_mask=m))
+        yield (
+            f"sdpa bool mask {name}",
+            through(lambda q=q, k=k, v=v, m=bools: F.scaled_dot_product_attention(q, k, v, attn_mask=m)),
+        )
         if dtype != FP32:
             wide = torch.zeros(batch, 1, length, other)
-            yield f"sdpa FP32 mask {name}", through(lambda q=q, k=k, v=v, m=wide: F.scaled_dot_product_attention(q, k, v, attn_mask=m))
-    q, k, v = leaf(2, 8, 256, 64, dtype=dtype), leaf(2, 2, 256, 64, dtype=dtype), leaf(2, 2, 256, 64, dtype=dtype)
-    yield "sdpa grouped", through(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
-    swapped = [leaf(2, 256, 4, 64, dtype=dtype) for _ in range(3)]
-    yield "sdpa transposed", through(lambda: F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in swapped)))
-    yield "multi-head module", module_case(
-        nn.MultiheadAttention(128, 4, batch_first=True, dropout=0.1), *[leaf(2, 100, 128, dtype=dtype)] * 3, dtype=dtype
+            yield (
+                f"sdpa FP32 mask {name}",
+                through(lambda q=q, k=k, v=v, m=wide: F.scaled_dot_product_attention(q, k, v, attn_mask=m)),
+            )
+    q, k, v = (
+        leaf(2, 8, 256, 64, dtype=dtype),
+        leaf(2, 2, 256, 64, dtype=dtype),
+        leaf(2, 2, 256, 64, dtype=dtype),
     )
-    yield "encoder layer", module_case(nn.TransformerEncoderLayer(128, 4, 256, batch_first=True), leaf(2, 100, 128, dtype=dtype), dtype=dtype)
+    yield (
+        "sdpa grouped",
+        through(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)),
+    )
+    swapped = [leaf(2, 256, 4, 64, dtype=dtype) for _ in range(3)]
+    yield (
+        "sdpa transposed",
+        through(lambda: F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in swapped))),
+    )
+    yield (
+        "multi-head module",
+        module_case(
+            nn.MultiheadAttention(128, 4, batch_first=True, dropout=0.1),
+            *[leaf(2, 100, 128, dtype=dtype)] * 3,
+            dtype=dtype,
+        ),
+    )
+    yield (
+        "encoder layer",
+        module_case(
+            nn.TransformerEncoderLayer(128, 4, 256, batch_first=True),
+            leaf(2, 100, 128, dtype=dtype),
+            dtype=dtype,
+        ),
+    )
 
 
 def reductions(dtype: torch.dtype) -> Iterator[Case]:
     for shape in ((4, 256, 1000), (1024, 30522), (8, 12, 128, 128), (64, 7), (3, 2048, 768)):
         x = leaf(*shape, dtype=dtype)
-        for function in (torch.softmax, torch.log_softmax, torch.logsumexp, torch.sum, torch.mean, torch.var, torch.std, torch.amax, torch.prod,
-                         torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.argmax, torch.norm):  # fmt: skip
+        for function in (
+            torch.softmax,
+            torch.log_softmax,
+            torch.logsumexp,
+            torch.sum,
+            torch.mean,
+            torch.var,
+            torch.std,
+            torch.amax,
+            torch.prod,
+            torch.cumsum,
+            torch.cumprod,
+            torch.logcumsumexp,
+            torch.argmax,
+            torch.norm,
+        ):
             if function is torch.norm:
                 yield f"norm {shape}", through(lambda x=x: torch.linalg.vector_norm(x, dim=-1))
                 yield f"norm all {shape}", through(lambda x=x: torch.linalg.vector_norm(x))
@@ -343,51 +462,134 @@ def reductions(dtype: torch.dtype) -> Iterator[Case]:
         yield f"argsort {shape}", through(lambda x=x: x.argsort(dim=-1))
         yield f"kthvalue {shape}", through(lambda x=x: x.kthvalue(2, dim=-1).values)
         yield f"cummax {shape}", through(lambda x=x: x.cummax(dim=-1).values)
-        yield f"isnan any all {shape}", (lambda x=x: (x.isnan().any(), (x > 0).all(-1), (x > 0).sum(), (x > 0).sum(-1), x.count_nonzero()))
+        yield (
+            f"isnan any all {shape}",
+            (
+                lambda x=x: (
+                    x.isnan().any(),
+                    (x > 0).all(-1),
+                    (x > 0).sum(),
+                    (x > 0).sum(-1),
+                    x.count_nonzero(),
+                )
+            ),
+        )
         labels = torch.randint(0, shape[1] if len(shape) > 1 else 2, (shape[0], *shape[2:]))
         yield f"cross entropy {shape}", through(lambda x=x, t=labels: F.cross_entropy(x, t))
-        yield f"cross entropy smooth {shape}", through(lambda x=x, t=labels: F.cross_entropy(x, t, label_smoothing=0.1, ignore_index=0))
+        yield (
+            f"cross entropy smooth {shape}",
+            through(lambda x=x, t=labels: F.cross_entropy(x, t, label_smoothing=0.1, ignore_index=0)),
+        )
         soft = torch.softmax(torch.randn(shape), 1).to(dtype)
         yield f"cross entropy soft {shape}", through(lambda x=x, t=soft: F.cross_entropy(x, t))
-        for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div, F.binary_cross_entropy_with_logits):
+        for loss in (
+            F.mse_loss,
+            F.l1_loss,
+            F.smooth_l1_loss,
+            F.huber_loss,
+            F.kl_div,
+            F.binary_cross_entropy_with_logits,
+        ):
             yield f"{loss.__name__} {shape}", through(lambda x=x, t=soft, f=loss: f(x, t))
     x = leaf(100, 4, 50, dtype=dtype)
-    yield "ctc", through(
-        lambda: F.ctc_loss(x.log_softmax(-1).float(), torch.randint(1, 50, (4, 20)), torch.full((4,), 100), torch.full((4,), 20))
+    yield (
+        "ctc",
+        through(
+            lambda: F.ctc_loss(
+                x.log_softmax(-1).float(),
+                torch.randint(1, 50, (4, 20)),
+                torch.full((4,), 100),
+                torch.full((4,), 20),
+            )
+        ),
     )
     whole = torch.randint(0, 100, (64, 1000))
-    yield "integers", lambda: (whole.sum(), whole.cumsum(-1), whole.sort(-1), whole.float().mean(), whole.ne(0).cumsum(1), whole.max(-1),
-                               whole.bincount if False else torch.bincount(whole.flatten()), whole.unique(), F.one_hot(whole, 100),
-                               (whole == 3).int().cumsum(1), torch.nonzero(whole), whole[whole > 3], whole.sum(-1, dtype=torch.int32))  # fmt: skip
+    yield (
+        "integers",
+        lambda: (
+            whole.sum(),
+            whole.cumsum(-1),
+            whole.sort(-1),
+            whole.float().mean(),
+            whole.ne(0).cumsum(1),
+            whole.max(-1),
+            whole.bincount if False else torch.bincount(whole.flatten()),
+            whole.unique(),
+            F.one_hot(whole, 100),
+            (whole == 3).int().cumsum(1),
+            torch.nonzero(whole),
+            whole[whole > 3],
+            whole.sum(-1, dtype=torch.int32),
+        ),
+    )
 
 
 def indexing(dtype: torch.dtype) -> Iterator[Case]:
-    for rows, width, shape in ((1000, 256, (4, 256)), (30522, 768, (2, 512)), (2, 768, (8, 128)), (512, 64, (64,))):
+    for rows, width, shape in (
+        (1000, 256, (4, 256)),
+        (30522, 768, (2, 512)),
+        (2, 768, (8, 128)),
+        (512, 64, (64,)),
+    ):
         ids = torch.randint(0, rows, shape)
-        yield f"embedding {rows} {width} {shape}", module_case(nn.Embedding(rows, width, padding_idx=0), ids, dtype=dtype)
+        yield (
+            f"embedding {rows} {width} {shape}",
+            module_case(nn.Embedding(rows, width, padding_idx=0), ids, dtype=dtype),
+        )
         table = leaf(rows, width, dtype=dtype)
-        yield f"embedding grad^T {rows} {width}", (
-            lambda t=table, i=ids: F.embedding(i, t).backward(torch.randn(i.shape[0], width, *i.shape[1:]).to(dtype).movedim(1, -1))
-            if False
-            else F.embedding(i, t).transpose(0, -1).backward(torch.randn_like(F.embedding(i, t).transpose(0, -1).contiguous()))
+        yield (
+            f"embedding grad^T {rows} {width}",
+            (
+                lambda t=table, i=ids: (
+                    F.embedding(i, t).backward(
+                        torch.randn(i.shape[0], width, *i.shape[1:]).to(dtype).movedim(1, -1)
+                    )
+                    if False
+                    else F.embedding(i, t)
+                    .transpose(0, -1)
+                    .backward(torch.randn_like(F.embedding(i, t).transpose(0, -1).contiguous()))
+                )
+            ),
         )
         yield f"index rows {rows} {width}", through(lambda t=table, i=ids: t[i])
         yield f"index_select {rows} {width}", through(lambda t=table, i=ids.flatten(): t.index_select(0, i))
-        yield f"index_add {rows} {width}", through(lambda t=table, i=ids.flatten(): t.index_add(0, i, leaf(i.numel(), width, dtype=dtype)))
-        yield f"index_copy {rows} {width}", through(
-            lambda t=table, n=rows: t.index_copy(0, torch.randperm(n)[: n // 2], leaf(n // 2, width, dtype=dtype))
+        yield (
+            f"index_add {rows} {width}",
+            through(lambda t=table, i=ids.flatten(): t.index_add(0, i, leaf(i.numel(), width, dtype=dtype))),
         )
-        yield f"index_put {rows} {width}", through(
-            lambda t=table, i=ids.flatten(): t.index_put((i,), leaf(i.numel(), width, dtype=dtype), accumulate=True)
+        yield (
+            f"index_copy {rows} {width}",
+            through(
+                lambda t=table, n=rows: t.index_copy(
+                    0, torch.randperm(n)[: n // 2], leaf(n // 2, width, dtype=dtype)
+                )
+            ),
         )
-        yield f"embedding bag {rows} {width}", module_case(nn.EmbeddingBag(rows, width), ids.reshape(shape[0], -1), dtype=dtype)
+        yield (
+            f"index_put {rows} {width}",
+            through(
+                lambda t=table, i=ids.flatten(): t.index_put(
+                    (i,), leaf(i.numel(), width, dtype=dtype), accumulate=True
+                )
+            ),
+        )
+        yield (
+            f"embedding bag {rows} {width}",
+            module_case(nn.EmbeddingBag(rows, width), ids.reshape(shape[0], -1), dtype=dtype),
+        )
     x = leaf(64, 512, 96, dtype=dtype)
     where = torch.randint(0, 512, (64, 512, 96))
     yield "gather", through(lambda: x.gather(1, where))
     yield "scatter", through(lambda: x.scatter(1, where, leaf(64, 512, 96, dtype=dtype)))
     yield "scatter_add", through(lambda: x.scatter_add(1, where, leaf(64, 512, 96, dtype=dtype)))
-    yield "scatter_reduce amax", through(lambda: x.scatter_reduce(1, where, leaf(64, 512, 96, dtype=dtype), "amax"))
-    yield "scatter_reduce mean", through(lambda: x.scatter_reduce(1, where, leaf(64, 512, 96, dtype=dtype), "mean"))
+    yield (
+        "scatter_reduce amax",
+        through(lambda: x.scatter_reduce(1, where, leaf(64, 512, 96, dtype=dtype), "amax")),
+    )
+    yield (
+        "scatter_reduce mean",
+        through(lambda: x.scatter_reduce(1, where, leaf(64, 512, 96, dtype=dtype), "mean")),
+    )
     yield "take_along_dim", through(lambda: x.take_along_dim(where, 1))
     yield "masked_fill", through(lambda: x.masked_fill(where > 100, 0.0))
     yield "masked_fill broadcast", through(lambda: x.masked_fill(where[:1, :, :1] > 100, 0.0))
@@ -402,7 +604,12 @@ def indexing(dtype: torch.dtype) -> Iterator[Case]:
     yield "repeat_interleave", through(lambda: x.repeat_interleave(2, dim=1))
     yield "cat stack", through(lambda: (torch.cat([x, x], 1), torch.stack([x, x])))
     yield "split chunk", through(lambda: [p * 2 for p in x.chunk(3, -1)])
-    yield "pad", through(lambda: (F.pad(x, (1, 2)), F.pad(x, (1, 2), mode="reflect"), F.pad(x, (1, 2), mode="circular")))
+    yield (
+        "pad",
+        through(
+            lambda: (F.pad(x, (1, 2)), F.pad(x, (1, 2), mode="reflect"), F.pad(x, (1, 2), mode="circular"))
+        ),
+    )
     yield "unfold", through(lambda: x.unfold(1, 8, 4) * 1.0)
     yield "im2col", through(lambda: F.unfold(x.reshape(8, 24, 128, 128), 3, padding=1))
     yield "col2im", through(lambda: F.fold(x.reshape(64, 96, 512)[:, :72, :484], (24, 24), 3))
@@ -410,7 +617,14 @@ def indexing(dtype: torch.dtype) -> Iterator[Case]:
     yield "as contiguous cast", through(lambda: x.transpose(0, 1).to(FP32 if dtype != FP32 else BF16))
     yield "copy_ into slice", lambda: torch.zeros(64, 512, 96).copy_(x.detach())
     yield "copy_ into permuted", lambda: torch.zeros(96, 64, 512).permute(1, 2, 0).copy_(x.detach())
-    yield "diag eye tri", lambda: (torch.eye(500), torch.arange(5000).tril_indices if False else torch.tril_indices(300, 300), torch.linspace(0, 1, 999))
+    yield (
+        "diag eye tri",
+        lambda: (
+            torch.eye(500),
+            torch.arange(5000).tril_indices if False else torch.tril_indices(300, 300),
+            torch.linspace(0, 1, 999),
+        ),
+    )
 
 
 def spatial(dtype: torch.dtype) -> Iterator[Case]:
@@ -424,10 +638,19 @@ def spatial(dtype: torch.dtype) -> Iterator[Case]:
         yield f"adaptive avg 7{tag}", through(lambda y=y: F.adaptive_avg_pool2d(y, 7))
         yield f"adaptive max{tag}", through(lambda y=y: F.adaptive_max_pool2d(y, 7))
         for mode in ("nearest", "bilinear", "bicubic", "nearest-exact", "area"):
-            yield f"interpolate {mode}{tag}", through(lambda y=y, m=mode: F.interpolate(y, scale_factor=2, mode=m))
-            yield f"interpolate down {mode}{tag}", through(lambda y=y, m=mode: F.interpolate(y, size=(20, 23), mode=m))
+            yield (
+                f"interpolate {mode}{tag}",
+                through(lambda y=y, m=mode: F.interpolate(y, scale_factor=2, mode=m)),
+            )
+            yield (
+                f"interpolate down {mode}{tag}",
+                through(lambda y=y, m=mode: F.interpolate(y, size=(20, 23), mode=m)),
+            )
         for mode in ("bilinear", "bicubic"):
-            yield f"interpolate antialias {mode}{tag}", through(lambda y=y, m=mode: F.interpolate(y, size=(20, 23), mode=m, antialias=True))
+            yield (
+                f"interpolate antialias {mode}{tag}",
+                through(lambda y=y, m=mode: F.interpolate(y, size=(20, 23), mode=m, antialias=True)),
+            )
         yield f"pixel shuffle{tag}", through(lambda y=y: F.pixel_shuffle(y, 2))
         yield f"pad reflect{tag}", through(lambda y=y: F.pad(y, (1, 1, 1, 1), mode="reflect"))
         yield f"pad replicate{tag}", through(lambda y=y: F.pad(y, (1, 1, 1, 1), mode="replicate"))
@@ -446,26 +669,68 @@ def spatial(dtype: torch.dtype) -> Iterator[Case]:
         yield "fft", through(lambda: torch.fft.irfft(torch.fft.rfft(z)))
         yield "fft2", through(lambda: torch.fft.ifft2(torch.fft.fft2(x)).real)
         yield "fft 257", through(lambda: torch.fft.rfft(leaf(64, 257)).abs())
-        yield "stft", through(lambda: torch.stft(leaf(4, 16000), 400, 160, window=torch.hann_window(400), return_complex=True).abs())
-        square = leaf(16, 64, 64)
-        yield "linalg inv solve", through(lambda: (torch.linalg.inv(square), torch.linalg.solve(square, square), torch.linalg.det(square)))
-        yield "linalg svd qr", through(lambda: (torch.linalg.svd(square)[1], *torch.linalg.qr(square)))
-        yield "linalg cholesky eigh", through(
-            lambda: (torch.linalg.cholesky(square @ square.mT + 9 * torch.eye(64)), torch.linalg.eigvalsh(square + square.mT))
+        yield (
+            "stft",
+            through(
+                lambda: torch.stft(
+                    leaf(4, 16000), 400, 160, window=torch.hann_window(400), return_complex=True
+                ).abs()
+            ),
         )
-        yield "cdist", through(lambda: (torch.cdist(leaf(4, 300, 64), leaf(4, 200, 64)), torch.cdist(leaf(20, 8), leaf(30, 8), p=1.0)))
+        square = leaf(16, 64, 64)
+        yield (
+            "linalg inv solve",
+            through(
+                lambda: (
+                    torch.linalg.inv(square),
+                    torch.linalg.solve(square, square),
+                    torch.linalg.det(square),
+                )
+            ),
+        )
+        yield "linalg svd qr", through(lambda: (torch.linalg.svd(square)[1], *torch.linalg.qr(square)))
+        yield (
+            "linalg cholesky eigh",
+            through(
+                lambda: (
+                    torch.linalg.cholesky(square @ square.mT + 9 * torch.eye(64)),
+                    torch.linalg.eigvalsh(square + square.mT),
+                )
+            ),
+        )
+        yield (
+            "cdist",
+            through(
+                lambda: (
+                    torch.cdist(leaf(4, 300, 64), leaf(4, 200, 64)),
+                    torch.cdist(leaf(20, 8), leaf(30, 8), p=1.0),
+                )
+            ),
+        )
         yield "matrix_exp", through(lambda: torch.matrix_exp(leaf(4, 32, 32)))
 
 
 def recurrent(dtype: torch.dtype) -> Iterator[Case]:
     for kind in (nn.LSTM, nn.GRU, nn.RNN):
         for width, hidden, layers, both, batch, steps in (
-            (128, 256, 2, False, 4, 256), (64, 64, 1, False, 16, 50), (256, 512, 1, True, 8, 64), (32, 128, 2, True, 2, 100), (300, 100, 1, False, 32, 30),
-            (512, 512, 1, False, 1, 128),
-        ):  # fmt: skip
-            module = kind(width, hidden, layers, batch_first=True, bidirectional=both, dropout=0.1 if layers > 1 else 0.0)
-            yield f"{kind.__name__} {width} {hidden} {layers} {both} {batch} {steps}", module_case(
-                module, leaf(batch, steps, width, dtype=dtype), dtype=dtype
+            (128, 256, 2, False, 4, 64),
+            (64, 64, 1, False, 16, 50),
+            (256, 512, 1, True, 8, 32),
+            (32, 128, 2, True, 2, 100),
+            (300, 100, 1, False, 32, 30),
+            (512, 512, 1, False, 1, 64),
+        ):
+            module = kind(
+                width,
+                hidden,
+                layers,
+                batch_first=True,
+                bidirectional=both,
+                dropout=0.1 if layers > 1 else 0.0,
+            )
+            yield (
+                f"{kind.__name__} {width} {hidden} {layers} {both} {batch} {steps}",
+                module_case(module, leaf(batch, steps, width, dtype=dtype), dtype=dtype),
             )
     for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
         yield cell.__name__, module_case(cell(128, 256), leaf(64, 128, dtype=dtype), dtype=dtype)
@@ -474,9 +739,39 @@ def recurrent(dtype: torch.dtype) -> Iterator[Case]:
 def pointwise(dtype: torch.dtype) -> Iterator[Case]:
     x, y = leaf(512, 1024, dtype=dtype), leaf(512, 1024, dtype=dtype)
     row, column = leaf(1024, dtype=dtype), leaf(512, 1, dtype=dtype)
-    for function in (F.gelu, F.relu, F.silu, F.elu, F.leaky_relu, F.softplus, F.hardswish, F.hardsigmoid, F.mish, F.logsigmoid, torch.tanh, torch.sigmoid,
-                     torch.exp, torch.sqrt, torch.rsqrt, torch.sin, torch.erf, torch.abs, torch.log1p, torch.square, torch.reciprocal, F.relu6,
-                     F.selu, F.softsign, F.tanhshrink, F.hardtanh, F.celu, F.glu, torch.neg, torch.floor, torch.special.xlogy if False else torch.sgn):  # fmt: skip
+    for function in (
+        F.gelu,
+        F.relu,
+        F.silu,
+        F.elu,
+        F.leaky_relu,
+        F.softplus,
+        F.hardswish,
+        F.hardsigmoid,
+        F.mish,
+        F.logsigmoid,
+        torch.tanh,
+        torch.sigmoid,
+        torch.exp,
+        torch.sqrt,
+        torch.rsqrt,
+        torch.sin,
+        torch.erf,
+        torch.abs,
+        torch.log1p,
+        torch.square,
+        torch.reciprocal,
+        F.relu6,
+        F.selu,
+        F.softsign,
+        F.tanhshrink,
+        F.hardtanh,
+        F.celu,
+        F.glu,
+        torch.neg,
+        torch.floor,
+        torch.special.xlogy if False else torch.sgn,
+    ):
         yield f"{function.__name__}", through(lambda f=function: f(x))
     yield "gelu tanh", through(lambda: F.gelu(x, approximate="tanh"))
     yield "prelu", through(lambda: F.prelu(x, leaf(1, dtype=dtype)))
@@ -484,9 +779,26 @@ def pointwise(dtype: torch.dtype) -> Iterator[Case]:
     yield "dropout", through(lambda: F.dropout(x, 0.1))
     yield "dropout 2d", through(lambda: F.dropout2d(x.reshape(8, 64, 32, 32), 0.1))
     yield "alpha dropout", through(lambda: F.alpha_dropout(x, 0.1, True))
-    yield "bernoulli rand", lambda: (torch.bernoulli(torch.full((99, 99), 0.5)), torch.rand(999), torch.randn(999), torch.randperm(999), torch.randint(5, (9, 9)),
-                                     torch.multinomial(torch.rand(8, 1000), 3), torch.empty(99, 99).exponential_(), F.gumbel_softmax(x.float()))  # fmt: skip
-    for name, other in (("same", y), ("row", row), ("column", column), ("scalar", 1.5), ("zero-dim", leaf(dtype=dtype))):
+    yield (
+        "bernoulli rand",
+        lambda: (
+            torch.bernoulli(torch.full((99, 99), 0.5)),
+            torch.rand(999),
+            torch.randn(999),
+            torch.randperm(999),
+            torch.randint(5, (9, 9)),
+            torch.multinomial(torch.rand(8, 1000), 3),
+            torch.empty(99, 99).exponential_(),
+            F.gumbel_softmax(x.float()),
+        ),
+    )
+    for name, other in (
+        ("same", y),
+        ("row", row),
+        ("column", column),
+        ("scalar", 1.5),
+        ("zero-dim", leaf(dtype=dtype)),
+    ):
         yield f"add {name}", through(lambda o=other: x + o)
         yield f"mul {name}", through(lambda o=other: x * o)
         yield f"div {name}", through(lambda o=other: x / o)
@@ -499,31 +811,63 @@ def pointwise(dtype: torch.dtype) -> Iterator[Case]:
         yield f"add {text}", through(lambda o=other: x + o)
         yield f"mul {text}", through(lambda o=other: x * o)
         yield f"mul row {text}", through(lambda o=other: x * o[0])
-        yield f"add_ {text}", through(lambda o=other: (x * 1).add_(o) if o.dtype != torch.float64 or True else x)
+        yield (
+            f"add_ {text}",
+            through(lambda o=other: (x * 1).add_(o) if o.dtype != torch.float64 or True else x),
+        )
         yield f"where {text}", through(lambda o=other: torch.where(x > 0, x, o))
         yield f"lerp {text}", through(lambda o=other: torch.lerp(x, y, o) if o.dtype == x.dtype else x + 0)
         yield f"compare {text}", lambda o=other: (x > o, x == o, torch.logical_and(x, o))
         yield f"maximum {text}", through(lambda o=other: torch.maximum(x, o))
         yield f"to {text}", through(lambda o=other: x.to(o.dtype))
-        yield f"addcmul {text}", through(lambda o=other: torch.addcmul(x, y, o) if o.dtype not in (torch.bool, torch.int64) else x + 0)
+        yield (
+            f"addcmul {text}",
+            through(
+                lambda o=other: torch.addcmul(x, y, o) if o.dtype not in (torch.bool, torch.int64) else x + 0
+            ),
+        )
         yield f"mul broadcast both {text}", through(lambda o=other: column * o[:1])
     yield "clamp", through(lambda: x.clamp(0, 1))
     yield "clamp tensor", through(lambda: x.clamp(row, column))
     yield "addcmul addcdiv", through(lambda: (torch.addcmul(x, x, y), torch.addcdiv(x, x, y)))
     yield "non-contiguous", through(lambda: x.t() + leaf(1024, 512, dtype=dtype))
     yield "atan2 fmod", through(lambda: (torch.atan2(x, y), torch.fmod(x, 2.0), torch.remainder(x, 2.0)))
-    yield "complex polar", through(lambda: torch.view_as_real(torch.view_as_complex(x.float().reshape(512, 512, 2)) * torch.polar(torch.ones(512), torch.ones(512))))
+    yield (
+        "complex polar",
+        through(
+            lambda: torch.view_as_real(
+                torch.view_as_complex(x.float().reshape(512, 512, 2))
+                * torch.polar(torch.ones(512), torch.ones(512))
+            )
+        ),
+    )
     yield "logical", lambda: (x > 0) & (y > 0) | (x != y)
     yield "isin", lambda: torch.isin(torch.randint(0, 9, (512, 512)), torch.tensor([1, 2, 3]))
-    yield "histc bucketize", lambda: (torch.bucketize(x.detach().float(), torch.linspace(-1, 1, 9)), torch.searchsorted(torch.linspace(-1, 1, 9), x.detach().float()))
+    yield (
+        "histc bucketize",
+        lambda: (
+            torch.bucketize(x.detach().float(), torch.linspace(-1, 1, 9)),
+            torch.searchsorted(torch.linspace(-1, 1, 9), x.detach().float()),
+        ),
+    )
 
 
 def optimizers(dtype: torch.dtype) -> Iterator[Case]:
     for make in (
-        torch.optim.AdamW, torch.optim.SGD, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True), torch.optim.Adagrad, torch.optim.RMSprop,
-        torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adadelta, torch.optim.Adafactor,
-        lambda p: torch.optim.AdamW(p, foreach=True), lambda p: torch.optim.AdamW(p, foreach=False), lambda p: torch.optim.Adam(p, amsgrad=True, fused=True),
-    ):  # fmt: skip
+        torch.optim.AdamW,
+        torch.optim.SGD,
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+        torch.optim.Adagrad,
+        torch.optim.RMSprop,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.Adadelta,
+        torch.optim.Adafactor,
+        lambda p: torch.optim.AdamW(p, foreach=True),
+        lambda p: torch.optim.AdamW(p, foreach=False),
+        lambda p: torch.optim.Adam(p, amsgrad=True, fused=True),
+    ):
         weights = [nn.Parameter(leaf(300, 200, dtype=dtype)), nn.Parameter(leaf(500, dtype=dtype))]
 
         def run(make: Any = make, weights: list[nn.Parameter] = weights) -> None:
@@ -555,9 +899,13 @@ def main() -> None:
     """Runs the chosen groups and prints the worst case per operator and dtype."""
     options = parser(__doc__)
     options.add_argument("groups", nargs="*", choices=[*GROUPS, []], help="groups of cases (all)")
-    options.add_argument("--threads", type=int, help="threads of PyTorch; some kernels keep a buffer per thread")
+    options.add_argument(
+        "--threads", type=int, help="threads of PyTorch; some kernels keep a buffer per thread"
+    )
     options.add_argument("--dtypes", default="float32,bfloat16", help="comma-separated")
-    options.add_argument("--all", action="store_true", help="list each operation that exceeds its rule, not the worst only")
+    options.add_argument(
+        "--all", action="store_true", help="list each operation that exceeds its rule, not the worst only"
+    )
     options.add_argument("--min", type=int, default=64, help="smallest excess that is reported, bytes")
     arguments = options.parse_args()
     if arguments.threads:
@@ -572,7 +920,10 @@ def main() -> None:
                     with _disable_current_modes():
                         calls = observe(run)
                 except Exception as error:
-                    print(f"# {name} {dtype}: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+                    print(
+                        f"# {name} {dtype}: {type(error).__name__}: {str(error).splitlines()[0]}",
+                        file=sys.stderr,
+                    )
                     failed += 1
                     continue
                 for call in calls:
@@ -582,13 +933,35 @@ def main() -> None:
                     if call.over < slack.get(key, (0, 0))[0]:
                         slack[key] = (call.over, call.rule)
                     if arguments.all and call.over > arguments.min:
-                        print(f"{call.name}\tover {call.over}\tscratch {call.scratch}\trule {call.rule}\tout {call.real}\tfake {call.fake}"
-                              f"\tleft {call.left}\t{call.described}", flush=True)  # fmt: skip
-    columns = ("operator", "dtype", "threads", "over_bytes", "scratch_bytes", "rule_bytes", "output_bytes", "slack_bytes", "arguments")
+                        print(
+                            f"{call.name}\tover {call.over}\tscratch {call.scratch}\trule {call.rule}\tout {call.real}\tfake {call.fake}"
+                            f"\tleft {call.left}\t{call.described}",
+                            flush=True,
+                        )
+    columns = (
+        "operator",
+        "dtype",
+        "threads",
+        "over_bytes",
+        "scratch_bytes",
+        "rule_bytes",
+        "output_bytes",
+        "slack_bytes",
+        "arguments",
+    )
     table = Table("scratch", columns, arguments.dry)
     for key, call in sorted(worst.items(), key=lambda item: (-max(item[1].over, 0), item[0])):
         if call.over > arguments.min or call.rule:
-            table.add(*key, torch.get_num_threads(), call.over, call.scratch, call.rule, call.real, -slack.get(key, (0, 0))[0], call.described)
+            table.add(
+                *key,
+                torch.get_num_threads(),
+                call.over,
+                call.scratch,
+                call.rule,
+                call.real,
+                -slack.get(key, (0, 0))[0],
+                call.described,
+            )
     beyond = sum(call.over > arguments.min for call in worst.values())
     print(f"{len(worst)} operators and dtypes, {beyond} beyond their rule, {failed} cases could not run")
 

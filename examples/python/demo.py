@@ -27,10 +27,10 @@ from demo.limits import Run, limits_work, run
 
 HERE = Path(__file__).resolve().parent
 MIB = 1024 * 1024
-BUDGET_SHARE = 0.65
-SLACK_BYTES = 96 * MIB
+BUDGET_SHARE = 0.6
+SLACK_BYTES = 64 * MIB
 MESSAGE = "can't allocate memory"
-STEPS = {"full": 12, "short": 12}
+STEPS = 12
 
 
 class Demo:
@@ -43,9 +43,9 @@ class Demo:
         self.broken: list[str] = []
         self.result: dict[str, Any] = {"size": size}
 
-    def say(self, text: str = "") -> None:
+    def say(self, text: str) -> None:
         """One line of progress, with the time that has passed."""
-        print(f"[{time.perf_counter() - self.start:5.0f} s] {text}" if text else "", flush=True)
+        print(f"[{time.perf_counter() - self.start:5.0f} s] {text}", flush=True)
 
     def promise(self, kept: bool, text: str) -> None:
         """Notes whether something came true."""
@@ -60,8 +60,8 @@ class Demo:
         program, *arguments = (str(file) if word == "RECORD" else word for word in command)
 
         def progress(line: str) -> None:
-            if show and line.startswith(("step", "measured", "compared")):
-                self.say(f"    {line}")
+            if show and line.startswith(("step", "measured", "compared", "  plan ")):
+                self.say(f"    {line.strip()}")
 
         ended = run([sys.executable, str(HERE / program), *arguments], limit_bytes, progress)
         return ended, json.loads(file.read_text()) if file.exists() else None
@@ -87,21 +87,24 @@ class Demo:
             "wrapped_predicted_bytes": plan["predicted"]["allocated_peak_bytes"],
         }
         self.plan = plan
-        self.say(f"    {found['parameters'] / 1e6:.1f} million weights, plain peak {mib(self.result['plain_predicted_bytes'])}")
-        self.say(f"    budget for the demo: {mib(found['budget_bytes'])}; planned in {found['planning_seconds']:.1f} s")
+        weights, peak = found["parameters"] / 1e6, mib(self.result["plain_predicted_bytes"])
+        self.say(f"    {weights:.1f} million weights, plain peak {peak}")
+        budget, peak = mib(found["budget_bytes"]), mib(self.result["wrapped_predicted_bytes"])
+        self.say(f"    under a budget of {budget}: peak {peak}; planned in {found['planning_seconds']:.1f} s")
         self.promise(plan["fits"], "the plan fits the budget")
 
     def limit(self) -> int:
         """The limit for both runs, from a dry run."""
         self.say("dry run: what do the interpreter and the libraries take by themselves?")
-        dry = self.required("train_bytes.py", "--size=tiny", "--steps=2", "--budget=1MiB", "--record", "RECORD")
-        limit_bytes = int(dry["data_bytes"]) + int(self.result["budget_bytes"]) + SLACK_BYTES
-        self.result |= {"baseline_bytes": dry["data_bytes"], "slack_bytes": SLACK_BYTES, "limit_bytes": limit_bytes}
+        dry = self.required(*self.training("tiny", 2), "--budget=1MiB")
+        baseline, budget = dry["data_bytes"], self.result["budget_bytes"]
+        limit = baseline + budget + SLACK_BYTES
+        self.result |= {"baseline_bytes": baseline, "slack_bytes": SLACK_BYTES, "limit_bytes": limit}
         self.say(
-            f"    limit (RLIMIT_DATA) {mib(limit_bytes)} = {mib(dry['data_bytes'])} for those "
-            f"+ {mib(self.result['budget_bytes'])} budget + {mib(SLACK_BYTES)} slack"
+            f"    hard limit (RLIMIT_DATA) {mib(limit)} = {mib(baseline)} for those + {mib(budget)} budget "
+            f"+ {mib(SLACK_BYTES)} slack"
         )
-        return limit_bytes
+        return int(limit)
 
     def plain_dies(self, limit_bytes: int) -> None:
         """Plain PyTorch under the limit."""
@@ -116,7 +119,7 @@ class Demo:
     def wrapped_trains(self, limit_bytes: int) -> None:
         """The same program with the one line, under the same limit."""
         budget = str(self.result["budget_bytes"])
-        self.say(f"the same with one line more, under the same limit: python train_bytes.py --budget {budget}")
+        self.say(f"the same and one line, under the same limit: python train_bytes.py --budget {budget}")
         ended, record = self.child(*self.training(), f"--budget={budget}", limit_bytes=limit_bytes, show=True)
         trained = ended.code == 0 and record is not None
         self.promise(trained, "the wrapped run trains under the limit")
@@ -128,9 +131,9 @@ class Demo:
         self.say(f"    loss {first:.3f} -> {last:.3f} (mean of the last three)")
         self.promise(last < first - 0.2, "the loss falls")
 
-    def training(self) -> list[str]:
+    def training(self, size: str = "", steps: int = STEPS) -> list[str]:
         """The training program's command line."""
-        return ["train_bytes.py", f"--size={self.size}", f"--steps={STEPS[self.size]}", "--record", "RECORD"]
+        return ["train_bytes.py", f"--size={size or self.size}", f"--steps={steps}", "--record", "RECORD"]
 
     def compare(self) -> None:
         """Peaks, equality and step times, without a limit."""
@@ -149,7 +152,8 @@ class Demo:
             "first_difference": found["difference"],
             "bit_equal": found["difference"] is None,
         }
-        self.promise(found["difference"] is None, f"loss, gradients and weights are bit-equal: {found['difference']}")
+        difference = found["difference"]
+        self.promise(difference is None, f"loss, gradients and weights are bit-equal (differs: {difference})")
         self.promise(found["wrapped"]["peak_bytes"] <= budget, "the measured peak stays within the budget")
 
     # ---- the end ---------------------------------------------------------------------------------
@@ -157,12 +161,16 @@ class Demo:
     def rows(self) -> list[tuple[str, str]]:
         """The closing table."""
         r = self.result
+        sizes = {name: mib(size) for name, size in r.items() if name.endswith("_bytes")}
+        share = 100 * r["budget_bytes"] / r["plain_measured_bytes"]
+        times = f"{r['plain_step_seconds']:.2f} s plain, {r['wrapped_step_seconds']:.2f} s wrapped"
+        peaks = "{} predicted, {} measured"
         equal = "yes" if r["bit_equal"] else f"NO: {r['first_difference']}"
         return [
-            ("plain peak", f"{mib(r['plain_predicted_bytes'])} predicted, {mib(r['plain_measured_bytes'])} measured"),
-            ("wrapped peak", f"{mib(r['wrapped_predicted_bytes'])} predicted, {mib(r['wrapped_measured_bytes'])} measured"),
-            ("budget", f"{mib(r['budget_bytes'])}, {100 * r['budget_bytes'] / r['plain_measured_bytes']:.0f} % of plain"),
-            ("step time", f"× {r['step_time_ratio']:.2f} ({r['plain_step_seconds']:.2f} s -> {r['wrapped_step_seconds']:.2f} s)"),
+            ("plain peak", peaks.format(sizes["plain_predicted_bytes"], sizes["plain_measured_bytes"])),
+            ("wrapped peak", peaks.format(sizes["wrapped_predicted_bytes"], sizes["wrapped_measured_bytes"])),
+            ("budget", f"{sizes['budget_bytes']}, {share:.0f} % of the plain peak"),
+            ("step time", f"× {r['step_time_ratio']:.2f} ({times})"),
             (f"bit-equal over {r['compared_steps']} steps", equal),
         ]
 
@@ -173,10 +181,9 @@ class Demo:
         from memscale.observability.report import write_report
 
         plan = Plan.from_json(json.dumps(self.plan))
+        title, curves = "MemScale demo: GPT-2 over bytes", self.curves
         try:
-            write_report(
-                plan, path, title="MemScale demo: GPT-2 over bytes", measured=self.rows(), timeline_measured=self.curves
-            )
+            write_report(plan, path, title=title, measured=self.rows(), timeline_measured=curves)
         except MemScaleError as error:
             return f"no report: {error}"
         return f"report: {path}"

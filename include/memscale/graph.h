@@ -71,7 +71,8 @@ enum {
     MSC_MODULE_PYTHON_STATE = 1u << 1, /**< forward changed an attribute that is not a buffer */
     MSC_MODULE_NO_FORWARD = 1u << 2,   /**< not called through its own forward in a usual way */
     MSC_MODULE_NOT_TENSORS = 1u << 3,  /**< fills an object that is not a tensor, e.g. a cache */
-    MSC_MODULE_EXCLUDED = 1u << 4      /**< the caller forbids it */
+    MSC_MODULE_EXCLUDED = 1u << 4,     /**< the caller forbids it */
+    MSC_MODULE_HOOKED = 1u << 5        /**< a module below has forward hooks, which would fire twice */
 };
 
 /** One operation. */

@@ -44,7 +44,8 @@ typedef enum msc_action {
     X(NOT_TENSORS, "not-tensors", "fills an object that is not a tensor, such as a cache")                   \
     X(NO_FORWARD, "no-forward", "is not called through its own forward")                                     \
     X(EXCLUDED, "excluded", "excluded by the caller")                                                        \
-    X(DISABLED, "disabled", "checkpointing is switched off in the configuration")
+    X(DISABLED, "disabled", "checkpointing is switched off in the configuration")                            \
+    X(HOOKED, "hooked", "a module inside it has forward hooks, which would fire twice")
 
 typedef enum msc_rule {
 #define MSC_RULE_ENUM(name, key, text) MSC_RULE_##name,

@@ -101,6 +101,7 @@ static const constant constants[] = {
     CONSTANT(MODULE_NO_FORWARD),
     CONSTANT(MODULE_NOT_TENSORS),
     CONSTANT(MODULE_EXCLUDED),
+    CONSTANT(MODULE_HOOKED),
 };
 
 static int add_constants(PyObject *module)

@@ -50,6 +50,8 @@ MODULE_NOT_TENSORS: Final = 8
 """Module flag: fills an object that is not a tensor, such as a cache."""
 MODULE_EXCLUDED: Final = 16
 """Module flag: the caller forbids checkpointing it."""
+MODULE_HOOKED: Final = 32
+"""Module flag: a module below it has forward hooks, which a second run would fire again."""
 
 class _SimOptions(TypedDict, total=False):
     """The allocator that the step will run on; what is left out has the default of the kind."""

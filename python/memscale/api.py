@@ -18,7 +18,7 @@ from memscale.core.planner import make_plan
 from memscale.core.profiler import normalize_sample
 from memscale.core.tracer import StepFacts
 from memscale.core.verification import VerifyReport, compare
-from memscale.errors import BudgetError, ConfigError
+from memscale.errors import ConfigError
 from memscale.observability import logs
 
 T = TypeVar("T")
@@ -169,7 +169,9 @@ def verify(
         return compare(temporary, args, kwargs, training)
 
 
-def _begin(model: nn.Module, config: Config, sample_input: Any, optimizer: torch.optim.Optimizer | None = None) -> Executor:
+def _begin(
+    model: nn.Module, config: Config, sample_input: Any, optimizer: torch.optim.Optimizer | None = None
+) -> Executor:
     """The pipeline, in order: sample, old plan off, log, new executor (hardware → profile → decide → attach)."""
     sample = None if sample_input is None else normalize_sample(sample_input)
     wrapped: Executor | None = model.__dict__.get(EXECUTOR)
@@ -225,4 +227,6 @@ def _environment_switch(name: str) -> bool | None:
         return True
     if word in _FALSE:
         return False
-    raise ConfigError(f"environment variable {name} is {text!r}; allowed: {', '.join(_TRUE + _FALSE[:-1])}", name)
+    raise ConfigError(
+        f"environment variable {name} is {text!r}; allowed: {', '.join(_TRUE + _FALSE[:-1])}", name
+    )

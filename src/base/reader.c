@@ -16,6 +16,7 @@ void msc__reader_init(msc__reader *reader, const char *what, const char *text, s
     reader->end = text + text_bytes;
     reader->what = what;
     reader->line = 1;
+    reader->space = false;
     reader->status = MSC_OK;
     reader->err = err;
 }
@@ -48,8 +49,8 @@ bool msc__reader_word(msc__reader *reader, const char **word, size_t *word_bytes
     *word_bytes = (size_t)(reader->at - *word);
     if (*word_bytes == 0)
         return msc__reader_fail(reader, MSC_EFORMAT, "a word is missing");
-    if (reader->at != reader->end && *reader->at == ' ')
-        reader->at++;
+    reader->space = reader->at != reader->end && *reader->at == ' ';
+    reader->at += reader->space;
     return true;
 }
 
@@ -99,6 +100,8 @@ bool msc__reader_i64(msc__reader *reader, int64_t *value)
         reader->at++;
     if (!msc__reader_u64(reader, INT64_MAX, &magnitude))
         return false;
+    if (negative && magnitude == 0)
+        return msc__reader_fail(reader, MSC_EFORMAT, "a minus before zero");
     *value = negative ? -(int64_t)magnitude : (int64_t)magnitude;
     return true;
 }
@@ -130,6 +133,7 @@ bool msc__reader_rest(msc__reader *reader, const char **text, size_t *text_bytes
 
     if (reader->status != MSC_OK)
         return false;
+    reader->space = false;
     *text = reader->at;
     stop = memchr(reader->at, '\n', (size_t)(reader->end - reader->at));
     reader->at = stop == NULL ? reader->end : stop;
@@ -141,7 +145,7 @@ bool msc__reader_line_end(msc__reader *reader)
 {
     if (reader->status != MSC_OK)
         return false;
-    if (reader->at == reader->end || *reader->at != '\n')
+    if (reader->space || reader->at == reader->end || *reader->at != '\n')
         return msc__reader_fail(reader, MSC_EFORMAT, "the line should end here");
     reader->at++;
     reader->line++;

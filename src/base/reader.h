@@ -18,6 +18,7 @@ typedef struct msc__reader {
     const char *end;
     const char *what; /**< names the format in messages, e.g. "graph" */
     uint32_t line;    /**< 1-based */
+    bool space;       /**< a space was taken, so that something must follow it */
     msc_status status;
     msc_error *err; /**< may be NULL */
 } msc__reader;

@@ -22,12 +22,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-ALLOCATOR = {
+ENVIRONMENT = {
     # glibc keeps freed memory for itself if it may; these give large blocks back at once, so that the limit
     # counts what is in use. All programs of the demo run with them, plain or wrapped, limited or not.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1024 * 1024),
     "MALLOC_TRIM_THRESHOLD_": str(1024 * 1024),
+    # Waiting threads sleep instead of spinning: steps then do not crawl where other programs want the cores.
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 
@@ -80,7 +82,7 @@ def run(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, **ALLOCATOR},
+        env={**os.environ, **ENVIRONMENT},
         preexec_fn=limit,
     )
     assert process.stdout is not None

@@ -97,8 +97,9 @@ def measured(size: str, budget: int | None) -> dict[str, Any]:
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = peak = 0
     curve = []
-    for at_ns, size_bytes in sorted(((event.start_ns(), event.nbytes()) for event in events), key=lambda e: e[0]):
-        live += size_bytes
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        at_ns = event.start_ns()
+        live += event.nbytes()
         peak = max(peak, live)
         if started_ns <= at_ns <= ended_ns:
             curve.append(((at_ns - started_ns) / 1e6, live))

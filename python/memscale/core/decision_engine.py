@@ -68,7 +68,11 @@ class DecisionEngine:
         summary = decided.summary
         plain = self._predict(trace, None, summary["plain_step_ns"])
         predicted = self._predict(trace, decided, summary["step_ns"])
-        frontier = _core.frontier(trace.graph, sim=self.sim, rates=self.rates) if self.config.enable_checkpointing else []
+        frontier = (
+            _core.frontier(trace.graph, sim=self.sim, rates=self.rates)
+            if self.config.enable_checkpointing
+            else []
+        )
         return Plan(
             choices=tuple(self._choice(trace, item) for item in decided.choices),
             fits=summary["fits"],
@@ -88,9 +92,9 @@ class DecisionEngine:
     @staticmethod
     def _choice(trace: Trace, item: tuple[int, str, str, int, int, int]) -> Choice:
         module, action, rule, calls, saved, cost = item
-        path, instance = trace.modules[module]
+        path, kind = trace.modules[module]
         techniques = () if action == "keep" else (action,)
-        return Choice(path, type(instance).__name__, techniques, rule, _core.rule_text(rule), calls, saved, cost)
+        return Choice(path, kind, techniques, rule, _core.rule_text(rule), calls, saved, cost)
 
     def _predict(self, trace: Trace, plan: _core.Plan | None, step_ns: int) -> Prediction:
         replay = _core.replay(trace.graph, plan, sim=self.sim)
@@ -119,7 +123,8 @@ class DecisionEngine:
         needed += reserve_bytes(needed)
         lines = [f"raise the budget to {format_bytes(needed)} ({needed} bytes)"]
         fixed = sum(
-            predicted.by_category.get(name, 0) for name in ("parameter", "gradient", "optimizer_state", "buffer")
+            predicted.by_category.get(name, 0)
+            for name in ("parameter", "gradient", "optimizer_state", "buffer")
         )
         left = self.budget.bytes - reserve_bytes(self.budget.bytes) - self.hardware.context_bytes - fixed
         varying = predicted.reserved_peak_bytes - fixed

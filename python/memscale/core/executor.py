@@ -31,51 +31,63 @@ from memscale.core.plan import Plan
 from memscale.core.planner import Planned, make_plan
 from memscale.core.step_signature import StepSignature, output_storages, signature_of
 from memscale.core.tracer import StepFacts
-from memscale.errors import BudgetError
+from memscale.errors import BudgetError, VerificationError
 from memscale.observability import logs, plan_log
 from memscale.techniques.base import Attachment
 from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.techniques.use_cache import CacheSwitch
 
 EXECUTOR = "_memscale_executor"
 
 
-class _WatchedForward:
-    """Stands in for the wrapped model's `forward`. Pickles as the model's own."""
+_MOST_FAILURES = 8
+"""Batches that could not be planned before the executor stops trying."""
+
+_MOST_PLANS = 32
+"""Plans that are kept by what they were made for."""
+
+_CARRIED_BYTES = 64 * 1024
+"""A loss that the loop still names is not worth a new plan; smaller outputs than this are within the reserve."""
+
+
+class _WatchedForward(StandIn):
+    """Stands in for the wrapped model's `forward`."""
 
     def __init__(self, executor: Executor, original: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, original)  # inspect.signature then shows the original's
+        super().__init__(executor.model, original)
         self.executor = executor
-        self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward, planned."""
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self.executor.idle:
+        if self.passive or self.executor.idle or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.original(*args, **kwargs)
         self.executor.before_forward(args, kwargs)
         output = self.original(*args, **kwargs)
         self.executor.after_forward(output)
         return output
 
-    def __reduce__(self) -> Any:
-        return getattr, (self.executor.model, "forward")
-
     def __deepcopy__(self, memo: dict[int, Any]) -> _WatchedForward:
-        return _WatchedForward(copy.deepcopy(self.executor, memo), copy.deepcopy(self.original, memo))
+        _, original = self.copied_original(memo)
+        twin = _WatchedForward(copy.deepcopy(self.executor, memo), original)
+        twin.passive = self.passive
+        return twin
 
 
 class Executor:
     """The life of one wrapped model.
 
     Attributes:
-        model: the wrapped module.
         config: as the caller gave it.
         planned: the plan in force and what it was made from; None while the first batch is awaited.
         idle: true while MemScale itself runs the model; the executor then stands aside.
     """
 
-    def __init__(self, model: nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None) -> None:
-        self.model = model
+    def __init__(
+        self, model: nn.Module, config: Config, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        self._model = weakref.ref(model)  # the model owns the executor
+        self._slot: ForwardSlot | None = None
         self.config = config
         self.planned: Planned | None = None
         self.idle = False
@@ -84,9 +96,17 @@ class Executor:
         self._known: dict[StepSignature, Planned] = {}
         self._attached: list[Attachment] = []
         self._outputs: list[weakref.ref[Any]] = []
-        self._gave_up = False
-        self._own_forward: Any = None
+        self._failed: set[StepSignature] = set()  # could not be planned; not tried again
+        self._failures = 0
         self._optimizer_hook: Any = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The wrapped module."""
+        model = self._model()
+        if model is None:
+            raise ReferenceError("the wrapped model is gone")
+        return model
 
     @property
     def plan(self) -> Plan | None:
@@ -119,11 +139,10 @@ class Executor:
         """Undoes everything, in reverse order."""
         self._undo()
         self._optimizer_hook()
-        del self.model.__dict__[EXECUTOR]
-        if self._own_forward is None:
-            del self.model.__dict__["forward"]
-        else:
-            self.model.forward = self._own_forward
+        self.model.__dict__.pop(EXECUTOR, None)
+        if self._slot is not None:
+            self._slot.remove()
+            self._slot = None
 
     def resume(self) -> None:
         """Takes the model over again after `stop`, with the plan that was in force."""
@@ -132,8 +151,9 @@ class Executor:
             self._attach(self.planned)
 
     def _take_over(self) -> None:
-        self._own_forward = self.model.__dict__.get("forward")
-        self.model.forward = _WatchedForward(self, self.model.forward)
+        slot = ForwardSlot(self.model, "")
+        slot.put(_WatchedForward(self, self.model.forward))
+        self._slot = slot
         self.model.__dict__[EXECUTOR] = self
         self._watch_optimizers()
 
@@ -159,32 +179,37 @@ class Executor:
 
     def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Makes sure that the plan in force covers this batch. Called before a forward with gradients."""
-        if self._gave_up or not self.model.training:
+        if self._failures >= _MOST_FAILURES:
             return
         facts = self._facts()
         signature = signature_of(self.model, args, kwargs, facts)
-        if self._signature is not None and self._signature.covers(signature):
+        if signature in self._failed or (self._signature is not None and self._signature.covers(signature)):
             return
         try:
             self._plan_for(args, kwargs, facts)
-        except BudgetError:
+        except (BudgetError, VerificationError):
+            self._undo()
+            self._failures = _MOST_FAILURES
             raise
         except Exception as error:
+            self._failed.add(signature)
             # The model may well run: then it runs as it is. If it does not, its own error follows now.
-            self._gave_up = self.planned is None
-            what = "runs unchanged" if self._gave_up else "keeps its present plan"
-            logs.LOGGER.warning("cannot plan this step, the model %s: %s: %s", what, type(error).__name__, error)
+            self._failures += 1
+            what = "runs unchanged" if self.planned is None else "keeps its present plan"
+            logs.LOGGER.warning(
+                "cannot plan this step, the model %s: %s: %s", what, type(error).__name__, error
+            )
 
     def after_forward(self, output: Any) -> None:
         """Remembers the output, to see before the next forward whether it is still held."""
         self._outputs = [weakref.ref(storage) for storage in output_storages(output)]
 
     def _facts(self, training: bool | None = None) -> StepFacts:
-        held = [storage for storage in (ref() for ref in self._outputs) if storage is not None]
+        alive = [storage.nbytes() for storage in (ref() for ref in self._outputs) if storage is not None]
         return StepFacts(
             optimizer=None if self._optimizer is None else self._optimizer(),
             grads_present=any(parameter.grad is not None for parameter in self.model.parameters()),
-            carried_bytes=tuple(storage.nbytes() for storage in held),
+            carried_bytes=tuple(size for size in alive if size >= _CARRIED_BYTES),
             training=training,
         )
 
@@ -210,7 +235,9 @@ class Executor:
             with self.bare():
                 planned = make_plan(self.model, self.config, args, kwargs, facts)
             if not planned.plan.fits and self.config.strict_budget:
-                raise BudgetError(planned.plan.budget_bytes, planned.plan.smallest_peak_bytes, planned.plan.advice)
+                raise BudgetError(
+                    planned.plan.budget_bytes, planned.plan.smallest_peak_bytes, planned.plan.advice
+                )
         before = list(self._attached)
         self._undo()
         try:
@@ -223,18 +250,21 @@ class Executor:
             raise
         replaced = self.planned
         self.planned = self._known[signature] = planned
+        if len(self._known) > _MOST_PLANS:
+            del self._known[next(iter(self._known))]
         self._signature = signature
         plan_log.announce(self, replaced, facts)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)
 
     def _attach(self, planned: Planned) -> None:
-        modules = dict(planned.trace.modules)
+        modules = dict(self.model.named_modules())
         parts: list[Attachment] = [CacheSwitch(self.model)] if planned.cache_off else []
         for choice in planned.plan.active:
-            buffers = planned.trace.written_buffers.get(choice.module, [])
-            python_random = planned.trace.python_random
-            parts.append(CheckpointAttachment(modules[choice.module], choice.module, buffers, python_random))
+            written = planned.trace.written_buffers.get(choice.module, [])
+            buffers = [(modules[owner], name) for owner, name in written]
+            random = planned.trace.python_random
+            parts.append(CheckpointAttachment(modules[choice.module], choice.module, buffers, random))
         for part in parts:
             part.attach()
             self._attached.append(part)
@@ -245,12 +275,12 @@ class Executor:
         """A copied model is wrapped as the original is; it plans anew for what the plan does not cover."""
         twin = Executor.__new__(Executor)
         memo[id(self)] = twin
-        for name in ("config", "planned", "idle", "_optimizer", "_signature", "_gave_up"):
+        for name in ("config", "planned", "idle", "_optimizer", "_signature", "_failures"):
             setattr(twin, name, getattr(self, name))
-        twin._known, twin._outputs = {}, []
-        twin.model = copy.deepcopy(self.model, memo)
+        twin._known, twin._outputs, twin._failed = {}, [], set()
+        twin._model = weakref.ref(copy.deepcopy(self.model, memo))
         twin._attached = copy.deepcopy(self._attached, memo)
-        twin._own_forward = copy.deepcopy(self._own_forward, memo)
+        twin._slot = copy.deepcopy(self._slot, memo)
         twin._watch_optimizers()
         return twin
 

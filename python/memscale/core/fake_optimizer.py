@@ -9,6 +9,7 @@ counted; the peak is the same and a model with a thousand parameters is traced a
 from __future__ import annotations
 
 import copy
+import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,14 @@ FakeOf = Callable[[Tensor], Tensor | None]
 """The fake of a real tensor, or None."""
 
 
+def _fake_state(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """The fake of a state tensor. A step counter keeps its value: optimizers read it."""
+    if tensor.numel() == 1 and tensor.device.type == "cpu":
+        return torch.tensor(tensor.item(), dtype=tensor.dtype)
+    fake: Tensor = parameter.fake_mode.from_tensor(tensor)  # type: ignore[attr-defined]
+    return fake
+
+
 class FakeOptimizer:
     """One optimizer on fake parameters.
 
@@ -43,6 +52,7 @@ class FakeOptimizer:
         self.optimizer: torch.optim.Optimizer | None = None
         if not self.parameters:
             return
+        recorder.paused = True
         try:
             self._prepare(self._copy(step.optimizer, fake_of))
         except Exception as error:
@@ -51,6 +61,8 @@ class FakeOptimizer:
                 f"{type(step.optimizer).__name__} cannot be traced ({type(error).__name__}: {error}); AdamW is assumed"
             )
             self._prepare(torch.optim.AdamW(self.parameters))
+        finally:
+            recorder.paused = False
 
     def _copy(self, real: torch.optim.Optimizer | None, fake_of: FakeOf) -> torch.optim.Optimizer:
         if real is None:
@@ -69,8 +81,7 @@ class FakeOptimizer:
         for parameter, state in real.state.items():
             fake = fake_of(parameter)
             if fake is not None:
-                mode = fake.fake_mode  # type: ignore[attr-defined]
-                twin.state[fake] = tree_map_only(Tensor, mode.from_tensor, dict(state))
+                twin.state[fake] = tree_map_only(Tensor, functools.partial(_fake_state, fake), dict(state))
         return twin
 
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -78,7 +89,6 @@ class FakeOptimizer:
         covered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         covered = [parameter for parameter in covered if parameter.requires_grad]
         self.alike = self._representatives(optimizer, covered)
-        self.recorder.paused = True
         try:
             missing = [parameter for parameter in self.alike if not optimizer.state.get(parameter)]
             if missing:
@@ -88,7 +98,6 @@ class FakeOptimizer:
         finally:
             for parameter in self.parameters:
                 parameter.grad = None
-            self.recorder.paused = False
         for parameter, count in self.alike.items():
             for leaf in tree_leaves(optimizer.state.get(parameter, {})):
                 if isinstance(leaf, Tensor):
@@ -99,7 +108,9 @@ class FakeOptimizer:
         self.optimizer = optimizer
 
     @staticmethod
-    def _representatives(optimizer: torch.optim.Optimizer, covered: Sequence[nn.Parameter]) -> dict[nn.Parameter, int]:
+    def _representatives(
+        optimizer: torch.optim.Optimizer, covered: Sequence[nn.Parameter]
+    ) -> dict[nn.Parameter, int]:
         """Parameters to run the optimizer on, each with the number of parameters that it stands for."""
         one_by_one = type(optimizer).__module__.startswith("torch.optim") and not any(
             group.get("foreach") for group in optimizer.param_groups

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memscale import _core
 from memscale.core import kernels
 from memscale.core.accumulation import AccumulationWatch
+from memscale.core.scratch import nbytes, scratch_bytes
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -54,7 +55,7 @@ class GraphRecorder(TorchDispatchMode):
         graph: the graph being built.
         paused: while true, operations run but leave no record.
         closed: the step is over; what dies now is no part of it.
-        learn_inputs: whether an unknown operand is entered as something that was there before.
+        learn_inputs: forward is running: an unknown operand is entered as something that was there before.
         open_modules: graph ids of the modules whose forward is running, outermost first.
         random_modules: modules inside whose forward random numbers were drawn.
         writes_inside: (module, buffer) for every buffer that was changed in place inside a module.
@@ -83,12 +84,15 @@ class GraphRecorder(TorchDispatchMode):
         self.device_kind = "cpu"
         self._buffers: dict[int, int] = {}  # address of a live storage → graph buffer
         self._refs: dict[int, _StorageRef] = {}
+        self._made_in_forward: set[int] = set()  # not saved so far
         self._slots: dict[int, Slot] = {}  # address of a storage made from a save → its slot
 
     # ---- storages --------------------------------------------------------------------------------
 
     def buffer_of(self, tensor: Tensor) -> int | None:
-        """Graph buffer of a tensor's storage, if it has been seen."""
+        """Graph buffer of a tensor's storage, if it has one that has been seen."""
+        if not _has_storage(tensor):
+            return None
         return self._buffers.get(tensor.untyped_storage()._cdata)
 
     def resident(self, tensor: Tensor, category: int) -> int:
@@ -159,8 +163,10 @@ class GraphRecorder(TorchDispatchMode):
         fresh = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in self._buffers]
         moved = 0
         if fresh or info.writes:  # otherwise a view by another name
-            moved = sum(map(kernels.nbytes, inputs)) + sum(map(kernels.nbytes, outputs))
-        scratch = kernels.scratch_bytes(info, args, outputs) if self.device_kind == "cpu" else 0
+            moved = sum(map(nbytes, inputs)) + sum(map(nbytes, outputs))
+        scratch = 0
+        if self.device_kind == "cpu":
+            scratch = scratch_bytes(info.scratch, info.pointwise, args, outputs)
         flops = kernels.flops(info, args, kwargs, result)
         if self.cost_scale != 1.0:
             moved, flops = int(moved * self.cost_scale), int(flops * self.cost_scale)
@@ -170,7 +176,10 @@ class GraphRecorder(TorchDispatchMode):
         for tensor in fresh:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._buffers:
-                self._watch(storage, self.graph.add_buffer(storage.nbytes(), _core.CATEGORY_TEMPORARY))
+                buffer = self.graph.add_buffer(storage.nbytes(), _core.CATEGORY_TEMPORARY)
+                self._watch(storage, buffer)
+                if self.learn_inputs:
+                    self._made_in_forward.add(buffer)
         self._note_writes(func, info, args, kwargs)
         return result
 
@@ -205,18 +214,23 @@ class GraphRecorder(TorchDispatchMode):
                 self.writes_inside.update((module, buffer) for module in self.open_modules)
 
 
-def tensors_of(values: Iterable[Any] | Tensor) -> list[Tensor]:
-    """Tensors in a value, or one or two levels down in its tuples and lists."""
+def _has_storage(value: Any) -> bool:
+    """True for an ordinary tensor. A sparse one has no storage of its own; its parts are recorded as made."""
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """Ordinary tensors in a value, or one or two levels down in its tuples and lists."""
     if isinstance(values, Tensor):
-        return [values]
+        return [values] if _has_storage(values) else []
     if not isinstance(values, Iterable) or isinstance(values, (str, dict)):
         return []
     found: list[Tensor] = []
     for value in values:
-        if isinstance(value, Tensor):
+        if _has_storage(value):
             found.append(value)
         elif isinstance(value, (list, tuple)):
-            found.extend(item for item in value if isinstance(item, Tensor))
+            found.extend(item for item in value if _has_storage(item))
     return found
 
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_TORCH_DICTS = frozenset({"_parameters", "_buffers", "_modules", "forward", "_flat_weights", "_flat_weight_refs"})
+from memscale.core.value_images import Images
+
+_TORCH_DICTS = frozenset(
+    {"_parameters", "_buffers", "_modules", "forward", "_flat_weights", "_flat_weight_refs"}
+)
 """Not a forward's doing: registries, which are handled by name, and an LSTM's own index of its parameters."""
 
 
@@ -28,81 +31,100 @@ class Changes:
     """What a forward changed beside tensors' contents.
 
     Attributes:
+        now: the attributes that have changed so far.
         attributes: module path → names of Python attributes that had changed.
         buffers: (module path, buffer name) whose binding had changed.
         python_random: whether Python's or NumPy's global generator had moved.
+        settled: after `settle`: attributes that changed again in a second forward; others are caches that the
+            first one filled, and a second run finds them filled.
     """
 
+    now: Callable[[], dict[str, list[str]]] = dict
     attributes: dict[str, list[str]] = field(default_factory=dict)
     buffers: list[tuple[str, str]] = field(default_factory=list)
     python_random: bool = False
-
-
-def _shallow(value: Any) -> Any:
-    """A value to compare later: containers by the identity of their items."""
-    if isinstance(value, dict):
-        return {key: id(item) for key, item in value.items()}
-    if isinstance(value, (list, set)):
-        return [id(item) for item in value]
-    return None
-
-
-def _copy_container(value: Any) -> Any:
-    return value.copy() if type(value) in (dict, list, set) else value
+    settled: dict[str, list[str]] | None = None
 
 
 class _ModuleImage:
-    """Attributes of one module: references, and shallow copies of plain containers."""
+    """Attributes and buffer bindings of one module."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, images: Images) -> None:
         self.module = module
-        self.own = {k: (v, _shallow(v), _copy_container(v)) for k, v in module.__dict__.items() if k not in _TORCH_DICTS}
+        self.images = images
+        self.own = {key: value for key, value in module.__dict__.items() if key not in _TORCH_DICTS}
+        for value in self.own.values():
+            images.take(value)
         self.buffers = dict(module._buffers)
 
     def changed(self) -> list[str]:
+        """Names of attributes that are bound to something else, or whose value changed inside."""
         now = {key: value for key, value in self.module.__dict__.items() if key not in _TORCH_DICTS}
-        names = [key for key in now if key not in self.own or now[key] is not self.own[key][0]]
-        names += [key for key in self.own if key not in now]
-        names += [key for key, (value, shape, _) in self.own.items() if shape is not None and _shallow(value) != shape]
-        return sorted(set(names))
+        names = {key for key in now if key not in self.own or now[key] is not self.own[key]}
+        names |= {key for key in self.own if key not in now}
+        names |= {key for key, value in self.own.items() if self.images.changed(value)}
+        return sorted(names)
 
     def changed_buffers(self) -> list[str]:
+        """Names of buffers that are bound to another tensor."""
         return [name for name, value in self.module._buffers.items() if self.buffers.get(name) is not value]
 
     def restore(self) -> None:
+        """Binds everything as before."""
         for key in [key for key in self.module.__dict__ if key not in _TORCH_DICTS and key not in self.own]:
             del self.module.__dict__[key]
-        for key, (value, shape, copied) in self.own.items():
-            if shape is not None and _shallow(value) != shape:
-                _refill(value, copied)
-            self.module.__dict__[key] = value
+        self.module.__dict__.update(self.own)
         self.module._buffers.clear()
         self.module._buffers.update(self.buffers)
 
 
-def _refill(value: Any, copied: Any) -> None:
-    value.clear()
-    if isinstance(value, list):
-        value.extend(copied)
-    else:
-        value.update(copied)
+def _changed(images: dict[str, _ModuleImage]) -> dict[str, list[str]]:
+    found = {path: image.changed() for path, image in images.items()}
+    return {path: names for path, names in found.items() if names}
+
+
+def _images_of(model: nn.Module, values: Images) -> dict[str, _ModuleImage]:
+    return {path: _ModuleImage(module, values) for path, module in model.named_modules()}
+
+
+def settle(model: nn.Module, changes: Changes, forward: Callable[[], object]) -> None:
+    """Runs a forward once more, inside `preserved`, if the first changed anything, to see what keeps changing.
+
+    Args:
+        model: the module.
+        changes: of the enclosing `preserved` block.
+        forward: runs the model's forward again.
+    """
+    if not changes.now():
+        return
+    again = _images_of(model, Images(contents=False))
+    try:
+        forward()
+    except Exception:  # then nothing is known of a second run, and every change counts
+        return
+    changes.settled = _changed(again)
 
 
 @contextmanager
-def preserved(model: nn.Module) -> Iterator[Changes]:
+def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
     """Puts attributes, buffer bindings, gradients and random generators back at the end.
 
+    Args:
+        model: whatever hangs on its modules is looked at, four levels deep.
+        contents: the block computes for real: keep copies of plain tensor attributes too.
+
     Yields:
-        The changes, complete once `note_changes` was called or the block has ended.
+        The changes, complete when the block has ended.
     """
-    images = {path: _ModuleImage(module) for path, module in model.named_modules()}
+    values = Images(contents)
+    images = _images_of(model, values)
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     cpu_rng = torch.get_rng_state()
     cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     python_rng = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_rng = numpy.random.get_state() if numpy is not None else None
-    changes = Changes()
+    changes = Changes(now=lambda: _changed(images))
     try:
         yield changes
     finally:
@@ -110,12 +132,15 @@ def preserved(model: nn.Module) -> Iterator[Changes]:
         if numpy is not None:
             changes.python_random |= str(numpy.random.get_state()) != str(numpy_rng)
             numpy.random.set_state(numpy_rng)
+        changes.attributes = _changed(images)
+        if changes.settled is not None:
+            again = changes.settled
+            changes.attributes = {path: names for path, names in again.items() if path in changes.attributes}
         for path, image in images.items():
-            changed = image.changed()
-            if changed:
-                changes.attributes[path] = changed
             changes.buffers += [(path, name) for name in image.changed_buffers()]
+        for image in images.values():
             image.restore()
+        values.restore()
         for parameter, grad in grads:
             parameter.grad = grad
         torch.set_rng_state(cpu_rng)

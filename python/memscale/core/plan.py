@@ -201,12 +201,20 @@ class Plan:
             raise ValueError(f"plan version is {found!r}; allowed: {PLAN_VERSION}")
         try:
             data.pop("version")
-            choices = tuple(Choice(**{**item, "techniques": tuple(item["techniques"])}) for item in data.pop("choices"))
+            choices = tuple(
+                Choice(**{**item, "techniques": tuple(item["techniques"])}) for item in data.pop("choices")
+            )
             predicted, plain = (_prediction(data.pop(name)) for name in ("predicted", "plain"))
             frontier = tuple((peak, ns) for peak, ns in data.pop("frontier"))
             advice, notes = tuple(data.pop("advice")), tuple(data.pop("notes"))
             return cls(
-                choices=choices, predicted=predicted, plain=plain, frontier=frontier, advice=advice, notes=notes, **data
+                choices=choices,
+                predicted=predicted,
+                plain=plain,
+                frontier=frontier,
+                advice=advice,
+                notes=notes,
+                **data,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error}") from error
@@ -273,7 +281,9 @@ def timeline_of(replay: Any, phases: list[int], times_ns: array[int], recompute_
         times.append(now)
         now += times_ns[op]
         before = again
-    phase = tuple(_PHASE_OF_RECOMPUTE if again else phases[op] for op, again in zip(ops, recompute, strict=True))
+    phase = tuple(
+        _PHASE_OF_RECOMPUTE if again else phases[op] for op, again in zip(ops, recompute, strict=True)
+    )
     return Timeline(tuple(live), phase, recompute, tuple(times))
 
 

@@ -39,7 +39,9 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def make_plan(model: nn.Module, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts) -> Planned:
+def make_plan(
+    model: nn.Module, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts
+) -> Planned:
     """Plans one training step of a bare model, which is left as it was.
 
     Raises:

@@ -50,7 +50,9 @@ class MemoryProfiler:
     def __init__(self, config: EffectiveConfig) -> None:
         self.config = config
 
-    def profile(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts) -> Trace:
+    def profile(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts
+    ) -> Trace:
         """Traces one step.
 
         Args:
@@ -73,7 +75,9 @@ class MemoryProfiler:
                 tried = error
         if not self.config.use_empirical_fallback:
             if tried is None:
-                raise ProfileError("use_static_profiling and use_empirical_fallback are both False: nothing to plan from")
+                raise ProfileError(
+                    "use_static_profiling and use_empirical_fallback are both False: nothing to plan from"
+                )
             raise tried
         from memscale.core.trace_empirical import trace_empirical
 
@@ -94,7 +98,9 @@ def _short(error: Exception) -> str:
 
 def _explain(error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Adds what was tried to the model's own error."""
-    shapes = [_describe(value) for value in args] + [f"{key}={_describe(value)}" for key, value in kwargs.items()]
+    shapes = [_describe(value) for value in args] + [
+        f"{key}={_describe(value)}" for key, value in kwargs.items()
+    ]
     note = f"memscale: the model raised this in a profiling step called with ({', '.join(shapes)})"
     if hasattr(error, "add_note"):
         error.add_note(note)

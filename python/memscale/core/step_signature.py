@@ -19,7 +19,8 @@ class StepSignature:
 
     Attributes:
         shapes: shape and dtype of every tensor argument, in order.
-        structure: how the arguments nest, and the values of flags and numbers among them.
+        structure: how the arguments nest, and the flags and words among them. Numbers count by type alone: a step
+            counter must not ask for a new plan at every step.
         autocast: (dtype, enabled) per device kind.
         modes: training flag of every module and `requires_grad` of every parameter, as two integers.
         grads_present: gradients exist before forward.
@@ -44,19 +45,25 @@ class StepSignature:
             return False
         if sum(other.carried) > sum(self.carried):
             return False
-        return all(_shape_covers(mine, theirs) for mine, theirs in zip(self.shapes, other.shapes, strict=True))
+        return all(
+            _shape_covers(mine, theirs) for mine, theirs in zip(self.shapes, other.shapes, strict=True)
+        )
 
 
 def _shape_covers(mine: tuple[tuple[int, ...], Any], theirs: tuple[tuple[int, ...], Any]) -> bool:
     (shape, dtype), (other, other_dtype) = mine, theirs
-    return dtype == other_dtype and len(shape) == len(other) and all(a >= b for a, b in zip(shape, other, strict=True))
+    return (
+        dtype == other_dtype
+        and len(shape) == len(other)
+        and all(a >= b for a, b in zip(shape, other, strict=True))
+    )
 
 
 def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> StepSignature:
     """Reads the signature of a step that is about to run."""
     leaves, spec = tree_flatten((args, kwargs))
     shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
-    plain = [leaf if isinstance(leaf, (bool, int, float, str)) else type(leaf).__name__ for leaf in leaves]
+    plain = [leaf if isinstance(leaf, (bool, str)) else type(leaf).__name__ for leaf in leaves]
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     autocast = tuple(
         (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None) for kind in kinds
@@ -94,7 +101,9 @@ def optimizer_memory(optimizer: torch.optim.Optimizer | None) -> str:
         }
     )
     name = type(optimizer).__name__
-    covered = sum(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
+    covered = sum(
+        parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]
+    )
     same_as_assumed = name in ("Adam", "AdamW") and not switches
     return "AdamW" if same_as_assumed else f"{name} {switches} {covered}"
 

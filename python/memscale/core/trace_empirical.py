@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from memscale import _core
 from memscale.core import model_state, tracer
@@ -46,6 +47,8 @@ class _RealSaves:
 
     def pack(self, tensor: Tensor) -> object:
         if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+            return tensor
+        if tensor.layout is not torch.strided:
             return tensor
         return _HeldTensor(self.recorder.save(tensor), tensor)
 
@@ -142,9 +145,19 @@ def trace_empirical(
         stack.enter_context(buffer_contents(model))
         stack.enter_context(_blocks_checkpointed(model))
         for _ in range(passes - 1):
-            with model_state.preserved(model):
-                _warm_up(model, args, kwargs)
-        return _record(model, args, kwargs, step)
+            with model_state.preserved(model, contents=True):
+                _warm_up(model, *copied_batch(args, kwargs))
+        return _record(model, *copied_batch(args, kwargs), step)
+
+
+def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The batch on its own memory: a model may write to its inputs."""
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    result: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, copied, (args, kwargs))
+    return result
 
 
 def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -154,7 +167,9 @@ def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
-def _record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts) -> tracer.Trace:
+def _record(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts
+) -> tracer.Trace:
     recorder = GraphRecorder(_core.Graph())
     calls = tracer.CallRecorder(model, recorder)
     saves = _RealSaves(recorder)
@@ -163,7 +178,7 @@ def _record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ste
     def backward(loss: Tensor) -> list[Tensor | None]:
         return list(torch.autograd.grad(loss, trainable, allow_unused=True)) if trainable else []
 
-    with model_state.preserved(model) as changes, tracer.no_collection():
+    with model_state.preserved(model, contents=True) as changes, tracer.no_collection():
         calls.declare_residents((args, kwargs), step)
         for parameter in trainable if step.grads_present else []:
             recorder.graph.add_resident(parameter.numel() * parameter.element_size(), _core.CATEGORY_GRADIENT)
@@ -171,14 +186,18 @@ def _record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ste
             gradients = tracer.run_step(recorder, model, (args, kwargs), (saves.pack, saves.unpack), backward)
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
-        recorder.closed = True
+        recorder.closed = recorder.paused = True
+        model_state.settle(model, changes, lambda: model(*args, **kwargs))
     trace = tracer.finish(recorder, calls, changes, "empirical")
     trace.notes += notes
     return trace
 
 
 def _optimizer_phase(
-    recorder: GraphRecorder, trainable: list[nn.Parameter], gradients: list[Tensor | None], step: tracer.StepFacts
+    recorder: GraphRecorder,
+    trainable: list[nn.Parameter],
+    gradients: list[Tensor | None],
+    step: tracer.StepFacts,
 ) -> list[str]:
     """Records the optimizer step on fakes: a real one would change the weights."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, recorder:

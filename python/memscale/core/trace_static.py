@@ -8,6 +8,7 @@ backward asks for it, a fresh fake stands in for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,7 +22,6 @@ from memscale import _core
 from memscale.core import kernels, model_state, tracer
 from memscale.core.fake_optimizer import FakeOptimizer
 from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
-
 
 _REAL_ELEMENTS = 1 << 24
 """Integer tensors up to this size are computed for real."""
@@ -90,10 +90,14 @@ class _FakeSaves:
         self.recorder = recorder
 
     def pack(self, tensor: Tensor) -> object:
-        if _is_parameter(tensor):
+        if _is_parameter(tensor) or tensor.layout is not torch.strided:
             return tensor
         slot = self.recorder.save(tensor)
-        return _FakePlaceholder(slot, tensor) if isinstance(tensor, FakeTensor) else _RealPlaceholder(slot, tensor)
+        return (
+            _FakePlaceholder(slot, tensor)
+            if isinstance(tensor, FakeTensor)
+            else _RealPlaceholder(slot, tensor)
+        )
 
     def unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
@@ -135,8 +139,8 @@ class _FakeModel:
         return made
 
     def fake_large(self, tensor: Tensor) -> Tensor:
-        """The fake of a batch tensor; small integer tensors stay real."""
-        return tensor if _may_be_real(tensor) else self.fake(tensor)
+        """The fake of a batch tensor; small integer tensors stay real, as copies: the model may write to them."""
+        return tensor.clone() if _may_be_real(tensor) else self.fake(tensor)
 
     def of(self, tensor: Tensor) -> Tensor | None:
         """The fake of a real tensor, or None for one that the model does not hold."""
@@ -179,7 +183,21 @@ class _FakeModel:
         return value
 
 
-def trace_static(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts) -> tracer.Trace:
+@contextmanager
+def _quiet_fakes() -> Iterator[None]:
+    """PyTorch logs a traceback for every operator that has no fake kernel; the caller reports that in a line."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def trace_static(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts
+) -> tracer.Trace:
     """Traces a step on fake tensors.
 
     Args:
@@ -195,6 +213,7 @@ def trace_static(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     calls = tracer.CallRecorder(model, recorder)
     fakes = _FakeModel(model, FakeTensorMode(allow_non_fake_inputs=True))
     with model_state.preserved(model) as changes, tracer.no_collection(), ExitStack() as stack:
+        stack.enter_context(_quiet_fakes())
         stack.enter_context(tracer.training_flags(model, step.training))
         stack.enter_context(fakes.swapped())
         batch = tree_map_only(Tensor, fakes.fake_large, (args, kwargs))
@@ -217,8 +236,9 @@ def trace_static(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         optimizer.step()
         for parameter in parameters:
             parameter.grad = None
+        recorder.closed = recorder.paused = True
+        model_state.settle(model, changes, lambda: model(*batch[0], **batch[1]))
         del batch
-        recorder.closed = True
     trace = tracer.finish(recorder, calls, changes, "static")
     trace.notes += optimizer.notes
     return trace

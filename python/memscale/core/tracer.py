@@ -34,6 +34,10 @@ _RNG_STATE_BYTES = 5056
 """Size of the CPU generator's state, which a checkpoint of a module with random operations keeps."""
 
 
+BufferPath = tuple[str, str]
+"""A registered buffer: path of its module, and its name there."""
+
+
 @dataclass
 class StepFacts:
     """What decides a step's memory beside model and batch.
@@ -57,7 +61,7 @@ class Trace:
 
     Attributes:
         graph: the plain step.
-        modules: graph module id → (path, module).
+        modules: graph module id → (path, class name).
         written_buffers: path → buffers in and below that module that its forward changes.
         python_random: the forward draws from Python's or NumPy's generator.
         changes: Python attributes that the forward changes.
@@ -67,8 +71,8 @@ class Trace:
     """
 
     graph: _core.Graph
-    modules: list[tuple[str, nn.Module]]
-    written_buffers: dict[str, list[tuple[nn.Module, str]]]
+    modules: list[tuple[str, str]]
+    written_buffers: dict[str, list[BufferPath]]
     python_random: bool
     changes: model_state.Changes
     method: str
@@ -83,7 +87,7 @@ class CallRecorder:
         self.model = model
         self.recorder = recorder
         self.modules: list[tuple[str, nn.Module]] = []
-        self.buffer_owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
+        self.buffer_owners: dict[int, list[BufferPath]] = {}
 
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
         """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
@@ -95,7 +99,7 @@ class CallRecorder:
             for name, value in module._buffers.items():
                 if value is not None:
                     buffer = recorder.resident(value, _core.CATEGORY_BUFFER)
-                    self.buffer_owners.setdefault(buffer, []).append((path, module, name))
+                    self.buffer_owners.setdefault(buffer, []).append((path, name))
         recorder.module_buffers.update(self.buffer_owners)
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
@@ -117,6 +121,8 @@ class CallRecorder:
                     path, type(module).__name__, parent, flags, structure.get(module, 0)
                 )
                 known[path] = number
+                if parent >= 0 and _has_hooks(module):
+                    self.recorder.graph.mark_module(parent, _core.MODULE_HOOKED)
                 self.modules.append((path, module))
                 self._hook(module, number, undo)
             yield
@@ -163,10 +169,20 @@ class CallRecorder:
                 self.recorder.graph.mark_module(number, _core.MODULE_NOT_TENSORS)
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether somebody wants to be told of the module's calls. Transformers' own hooks may fire twice."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not (getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks)
+
+
 def _is_frozen(value: Any) -> bool:
     """True for objects that say of themselves that they do not change, and for configurations."""
     parameters = getattr(type(value), "__dataclass_params__", None)
-    return bool(parameters is not None and parameters.frozen) or callable(value) or type(value).__name__.endswith("Config")
+    return (
+        bool(parameters is not None and parameters.frozen)
+        or callable(value)
+        or type(value).__name__.endswith("Config")
+    )
 
 
 def make_gradients(recorder: GraphRecorder, parameters: list[nn.Parameter]) -> None:
@@ -220,32 +236,44 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
     Call it when `changes` is complete, that is after `model_state.preserved` has ended.
     """
     graph = recorder.graph
-    written = _written_buffers(recorder, calls)
+    written = _written_buffers(recorder, calls, changes)
+    modules = dict(calls.modules)
     for number, (path, _) in enumerate(calls.modules):
         state = _RNG_STATE_BYTES if number in recorder.random_modules else 0
-        buffers = written.get(path, [])
-        state += model_state.storage_bytes([owner._buffers[name] for owner, name in buffers])  # type: ignore[misc]
+        buffers = [modules[owner]._buffers[name] for owner, name in written.get(path, [])]
+        state += model_state.storage_bytes([buffer for buffer in buffers if buffer is not None])
         flags = _core.MODULE_PYTHON_STATE if path in changes.attributes else 0
         if flags or state:
             graph.mark_module(number, flags, state)
     graph.finish()
-    return Trace(graph, calls.modules, written, changes.python_random, changes, method, recorder.output_bytes)
+    paths = [(path, type(module).__name__) for path, module in calls.modules]
+    return Trace(graph, paths, written, changes.python_random, changes, method, recorder.output_bytes)
 
 
-def _written_buffers(recorder: GraphRecorder, calls: CallRecorder) -> dict[str, list[tuple[nn.Module, str]]]:
-    """Per module path, the buffers in and below it that are written while it runs."""
-    written: dict[str, list[tuple[nn.Module, str]]] = {}
+def _is_inside(path: str, outer: str) -> bool:
+    return not outer or path == outer or path.startswith(outer + ".")
+
+
+def _written_buffers(
+    recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Changes
+) -> dict[str, list[BufferPath]]:
+    """Per module path, the buffers in and below it that change while it runs."""
+    written: dict[str, set[BufferPath]] = {}
     for number, buffer in sorted(recorder.writes_inside):
         owners = calls.buffer_owners.get(buffer)
         if owners is None:
             continue  # not a module buffer: the core sees the write itself
         path, _ = calls.modules[number]
-        inside = [(owner, name) for place, owner, name in owners if place == path or not path or place.startswith(path + ".")]
+        inside = [(place, name) for place, name in owners if _is_inside(place, path)]
         if inside:
-            written.setdefault(path, []).extend(inside)
+            written.setdefault(path, set()).update(inside)
         else:  # a module that updates somebody else's buffer cannot be run twice on its own
             recorder.graph.mark_module(number, _core.MODULE_PYTHON_STATE)
-    return written
+    for path, _ in calls.modules:
+        rebound = [(place, name) for place, name in changes.buffers if _is_inside(place, path)]
+        if rebound:
+            written.setdefault(path, set()).update(rebound)
+    return {path: sorted(buffers) for path, buffers in written.items()}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memscale.core import model_state
 from memscale.core.loss import loss_of
-from memscale.core.trace_empirical import buffer_contents
+from memscale.core.trace_empirical import buffer_contents, copied_batch
 from memscale.core.tracer import training_flags
 from memscale.errors import VerificationError
 
@@ -72,7 +72,9 @@ class VerifyReport:
         from memscale.observability.logs import table
 
         wrong = [(row.kind, row.name, f"{row.largest:g}") for row in self.rows if not row.equal]
-        return self.summary() if not wrong else f"{self.summary()}\n{table(wrong, ('kind', 'name', 'largest'))}"
+        return (
+            self.summary() if not wrong else f"{self.summary()}\n{table(wrong, ('kind', 'name', 'largest'))}"
+        )
 
     def require(self) -> None:
         """Raises VerificationError unless everything is equal."""
@@ -83,7 +85,9 @@ class VerifyReport:
 Step = dict[tuple[str, str], Tensor]
 
 
-def compare(executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> VerifyReport:
+def compare(
+    executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
+) -> VerifyReport:
     """Runs the step twice from the same state, bare and as planned, and compares.
 
     The model, its gradients, its buffers and all random generators are left as they were.
@@ -110,8 +114,14 @@ def compare(executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], t
 def _step(executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Step:
     model = executor.model
     result: Step = {}
-    with model_state.preserved(model), buffer_contents(model), training_flags(model, training), torch.enable_grad():
+    with (
+        model_state.preserved(model, contents=True),
+        buffer_contents(model),
+        training_flags(model, training),
+        torch.enable_grad(),
+    ):
         trainable = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+        args, kwargs = copied_batch(args, kwargs)
         loss = loss_of(model(*args, **kwargs))
         if loss is not None and trainable:
             result["loss", ""] = loss.detach().clone()

@@ -48,7 +48,7 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
     if replaced is not None:
         if plan.digest != replaced.plan.digest:
             logs.LOGGER.info(
-                "memscale: planned anew (%s): peak %s, %d modules checkpointed",
+                "planned anew (%s): peak %s, %d modules checkpointed",
                 _what_changed(facts),
                 format_bytes(plan.predicted.device_used_peak_bytes),
                 len(plan.active),
@@ -85,7 +85,7 @@ def _warn_unmet(planned: Planned) -> None:
     over = plan.predicted.device_used_peak_bytes - plan.budget_bytes
     by = f"by {format_bytes(over)}" if over > 0 else "with the safety reserve counted"
     logs.LOGGER.warning(
-        "memscale: the budget of %s cannot be met (%s): the smallest plan peaks at %s; it is attached. What would help: %s",
+        "the budget of %s cannot be met (%s): the smallest plan peaks at %s; it is attached. What would help: %s",
         format_bytes(plan.budget_bytes),
         by,
         format_bytes(plan.smallest_peak_bytes),
@@ -112,4 +112,4 @@ def announce_verification(executor: Executor, args: Any, kwargs: Any, facts: Ste
     if not report.equal:
         logs.LOGGER.error(report.table())
         report.require()
-    logs.LOGGER.info("memscale: %s", report.summary())
+    logs.LOGGER.info("%s", report.summary())

@@ -26,7 +26,6 @@ which the compiler knows.
 from __future__ import annotations
 
 import copy
-import functools
 import random
 import sys
 import weakref
@@ -38,7 +37,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from memscale.errors import AttachError, RecomputeError
+from memscale.errors import RecomputeError
+from memscale.techniques.forward_slot import ForwardSlot, StandIn
 
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
@@ -229,7 +229,7 @@ def _check_version(tensor: Tensor, version: int, path: str) -> None:
 class _State:
     """Everything beside the arguments that decides what a forward computes."""
 
-    __slots__ = ("autocast", "buffers", "cpu_rng", "cuda_rng", "python_rng")
+    __slots__ = ("autocast", "buffers", "cpu_rng", "cuda_rng", "flags", "path", "python_rng", "tensors")
 
     def __init__(self) -> None:
         self.autocast: list[tuple[str, torch.dtype, bool, bool]] = []
@@ -237,11 +237,22 @@ class _State:
         self.cpu_rng: Tensor | None = None
         self.cuda_rng: dict[int, Tensor] = {}
         self.python_rng: Any = None
+        self.path = ""
+        self.flags: list[tuple[nn.Module, bool]] = []
+        # (registry, name, tensor, version, requires_grad) of every parameter and buffer in and below the module.
+        self.tensors: list[tuple[dict[str, Any], str, Tensor, int, bool]] = []
 
     @classmethod
     def before(cls, forward: CheckpointedForward, leaves: Sequence[Any]) -> _State:
         """Reads the state that a call is about to use."""
         state = cls()
+        state.path = forward.path
+        for module in forward.module.modules():
+            state.flags.append((module, module.training))
+            for registry in (module._parameters, module._buffers):
+                for name, value in registry.items():
+                    if value is not None:
+                        state.tensors.append((registry, name, value, value._version, value.requires_grad))
         state.autocast = [_autocast_state(kind) for kind in forward.device_kinds]
         state.cpu_rng = torch.get_rng_state()
         if "cuda" in forward.device_kinds:
@@ -272,7 +283,9 @@ class _State:
         with ExitStack() as stack:
             for kind, dtype, enabled, cached in self.autocast:
                 if enabled or _autocast_state(kind)[2]:
-                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached))
+                    stack.enter_context(
+                        torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached)
+                    )
             if self.cpu_rng is not None:
                 stack.callback(torch.set_rng_state, torch.get_rng_state())
                 torch.set_rng_state(self.cpu_rng)
@@ -282,15 +295,40 @@ class _State:
             if self.python_rng is not None:
                 stack.callback(_set_python_rng, _python_rng())
                 _set_python_rng(self.python_rng)
+            self._restore_modules(stack)
             for module, name, before in self.buffers:
                 stack.callback(module._buffers.__setitem__, name, module._buffers[name])
                 # A copy of the copy: a second backward (retain_graph) starts from the same value again.
                 module._buffers[name] = before.clone()
             yield
 
+    def _restore_modules(self, stack: ExitStack) -> None:
+        """The same weights, flags and buffers as in the first run, whatever has been bound or set since."""
+        changed = {(id(module._buffers), name) for module, name, _ in self.buffers}
+        for module, training in self.flags:
+            if module.training != training:
+                stack.callback(setattr, module, "training", module.training)
+                module.training = training
+        for registry, name, tensor, version, requires_grad in self.tensors:
+            if (id(registry), name) in changed:
+                continue
+            # A weight that plain autograd need not have saved is read again here, so it must be the same.
+            _check_version(tensor, version, self.path)
+            if registry.get(name) is not tensor:
+                stack.callback(registry.__setitem__, name, registry.get(name))
+                registry[name] = tensor
+            if tensor.requires_grad != requires_grad and tensor.is_leaf:
+                stack.callback(tensor.requires_grad_, tensor.requires_grad)
+                tensor.requires_grad_(requires_grad)
+
 
 def _autocast_state(kind: str) -> tuple[str, torch.dtype, bool, bool]:
-    return kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), torch.is_autocast_cache_enabled()
+    return (
+        kind,
+        torch.get_autocast_dtype(kind),
+        torch.is_autocast_enabled(kind),
+        torch.is_autocast_cache_enabled(),
+    )
 
 
 def _python_rng() -> tuple[Any, Any]:
@@ -312,12 +350,8 @@ def _loaded_numpy() -> Any:
     return sys.modules.get("numpy")
 
 
-class CheckpointedForward:
-    """Stands in for `module.forward` while the technique is attached.
-
-    Copies with the module (`copy.deepcopy` binds it to the copied module) and pickles as the module's own
-    forward, so that a saved model does not depend on MemScale.
-    """
+class CheckpointedForward(StandIn):
+    """Stands in for `module.forward` while the technique is attached."""
 
     def __init__(
         self,
@@ -327,17 +361,25 @@ class CheckpointedForward:
         buffers: Sequence[BufferRef] = (),
         python_random: bool = False,
     ) -> None:
-        functools.update_wrapper(self, original)  # inspect.signature then shows the original's
-        self.module = module
+        super().__init__(module, original)
         self.path = path
-        self.original = original
-        self.buffers = tuple(buffers)
+        self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
         self.python_random = python_random
         self.device_kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
+    @property
+    def buffers(self) -> list[BufferRef]:
+        """Buffers that the forward changes."""
+        owners = [(owner(), name) for owner, name in self._buffers]
+        return [(owner, name) for owner, name in owners if owner is not None]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped, or as it is where there is nothing to save."""
-        if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if (
+            self.passive
+            or not torch.is_grad_enabled()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+        ):
             return self.original(*args, **kwargs)
         if torch.compiler.is_compiling():
             from torch.utils.checkpoint import checkpoint
@@ -349,14 +391,12 @@ class CheckpointedForward:
         region.state.forget_unused_rng()
         return result
 
-    def __reduce__(self) -> Any:
-        return getattr, (self.module, "forward")  # when loaded: the class's own forward, bound
-
     def __deepcopy__(self, memo: dict[int, Any]) -> CheckpointedForward:
-        module = copy.deepcopy(self.module, memo)
-        original = copy.deepcopy(self.original, memo)
+        module, original = self.copied_original(memo)
         buffers = [(copy.deepcopy(owner, memo), name) for owner, name in self.buffers]
-        return CheckpointedForward(module, self.path, original, buffers, self.python_random)
+        twin = CheckpointedForward(module, self.path, original, buffers, self.python_random)
+        twin.passive = self.passive
+        return twin
 
 
 class CheckpointAttachment:
@@ -376,19 +416,12 @@ class CheckpointAttachment:
         """Replaces `module.forward`.
 
         Raises:
-            AttachError: the module does not let its forward be replaced (a scripted module, for instance).
+            AttachError: the module does not let its forward be replaced.
         """
-        own = self.module.__dict__.get("forward")
-        wrapped = CheckpointedForward(self.module, self.path, self.module.forward, self.buffers, self.python_random)
-        try:
-            self.module.forward = wrapped  # type: ignore[method-assign]
-        except (AttributeError, RuntimeError, TypeError) as error:
-            raise AttachError(f"cannot replace the forward of module {self.path!r}: {error}") from error
-        self._own_forward = own
+        self.slot = ForwardSlot(self.module, self.path)
+        original = self.module.forward
+        self.slot.put(CheckpointedForward(self.module, self.path, original, self.buffers, self.python_random))
 
     def undo(self) -> None:
-        """Restores `module.forward`: the class's own, or the one that an earlier owner had put there."""
-        if self._own_forward is None:
-            del self.module.__dict__["forward"]
-        else:
-            self.module.forward = self._own_forward  # type: ignore[method-assign]
+        """Restores `module.forward`."""
+        self.slot.remove()

@@ -140,6 +140,16 @@ static void test_line_end_missing(void **state)
     assert_format_error(&reader, "graph, line 1: the line should end here");
 }
 
+static void test_trailing_space(void **state)
+{
+    msc__reader reader = read_text("a \n");
+
+    (void)state;
+    assert_true(msc__reader_expect(&reader, "a"));
+    assert_false(msc__reader_line_end(&reader));
+    assert_format_error(&reader, "graph, line 1: the line should end here");
+}
+
 static void test_carriage_return_is_no_break(void **state)
 {
     msc__reader reader = read_text("end\r\n");
@@ -206,7 +216,7 @@ static void test_signed_range(void **state)
 
 static void test_signed_refuses(void **state)
 {
-    static const char *const wrong[] = {"-", "--1", "- 1", "-\n", "-01", "+1"};
+    static const char *const wrong[] = {"-", "--1", "- 1", "-\n", "-01", "+1", "-0"};
     size_t i;
 
     (void)state;
@@ -284,6 +294,7 @@ int main(void)
         {"line/rest-may-be-empty", test_rest_may_be_empty, NULL, NULL, NULL},
         {"line/two-spaces", test_two_spaces, NULL, NULL, NULL},
         {"line/end-missing", test_line_end_missing, NULL, NULL, NULL},
+        {"line/trailing-space", test_trailing_space, NULL, NULL, NULL},
         {"line/carriage-return", test_carriage_return_is_no_break, NULL, NULL, NULL},
         {"word/unexpected", test_unexpected_word, NULL, NULL, NULL},
         {"unsigned/range", test_unsigned_range, NULL, NULL, NULL},

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models of every kind that the benchmarks train. Random weights; nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor] | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model, one batch for it and its loss.
+
+    Attributes:
+        build: makes the module.
+        batch: makes the batch: keyword arguments, or positional ones.
+        loss: from the module's output; None: the output has `.loss`.
+    """
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[], Batch]
+    loss: Callable[[Any], Tensor] | None = None
+
+
+def call(model: nn.Module, batch: Batch) -> Any:
+    """The model's output for a batch."""
+    return model(**batch) if isinstance(batch, dict) else model(*batch)
+
+
+def _labels(output: Tensor) -> Tensor:
+    return F.cross_entropy(output, torch.arange(output.shape[0], device=output.device) % output.shape[-1])
+
+
+def _tokens(output: Tensor) -> Tensor:
+    return _labels(output.flatten(0, -2))
+
+
+class ConvNet(nn.Module):
+    """Residual blocks of convolution, batch normalisation and ReLU."""
+
+    class Block(nn.Module):
+        """Two convolutions around a shortcut."""
+
+        def __init__(self, inside: int, outside: int, stride: int) -> None:
+            super().__init__()
+            self.body = nn.Sequential(
+                nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
+                nn.BatchNorm2d(outside),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(outside, outside, 3, 1, 1, bias=False),
+                nn.BatchNorm2d(outside),
+            )
+            same = stride == 1 and inside == outside
+            self.shortcut = (
+                nn.Identity()
+                if same
+                else nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.body(x) + self.shortcut(x))
+
+    def __init__(self, width: int = 32, stages: int = 3, blocks: int = 2) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+        layers: list[nn.Module] = []
+        channels = width
+        for stage in range(stages):
+            for index in range(blocks):
+                layers.append(self.Block(channels, width << stage, 2 if stage and not index else 1))
+                channels = width << stage
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.stem(x)).mean((2, 3)))
+
+
+class RecurrentLM(nn.Module):
+    """Embedding, recurrent layers, head."""
+
+    def __init__(
+        self, kind: type[nn.RNNBase], vocabulary: int = 1000, width: int = 128, hidden: int = 256
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.rnn = kind(width, hidden, 2, batch_first=True, dropout=0.1)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.rnn(self.embed(ids))[0])
+
+
+class UNet(nn.Module):
+    """Three scales, with skip connections by concatenation."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+
+        def double(inside: int, outside: int) -> nn.Sequential:
+            return nn.Sequential(
+                nn.Conv2d(inside, outside, 3, padding=1),
+                nn.BatchNorm2d(outside),
+                nn.ReLU(),
+                nn.Conv2d(outside, outside, 3, padding=1),
+                nn.BatchNorm2d(outside),
+                nn.ReLU(),
+            )
+
+        self.down = nn.ModuleList([double(3, width), double(width, 2 * width), double(2 * width, 4 * width)])
+        self.widen = nn.ModuleList(
+            [nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)]
+        )
+        self.up = nn.ModuleList([double(4 * width, 2 * width), double(2 * width, width)])
+        self.head = nn.Conv2d(width, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for index, block in enumerate(self.down):
+            x = block(x if not index else F.max_pool2d(x, 2))
+            kept.append(x)
+        for widen, block, skip in zip(self.widen, self.up, kept[-2::-1], strict=True):
+            x = block(torch.cat([skip, widen(x)], 1))
+        return self.head(x)
+
+
+def _text(batch: int, length: int, vocabulary: int = 1000, mask: bool = False) -> Callable[[], Batch]:
+    def make() -> Batch:
+        ids = torch.randint(0, vocabulary, (batch, length))
+        made = {"input_ids": ids, "labels": ids.clone()}
+        if mask:
+            made["attention_mask"] = torch.ones_like(ids)
+        return made
+
+    return make
+
+
+def _hugging_face(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**settings))
+        return made
+
+    return build
+
+
+def gpt2(
+    layers: int, width: int, heads: int, vocabulary: int = 1000, dropout: float = 0.1, length: int = 1024
+) -> Callable[[], nn.Module]:
+    """A GPT-2 of any size."""
+    return _hugging_face(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        n_layer=layers,
+        n_embd=width,
+        n_head=heads,
+        vocab_size=vocabulary,
+        n_positions=length,
+        resid_pdrop=dropout,
+        attn_pdrop=dropout,
+        embd_pdrop=dropout,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def bert(layers: int, width: int, heads: int, vocabulary: int = 1000) -> Callable[[], nn.Module]:
+    """A BERT of any size."""
+    return _hugging_face(
+        "BertForMaskedLM",
+        "BertConfig",
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        vocab_size=vocabulary,
+    )
+
+
+def _images(batch: int, size: int) -> Callable[[], Batch]:
+    return lambda: (torch.randn(batch, 3, size, size),)
+
+
+_LLAMA_LIKE = {
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 688,
+    "vocab_size": 1000,
+    "use_cache": False,
+}
+
+ZOO: dict[str, Entry] = {
+    "gpt2": Entry(gpt2(4, 256, 4), _text(4, 256)),
+    "bert": Entry(bert(4, 256, 4), _text(4, 256, mask=True)),
+    "llama": Entry(_hugging_face("LlamaForCausalLM", "LlamaConfig", **_LLAMA_LIKE), _text(4, 256)),
+    "mistral": Entry(
+        _hugging_face("MistralForCausalLM", "MistralConfig", sliding_window=128, **_LLAMA_LIKE), _text(4, 256)
+    ),
+    "mixtral": Entry(
+        _hugging_face(
+            "MixtralForCausalLM",
+            "MixtralConfig",
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            **{**_LLAMA_LIKE, "num_hidden_layers": 2},
+        ),
+        _text(2, 128),
+    ),
+    "mamba": Entry(
+        _hugging_face(
+            "MambaForCausalLM",
+            "MambaConfig",
+            num_hidden_layers=2,
+            hidden_size=128,
+            vocab_size=1000,
+            state_size=8,
+            use_cache=False,
+        ),
+        _text(2, 64),
+    ),
+    "t5": Entry(
+        _hugging_face(
+            "T5ForConditionalGeneration",
+            "T5Config",
+            num_layers=3,
+            d_model=256,
+            d_ff=512,
+            num_heads=4,
+            d_kv=64,
+            vocab_size=1000,
+            use_cache=False,
+            decoder_start_token_id=0,
+        ),
+        _text(4, 256),
+    ),
+    "vit": Entry(
+        _hugging_face(
+            "ViTForImageClassification",
+            "ViTConfig",
+            num_hidden_layers=4,
+            hidden_size=192,
+            num_attention_heads=4,
+            intermediate_size=768,
+        ),
+        lambda: {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(0, 2, (4,))},
+    ),
+    "hubert": Entry(
+        _hugging_face(
+            "HubertForSequenceClassification",
+            "HubertConfig",
+            num_hidden_layers=2,
+            hidden_size=128,
+            num_attention_heads=4,
+            intermediate_size=512,
+            conv_dim=(128,) * 7,
+            num_conv_pos_embeddings=32,
+            apply_spec_augment=False,
+            layerdrop=0.0,
+        ),
+        lambda: {"input_values": torch.randn(2, 16000), "labels": torch.randint(0, 2, (2,))},
+    ),
+    "convnet": Entry(ConvNet, _images(8, 64), _labels),
+    "unet": Entry(UNet, _images(4, 64), lambda output: output.square().mean()),
+    "lstm": Entry(lambda: RecurrentLM(nn.LSTM), lambda: (torch.randint(0, 1000, (4, 256)),), _tokens),
+    "gru": Entry(lambda: RecurrentLM(nn.GRU), lambda: (torch.randint(0, 1000, (4, 128)),), _tokens),
+    "mlp": Entry(
+        lambda: nn.Sequential(
+            *[layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.GELU(), nn.Dropout(0.1))],
+            nn.Linear(512, 10),
+        ),
+        lambda: (torch.randn(2048, 512),),
+        _labels,
+    ),
+}

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images of ordinary Python values, to see whether running code changed them and to put them back.
+
+Containers are compared by the identity of their items, objects by their `__dict__`, random generators by
+their state, tensors by their version. Four levels deep is enough for what hangs on modules; what lies
+deeper, or is not one of these kinds, is not looked at.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_DEPTH = 4
+_OPAQUE = (
+    nn.Module,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    ModuleType,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+)
+
+
+class _Image:
+    """One value: what it looked like, and how to make it so again."""
+
+    __slots__ = ("children", "look", "now", "put_back", "value")
+
+    def __init__(
+        self, value: Any, look: Callable[[], Any], put_back: Callable[[], None], children: list[Any]
+    ) -> None:
+        self.value = value  # keeps it alive, so that its id stays its own
+        self.look = look
+        self.now = look()
+        self.put_back = put_back
+        self.children = children
+
+    def changed(self) -> bool:
+        return bool(self.look() != self.now)
+
+
+class Images:
+    """Images of many values, each taken once.
+
+    Args:
+        contents: keep copies of tensors, for blocks that compute for real.
+    """
+
+    def __init__(self, contents: bool) -> None:
+        self.contents = contents
+        self.images: dict[int, _Image | None] = {}
+
+    def take(self, value: Any, depth: int = _DEPTH) -> None:
+        """Takes the image of a value and of what it holds."""
+        if value is None or isinstance(value, _OPAQUE) or id(value) in self.images or depth == 0:
+            return
+        image = self._image(value)
+        self.images[id(value)] = image
+        for child in image.children if image is not None else ():
+            self.take(child, depth - 1)
+
+    def changed(self, value: Any, depth: int = _DEPTH) -> bool:
+        """Whether a value, or something that it held, has changed since."""
+        image = self.images.get(id(value))
+        if image is None or depth == 0:
+            return False
+        return image.changed() or any(self.changed(child, depth - 1) for child in image.children)
+
+    def restore(self) -> None:
+        """Puts every changed value back."""
+        for image in self.images.values():
+            if image is not None and image.changed():
+                image.put_back()
+
+    def _image(self, value: Any) -> _Image | None:
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, torch.Generator):
+            before = value.get_state()
+            return _Image(value, lambda: value.get_state().tolist(), lambda: _set_state(value, before), [])
+        if isinstance(value, random.Random):
+            state = value.getstate()
+            return _Image(value, value.getstate, lambda: value.setstate(state), [])
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+            bits = getattr(value, "bit_generator", None) or value._bit_generator
+            held = copy.deepcopy(bits.state)
+            return _Image(value, lambda: str(bits.state), lambda: setattr(bits, "state", held), [])
+        if isinstance(value, (dict, list, set, deque)):
+            return _container(value)
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            return _container(attributes)
+        if isinstance(value, tuple):
+            return _Image(value, lambda: None, lambda: None, list(value))
+        return None
+
+    def _tensor(self, value: Tensor) -> _Image | None:
+        if not self.contents or isinstance(value, nn.Parameter):
+            return None
+        held = value.detach().clone()
+
+        def put_back() -> None:
+            value.data.copy_(held)
+
+        return _Image(value, lambda: torch.equal(value.detach(), held), put_back, [])
+
+
+def _set_state(generator: torch.Generator, state: Tensor) -> None:
+    generator.set_state(state)
+
+
+def _container(value: Any) -> _Image | None:
+    try:
+        held = copy.copy(value)
+    except Exception:  # a container that cannot be copied cannot be put back
+        return None
+    children = list(held.values()) if isinstance(held, dict) else list(held)
+
+    def look() -> Any:
+        return (
+            [(key, id(item)) for key, item in value.items()]
+            if isinstance(value, dict)
+            else [id(i) for i in value]
+        )
+
+    def put_back() -> None:
+        value.clear()
+        if isinstance(value, (dict, set)):
+            value.update(held)
+        else:
+            value.extend(held)
+
+    return _Image(value, look, put_back, children)

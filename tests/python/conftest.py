@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures that all Python tests share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # the models are tiny: a second thread would only wait for the first
+
+
+@pytest.fixture(autouse=True)
+def clean_state() -> Iterator[None]:
+    """Every test finds PyTorch's switches and MemScale's logger as a new process has them."""
+    torch.manual_seed(0)
+    logger = logging.getLogger("memscale")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    assert torch.is_grad_enabled()
+    logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate

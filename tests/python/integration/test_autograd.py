@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user may do around a checkpointed block: an error where others compute a wrong gradient in silence."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memscale
+from memscale.errors import RecomputeError
+from zoo.blocks import WIDTH, Block, Stack, inputs
+from zoo.training import SMALLEST, same_bits, seed
+
+BATCH = inputs(0)
+
+
+def stack(block: Callable[[], nn.Module] = functools.partial(Block, 0.1), wrapped: bool = True) -> Stack:
+    """A stack with the same weights every time; when wrapped, with blocks checkpointed."""
+    seed()
+    model = Stack(block).train()
+    if wrapped:
+        memscale.wrap(model, SMALLEST, BATCH)
+        assert active(model)
+    torch.manual_seed(7)
+    return model
+
+
+def active(model: nn.Module) -> list[str]:
+    return [choice.module for choice in model._memscale_executor.plan.active]
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def both(use: Callable[[Stack], Any], block: Callable[[], nn.Module] = functools.partial(Block, 0.1)) -> tuple[Any, Any]:
+    """The outcome of `use` on a plain and on a wrapped model."""
+    return use(stack(block, wrapped=False)), use(stack(block))
+
+
+def assert_equal(pair: tuple[list[Tensor], list[Tensor]]) -> None:
+    plain, planned = pair
+    assert len(plain) == len(planned) > 0
+    assert all(same_bits(a, b) for a, b in zip(plain, planned, strict=True))
+
+
+class Bias(Block):
+    """Uses a parameter and a buffer that autograd does not save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+        self.register_buffer("shift", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.tanh(x + self.bias + self.shift))
+
+
+def equal_or_error(use: Callable[[Stack], list[Tensor]], block: Callable[[], nn.Module] = Bias) -> None:
+    """Right gradients or a clear error, but never wrong gradients."""
+    plain = use(stack(block, wrapped=False))
+    try:
+        planned = use(stack(block))
+    except (RuntimeError, RecomputeError) as error:
+        assert "block" in str(error)
+        return
+    assert_equal((plain, planned))
+
+
+class TestChangesBetweenForwardAndBackward:
+    def test_saved_input_changed_in_place_is_an_error(self) -> None:
+        model, x = stack(), BATCH[0].clone()
+        loss = model(x).mean()
+        x.add_(1)
+        with pytest.raises(RuntimeError, match=r"blocks\.0.*version"):
+            loss.backward()
+
+    @pytest.mark.parametrize("name", ["down.weight", "norm.weight"])
+    def test_saved_parameter_changed_in_place_is_an_error(self, name: str) -> None:
+        model = stack()
+        loss = model(BATCH[0]).mean()
+        with torch.no_grad():
+            model.blocks[0].get_parameter(name).add_(1)
+        with pytest.raises(RuntimeError, match="version|modified"):
+            loss.backward()
+
+    @pytest.mark.parametrize("name", ["bias", "shift"])
+    def test_unsaved_parameter_or_buffer_changed_in_place(self, name: str) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            loss = model(BATCH[0]).pow(2).mean()
+            with torch.no_grad():
+                getattr(model.blocks[1], name).add_(1)
+            loss.backward()
+            return gradients(model)
+
+        equal_or_error(use)
+
+    def test_parameters_exchanged_for_the_time_of_the_forward(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            other = {name: (p.detach() * 1.5 + 0.1).requires_grad_() for name, p in model.named_parameters()}
+            loss = torch.func.functional_call(model, other, (BATCH[0],)).pow(2).mean()
+            return list(torch.autograd.grad(loss, list(other.values())))
+
+        equal_or_error(use)
+
+    def test_train_and_eval_switched(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            loss = model(BATCH[0]).pow(2).mean()
+            model.eval()
+            loss.backward()
+            return gradients(model)
+
+        class Normed(Bias):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm = nn.BatchNorm1d(WIDTH)  # type: ignore[assignment]
+
+        equal_or_error(use)
+        equal_or_error(use, functools.partial(Block, 0.1))
+        equal_or_error(use, Normed)
+
+    def test_random_numbers_drawn_in_between(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            loss = model(BATCH[0]).pow(2).mean()
+            torch.manual_seed(99)
+            loss.backward()
+            return [*gradients(model), torch.rand(4)]
+
+        assert_equal(both(use))
+
+
+class TestBackward:
+    def test_second_backward_through_a_retained_graph(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            loss = model(BATCH[0]).pow(2).mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            return gradients(model)
+
+        assert_equal(both(use))
+
+    def test_backward_twice_without_retain_is_an_error(self) -> None:
+        loss = stack()(BATCH[0]).pow(2).mean()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+
+    def test_gradients_of_some_inputs_only(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            x = BATCH[0].clone().requires_grad_()
+            loss = model(x).pow(2).mean()
+            chosen = [model.blocks[1].up.weight, x]
+            return list(torch.autograd.grad(loss, chosen, retain_graph=True)) + list(torch.autograd.grad(loss, [x]))
+
+        assert_equal(both(use))
+
+    def test_double_backward(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            x = BATCH[0].clone().requires_grad_()
+            loss = model(x).pow(2).mean()
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            (loss + slope.pow(2).sum() * 1e3).backward()
+            return [*gradients(model), x.grad]
+
+        assert_equal(both(use))
+
+    def test_two_losses_in_turn(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            first, second = model(BATCH[0]).mean(), model(BATCH[0] * 2).pow(2).mean()
+            second.backward()
+            first.backward()
+            return gradients(model)
+
+        assert_equal(both(use))
+
+    def test_in_another_thread(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            loss = model(BATCH[0]).pow(2).mean()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            return gradients(model)
+
+        assert_equal(both(use))
+
+    def test_optimizer_step_inside_backward(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            for parameter in model.parameters():
+                optimizer = torch.optim.SGD([parameter], lr=0.1)
+                parameter.register_post_accumulate_grad_hook(lambda p, o=optimizer: (o.step(), o.zero_grad())[1])
+            for _ in range(3):
+                model(BATCH[0]).pow(2).mean().backward()
+            return [parameter.detach() for parameter in model.parameters()]
+
+        assert_equal(both(use))
+
+    def test_as_part_of_a_larger_graph(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            before = nn.Linear(WIDTH, WIDTH)
+            model(before(BATCH[0]).relu()).sigmoid().mean().backward()
+            return [*gradients(model), *gradients(before)]
+
+        assert_equal(both(use))
+
+    def test_under_other_saved_tensor_hooks(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            with torch.autograd.graph.save_on_cpu():
+                loss = model(BATCH[0]).pow(2).mean()
+            loss.backward()
+            return gradients(model)
+
+        assert_equal(both(use))
+
+    def test_two_wrapped_models_at_once(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            other = stack(wrapped=hasattr(model, "_memscale_executor"))
+            (model(BATCH[0]) * other(BATCH[0])).mean().backward()
+            return gradients(model) + gradients(other)
+
+        assert_equal(both(use))
+
+    def test_a_released_graph_keeps_no_activation(self) -> None:
+        model = stack()
+        loss = model(BATCH[0]).mean()
+        del loss
+        assert_equal(both(lambda model: [model(BATCH[0])]))
+
+
+class TestExceptions:
+    class Bomb(Block):
+        """Raises in its n-th run."""
+
+        def __init__(self) -> None:
+            super().__init__(0.1)
+            self.when: list[type[BaseException] | None] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            explode = self.when[0] if self.when else None
+            if explode is not None:
+                self.when[0] = None
+                raise explode("boom")
+            return y
+
+    @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
+    @pytest.mark.parametrize("moment", ["forward", "recompute"])
+    def test_surfaces_and_the_next_step_is_equal(self, kind: type[BaseException], moment: str) -> None:
+        def use(model: Stack, explode: bool) -> list[Tensor]:
+            # The last block ends inside `super().forward` when it is run again; the others' runs do too, so
+            # the recompute is interrupted from within a submodule.
+            target = model.blocks[0].norm if moment == "recompute" else model.blocks[1]
+            original, state = target.forward, torch.get_rng_state()
+
+            def bomb(*args: Any) -> Any:
+                raise kind("boom")
+
+            if explode:
+                if moment == "forward":
+                    target.forward = bomb
+                    with pytest.raises(kind) as caught:
+                        model(BATCH[0])
+                else:
+                    loss = model(BATCH[0]).mean()
+                    target.forward = bomb
+                    with pytest.raises(kind) as caught:
+                        loss.backward()
+                    model.zero_grad()
+                frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+                assert str(caught.value) == "boom"
+                assert kind is not ValueError or moment == "recompute" or "bomb" in frames
+                target.forward = original
+                if "forward" in target.__dict__ and original == type(target).forward.__get__(target):
+                    del target.__dict__["forward"]
+                torch.set_rng_state(state)
+            model(BATCH[0]).pow(2).mean().backward()
+            return gradients(model)
+
+        assert_equal((use(stack(wrapped=False), False), use(stack(), True)))
+
+    def test_random_state_is_put_back_when_a_recompute_fails(self) -> None:
+        model = stack()
+        loss = model(BATCH[0]).mean()
+        before = torch.get_rng_state()
+        model.blocks[0].norm.forward = lambda x: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            loss.backward()
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_a_second_run_that_differs_in_shape_names_the_module(self) -> None:
+        runs = []
+
+        class Shrinks(Block):
+            def forward(self, x: Tensor) -> Tensor:
+                runs.append(1)
+                return super().forward(x) + self.up(x[: len(x) - len(runs) % 2])[:1].sum()
+
+        model = Stack(Shrinks).train()
+        memscale.wrap(model, SMALLEST, BATCH)
+        if not active(model):
+            return
+        loss = model(BATCH[0]).mean()
+        runs.append(1)
+        with pytest.raises(RecomputeError, match=r"blocks\.\d"):
+            loss.backward()
+
+
+class TestHooks:
+    def test_hooks_on_the_model_and_on_blocks_fire_once(self) -> None:
+        model = stack()
+        seen: list[str] = []
+        model.register_forward_pre_hook(lambda *a: seen.append("model pre"))
+        model.register_forward_hook(lambda *a: seen.append("model"))
+        model.register_full_backward_hook(lambda *a: seen.append("model backward"))
+        block = model.get_submodule(active(model)[0])
+        block.register_forward_hook(lambda *a: seen.append("block"))
+        block.register_full_backward_hook(lambda *a: seen.append("block backward"))
+        model(BATCH[0].clone().requires_grad_()).mean().backward()
+        assert sorted(seen) == ["block", "block backward", "model", "model backward", "model pre"]
+
+    def test_a_hook_below_a_block_fires_once_if_it_was_there_at_planning(self) -> None:
+        seen: list[str] = []
+        seed()
+        model = Stack().train()
+        model.blocks[1].up.register_forward_hook(lambda *a: seen.append("up"))
+        memscale.wrap(model, SMALLEST, BATCH)
+        seen.clear()
+        model(BATCH[0]).mean().backward()
+        assert seen == ["up"]
+
+    def test_a_hook_that_changes_an_output_counts_in_both_runs(self) -> None:
+        def use(model: Stack) -> list[Tensor]:
+            model.blocks[0].up.register_forward_hook(lambda module, args, out: out * 2)
+            model(BATCH[0]).pow(2).mean().backward()
+            return gradients(model)
+
+        assert_equal(both(use))
+
+    def test_tensor_hooks_fire_once(self) -> None:
+        model, seen = stack(), []
+        for parameter in model.parameters():
+            parameter.register_hook(seen.append)
+        model(BATCH[0]).mean().backward()
+        assert len(seen) == len(list(model.parameters()))

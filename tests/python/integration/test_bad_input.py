@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong input: an error that says what is wrong and what is allowed, and a model that nothing has touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import memscale
+from memscale import Config
+from memscale.errors import BudgetError, ConfigError, ProfileError
+from test_restore import assert_as_before, image
+from zoo.blocks import WIDTH, Stack, inputs
+from zoo.models import case
+from zoo.training import SMALLEST, built, peak_bytes, seed, train
+
+GPT2 = case("gpt2")
+
+
+def stack() -> Stack:
+    seed()
+    return Stack().train()
+
+
+@pytest.mark.parametrize("target", [None, 3, "model", [torch.nn.Linear(1, 1)], Stack, torch.zeros(3), object()])
+@pytest.mark.parametrize("function", [memscale.wrap, memscale.detach])
+def test_a_target_that_is_no_model(target: Any, function: Any) -> None:
+    with pytest.raises(TypeError, match=r"nn\.Module"):
+        function(target)
+
+
+def test_a_module_that_only_contains_a_model_is_wrapped_itself() -> None:
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = stack()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.model(x)
+
+    holder = memscale.wrap(Holder(), SMALLEST, inputs(0))
+    assert "_memscale_executor" in holder.__dict__ and "_memscale_executor" not in holder.model.__dict__
+
+
+@pytest.mark.parametrize("config", [{"memory_budget": 1}, "8GiB", 8, Config])
+def test_a_config_that_is_none(config: Any) -> None:
+    model = stack()
+    before = image(model)
+    with pytest.raises(TypeError, match="Config"):
+        memscale.wrap(model, config)
+    assert_as_before(before, image(model))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"memory_budget": 0},
+        {"memory_budget": -1},
+        {"memory_budget": "0GiB"},
+        {"memory_budget": "-3GiB"},
+        {"memory_budget": "much"},
+        {"memory_budget": 1.5},
+        {"memory_budget": True},
+        {"memory_budget": 10**30},
+        {"target_gpu_utilization": 0},
+        {"target_gpu_utilization": 1.1},
+        {"target_gpu_utilization": float("nan")},
+        {"warmup_steps": -1},
+        {"mode": "fast"},
+        {"enable_checkpointing": 1},
+        {"exact": True, "enable_tiling": True},
+        {"exact": True, "use_8bit_optimizer": True},
+    ],
+    ids=str,
+)
+def test_a_field_that_is_not_allowed(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as caught:
+        Config(**fields)
+    assert isinstance(caught.value, ConfigError)
+    assert any(name in str(caught.value) for name in fields)
+
+
+def test_an_unknown_field() -> None:
+    with pytest.raises((TypeError, ValueError), match="memory_budgte"):
+        Config(memory_budgte=1)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="memory_budget"):
+        Config.from_json('{"version": 1, "memory_budgte": 1}')
+
+
+@pytest.mark.parametrize("sample", [3, 2.5, object(), "text"], ids=str)
+def test_a_sample_of_a_wrong_type(sample: Any) -> None:
+    model = stack()
+    before = image(model)
+    with pytest.raises(TypeError, match="sample_input"):
+        memscale.wrap(model, SMALLEST, sample)
+    assert_as_before(before, image(model))
+
+
+SAMPLES = [
+    (torch.zeros(4, WIDTH + 1),),
+    {"unknown": torch.zeros(4, WIDTH)},
+    (),
+    (torch.zeros(4, WIDTH), 3),
+    ("text",),
+]
+
+
+@pytest.mark.parametrize("how", ["wrap", "optimize", "plan", "verify"])
+@pytest.mark.parametrize("sample", SAMPLES, ids=["width", "keyword", "empty", "many", "text"])
+def test_a_sample_that_the_model_rejects(sample: Any, how: str) -> None:
+    model = stack()
+    before = image(model)
+    with pytest.raises(Exception) as own:
+        model(**sample) if isinstance(sample, dict) else model(*sample)
+    with pytest.raises(type(own.value)) as caught:
+        if how == "optimize":
+            with memscale.optimize(model, config=SMALLEST, sample_input=sample):
+                pass
+        elif how == "verify":
+            memscale.verify(model, sample)
+        else:
+            getattr(memscale, how)(model, config=SMALLEST, sample_input=sample)
+    note = "".join(getattr(caught.value, "__notes__", [str(caught.value)]))
+    assert note.count("memscale:") == 1 and "profiling step" in note
+    assert str(own.value).splitlines()[0] in str(caught.value)
+    assert_as_before(before, image(model))
+
+
+def test_a_sample_as_a_callable_is_called_and_its_error_is_its_own() -> None:
+    assert memscale.wrap(stack(), SMALLEST, lambda: inputs(0))._memscale_executor.plan.active
+    model = stack()
+    before = image(model)
+
+    def fails() -> Any:
+        raise LookupError("no data")
+
+    with pytest.raises(LookupError, match="no data"):
+        memscale.wrap(model, SMALLEST, fails)
+    assert_as_before(before, image(model))
+
+
+def test_a_sample_is_needed_for_a_plan() -> None:
+    with pytest.raises(TypeError, match="sample_input"):
+        memscale.plan(stack())
+
+
+def test_a_sample_is_not_changed_and_not_kept() -> None:
+    import weakref
+
+    batch = GPT2.batch(0)
+    before = {key: value.clone() for key, value in batch.items()}
+    model = memscale.wrap(built(GPT2), SMALLEST, batch)
+    assert all(torch.equal(before[key], value) and value.grad is None for key, value in batch.items())
+    alive = [weakref.ref(value) for value in batch.values()]
+    del batch, before
+    assert not any(ref() is not None for ref in alive)
+    memscale.detach(model)
+
+
+def test_both_ways_of_profiling_switched_off() -> None:
+    model = stack()
+    config = Config(use_static_profiling=False, use_empirical_fallback=False, enable_logging=False)
+    with pytest.raises(ProfileError):
+        memscale.wrap(model, config, inputs(0))
+    memscale.wrap(model, config)
+    model(*inputs(0)).mean().backward()  # goes on as it is
+
+
+def test_a_model_without_parameters_or_gradients() -> None:
+    for model in (torch.nn.ReLU(), stack().requires_grad_(False), torch.nn.Sequential()):
+        memscale.wrap(model.train(), SMALLEST, inputs(0))
+        assert not model._memscale_executor.plan.active
+        model(*inputs(0))
+        memscale.detach(model)
+
+
+def test_an_environment_variable_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSCALE_ASYNC_OFFLOAD", "perhaps")
+    model = stack()
+    with pytest.raises(ValueError, match="MEMSCALE_ASYNC_OFFLOAD"):
+        memscale.wrap(model, SMALLEST)
+    assert "_memscale_executor" not in model.__dict__
+
+
+class TestBudgetThatCannotBeMet:
+    def test_the_smallest_plan_is_attached_and_trains(self, caplog: pytest.LogCaptureFixture) -> None:
+        run = train(GPT2, config=Config(memory_budget="1MiB"), sample=True)
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == 1
+        assert "1.00 MiB" in warnings[0] and "What would help" in warnings[0]
+        plan = run.plan
+        assert not plan.fits and not plan.predicted.fits and plan.active and plan.advice
+        assert plan.smallest_peak_bytes == plan.predicted.device_used_peak_bytes > plan.budget_bytes
+        assert "DOES NOT FIT" in plan.explain()
+
+    def test_the_advised_budget_is_enough(self) -> None:
+        small = memscale.plan(built(GPT2), config=SMALLEST, sample_input=GPT2.batch(0))
+        needed = int(small.advice[0].split("(")[1].split(" ")[0])
+        config = Config(memory_budget=needed, enable_logging=False)
+        assert memscale.plan(built(GPT2), config=config, sample_input=GPT2.batch(0)).fits
+        assert peak_bytes(lambda: train(GPT2, config=config, record=False)) <= needed
+
+    def test_strict_raises_and_touches_nothing(self) -> None:
+        model = built(GPT2)
+        before = image(model)
+        with pytest.raises(BudgetError) as caught:
+            memscale.wrap(model, Config(memory_budget=1, strict_budget=True, enable_logging=False), GPT2.batch(0))
+        assert caught.value.budget_bytes == 1 < caught.value.smallest_peak_bytes and caught.value.advice
+        assert_as_before(before, image(model))
+        assert "_memscale_executor" not in model.__dict__

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same inputs give the same plan: twice in a process, and in processes with other hash seeds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import memscale
+from zoo.models import case
+from zoo.training import built
+
+NAMES = ("gpt2", "convnet", "hubert")
+SHARE = memscale.Config(memory_budget="3MiB", enable_logging=False)
+
+PROGRAM = """
+import warnings; warnings.filterwarnings("ignore")
+import logging; logging.disable(logging.CRITICAL)
+import torch; torch.set_num_threads(1)
+from test_determinism import NAMES, digests
+print(*digests(NAMES))
+"""
+
+
+def digests(names: tuple[str, ...]) -> list[str]:
+    made = []
+    for name in names:
+        plan = memscale.plan(built(case(name)), config=SHARE, sample_input=case(name).batch(0))
+        made += [plan.digest, str(plan.predicted.device_used_peak_bytes), str(len(plan.active))]
+    return made
+
+
+@pytest.fixture(scope="module")
+def here() -> list[str]:
+    return digests(NAMES)
+
+
+def test_twice_in_a_process(here: list[str]) -> None:
+    assert digests(NAMES) == here
+    assert int(here[2]) > 0
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "4242"])
+def test_in_another_process(here: list[str], hash_seed: str) -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == here
+
+
+def test_wrap_attaches_what_plan_says() -> None:
+    gpt2 = case("gpt2")
+    plan = memscale.plan(built(gpt2), config=SHARE, sample_input=gpt2.batch(0))
+    model = memscale.wrap(built(gpt2), SHARE, gpt2.batch(0))
+    assert model._memscale_executor.plan.digest == plan.digest
+    assert memscale.plan(model, config=SHARE, sample_input=gpt2.batch(0)).digest == plan.digest
+    assert [choice.module for choice in plan.active] == [c.module for c in model._memscale_executor.plan.active]
+
+
+def test_json_round_trip() -> None:
+    gpt2 = case("gpt2")
+    plan = memscale.plan(built(gpt2), config=SHARE, sample_input=gpt2.batch(0))
+    again = memscale.Plan.from_json(plan.to_json())
+    assert again == plan
+    assert plan.digest in plan.explain()
+    for choice in plan.active:
+        assert choice.module in plan.explain() and choice.reason in plan.explain()

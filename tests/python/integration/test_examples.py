@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples run as they stand, with no arguments, and say what they promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "python"
+
+
+def run(tmp_path: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cannot plan" not in done.stderr
+    return done
+
+
+def test_ten_lines(tmp_path: Path) -> None:
+    done = run(tmp_path, "02_ten_lines.py")
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
+    assert len(losses) == 3
+    assert "checkpoint" in done.stderr
+    assert "cannot be met" not in done.stderr
+
+
+def test_plan_and_explain(tmp_path: Path) -> None:
+    text = run(tmp_path, "03_plan_and_explain.py").stdout
+    for part in (
+        "plain step: peak",
+        "fits; step time",
+        "checkpoint",
+        "frontier",
+        "fits=False",
+        "raise the budget",
+    ):
+        assert part in text
+
+
+def test_optimize_block(tmp_path: Path) -> None:
+    text = run(tmp_path, "04_optimize_block.py").stdout
+    assert "checkpoint" in text
+    assert "bit-equal to plain training: yes" in text
+
+
+def test_examples_are_short() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        limit = 300 if path.name == "demo.py" else 120
+        assert len(path.read_text(encoding="utf-8").splitlines()) < limit, path.name
+
+
+@pytest.mark.skipif(
+    os.environ.get("MEMSCALE_TEST_DEMO") != "1", reason="takes a minute: set MEMSCALE_TEST_DEMO=1"
+)
+def test_demo(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    done = run(tmp_path, "demo.py", "--short", "--json", "figures.json")
+    figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    assert figures["broken"] == []
+    assert figures["bit_equal"] is True
+    assert figures["wrapped_measured_bytes"] <= figures["budget_bytes"] < figures["plain_measured_bytes"]
+    assert "DefaultCPUAllocator: can't allocate memory" in done.stdout
+    assert (tmp_path / "report.html").stat().st_size > 10_000

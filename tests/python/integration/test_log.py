@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of a training run: one block that says everything, then silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import memscale
+from memscale import Config
+from memscale.observability import logs
+from zoo.models import case
+from zoo.training import Loop, train
+
+GPT2 = case("gpt2")
+BUDGET = "3500KiB"
+
+
+def blocks(text: str) -> int:
+    return text.count("---- MemScale")
+
+
+@pytest.mark.parametrize("sample", [False, True], ids=["deferred", "sample"])
+def test_one_block_then_silence(sample: bool, caplog: pytest.LogCaptureFixture) -> None:
+    run = train(GPT2, Loop(steps=3), Config(memory_budget=BUDGET), sample)
+    assert run.plan.active
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("memscale")]
+    assert len([message for message in messages if blocks(message)]) == 1
+    (block,) = (message for message in messages if blocks(message))
+    for word in ("device", "budget", "peak", "step time", "undo", "memscale.detach(model)", "checkpoint", "no effect"):
+        assert word in block
+    assert "enable_offloading" in block and "use_cache" in block
+    assert len(messages) == 1 + (not run.plan.fits)
+
+
+def test_nothing_to_do_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    run = train(GPT2, Loop(steps=2), Config(memory_budget="4GiB"), sample=True)
+    assert run.plan.fits and not run.plan.active
+    assert "nothing to do" in caplog.text and "use_cache " not in caplog.text
+    assert run.model.config.use_cache is True
+
+
+def test_conservative_mode_has_no_field_without_effect(caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(memory_budget=BUDGET, mode=memscale.OptimizationMode.CONSERVATIVE, enable_offloading=False)
+    train(GPT2, Loop(steps=1), config, sample=True)
+    assert "no effect" not in caplog.text
+
+
+def test_silent_when_logging_is_off(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    run = train(GPT2, Loop(steps=2), Config(memory_budget="16MiB", force_optimize=True, enable_logging=False))
+    assert run.plan.fits
+    assert not [record for record in caplog.records if record.name.startswith("memscale")]
+    assert "memscale" not in capfd.readouterr().err.lower()
+
+
+def test_a_fallback_to_a_real_step_does_not_flood_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    run = train(case("mixtral"), Loop(steps=1), Config(memory_budget="64MiB", enable_logging=False))
+    assert run.plan.fits
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_log_file_gets_the_block(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    try:
+        train(GPT2, Loop(steps=2), Config(memory_budget=BUDGET, log_file=str(path)), sample=True)
+    finally:
+        logs.teardown()
+    assert blocks(path.read_text()) == 1 and "undo" in path.read_text()
+
+
+def test_a_change_of_plan_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    from test_replanning import Trainer, rows
+
+    trainer = Trainer(config=Config(memory_budget="2MiB"))
+    trainer.step(rows(64))
+    caplog.clear()
+    trainer.step(rows(1024))
+    lines = [record.getMessage() for record in caplog.records if "planned anew" in record.getMessage()]
+    assert len(lines) == 1 and "\n" not in lines[0]

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the step is no longer the one that was planned for, it is planned anew before it runs, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memscale
+from memscale.core import executor as executor_module
+from memscale.core.executor import Executor
+from zoo.blocks import WIDTH, Block, Stack
+from zoo.models import case, generator
+from zoo.training import SMALLEST, Loop, assert_same, built, peak_bytes, reference, seed, train
+
+CONFIG = memscale.Config(memory_budget="64MiB", enable_logging=False)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Grows by one with each plan that is made."""
+    made: list[int] = []
+    make = executor_module.make_plan
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(1)
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(executor_module, "make_plan", counted)
+    yield made
+
+
+def rows(count: int) -> Tensor:
+    return torch.randn(count, WIDTH, generator=generator(0))
+
+
+class Trainer:
+    """A wrapped stack and a step."""
+
+    def __init__(self, model: nn.Module | None = None, config: memscale.Config = CONFIG) -> None:
+        seed()
+        self.model = memscale.wrap((model or Stack()).train(), config)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        self.model(*args, **kwargs).pow(2).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def plan(self) -> memscale.Plan:
+        executor: Executor = self.model._memscale_executor
+        assert executor.plan is not None
+        return executor.plan
+
+
+def test_equal_steps_are_planned_once(plans: list[int]) -> None:
+    trainer = Trainer()
+    for _ in range(4):
+        trainer.step(rows(64))
+    assert len(plans) == 1
+
+
+def test_a_larger_batch_is_planned_before_it_runs_a_smaller_one_is_not(plans: list[int]) -> None:
+    trainer = Trainer()
+    trainer.step(rows(64))
+    small = trainer.plan.predicted.allocated_peak_bytes
+    trainer.step(rows(32))
+    assert len(plans) == 1
+    trainer.step(rows(256))
+    assert len(plans) == 2
+    assert trainer.plan.predicted.allocated_peak_bytes > small
+    trainer.step(rows(64))
+    trainer.step(rows(255))
+    assert len(plans) == 2
+
+
+def test_the_first_large_batch_stays_within_the_budget() -> None:
+    def work(config: memscale.Config | None, plans: list[memscale.Plan]) -> None:
+        seed()
+        model = Stack(depth=6).train()
+        if config is not None:
+            memscale.wrap(model, config)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for count in (64, 64, 2048, 2048):
+            model(rows(count)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if config is not None:
+            plans.append(model._memscale_executor.plan)
+
+    plain, plans = peak_bytes(lambda: work(None, [])), []
+    budget = plain * 7 // 10
+    peak = peak_bytes(lambda: work(memscale.Config(memory_budget=budget, enable_logging=False), plans))
+    assert plans[0].fits and plans[0].active
+    assert peak <= budget
+
+
+def test_an_optimizer_with_less_state_is_noticed(plans: list[int]) -> None:
+    trainer = Trainer()
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    trainer.step(rows(64))
+    assumed = trainer.plan.predicted.by_category
+    trainer.step(rows(64))
+    assert len(plans) == 2
+    assert trainer.plan.predicted.by_category.get("optimizer_state", 0) < assumed["optimizer_state"]
+    trainer.step(rows(64))
+    assert len(plans) == 2
+
+
+def test_another_models_optimizer_is_not(plans: list[int]) -> None:
+    trainer, other = Trainer(), nn.Linear(3, 3)
+    trainer.step(rows(64))
+    other(torch.zeros(1, 3)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    trainer.step(rows(64))
+    assert len(plans) == 1
+
+
+def test_optimize_plans_for_the_optimizer_it_is_given(plans: list[int]) -> None:
+    model = Stack().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memscale.optimize(model, optimizer, CONFIG, rows(64)) as executor:
+        assert executor.plan is not None
+        assert not executor.plan.predicted.by_category.get("optimizer_state")
+        model(rows(64)).mean().backward()
+        optimizer.step()
+        model(rows(64))
+    assert len(plans) <= 2  # the gradients were kept
+
+
+def test_gradient_accumulation_is_planned_once_more(plans: list[int]) -> None:
+    trainer = Trainer()
+    for _ in range(3):
+        trainer.model(rows(64)).mean().backward()
+        trainer.step(rows(64))
+    assert len(plans) == 2
+
+
+def test_an_output_that_is_still_held_is_noticed(plans: list[int]) -> None:
+    trainer = Trainer()
+    for _ in range(4):
+        output = trainer.model(rows(64))
+        output.mean().backward()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+    assert len(plans) == 2
+
+
+def test_a_held_loss_and_a_stateful_optimizer(plans: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    """The everyday loop that keeps `loss` until the next one replaces it."""
+    gpt2 = case("gpt2")
+    model = memscale.wrap(built(gpt2), SMALLEST)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(4):
+        output = model(**gpt2.batch(step))
+        output.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert "cannot plan" not in caplog.text
+    assert len(plans) <= 2
+
+
+def test_unfreezing_parameters(plans: list[int]) -> None:
+    trainer = Trainer()
+    trainer.model.blocks[0].requires_grad_(False)
+    trainer.step(rows(64))
+    frozen = trainer.plan.predicted.by_category
+    trainer.model.blocks[0].requires_grad_(True)
+    trainer.step(rows(64))
+    assert len(plans) == 2
+    assert trainer.plan.predicted.by_category["optimizer_state"] > frozen["optimizer_state"]
+
+
+def test_autocast_is_part_of_what_was_planned(plans: list[int]) -> None:
+    trainer = Trainer()
+    trainer.step(rows(64))
+    with torch.autocast("cpu", torch.bfloat16):
+        trainer.step(rows(64))
+    assert len(plans) == 2
+    trainer.step(rows(64))
+    assert len(plans) == 2  # known
+
+
+def test_evaluation_does_not_plan(plans: list[int]) -> None:
+    trainer = Trainer()
+    trainer.step(rows(64))
+    digest = trainer.plan.digest
+    trainer.model.eval()
+    with torch.no_grad():
+        trainer.model(rows(4096))
+    trainer.model.train()
+    with torch.inference_mode():
+        trainer.model(rows(4096))
+    trainer.step(rows(64))
+    assert len(plans) == 1 and trainer.plan.digest == digest
+
+
+def test_train_and_eval_switches_train_equal() -> None:
+    convnet = case("convnet")
+
+    def use(wrapped: bool) -> list[Tensor]:
+        model = built(convnet)
+        if wrapped:
+            memscale.wrap(model, SMALLEST)
+        results = []
+        for step in range(4):
+            model.train(step % 2 == 0)
+            loss = model(**convnet.batch(step))["loss"]
+            loss.backward()
+            results += [loss.detach(), *(p.grad.clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
+            model.zero_grad()
+        return results
+
+    assert all(torch.equal(a, b) for a, b in zip(use(False), use(True), strict=True))
+
+
+def test_training_in_evaluation_mode_is_planned_or_said(plans: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    seed()
+    model = memscale.wrap(Stack().eval(), SMALLEST)
+    for _ in range(3):
+        model(rows(256)).mean().backward()
+    assert model._memscale_executor.plan is not None or "eval" in caplog.text
+
+
+class TakesNumber(Stack):
+    def forward(self, x: Tensor, step: int = 0, share: float = 1.0) -> Any:
+        return super().forward(x) * (1 + step * share)
+
+
+def test_a_number_that_changes_with_every_step_is_not_planned_for_ever(plans: list[int]) -> None:
+    trainer = Trainer(TakesNumber())
+    for step in range(8):
+        trainer.step(rows(16), step=step, share=step / 10)
+    assert len(plans) < 8
+
+
+def test_many_shapes_do_not_pile_up() -> None:
+    loop = Loop(steps=6)
+    growing = case("lstm")
+    longer = type(growing)(
+        "growing", growing.build, lambda step: (growing.batch(step)[0][:, : 8 + 4 * step],), growing.loss, None
+    )
+    planned = train(longer, loop, SMALLEST)
+    assert_same(reference(longer, loop), planned)
+
+
+def test_a_rejected_batch_is_the_users_error_and_the_next_is_planned(plans: list[int]) -> None:
+    trainer = Trainer(config=SMALLEST)
+    with pytest.raises(RuntimeError, match="shape|normalized"):
+        trainer.step(torch.zeros(3, WIDTH + 1))
+    trainer.step(rows(256))
+    assert trainer.plan.active
+
+
+def test_a_strict_budget_that_a_larger_batch_breaks_is_an_error_before_it_runs() -> None:
+    config = memscale.Config(memory_budget="1MiB", strict_budget=True, enable_logging=False)
+    trainer, ran = Trainer(config=config), []
+    trainer.step(rows(8))
+    trainer.model.blocks[0].register_forward_hook(lambda *args: ran.append(1))
+    with pytest.raises(memscale.errors.BudgetError):
+        trainer.step(rows(8192))
+    trainer.step(rows(8))
+    assert isinstance(trainer.model.blocks[0], Block)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`verify` and `Config(verify_correctness=True)`: what cannot be run twice is found, never trained wrong in silence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import memscale
+from memscale import Config
+from memscale.errors import RecomputeError, VerificationError
+from test_restore import assert_as_before, image
+from zoo.blocks import Block, Stack, inputs
+from zoo.models import MAIN, case
+from zoo.training import SMALLEST, Loop, assert_same, built, reference, seed, train
+
+VERIFIED = Config(memory_budget=1, enable_logging=False, verify_correctness=True)
+
+
+def closure_counter() -> Callable[[], Block]:
+    calls = []
+
+    class Counts(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(1)
+            return super().forward(x) * (1 + 0.01 * len(calls))
+
+    return Counts
+
+
+def clock() -> Callable[[], Block]:
+    class Clock(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (1 + time.perf_counter() % 10)
+
+    return Clock
+
+
+@pytest.mark.parametrize("case", MAIN, ids=lambda case: case.name)
+def test_verify_says_equal_and_leaves_the_model_alone(case: object) -> None:
+    model = built(case)  # type: ignore[arg-type]
+    before = image(model)
+    report = memscale.verify(model, case.batch(0))  # type: ignore[attr-defined]
+    assert report.equal and report.first_difference is None and report.checkpointed > 0
+    assert {row.kind for row in report.rows} >= {"loss", "gradient"}
+    assert_as_before(before, image(model))
+
+
+def test_a_wrapped_model_is_verified_with_its_own_plan() -> None:
+    gpt2 = case("gpt2")
+    model = memscale.wrap(built(gpt2), SMALLEST, gpt2.batch(0))
+    inside = image(model)
+    report = memscale.verify(model, gpt2.batch(1))
+    assert report.equal and report.checkpointed == len(model._memscale_executor.plan.active)
+    assert_as_before(inside, image(model))
+
+
+def test_training_is_equal_with_the_check_on() -> None:
+    for name in ("gpt2", "convnet"):
+        planned = train(case(name), Loop(steps=3), VERIFIED)
+        assert_same(reference(case(name), Loop(steps=3)), planned)
+
+
+@pytest.mark.parametrize("block", [closure_counter, clock])
+class TestWhatCannotBeRunTwice:
+    def test_verify_reports_it(self, block: Callable[[], Callable[[], Block]]) -> None:
+        seed()
+        report = memscale.verify(Stack(block()).train(), inputs(0))
+        assert not report.equal
+        assert report.first_difference is not None and "NOT EQUAL" in report.table()
+        with pytest.raises(VerificationError):
+            report.require()
+
+    @pytest.mark.parametrize("sample", [False, True], ids=["deferred", "sample"])
+    def test_the_check_before_training_raises(self, block: Callable[[], Callable[[], Block]], sample: bool) -> None:
+        seed()
+        model = Stack(block()).train()
+        before = image(model)
+        with pytest.raises((VerificationError, RecomputeError)):
+            memscale.wrap(model, VERIFIED, inputs(0) if sample else None)
+            model(*inputs(0)).mean().backward()
+        if "_memscale_executor" in model.__dict__:
+            with pytest.raises((VerificationError, RecomputeError)):  # nor does the next step train wrong
+                model(*inputs(0)).mean().backward()
+            memscale.detach(model)
+        before["rng"] = torch.get_rng_state()
+        assert_as_before(before, image(model))

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plain training loop that records every bit, and one that measures its memory."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import memscale
+from memscale.core.executor import Executor
+from zoo.models import Batch, Case
+
+SMALLEST = memscale.Config(memory_budget=1, enable_logging=False)
+"""A budget that nothing meets: the smallest plan is attached, which checkpoints whatever helps."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How a case is trained.
+
+    Attributes:
+        steps: optimizer steps.
+        autocast: forward under BF16 autocast.
+        accumulate: micro-batches per step.
+        freeze: without the case's frozen part.
+        optimizer: its class.
+    """
+
+    steps: int = 5
+    autocast: bool = False
+    accumulate: int = 1
+    freeze: bool = False
+    optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW
+
+
+@dataclass
+class Run:
+    """All that a training run computed.
+
+    Attributes:
+        values: (step, what, name) → tensor: losses, gradients, and at the end the state.
+        model: the trained model.
+    """
+
+    values: dict[tuple[int, str, str], Tensor] = field(default_factory=dict)
+    model: nn.Module = field(default_factory=nn.Module)
+
+    @property
+    def executor(self) -> Executor:
+        return self.model._memscale_executor
+
+    @property
+    def plan(self) -> memscale.Plan:
+        plan = self.executor.plan
+        assert plan is not None, "the step was never planned"
+        return plan
+
+
+def call(model: nn.Module, batch: Batch) -> Any:
+    return model(**batch) if isinstance(batch, dict) else model(*batch)
+
+
+def seed(number: int = 0) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    import numpy
+
+    numpy.random.seed(number)
+
+
+def built(case: Case, loop: Loop = Loop()) -> nn.Module:  # noqa: B008 - frozen
+    """A case's model, ready to train; random generators are where building it left them."""
+    seed()
+    model = case.build().train()
+    if loop.freeze:
+        assert case.frozen
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(case.frozen))
+    return model
+
+
+def train(
+    case: Case,
+    loop: Loop = Loop(),  # noqa: B008 - frozen
+    config: memscale.Config | None = None,
+    sample: bool = False,
+    record: bool = True,
+) -> Run:
+    """Trains a case from its seed.
+
+    Args:
+        case: what.
+        loop: how.
+        config: wraps the model with it; None trains plain.
+        sample: wrap with the first batch, rather than wait for it.
+        record: keep gradients of every step; without it the run holds no memory of its own before its end.
+    """
+    model = built(case, loop)
+    if config is not None:
+        assert memscale.wrap(model, config, sample_input=case.batch(0) if sample else None) is model
+    run = Run(model=model)
+    optimizer = loop.optimizer([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for step in range(loop.steps):
+        for part in range(loop.accumulate):
+            with torch.autocast("cpu", torch.bfloat16, enabled=loop.autocast):
+                output = call(model, case.batch(step * loop.accumulate + part))
+                loss = case.loss(output)
+            (loss / loop.accumulate).backward()
+            if record:
+                run.values[step, "loss", str(part)] = loss.detach().clone()
+            del output, loss
+        for name, parameter in model.named_parameters():
+            if record and parameter.grad is not None:
+                run.values[step, "gradient", name] = parameter.grad.clone()
+        optimizer.step()
+        optimizer.zero_grad()
+    del optimizer
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        run.values[loop.steps, "state", name] = value.detach().clone()
+    return run
+
+
+@functools.lru_cache(maxsize=64)
+def reference(case: Case, loop: Loop = Loop()) -> Run:  # noqa: B008
+    """The plain run, computed once."""
+    return train(case, loop)
+
+
+def assert_same(plain: Run, planned: Run) -> None:
+    """Every loss, gradient, parameter and buffer of two runs is equal, bit for bit."""
+    assert plain.values.keys() == planned.values.keys()
+    different = [key for key, value in plain.values.items() if not same_bits(value, planned.values[key])]
+    assert not different, f"{len(different)} of {len(plain.values)} tensors differ, first {different[:3]}"
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def assert_checkpointed(run: Run) -> None:
+    """The run was a test of something."""
+    assert run.plan.active, {choice.module: choice.rule for choice in run.plan.choices}
+
+
+@contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """The profiler writes to file descriptor 2 as it starts."""
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Most bytes that PyTorch's CPU allocator held at one moment of `work`, beyond what it held before."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()  # garbage of an earlier test that dies meanwhile would count as negative
+    with _quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert events, "the profiler saw no memory event"
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
