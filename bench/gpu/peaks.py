@@ -3,12 +3,12 @@
 
 Per model and precision: the plain run first, then MemScale at shares of the plain reserved peak, then with a
 budget that nothing meets (the smallest plan there is). Every variant trains from the same start. Each gives
-one row, written and flushed at once, so that a run that is cut off leaves what it has done. The order is that of
+one row, written and flushed at once, so that a run that is cut off leaves what it has done. The order is by
 importance; what does not fit into `--minutes` any more is left out and said so.
 
 Measured: `torch.cuda.max_memory_allocated` and `max_memory_reserved` over the training steps (the first step
 creates the optimizer's state; the peak is over all), and, sampled after the last step, what the card says the
-process holds outside the allocator. "parity": the losses of all steps are those of the plain run, bit for bit;
+process holds outside the allocator. "parity": the losses of all steps are the plain run's, bit for bit;
 kernels here are the default ones, whose sums on a card may differ from run to run in plain PyTorch too
 (`--deterministic` takes the deterministic ones).
 """
@@ -27,15 +27,15 @@ from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts; for --deterministic
 
-import torch
-from torch import Tensor, nn
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
-from common import RESULTS, Table, parser
-from zoo import bert, gpt2
+from common import RESULTS, Table, parser  # noqa: E402
+from zoo import bert, gpt2  # noqa: E402
 
-import memscale
+import memscale  # noqa: E402
 
 MiB = 1 << 20
 
@@ -139,8 +139,8 @@ class Report:
     COLUMNS = (
         "model", "precision", "variant", "budget_mib", "allocated_mib", "reserved_mib", "outside_mib",
         "predicted_allocated_mib", "predicted_reserved_mib", "plain_predicted_allocated_mib",
-        "plain_predicted_reserved_mib", "smallest_mib", "fits", "holds", "checkpointed", "step_ms", "of_plain",
-        "predicted_of_plain", "wrap_ms", "parity", "profile", "error",
+        "plain_predicted_reserved_mib", "smallest_mib", "fits", "holds", "checkpointed", "step_ms",
+        "of_plain", "predicted_of_plain", "wrap_ms", "parity", "profile", "error",
     )  # fmt: skip
 
     def __init__(self, dry: bool, folder: Path) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all benchmark scripts share: the machine's description, tables, CSV rows, and how memory is measured.
 
-Rows are appended to `bench/results/<name>.csv` and never overwritten, so that a number in the documentation can
-name the row it comes from. Every row says with which commit, on which machine and with which versions.
+Rows are appended to `bench/results/<name>.csv` and never overwritten, so that a number in the documentation
+can name the row it comes from. Every row says with which commit, on which machine and with which versions.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def memory_events(run: Callable[[], object]) -> list[tuple[int, int]]:
-    """(time, bytes) of every allocation and, negative, every release of tensor memory on the CPU during `run`."""
+    """(time, bytes) of each allocation and, negative, each release of tensor memory on the CPU during `run`."""
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory against time: MemScale at several budgets beside the usual ways of checkpointing.
 
-A model like GPT-2. Variants: plain; MemScale with the plain peak as its budget, and at 3/4, 1/2 and 1/4 of the way
-from "every block checkpointed" up to plain; Hugging Face's `gradient_checkpointing_enable()`, which checkpoints
-every block; and `torch.utils.checkpoint` on every second block. Steps of all variants alternate, so that
+A model like GPT-2. Variants: plain; MemScale with the plain peak as its budget, and at 3/4, 1/2 and 1/4 of the
+way from "every block checkpointed" up to plain; Hugging Face's `gradient_checkpointing_enable()`, which
+checkpoints every block; and `torch.utils.checkpoint` on every second block. Steps of all variants alternate, so that
 a machine that slows down slows all of them down; the median counts. Peaks come from the profiler, in runs of
 their own.
 
@@ -136,9 +136,8 @@ def compare(arguments: Any, dropout: float, table: Table) -> None:
             "" if plan is None else len(plan.active),
         )
     half, every = median(runs["memscale 2/4"].seconds) / base, median(runs["every block"].seconds) / base
-    print(
-        f"# half-way budget: {half:.3f} of plain; every block: {every:.3f}; overhead {100 * (half - 1) / max(every - 1, 1e-9):.0f} % of it\n"
-    )
+    share = 100 * (half - 1) / max(every - 1, 1e-9)
+    print(f"# half-way budget: {half:.3f} of plain; every block: {every:.3f}; {share:.0f} % of its overhead\n")
 
 
 def main() -> None:

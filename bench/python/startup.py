@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What MemScale costs before the first step: `import memscale`, and `wrap` on GPT-2 small, 4 x 512.
 
-The import is measured in fresh processes, `import torch` alone and `import torch, memscale` in turn, so that a
-busy machine disturbs both alike; the median of the paired differences counts. `wrap` gets a sample with labels
-and 60 % of the plain peak as its budget; its time is split into the static trace, the calls into the C core
+The import is measured in fresh processes, `import torch` alone and `import torch, memscale` in turn, so that
+a busy machine disturbs both alike; the median of the paired differences counts. `wrap` gets a sample with
+labels and 60 % of the plain peak as its budget; its time is split into the static trace, the calls into the C core
 that decide and replay, and the rest.
 """
 
@@ -19,7 +19,7 @@ from common import ROOT, Table, median, parser
 
 import memscale
 from memscale import _core
-from memscale.core import profiler
+from memscale.core import trace_static
 from zoo import gpt2
 
 TARGETS = {"import": 60.0, "wrap": 2500.0, "core": 20.0}
@@ -95,7 +95,7 @@ def main() -> None:
     watch = Stopwatch()
     for name in CORE_CALLS:
         watch.wrap(_core, name)
-    watch.wrap(profiler, "trace_static")
+    watch.wrap(trace_static, "trace_static")
     parts: dict[str, list[float]] = {
         "wrap": [],
         "trace": [],

@@ -105,7 +105,8 @@ def main() -> None:
                 print(f"# {name} {precision}: {type(error).__name__}: {error}", file=sys.stderr)
     if errors:
         print(
-            f"errors from {min(errors)} to {max(errors)}; {violations} violations; {rises} peaks rose under a lower budget"
+            f"errors from {min(errors)} to {max(errors)}; {violations} violations; "
+            f"{rises} peaks rose under a lower budget"
         )
     print(f"{time.monotonic() - began:.0f} s")
 

@@ -29,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 MIB = 1024 * 1024
 BUDGET_SHARE = 0.6
 SLACK_BYTES = 64 * MIB
+PREDICTION_SHARE = 0.02
 MESSAGE = "can't allocate memory"
 STEPS = 12
 
@@ -155,6 +156,10 @@ class Demo:
         difference = found["difference"]
         self.promise(difference is None, f"loss, gradients and weights are bit-equal (differs: {difference})")
         self.promise(found["wrapped"]["peak_bytes"] <= budget, "the measured peak stays within the budget")
+        for name in ("plain", "wrapped"):
+            predicted, peak = self.result[f"{name}_predicted_bytes"], found[name]["peak_bytes"]
+            close = abs(predicted - peak) <= PREDICTION_SHARE * peak
+            self.promise(close, f"the {name} peak is predicted to {PREDICTION_SHARE:.0%}")
 
     # ---- the end ---------------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ def verify(
 def _begin(
     model: nn.Module, config: Config, sample_input: Any, optimizer: torch.optim.Optimizer | None = None
 ) -> Executor:
-    """The pipeline, in order: sample, old plan off, log, new executor (hardware → profile → decide → attach)."""
+    """The pipeline, in order: sample, old plan off, log, new executor (profile → decide → attach)."""
     sample = None if sample_input is None else normalize_sample(sample_input)
     wrapped: Executor | None = model.__dict__.get(EXECUTOR)
     if wrapped is not None:
@@ -195,14 +195,15 @@ def _model_of(target: Any) -> nn.Module:
     if isinstance(inner, nn.Module) and callable(getattr(target, "train", None)):
         return inner
     raise TypeError(
-        f"target is a {type(target).__name__}; allowed: an nn.Module, or a trainer with .model (an nn.Module) and .train"
+        f"target is a {type(target).__name__}; allowed: an nn.Module, or a trainer with .model (a module) "
+        "and .train"
     )
 
 
 def _resolve(
     config: Config | None, async_offload: bool | None = None, async_config: AsyncOffloadConfig | None = None
 ) -> Config:
-    """The configuration with the arguments and the environment applied; the caller's object stays as it is."""
+    """The configuration with the arguments and the environment applied; the caller's object stays."""
     if config is None:
         config = Config()
     if not isinstance(config, Config):

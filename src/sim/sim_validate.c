@@ -200,12 +200,13 @@ static const char *node_rule(const tree_walk *walk, uint32_t slot, const msc__si
 static msc_status check_tree(tree_walk *walk, uint32_t slot, const msc__sim_block *parent, int depth,
                              msc_error *err)
 {
-    const msc__sim_block *node = msc__sim_block_at(walk->blocks, slot);
+    const msc__sim_block *node;
     const char *rule;
     msc_status status;
 
     if (slot == 0)
         return MSC_OK;
+    node = msc__sim_block_at(walk->blocks, slot);
     if (slot >= walk->blocks->slots.count || depth == DEEPEST_TREE)
         return broken(err, slot, "its tree is damaged");
     status = check_tree(walk, node->use.link.left, node, depth + 1, err);

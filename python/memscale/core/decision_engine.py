@@ -132,8 +132,8 @@ class DecisionEngine:
             lines.append(f"or a batch (or sequence) of about {100 * left // varying} % of this one")
         else:
             lines.append(
-                f"a smaller batch would not do: weights, gradients and optimizer state alone take {format_bytes(fixed)}; "
-                "an optimizer with less state, or fewer trainable weights, would"
+                "a smaller batch would not do: weights, gradients and optimizer state alone take "
+                f"{format_bytes(fixed)}; an optimizer with less state, or fewer trainable weights, would"
             )
         if not self.config.enable_checkpointing:
             lines.append("allow checkpointing (enable_checkpointing=True)")

@@ -48,7 +48,7 @@ _MOST_PLANS = 32
 """Plans that are kept by what they were made for."""
 
 _CARRIED_BYTES = 64 * 1024
-"""A loss that the loop still names is not worth a new plan; smaller outputs than this are within the reserve."""
+"""A loss that the loop still names is not worth a new plan: smaller outputs are within the reserve."""
 
 
 class _WatchedForward(StandIn):
@@ -69,6 +69,8 @@ class _WatchedForward(StandIn):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _WatchedForward:
         _, original = self.copied_original(memo)
+        if id(self) in memo:  # copied on the way, as the copied model's forward
+            return memo[id(self)]  # type: ignore[no-any-return]
         twin = _WatchedForward(copy.deepcopy(self.executor, memo), original)
         twin.passive = self.passive
         return twin

@@ -58,7 +58,8 @@ class FakeOptimizer:
         except Exception as error:
             # An optimizer that cannot work on fakes (one that needs a closure, say) must not end the profile.
             self.notes.append(
-                f"{type(step.optimizer).__name__} cannot be traced ({type(error).__name__}: {error}); AdamW is assumed"
+                f"{type(step.optimizer).__name__} cannot be traced ({type(error).__name__}: {error}); "
+                "AdamW is assumed"
             )
             self._prepare(torch.optim.AdamW(self.parameters))
         finally:
@@ -136,7 +137,10 @@ class FakeOptimizer:
             if parameter not in self.alike:
                 parameter.grad = None
         self.recorder.cost_scale = elements / shown if shown else 1.0
-        self.optimizer.step()
+        try:
+            self.optimizer.step()
+        except Exception as error:  # sparse gradients and a dense optimizer, say: the user's own will fit
+            self.notes.append(f"the optimizer step is not in the plan ({type(error).__name__}: {error})")
         self.recorder.cost_scale = 1.0
         for parameter, gradient in gradients.items():
             parameter.grad = gradient

@@ -68,7 +68,7 @@ class GraphRecorder(TorchDispatchMode):
     """
 
     def __init__(self, graph: _core.Graph) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
         self.paused = False
         self.closed = False
@@ -117,7 +117,7 @@ class GraphRecorder(TorchDispatchMode):
         self._buffers[key] = buffer
         self._refs[key] = ref
 
-    def _on_death(self, ref: Any) -> None:
+    def _on_death(self, ref: _StorageRef) -> None:
         if self._refs.get(ref.key) is ref:
             del self._refs[ref.key]
             del self._buffers[ref.key]
@@ -173,6 +173,8 @@ class GraphRecorder(TorchDispatchMode):
         self.graph.add_op(info.name, flops, moved, scratch, _core.OP_RANDOM if info.random else 0)
         if info.random:
             self.random_modules.update(self.open_modules)
+            if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
+                self._refuse_second_runs()  # only the global generators are put back
         for tensor in fresh:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._buffers:
@@ -196,6 +198,10 @@ class GraphRecorder(TorchDispatchMode):
                 if tensor.untyped_storage()._cdata not in self._buffers:
                     self.resident(tensor, _core.CATEGORY_INPUT)
         return inputs
+
+    def _refuse_second_runs(self) -> None:
+        for module in self.open_modules:
+            self.graph.mark_module(module, _core.MODULE_PYTHON_STATE)
 
     def _note_writes(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> None:
         for index in info.writes:

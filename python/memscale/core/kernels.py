@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to know about an operator: its name, its costs, and where its fake kernel or its schema misleads."""
+"""What is to know about an operator: name, costs, and where its fake kernel or its schema misleads."""
 
 from __future__ import annotations
 

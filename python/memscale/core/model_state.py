@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from memscale.core.value_images import Images
 
-_TORCH_DICTS = frozenset(
-    {"_parameters", "_buffers", "_modules", "forward", "_flat_weights", "_flat_weight_refs"}
-)
-"""Not a forward's doing: registries, which are handled by name, and an LSTM's own index of its parameters."""
+_TORCH_DICTS = frozenset({"_parameters", "_buffers", "_modules", "forward"})
+"""Registries, which are handled by name."""
+
+_OWN_INDEX = frozenset({"_flat_weights", "_flat_weight_refs"})
+"""An LSTM's own index of its parameters, which follows them: put back, but no change that a forward made."""
 
 
 @dataclass
@@ -63,7 +64,7 @@ class _ModuleImage:
         names = {key for key in now if key not in self.own or now[key] is not self.own[key]}
         names |= {key for key in self.own if key not in now}
         names |= {key for key, value in self.own.items() if self.images.changed(value)}
-        return sorted(names)
+        return sorted(names - _OWN_INDEX)
 
     def changed_buffers(self) -> list[str]:
         """Names of buffers that are bound to another tensor."""
@@ -88,7 +89,7 @@ def _images_of(model: nn.Module, values: Images) -> dict[str, _ModuleImage]:
 
 
 def settle(model: nn.Module, changes: Changes, forward: Callable[[], object]) -> None:
-    """Runs a forward once more, inside `preserved`, if the first changed anything, to see what keeps changing.
+    """Runs a forward once more, inside `preserved`, if the first changed anything: what keeps changing?
 
     Args:
         model: the module.

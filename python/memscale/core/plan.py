@@ -140,7 +140,7 @@ class Plan:
             f"budget     {format_bytes(self.budget_bytes)} ({self.budget_source})",
             f"plain      peak {format_bytes(self.plain.device_used_peak_bytes)}",
             f"planned    peak {format_bytes(peak)}, {'fits' if self.fits else 'DOES NOT FIT'}; step time "
-            f"× {self.slowdown:.2f} expected (at most {self.time_bound_ppm / 10_000:.1f} % above the best possible)",
+            f"× {self.slowdown:.2f} expected (at most {self.time_bound_ppm / 10_000:.1f} % above the best)",
         ]
         if not self.active:
             why = "the plain step fits" if self.fits else "nothing here can be checkpointed"

@@ -33,10 +33,10 @@ def normalize_sample(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(sample, (tuple, list)):
         return tuple(sample), {}
     if hasattr(sample, "keys") and hasattr(sample, "__getitem__"):  # dict, BatchEncoding
-        return (), {str(key): sample[key] for key in sample.keys()}
+        return (), {str(key): sample[key] for key in sample}
     raise TypeError(
-        f"sample_input is a {type(sample).__name__}; allowed: a tensor, a tuple of arguments, a dict of keyword "
-        "arguments, or a callable that returns one of these"
+        f"sample_input is a {type(sample).__name__}; allowed: a tensor, a tuple of arguments, a dict of "
+        "keyword arguments, or a callable that returns one of these"
     )
 
 

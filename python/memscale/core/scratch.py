@@ -60,7 +60,7 @@ def _is_regular(weight: Tensor, dilation: Sequence[int], transposed: bool, group
 
 
 def _columns(weight: Tensor, output: Tensor) -> int:
-    """Unfolded input of a convolution that goes through a matrix product (conv3d in FP32, large grouped kernels)."""
+    """Unfolded input of a convolution by matrix product (conv3d in FP32, large grouped kernels)."""
     taps = weight.numel() // max(int(weight.shape[0]), 1)
     return int(taps * output.numel() // max(int(output.shape[1]), 1) * 4)
 
@@ -73,7 +73,8 @@ def _convolution(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
     if transposed:
         return (4 if half else 2) * (before + after) + 4 * kernel
     total = after + kernel
-    if not _is_regular(weight, dilation, transposed, groups) or source.shape[1] < 16 or any(s != 1 for s in stride):
+    dense = source.shape[1] >= 16 and all(step == 1 for step in stride)
+    if not dense or not _is_regular(weight, dilation, transposed, groups):
         total += before + kernel
     if half and all(size == 1 for size in weight.shape[2:]):
         total += 2 * after
@@ -89,7 +90,8 @@ def _convolution_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int
         return (2 if half else 1) * (after + before + kernel)
     threads = torch.get_num_threads()
     partial = 4 * weight.numel() * threads * 4
-    return (5 if half else 2) * after + (3 if half else 2) * before + 4 * kernel + partial + _columns(weight, grad)
+    blocked = (5 if half else 2) * after + (3 if half else 2) * before
+    return int(blocked + 4 * kernel + partial + _columns(weight, grad))
 
 
 def _batch_norm_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:

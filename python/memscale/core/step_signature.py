@@ -19,8 +19,8 @@ class StepSignature:
 
     Attributes:
         shapes: shape and dtype of every tensor argument, in order.
-        structure: how the arguments nest, and the flags and words among them. Numbers count by type alone: a step
-            counter must not ask for a new plan at every step.
+        structure: how the arguments nest, and the flags and words among them. Numbers count by type alone: a
+            step counter must not ask for a new plan at every step.
         autocast: (dtype, enabled) per device kind.
         modes: training flag of every module and `requires_grad` of every parameter, as two integers.
         grads_present: gradients exist before forward.

@@ -9,6 +9,7 @@ touching `.grad`, so that hooks which act on gradients stay silent.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from memscale import _core
 from memscale.core import model_state, tracer
 from memscale.core.fake_optimizer import FakeOptimizer
 from memscale.core.graph_builder import GraphRecorder, Slot
+from memscale.core.loss import loss_of
 from memscale.errors import AttachError
 from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
 
@@ -161,7 +163,7 @@ def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
 
 
 def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    loss = tracer.loss_of(model(*args, **kwargs))
+    loss = loss_of(model(*args, **kwargs))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if loss is not None and parameters:
         torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -187,7 +189,7 @@ def _record(
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
         recorder.closed = recorder.paused = True
-        model_state.settle(model, changes, lambda: model(*args, **kwargs))
+        model_state.settle(model, changes, functools.partial(model, *args, **kwargs))
     trace = tracer.finish(recorder, calls, changes, "empirical")
     trace.notes += notes
     return trace

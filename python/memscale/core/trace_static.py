@@ -8,6 +8,7 @@ backward asks for it, a fresh fake stands in for it.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -129,7 +130,7 @@ class _FakeModel:
         known = self.fakes.get(id(tensor))
         if known is not None:
             return known
-        made = self.mode.from_tensor(tensor.detach())
+        made: Tensor = self.mode.from_tensor(tensor.detach())
         if isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad:
@@ -139,7 +140,7 @@ class _FakeModel:
         return made
 
     def fake_large(self, tensor: Tensor) -> Tensor:
-        """The fake of a batch tensor; small integer tensors stay real, as copies: the model may write to them."""
+        """The fake of a batch tensor; small integer tensors stay real, as copies to write to."""
         return tensor.clone() if _may_be_real(tensor) else self.fake(tensor)
 
     def of(self, tensor: Tensor) -> Tensor | None:
@@ -162,8 +163,9 @@ class _FakeModel:
                 for registry in (module._parameters, module._buffers):
                     for name, value in registry.items():
                         if value is not None:
-                            undo.append((registry, name, value))  # type: ignore[arg-type]
-                            registry[name] = self.fake(value)
+                            place: dict[str, Any] = registry
+                            undo.append((place, name, value))
+                            place[name] = self.fake(value)
             for module in self.model.modules():
                 for name, value in list(module.__dict__.items()):
                     swapped = self._swap_plain(value)
@@ -185,7 +187,7 @@ class _FakeModel:
 
 @contextmanager
 def _quiet_fakes() -> Iterator[None]:
-    """PyTorch logs a traceback for every operator that has no fake kernel; the caller reports that in a line."""
+    """PyTorch logs a traceback for an operator without a fake kernel; the caller reports that in a line."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -237,7 +239,7 @@ def trace_static(
         for parameter in parameters:
             parameter.grad = None
         recorder.closed = recorder.paused = True
-        model_state.settle(model, changes, lambda: model(*batch[0], **batch[1]))
+        model_state.settle(model, changes, functools.partial(model, *batch[0], **batch[1]))
         del batch
     trace = tracer.finish(recorder, calls, changes, "static")
     trace.notes += optimizer.notes

@@ -25,10 +25,28 @@ from memscale.core.graph_builder import GraphRecorder
 from memscale.core.loss import loss_of
 
 _PLAIN_ARGUMENTS = (
-    Tensor, type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.Size,
-    torch.layout, torch.memory_format, torch.Generator, nn.Module, type, FunctionType, MethodType, BuiltinFunctionType,
-)  # fmt: skip
-"""Arguments that a second run of a forward can be given again. Anything else may have been changed by the first."""
+    Tensor,
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    Enum,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    torch.layout,
+    torch.memory_format,
+    torch.Generator,
+    nn.Module,
+    type,
+    FunctionType,
+    MethodType,
+    BuiltinFunctionType,
+)
+"""Arguments that a second run can be given again. Anything else may have been changed by the first."""
 
 _RNG_STATE_BYTES = 5056
 """Size of the CPU generator's state, which a checkpoint of a module with random operations keeps."""
@@ -133,7 +151,7 @@ class CallRecorder:
     def _hook(self, module: nn.Module, number: int, undo: list[Callable[[], None]]) -> None:
         own = module.__dict__.get("forward")
         try:
-            module.forward = self._recorded(module.forward, number)  # type: ignore[method-assign]
+            module.forward = self._recorded(module.forward, number)
         except (AttributeError, RuntimeError, TypeError):  # a scripted module refuses
             self.recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
             return

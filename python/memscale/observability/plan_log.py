@@ -85,7 +85,7 @@ def _warn_unmet(planned: Planned) -> None:
     over = plan.predicted.device_used_peak_bytes - plan.budget_bytes
     by = f"by {format_bytes(over)}" if over > 0 else "with the safety reserve counted"
     logs.LOGGER.warning(
-        "the budget of %s cannot be met (%s): the smallest plan peaks at %s; it is attached. What would help: %s",
+        "the budget of %s cannot be met (%s): the smallest plan, now attached, peaks at %s. Help: %s",
         format_bytes(plan.budget_bytes),
         by,
         format_bytes(plan.smallest_peak_bytes),
@@ -97,7 +97,8 @@ def _hardware_line(hardware: Hardware) -> str:
     if hardware.device_kind == "cpu":
         line = f"{hardware.name}, {format_bytes(hardware.total_bytes)}"
         return f"{line}; this process holds {format_bytes(hardware.process_bytes)} now, interpreter included"
-    return f"{hardware.name}, {format_bytes(hardware.total_bytes)}, context {format_bytes(hardware.context_bytes)}"
+    line = f"{hardware.name}, {format_bytes(hardware.total_bytes)}"
+    return f"{line}, context {format_bytes(hardware.context_bytes)}"
 
 
 def announce_verification(executor: Executor, args: Any, kwargs: Any, facts: StepFacts) -> None:

@@ -193,16 +193,16 @@ class _Region:
         finally:
             del args, kwargs
         raise RecomputeError(
-            f"module {self.forward.path!r} saved {len(self.saves)} tensors in forward but only {count} when it "
-            "ran again: its forward does not do the same twice; exclude it from checkpointing"
+            f"module {self.forward.path!r} saved {len(self.saves)} tensors in forward but only {count} when "
+            "it ran again: its forward does not do the same twice; exclude it from checkpointing"
         )
 
     def check_same(self, save: _Saved, value: Tensor) -> None:
         if value.shape != save.shape or value.dtype != save.dtype:
             raise RecomputeError(
-                f"module {self.forward.path!r}: saved tensor {save.index} was {tuple(save.shape)} {save.dtype} in "
-                f"forward and {tuple(value.shape)} {value.dtype} when the module ran again: its forward does not "
-                "do the same twice; exclude it from checkpointing"
+                f"module {self.forward.path!r}: saved tensor {save.index} was {tuple(save.shape)} "
+                f"{save.dtype} in forward and {tuple(value.shape)} {value.dtype} when the module ran again: "
+                "its forward does not do the same twice; exclude it from checkpointing"
             )
 
     def inputs(self) -> tuple[Any, Any]:
@@ -221,7 +221,8 @@ def _check_version(tensor: Tensor, version: int, path: str) -> None:
     if tensor._version != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{tensor.type()} {list(tensor.shape)}], used by module {path!r}, is at version {tensor._version}; "
+            f"[{tensor.type()} {list(tensor.shape)}], used by module {path!r}, is at version "
+            f"{tensor._version}; "
             f"expected version {version} instead"
         )
 
@@ -239,7 +240,7 @@ class _State:
         self.python_rng: Any = None
         self.path = ""
         self.flags: list[tuple[nn.Module, bool]] = []
-        # (registry, name, tensor, version, requires_grad) of every parameter and buffer in and below the module.
+        # (registry, name, tensor, version, requires_grad) of every parameter and buffer, down to the leaves.
         self.tensors: list[tuple[dict[str, Any], str, Tensor, int, bool]] = []
 
     @classmethod
@@ -393,6 +394,8 @@ class CheckpointedForward(StandIn):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CheckpointedForward:
         module, original = self.copied_original(memo)
+        if id(self) in memo:  # copied on the way, as the copied module's forward
+            return memo[id(self)]  # type: ignore[no-any-return]
         buffers = [(copy.deepcopy(owner, memo), name) for owner, name in self.buffers]
         twin = CheckpointedForward(module, self.path, original, buffers, self.python_random)
         twin.passive = self.passive

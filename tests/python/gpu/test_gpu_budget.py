@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte budget on CUDA: it holds, the prediction is true, and planning itself takes nothing from the card."""
+"""A byte budget on CUDA: it holds, the prediction is true, and planning takes nothing from the card."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ def recorded(step: Callable[[], object]) -> tuple[list[dict[str, Any]], int]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["gpt2", "convnet", "lstm"])
 def test_simulator_repeats_the_allocator(name: str, record: Callable[..., None]) -> None:
-    """Every allocation and release of a real run, played into the simulator: the reserved peak must be the real one.
+    """Each allocation and release of a real run, played into the simulator: the reserved peak must be the same.
 
-    The history becomes a graph with one operation per allocation, so that `_core.replay` plays exactly these events.
-    Nothing of the prediction takes part; this is the simulator against PyTorch's allocator.
+    The history becomes a graph with one operation per allocation, so that `_core.replay` plays exactly these
+    events. Nothing of the prediction takes part; this is the simulator against PyTorch's allocator.
     """
     for share in (100, 50):
         plain = train(LARGE[name], steps=2, keep=False).reserved_peak if share < 100 else 0

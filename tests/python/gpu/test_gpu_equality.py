@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On CUDA too, loss, every gradient, the weights and the random state after five steps are those of plain PyTorch."""
+"""On CUDA too, loss, gradients, weights and random state after five steps are those of plain PyTorch."""
 
 from __future__ import annotations
 

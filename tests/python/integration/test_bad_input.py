@@ -10,13 +10,17 @@ import torch
 
 import memscale
 from memscale import Config
-from memscale.errors import BudgetError, ConfigError, ProfileError
+from memscale.errors import BudgetError, ConfigError
 from test_restore import assert_as_before, image
-from zoo.blocks import WIDTH, Stack, inputs
-from zoo.models import case
+from zoo.blocks import ODD, WIDTH, Stack, inputs
+from zoo.models import Case, case
 from zoo.training import SMALLEST, built, peak_bytes, seed, train
 
 GPT2 = case("gpt2")
+
+
+def find(name: str) -> Case:
+    return next(case for case in ODD if case.name == name)
 
 
 def stack() -> Stack:
@@ -160,12 +164,23 @@ def test_a_sample_is_not_changed_and_not_kept() -> None:
 
 
 def test_both_ways_of_profiling_switched_off() -> None:
-    model = stack()
-    config = Config(use_static_profiling=False, use_empirical_fallback=False, enable_logging=False)
-    with pytest.raises(ProfileError):
-        memscale.wrap(model, config, inputs(0))
-    memscale.wrap(model, config)
-    model(*inputs(0)).mean().backward()  # goes on as it is
+    with pytest.raises(ValueError, match="use_empirical_fallback"):
+        Config(use_static_profiling=False, use_empirical_fallback=False)
+
+
+def test_a_model_that_the_only_way_left_cannot_profile() -> None:
+    def model() -> torch.nn.Module:
+        return built(find("data-dependent"))
+
+    static, either = Config(use_empirical_fallback=False, enable_logging=False), SMALLEST
+    refused = model()
+    before = image(refused)
+    with pytest.raises(Exception):  # noqa: B017 - what fake tensors say
+        memscale.wrap(refused, static, inputs(0))
+    assert_as_before(before, image(refused))
+    assert memscale.wrap(model(), either, inputs(0))._memscale_executor.plan.profile == "empirical"
+    memscale.wrap(refused, static)
+    refused(*inputs(0)).mean().backward()  # runs as it is, with a warning
 
 
 def test_a_model_without_parameters_or_gradients() -> None:
