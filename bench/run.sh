@@ -4,7 +4,8 @@
 # Builds a release and runs all benchmarks: bench/run.sh [--quick] [--dry]
 #
 # The C benchmarks' rows are appended to bench/results/c.csv, the Python scripts append to a file each. --quick
-# leaves out what takes longest, --dry appends nothing. The build goes to $MEMSCALE_BENCH_BUILD, else a temporary folder.
+# leaves out what takes longest, --dry appends nothing. The build goes to $MEMSCALE_BENCH_BUILD, else to a
+# temporary folder.
 # Python: $PYTHON (python3), with torch and transformers.
 set -euo pipefail
 
@@ -15,7 +16,7 @@ for word in "$@"; do
   case $word in
     --quick) quick=--quick ;;
     --dry) dry=--dry ;;
-    *) sed -n '4,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '4,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
 done
 work=${MEMSCALE_BENCH_BUILD:-$(mktemp -d)}

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything that needs a CUDA card, in one command and without network: bench/gpu/run.sh [--minutes N] [--out DIR]
+# Everything that needs a CUDA card, in one command and without network:
+#   bench/gpu/run.sh [--minutes N] [--out DIR] [--no-tests]
 #
-# Builds the extension with meson into a folder of its own, stages the package beside it, runs the GPU tests and then
-# bench/gpu/peaks.py. Rows and logs go to DIR (default $OUT, else bench/results/gpu-<date>) and are flushed as they
-# come, so a run that is cut off leaves what it has done. Without a card the tests are skipped and the exit status is 0.
+# Builds the extension with meson into a folder of its own, stages the package beside it, runs the GPU tests and
+# then bench/gpu/peaks.py. Rows and logs go to DIR (default $OUT, else bench/results/gpu-<date>) and are flushed
+# as they come, so a run that is cut off leaves what it has done. Without a card the tests are skipped and the
+# exit status is 0.
 #
-# Needs: a C compiler, meson, ninja, and a `python3` (or $PYTHON) with its headers, torch and transformers; pytest for
-# the tests. Nothing is installed and the source tree stays as it is.
+# Needs: a C compiler, meson, ninja, and a `python3` (or $PYTHON) with its headers, torch and transformers;
+# pytest for the tests. Nothing is installed and the source tree stays as it is.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -16,7 +18,7 @@ python=${PYTHON:-python3}
 minutes=25
 out=${OUT:-}
 tests=yes
-usage() { sed -n '5,12s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '4,14s/^# \{0,1\}//p' "$0"; }
 while [ $# -gt 0 ]; do
   case $1 in
     --minutes) minutes=$2; shift 2 ;;
@@ -36,15 +38,17 @@ say() { printf '%s %s\n' "$(date -u +%H:%M:%S)" "$*" | tee -a "$out/run.log"; }
 seconds_left() { echo $((minutes * 60 - (SECONDS - began))); }
 
 work=${MEMSCALE_GPU_BUILD:-$(mktemp -d)}
-say "building in $work with $($python --version 2>&1), torch $($python -c 'import torch; print(torch.__version__)' 2>/dev/null)"
+versions='import platform, torch; print("Python", platform.python_version(), "torch", torch.__version__)'
+say "building in $work with $($python -c "$versions" 2>&1 | tail -n 1)"
 meson=meson
 command -v meson >/dev/null || meson="$python -m mesonbuild.mesonmain"
 # The extension is built for the interpreter that will import it.
 printf '[binaries]\npython = %s\n' "'$(command -v "$python")'" >"$work/native.ini"
 [ -f "$work/build/build.ninja" ] || $meson setup "$work/build" "$root" --native-file "$work/native.ini" \
-  -Dpython=true -Dcli=false -Dtests=false --buildtype=release >"$out/build.log" 2>&1 ||
-  { tail -n 30 "$out/build.log"; say "meson setup failed"; exit 1; }
-$meson compile -C "$work/build" >>"$out/build.log" 2>&1 || { tail -n 30 "$out/build.log"; say "the build failed"; exit 1; }
+  -Dpython=true -Dcli=false -Dtests=false --buildtype=release >"$work/build.log" 2>&1 ||
+  { tail -n 30 "$work/build.log" | tee -a "$out/run.log"; say "meson setup failed"; exit 1; }
+$meson compile -C "$work/build" >>"$work/build.log" 2>&1 ||
+  { tail -n 30 "$work/build.log" | tee -a "$out/run.log"; say "the build failed"; exit 1; }
 
 # The package, with the extension beside it, in a tree of its own: a _core that lies in the source is not used.
 rm -rf "$work/stage"
@@ -62,8 +66,10 @@ if [ "$tests" = yes ] && $python -c 'import pytest' 2>/dev/null; then
   limit=$(($(seconds_left) * 6 / 10))
   say "tests, at most $limit s"
   timeouts=$($python -c 'import pytest_timeout' 2>/dev/null && echo "-o timeout=300")
-  MEMSCALE_GPU_RESULTS=$out timeout --kill-after=20 "$limit" $python -m pytest -p no:cacheprovider -o addopts=-ra $timeouts \
-    -v "$root/tests/python/gpu" --junitxml="$out/tests.xml" 2>&1 | tee "$out/tests.log" | grep -vE ' (PASSED|SKIPPED)'
+  MEMSCALE_GPU_RESULTS=$out timeout --kill-after=20 "$limit" \
+    $python -m pytest -v -p no:cacheprovider -o addopts=-ra $timeouts \
+    "$root/tests/python/gpu/test_gpu_equality.py" "$root/tests/python/gpu" 2>&1 |
+    tee "$out/tests.log" | grep -vE ' (PASSED|SKIPPED)'
   status=${PIPESTATUS[0]}
   say "tests ended with status $status"
 elif [ "$tests" = yes ]; then
@@ -73,7 +79,8 @@ fi
 left=$(seconds_left)
 if [ "$left" -gt 30 ]; then
   say "peaks, at most $left s"
-  timeout --kill-after=20 "$left" $python "$root/bench/gpu/peaks.py" --out "$out" --minutes "$((left / 60))" 2>&1 | tee "$out/peaks.log"
+  timeout --kill-after=20 "$left" $python "$root/bench/gpu/peaks.py" --out "$out" --minutes "$((left / 60 + 1))" \
+    2>&1 | tee "$out/peaks.log"
   peaks=${PIPESTATUS[0]}
   [ "$peaks" -eq 0 ] || [ "$peaks" -eq 124 ] || status=$peaks
 fi

@@ -137,7 +137,9 @@ def compare(arguments: Any, dropout: float, table: Table) -> None:
         )
     half, every = median(runs["memscale 2/4"].seconds) / base, median(runs["every block"].seconds) / base
     share = 100 * (half - 1) / max(every - 1, 1e-9)
-    print(f"# half-way budget: {half:.3f} of plain; every block: {every:.3f}; {share:.0f} % of its overhead\n")
+    print(
+        f"# half-way budget: {half:.3f} of plain; every block: {every:.3f}; {share:.0f} % of its overhead\n"
+    )
 
 
 def main() -> None:

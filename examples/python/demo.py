@@ -141,19 +141,14 @@ class Demo:
         self.say("without a limit: measured peaks (torch.profiler), then both side by side, bit by bit")
         budget = self.result["budget_bytes"]
         found = self.required("demo/measure.py", "compare", self.size, str(budget), "RECORD", show=True)
-        plain_seconds, wrapped_seconds = found["step_seconds"]
-        self.curves = {"plain": found["plain"]["curve"], "wrapped": found["wrapped"]["curve"]}
+        self.curves = {name: found[name]["curve"] for name in ("plain", "wrapped")}
+        difference = found["steps"]["first_difference"]
         self.result |= {
             "plain_measured_bytes": found["plain"]["peak_bytes"],
             "wrapped_measured_bytes": found["wrapped"]["peak_bytes"],
-            "plain_step_seconds": plain_seconds,
-            "wrapped_step_seconds": wrapped_seconds,
-            "step_time_ratio": wrapped_seconds / plain_seconds,
-            "compared_steps": found["steps"],
-            "first_difference": found["difference"],
-            "bit_equal": found["difference"] is None,
+            "bit_equal": difference is None,
+            **found["steps"],
         }
-        difference = found["difference"]
         self.promise(difference is None, f"loss, gradients and weights are bit-equal (differs: {difference})")
         self.promise(found["wrapped"]["peak_bytes"] <= budget, "the measured peak stays within the budget")
         for name in ("plain", "wrapped"):
@@ -175,7 +170,11 @@ class Demo:
             ("plain peak", peaks.format(sizes["plain_predicted_bytes"], sizes["plain_measured_bytes"])),
             ("wrapped peak", peaks.format(sizes["wrapped_predicted_bytes"], sizes["wrapped_measured_bytes"])),
             ("budget", f"{sizes['budget_bytes']}, {share:.0f} % of the plain peak"),
-            ("step time", f"× {r['step_time_ratio']:.2f} ({times})"),
+            ("step time", f"× {r['step_time_ratio']:.2f} ({times}; median of {r['compared_steps'] - 1})"),
+            (
+                "processor time",
+                f"× {r['processor_time_ratio']:.2f} (tells more where other programs run too)",
+            ),
             (f"bit-equal over {r['compared_steps']} steps", equal),
         ]
 

@@ -160,13 +160,13 @@ def verify(
     """
     module = _model_of(model)
     args, kwargs = normalize_sample(sample_input)
-    training = None if module.training else True
+    facts = StepFacts(training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
     if executor is not None and executor.plan is not None:
-        return compare(executor, args, kwargs, training)
+        return compare(executor, args, kwargs, facts)
     settings = _resolve(config).replace(force_optimize=True, enable_logging=False, strict_budget=False)
     with optimize(module, optimizer, settings, sample_input) as temporary:
-        return compare(temporary, args, kwargs, training)
+        return compare(temporary, args, kwargs, facts)
 
 
 def _begin(

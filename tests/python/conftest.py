@@ -19,5 +19,7 @@ def clean_state() -> Iterator[None]:
     logger = logging.getLogger("memscale")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
     yield
-    assert torch.is_grad_enabled()
+    leaked = torch.is_autocast_enabled("cpu")
+    torch.set_autocast_enabled("cpu", False)
+    assert torch.is_grad_enabled() and not leaked
     logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate

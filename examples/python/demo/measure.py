@@ -122,22 +122,31 @@ def thinned(curve: list[tuple[float, int]]) -> list[tuple[float, int]]:
 def compared(size: str, budget: int) -> dict[str, Any]:
     """Trains plain and wrapped side by side from the same seeds, comparing everything after every step."""
     pair = [Training(size), Training(size, budget)]
-    seconds: list[list[float]] = [[], []]
+    seconds: list[list[tuple[float, float]]] = [[], []]
     difference = None
     for step in range(COMPARED_STEPS):
         losses = []
         for training, times in zip(pair, seconds, strict=True):
             torch.manual_seed(100 + step)  # the same dropout masks
-            start = time.perf_counter()
+            start, start_processor = time.perf_counter(), time.process_time()
             losses.append(training.backward())
             training.step()
-            times.append(time.perf_counter() - start)
+            times.append((time.perf_counter() - start, time.process_time() - start_processor))
         difference = difference or first_difference(pair, losses)
         for training in pair:
             training.clear()
         print(f"compared step {step + 1}", flush=True)
-    medians = [statistics.median(times[1:]) for times in seconds]  # the first step is the one that plans
-    return {"difference": difference, "steps": COMPARED_STEPS, "step_seconds": medians}
+    # The first step is the one that plans; the others are what a training run consists of.
+    medians = [[statistics.median(kind) for kind in zip(*times[1:], strict=True)] for times in seconds]
+    (plain, plain_processor), (wrapped, wrapped_processor) = medians
+    return {
+        "first_difference": difference,
+        "compared_steps": COMPARED_STEPS,
+        "plain_step_seconds": plain,
+        "wrapped_step_seconds": wrapped,
+        "step_time_ratio": wrapped / plain,
+        "processor_time_ratio": wrapped_processor / plain_processor,
+    }
 
 
 def first_difference(pair: list[Training], losses: list[torch.Tensor]) -> str | None:
@@ -163,7 +172,7 @@ def main() -> None:
         print("measured plain", flush=True)
         wrapped = measured(size, int(number))
         print("measured wrapped", flush=True)
-        result = {"plain": plain, "wrapped": wrapped, **compared(size, int(number))}
+        result = {"plain": plain, "wrapped": wrapped, "steps": compared(size, int(number))}
     Path(path).write_text(json.dumps(result))
 
 

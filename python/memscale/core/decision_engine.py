@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,11 +69,6 @@ class DecisionEngine:
         summary = decided.summary
         plain = self._predict(trace, None, summary["plain_step_ns"])
         predicted = self._predict(trace, decided, summary["step_ns"])
-        frontier = (
-            _core.frontier(trace.graph, sim=self.sim, rates=self.rates)
-            if self.config.enable_checkpointing
-            else []
-        )
         return Plan(
             choices=tuple(self._choice(trace, item) for item in decided.choices),
             fits=summary["fits"],
@@ -82,12 +78,18 @@ class DecisionEngine:
             plain=plain,
             smallest_peak_bytes=summary["smallest_peak_bytes"] + context,
             time_bound_ppm=summary["time_bound_ppm"],
-            frontier=tuple((peak + context, ns) for peak, ns in frontier),
+            walk=functools.partial(self._frontier, trace.graph),
             digest=decided.digest,
             profile=trace.method,
             advice=() if summary["fits"] else tuple(self._advice(summary, predicted)),
             notes=tuple(trace.notes),
         )
+
+    def _frontier(self, graph: _core.Graph) -> tuple[tuple[int, int], ...]:
+        if not self.config.enable_checkpointing:
+            return ()
+        points = _core.frontier(graph, sim=self.sim, rates=self.rates)
+        return tuple((peak + self.hardware.context_bytes, ns) for peak, ns in points)
 
     @staticmethod
     def _choice(trace: Trace, item: tuple[int, str, str, int, int, int]) -> Choice:

@@ -62,16 +62,17 @@ class _WatchedForward(StandIn):
         """Runs the forward, planned."""
         if self.passive or self.executor.idle or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.original(*args, **kwargs)
-        self.executor.before_forward(args, kwargs)
+        self.executor.before_forward(self.original, args, kwargs)
         output = self.original(*args, **kwargs)
         self.executor.after_forward(output)
         return output
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _WatchedForward:
         _, original = self.copied_original(memo)
+        executor = copy.deepcopy(self.executor, memo)
         if id(self) in memo:  # copied on the way, as the copied model's forward
             return memo[id(self)]  # type: ignore[no-any-return]
-        twin = _WatchedForward(copy.deepcopy(self.executor, memo), original)
+        twin = _WatchedForward(executor, original)
         twin.passive = self.passive
         return twin
 
@@ -179,19 +180,27 @@ class Executor:
 
     # ---- what the model and the optimizer are about to do ----------------------------------------
 
-    def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Makes sure that the plan in force covers this batch. Called before a forward with gradients."""
+    def before_forward(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Makes sure that the plan in force covers this batch. Called before a forward with gradients.
+
+        Args:
+            forward: the model's own, about to run on this batch.
+            args: positional part of the batch.
+            kwargs: keyword part.
+        """
         if self._failures >= _MOST_FAILURES:
             return
         facts = self._facts()
+        facts.forward = forward
         signature = signature_of(self.model, args, kwargs, facts)
         if signature in self._failed or (self._signature is not None and self._signature.covers(signature)):
             return
         try:
             self._plan_for(args, kwargs, facts)
         except (BudgetError, VerificationError):
-            self._undo()
-            self._failures = _MOST_FAILURES
+            self.stop()  # the model is left untouched
             raise
         except Exception as error:
             self._failed.add(signature)

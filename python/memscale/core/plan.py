@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from memscale.core.units import format_bytes
 
 PLAN_VERSION = 1
+Frontier = tuple[tuple[int, int], ...]
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -102,7 +104,7 @@ class Plan:
         plain: the step without any technique.
         smallest_peak_bytes: smallest peak that any plan reaches.
         time_bound_ppm: this plan is at most so much slower than the fastest plan that fits, in millionths.
-        frontier: (peak bytes, step ns) of every plan there was to choose from, fastest first.
+        walk: finds `frontier` when it is asked for; no part of the plan itself.
         digest: 16 hexadecimal digits; equal for equal plans, on any machine.
         profile: "static" or "empirical".
         advice: what would make it fit, where it does not.
@@ -117,11 +119,16 @@ class Plan:
     plain: Prediction
     smallest_peak_bytes: int
     time_bound_ppm: int
-    frontier: tuple[tuple[int, int], ...]
     digest: str
     profile: str
     advice: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    walk: Callable[[], Frontier] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def frontier(self) -> Frontier:
+        """(peak bytes, step ns) of every plan there was to choose from, fastest first."""
+        return self.walk()
 
     @property
     def active(self) -> tuple[Choice, ...]:
@@ -182,7 +189,9 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, with a version."""
-        return {"version": PLAN_VERSION, **asdict(self)}
+        data = asdict(replace(self, walk=tuple))
+        del data["walk"]
+        return {"version": PLAN_VERSION, **data, "frontier": self.frontier}
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON. `from_json` reads it again."""
@@ -211,7 +220,7 @@ class Plan:
                 choices=choices,
                 predicted=predicted,
                 plain=plain,
-                frontier=frontier,
+                walk=lambda: frontier,
                 advice=advice,
                 notes=notes,
                 **data,

@@ -148,7 +148,7 @@ def trace_empirical(
         stack.enter_context(_blocks_checkpointed(model))
         for _ in range(passes - 1):
             with model_state.preserved(model, contents=True):
-                _warm_up(model, *copied_batch(args, kwargs))
+                _warm_up(model, *copied_batch(args, kwargs), step)
         return _record(model, *copied_batch(args, kwargs), step)
 
 
@@ -162,8 +162,8 @@ def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
     return result
 
 
-def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    loss = loss_of(model(*args, **kwargs))
+def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts) -> None:
+    loss = loss_of(step.run(model, args, kwargs))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if loss is not None and parameters:
         torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -175,6 +175,7 @@ def _record(
     recorder = GraphRecorder(_core.Graph())
     calls = tracer.CallRecorder(model, recorder)
     saves = _RealSaves(recorder)
+    forward = functools.partial(step.run, model, args, kwargs)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def backward(loss: Tensor) -> list[Tensor | None]:
@@ -185,11 +186,11 @@ def _record(
         for parameter in trainable if step.grads_present else []:
             recorder.graph.add_resident(parameter.numel() * parameter.element_size(), _core.CATEGORY_GRADIENT)
         with observed_by(saves), calls.attached(), recorder:
-            gradients = tracer.run_step(recorder, model, (args, kwargs), (saves.pack, saves.unpack), backward)
+            gradients = tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward)
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
         recorder.closed = recorder.paused = True
-        model_state.settle(model, changes, functools.partial(model, *args, **kwargs))
+        model_state.settle(model, changes, forward)
     trace = tracer.finish(recorder, calls, changes, "empirical")
     trace.notes += notes
     return trace

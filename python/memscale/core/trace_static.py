@@ -228,19 +228,20 @@ def trace_static(
         if step.grads_present:
             tracer.make_gradients(recorder, parameters)
         saves = _FakeSaves(recorder)
+        forward = functools.partial(step.run, model, *batch)
 
         def backward(loss: Tensor) -> list[Tensor | None]:
             loss.backward()
             return [parameter.grad for parameter in parameters]
 
         with calls.attached():
-            tracer.run_step(recorder, model, batch, (saves.pack, saves.unpack), backward)
+            tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward)
         optimizer.step()
         for parameter in parameters:
             parameter.grad = None
         recorder.closed = recorder.paused = True
-        model_state.settle(model, changes, functools.partial(model, *batch[0], **batch[1]))
-        del batch
+        model_state.settle(model, changes, forward)
+        del batch, forward
     trace = tracer.finish(recorder, calls, changes, "static")
     trace.notes += optimizer.notes
     return trace

@@ -65,12 +65,19 @@ class StepFacts:
         grads_present: gradients exist before forward (accumulation, or `zero_grad(set_to_none=False)`).
         carried_bytes: storages of the previous step's output that are still referenced.
         training: None leaves every module's flag; otherwise `train(training)` for the trace.
+        forward: what runs the model; None for calling it. In the middle of a call, its own forward:
+            wrappers and hooks above it have seen this batch, and must not see it twice.
     """
 
     optimizer: torch.optim.Optimizer | None = None
     grads_present: bool = False
     carried_bytes: tuple[int, ...] = ()
     training: bool | None = None
+    forward: Callable[..., Any] | None = None
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward."""
+        return (model if self.forward is None else self.forward)(*args, **kwargs)
 
 
 @dataclass
@@ -219,16 +226,14 @@ Backward = Callable[[Tensor], list[Tensor | None]]
 
 def run_step(
     recorder: GraphRecorder,
-    model: nn.Module,
-    batch: tuple[tuple[Any, ...], dict[str, Any]],
+    forward: Callable[[], Any],
     hooks: tuple[Callable[[Tensor], object], Callable[[Any], Tensor]],
     backward: Backward,
 ) -> list[Tensor | None]:
     """Forward, loss and backward under the recorder. Output and loss live until backward is over."""
-    args, kwargs = batch
     with torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
-            output = model(*args, **kwargs)
+            output = forward()
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
             recorder.output_bytes = model_state.storage_bytes(

@@ -12,7 +12,7 @@ from torch import Tensor
 from memscale.core import model_state
 from memscale.core.loss import loss_of
 from memscale.core.trace_empirical import buffer_contents, copied_batch
-from memscale.core.tracer import training_flags
+from memscale.core.tracer import StepFacts, training_flags
 from memscale.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ Step = dict[tuple[str, str], Tensor]
 
 
 def compare(
-    executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
+    executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts
 ) -> VerifyReport:
     """Runs the step twice from the same state, bare and as planned, and compares.
 
@@ -96,13 +96,13 @@ def compare(
         executor: has a plan in force.
         args: positional part of one training batch.
         kwargs: keyword part.
-        training: None leaves every module's flag.
+        facts: how to run the model, and in which mode.
     """
     with executor.bare():
-        plain = _step(executor, args, kwargs, training)
+        plain = _step(executor, args, kwargs, facts)
     idle, executor.idle = executor.idle, True
     try:
-        planned = _step(executor, args, kwargs, training)
+        planned = _step(executor, args, kwargs, facts)
     finally:
         executor.idle = idle
     names = list(plain) + [key for key in planned if key not in plain]
@@ -111,18 +111,18 @@ def compare(
     return VerifyReport(rows, checkpointed)
 
 
-def _step(executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Step:
+def _step(executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> Step:
     model = executor.model
     result: Step = {}
     with (
         model_state.preserved(model, contents=True),
         buffer_contents(model),
-        training_flags(model, training),
+        training_flags(model, facts.training),
         torch.enable_grad(),
     ):
         trainable = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
         args, kwargs = copied_batch(args, kwargs)
-        loss = loss_of(model(*args, **kwargs))
+        loss = loss_of(facts.run(model, args, kwargs))
         if loss is not None and trainable:
             result["loss", ""] = loss.detach().clone()
             gradients = torch.autograd.grad(loss, [value for _, value in trainable], allow_unused=True)

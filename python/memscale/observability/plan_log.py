@@ -85,7 +85,7 @@ def _warn_unmet(planned: Planned) -> None:
     over = plan.predicted.device_used_peak_bytes - plan.budget_bytes
     by = f"by {format_bytes(over)}" if over > 0 else "with the safety reserve counted"
     logs.LOGGER.warning(
-        "the budget of %s cannot be met (%s): the smallest plan, now attached, peaks at %s. Help: %s",
+        "the budget of %s cannot be met (%s): the smallest plan peaks at %s. What would help: %s",
         format_bytes(plan.budget_bytes),
         by,
         format_bytes(plan.smallest_peak_bytes),
@@ -109,7 +109,7 @@ def announce_verification(executor: Executor, args: Any, kwargs: Any, facts: Ste
     """
     from memscale.core.verification import compare
 
-    report = compare(executor, args, kwargs, facts.training)
+    report = compare(executor, args, kwargs, facts)
     if not report.equal:
         logs.LOGGER.error(report.table())
         report.require()

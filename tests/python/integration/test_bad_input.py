@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from test_restore import assert_as_before, image
 
 import memscale
 from memscale import Config
 from memscale.errors import BudgetError, ConfigError
-from test_restore import assert_as_before, image
-from zoo.blocks import ODD, WIDTH, Stack, inputs
+from zoo.blocks import WIDTH, Stack, inputs
 from zoo.models import Case, case
+from zoo.odd import ODD
 from zoo.training import SMALLEST, built, peak_bytes, seed, train
 
 GPT2 = case("gpt2")
@@ -28,7 +29,9 @@ def stack() -> Stack:
     return Stack().train()
 
 
-@pytest.mark.parametrize("target", [None, 3, "model", [torch.nn.Linear(1, 1)], Stack, torch.zeros(3), object()])
+@pytest.mark.parametrize(
+    "target", [None, 3, "model", [torch.nn.Linear(1, 1)], Stack, torch.zeros(3), object()]
+)
 @pytest.mark.parametrize("function", [memscale.wrap, memscale.detach])
 def test_a_target_that_is_no_model(target: Any, function: Any) -> None:
     with pytest.raises(TypeError, match=r"nn\.Module"):
@@ -221,7 +224,9 @@ class TestBudgetThatCannotBeMet:
         model = built(GPT2)
         before = image(model)
         with pytest.raises(BudgetError) as caught:
-            memscale.wrap(model, Config(memory_budget=1, strict_budget=True, enable_logging=False), GPT2.batch(0))
+            memscale.wrap(
+                model, Config(memory_budget=1, strict_budget=True, enable_logging=False), GPT2.batch(0)
+            )
         assert caught.value.budget_bytes == 1 < caught.value.smallest_peak_bytes and caught.value.advice
         assert_as_before(before, image(model))
         assert "_memscale_executor" not in model.__dict__

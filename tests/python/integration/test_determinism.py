@@ -45,8 +45,14 @@ def test_twice_in_a_process(here: list[str]) -> None:
 
 @pytest.mark.parametrize("hash_seed", ["1", "4242"])
 def test_in_another_process(here: list[str], hash_seed: str) -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": hash_seed,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == here
 
@@ -57,7 +63,9 @@ def test_wrap_attaches_what_plan_says() -> None:
     model = memscale.wrap(built(gpt2), SHARE, gpt2.batch(0))
     assert model._memscale_executor.plan.digest == plan.digest
     assert memscale.plan(model, config=SHARE, sample_input=gpt2.batch(0)).digest == plan.digest
-    assert [choice.module for choice in plan.active] == [c.module for c in model._memscale_executor.plan.active]
+    assert [choice.module for choice in plan.active] == [
+        c.module for c in model._memscale_executor.plan.active
+    ]
 
 
 def test_json_round_trip() -> None:

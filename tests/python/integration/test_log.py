@@ -28,7 +28,16 @@ def test_one_block_then_silence(sample: bool, caplog: pytest.LogCaptureFixture) 
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("memscale")]
     assert len([message for message in messages if blocks(message)]) == 1
     (block,) = (message for message in messages if blocks(message))
-    for word in ("device", "budget", "peak", "step time", "undo", "memscale.detach(model)", "checkpoint", "no effect"):
+    for word in (
+        "device",
+        "budget",
+        "peak",
+        "step time",
+        "undo",
+        "memscale.detach(model)",
+        "checkpoint",
+        "no effect",
+    ):
         assert word in block
     assert "enable_offloading" in block and "use_cache" in block
     assert len(messages) == 1 + (not run.plan.fits)
@@ -42,12 +51,16 @@ def test_nothing_to_do_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_conservative_mode_has_no_field_without_effect(caplog: pytest.LogCaptureFixture) -> None:
-    config = Config(memory_budget=BUDGET, mode=memscale.OptimizationMode.CONSERVATIVE, enable_offloading=False)
+    config = Config(
+        memory_budget=BUDGET, mode=memscale.OptimizationMode.CONSERVATIVE, enable_offloading=False
+    )
     train(GPT2, Loop(steps=1), config, sample=True)
     assert "no effect" not in caplog.text
 
 
-def test_silent_when_logging_is_off(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+def test_silent_when_logging_is_off(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = train(GPT2, Loop(steps=2), Config(memory_budget="16MiB", force_optimize=True, enable_logging=False))
     assert run.plan.fits
     assert not [record for record in caplog.records if record.name.startswith("memscale")]

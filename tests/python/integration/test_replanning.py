@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the step is no longer the one that was planned for, it is planned anew before it runs, and only then."""
+"""A step that is no longer the one planned for is planned anew before it runs, and only then."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_gradient_accumulation_is_planned_once_more(plans: list[int]) -> None:
 def test_an_output_that_is_still_held_is_noticed(plans: list[int]) -> None:
     trainer = Trainer()
     for _ in range(4):
-        output = trainer.model(rows(64))
+        output = trainer.model(rows(16384))
         output.mean().backward()
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
@@ -212,14 +212,20 @@ def test_train_and_eval_switches_train_equal() -> None:
             model.train(step % 2 == 0)
             loss = model(**convnet.batch(step))["loss"]
             loss.backward()
-            results += [loss.detach(), *(p.grad.clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
+            results += [
+                loss.detach(),
+                *(p.grad.clone() for p in model.parameters()),
+                *(b.clone() for b in model.buffers()),
+            ]
             model.zero_grad()
         return results
 
     assert all(torch.equal(a, b) for a, b in zip(use(False), use(True), strict=True))
 
 
-def test_training_in_evaluation_mode_is_planned_or_said(plans: list[int], caplog: pytest.LogCaptureFixture) -> None:
+def test_training_in_evaluation_mode_is_planned_or_said(
+    plans: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     seed()
     model = memscale.wrap(Stack().eval(), SMALLEST)
     for _ in range(3):
@@ -243,7 +249,11 @@ def test_many_shapes_do_not_pile_up() -> None:
     loop = Loop(steps=6)
     growing = case("lstm")
     longer = type(growing)(
-        "growing", growing.build, lambda step: (growing.batch(step)[0][:, : 8 + 4 * step],), growing.loss, None
+        "growing",
+        growing.build,
+        lambda step: (growing.batch(step)[0][:, : 8 + 4 * step],),
+        growing.loss,
+        None,
     )
     planned = train(longer, loop, SMALLEST)
     assert_same(reference(longer, loop), planned)
@@ -251,7 +261,7 @@ def test_many_shapes_do_not_pile_up() -> None:
 
 def test_a_rejected_batch_is_the_users_error_and_the_next_is_planned(plans: list[int]) -> None:
     trainer = Trainer(config=SMALLEST)
-    with pytest.raises(RuntimeError, match="shape|normalized"):
+    with pytest.raises(RuntimeError, match=r"shape|normalized"):
         trainer.step(torch.zeros(3, WIDTH + 1))
     trainer.step(rows(256))
     assert trainer.plan.active
@@ -266,3 +276,40 @@ def test_a_strict_budget_that_a_larger_batch_breaks_is_an_error_before_it_runs()
         trainer.step(rows(8192))
     trainer.step(rows(8))
     assert isinstance(trainer.model.blocks[0], Block)
+
+
+class TestWhatStandsAboveTheForward:
+    """Planning happens inside the first forward: what the owner put around it must not run a second time."""
+
+    def test_an_autocast_around_the_forward(self) -> None:
+        gpt2 = case("gpt2")
+
+        def use(wrapped: bool) -> list[Tensor]:
+            model = built(gpt2)
+            if wrapped:
+                memscale.wrap(model, SMALLEST)
+            model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+            results = []
+            for step in range(2):
+                model(**gpt2.batch(step)).loss.backward()
+                assert not torch.is_autocast_enabled("cpu")
+                results += [parameter.grad.clone() for parameter in model.parameters()]
+                model.zero_grad()
+            return results
+
+        assert all(torch.equal(a, b) for a, b in zip(use(False), use(True), strict=True))
+
+    def test_hooks_of_the_model_see_one_call_per_step(self) -> None:
+        seen: list[str] = []
+
+        def scale(module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+            seen.append("pre")
+            return (torch.cat([args[0], args[0]], dim=0),)
+
+        seed()
+        model = memscale.wrap(Stack().train(), SMALLEST)
+        model.register_forward_pre_hook(scale)
+        model.register_forward_hook(lambda *args: seen.append("post"))
+        model(rows(256)).mean().backward()
+        assert seen == ["pre", "post"]
+        assert model._memscale_executor.plan.active

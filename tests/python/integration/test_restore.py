@@ -100,7 +100,10 @@ class TestDetach:
         with memscale.optimize(model, config=SMALLEST, sample_input=case.batch(0)) as executor:
             assert executor.plan is not None and executor.plan.active
         assert_as_before(before, image(model))
-        with pytest.raises(KeyboardInterrupt), memscale.optimize(model, config=SMALLEST, sample_input=case.batch(0)):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            memscale.optimize(model, config=SMALLEST, sample_input=case.batch(0)),
+        ):
             raise KeyboardInterrupt
         assert_as_before(before, image(model))
 
@@ -156,7 +159,9 @@ def test_a_failed_second_wrap_keeps_the_first() -> None:
     with pytest.raises(Exception):  # noqa: B017 - the model's own
         memscale.wrap(model, SMALLEST, torch.zeros(3))
     assert model._memscale_executor.plan is plan
-    assert [key for key in inside if key.endswith(".forward")] == [k for k in image(model) if k.endswith(".forward")]
+    assert [key for key in inside if key.endswith(".forward")] == [
+        k for k in image(model) if k.endswith(".forward")
+    ]
     assert_equal(step(built(GPT2), GPT2), step(model, GPT2))
 
 
@@ -280,7 +285,9 @@ class TestInference:
         plain, model = built(case).eval(), wrapped(case).eval()
         with torch.no_grad():
             a, b = call(plain, case.batch(0)), call(model, case.batch(0))
-        for one, other in zip(torch.utils._pytree.tree_leaves(a), torch.utils._pytree.tree_leaves(b), strict=False):
+        for one, other in zip(
+            torch.utils._pytree.tree_leaves(a), torch.utils._pytree.tree_leaves(b), strict=False
+        ):
             assert not isinstance(one, Tensor) or same_bits(one, other)
 
     @pytest.mark.parametrize("deferred", [False, True], ids=["sample", "deferred"])
@@ -291,7 +298,12 @@ class TestInference:
             step(model, GPT2)
         model.eval()
         prompt = GPT2.batch(0)["input_ids"][:2, :8]
-        settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
+        settings = {
+            "max_new_tokens": 8,
+            "do_sample": False,
+            "pad_token_id": 0,
+            "attention_mask": torch.ones_like(prompt),
+        }
         assert torch.equal(plain.generate(prompt, **settings), model.generate(prompt, **settings))
         model.train()
         assert_equal(step(plain.train(), GPT2), step(model, GPT2))

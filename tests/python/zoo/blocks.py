@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import random
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.models import Case, generator, mean_square, numbers
+from zoo.models import mean_square, numbers
 
 WIDTH = 32
 ROWS = 256
@@ -167,7 +166,9 @@ class Structured(Stack):
 
 
 class Keywords(Block):
-    def forward(self, x: Tensor, *, scale: float, parts: dict[str, Any], name: str, kind: torch.dtype) -> Tensor:  # type: ignore[override]
+    def forward(
+        self, x: Tensor, *, scale: float, parts: dict[str, Any], name: str, kind: torch.dtype
+    ) -> Tensor:  # type: ignore[override]
         parts["seen"].append(name)
         y = super().forward(x).to(kind) * scale
         return y + parts["bias"][0]
@@ -183,7 +184,13 @@ class TakesKeywords(Stack):
     def forward(self, x: Tensor, scale: float = 0.5) -> Tensor:
         seen: list[str] = []
         for number, block in enumerate(self.blocks):
-            x = block(x, scale=scale, parts={"bias": (self.bias, 3), "seen": seen}, name=str(number), kind=torch.float32)
+            x = block(
+                x,
+                scale=scale,
+                parts={"bias": (self.bias, 3), "seen": seen},
+                name=str(number),
+                kind=torch.float32,
+            )
         assert len(seen) == len(self.blocks)
         return x
 
@@ -280,153 +287,3 @@ class Lazy(Stack):
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(self.drop(self.first(x)))
-
-
-class Statistic(Block):
-    """Keeps a running statistic: in place, by rebinding, as a plain attribute, in a dictionary."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.register_buffer("mean", torch.zeros(WIDTH))
-        self.plain = torch.zeros(WIDTH)
-        self.held = {"mean": torch.zeros(WIDTH)}
-
-    def forward(self, x: Tensor) -> Tensor:
-        new = 0.1 * x.detach().mean(0)
-        if self.kind == "buffer":
-            self.mean.mul_(0.9).add_(new)
-        elif self.kind == "rebound":
-            self.mean = 0.9 * self.mean + new
-        elif self.kind == "plain":
-            self.plain.mul_(0.9).add_(new)
-        else:
-            self.held["mean"].mul_(0.9).add_(new)
-        return super().forward(x + self.mean + self.plain + self.held["mean"])
-
-
-class WrittenByParent(Stack):
-    """A buffer that blocks read and the model changes after they ran."""
-
-    def __init__(self) -> None:
-        super().__init__(functools.partial(Statistic, "buffer"))
-        self.register_buffer("scale", torch.ones(()))
-        for block in self.blocks:
-            block.kind, block.mean = "read", self.mean_of(block)
-
-    @staticmethod
-    def mean_of(block: nn.Module) -> Tensor:
-        return block.get_buffer("mean")
-
-    def forward(self, x: Tensor) -> Any:
-        out = super().forward(x)
-        for block in self.blocks:
-            block.mean.add_(0.5)
-        return out
-
-
-class _Counter:
-    number = 0
-
-
-class Counting(Block):
-    """Counts its calls, and computes with the count: a second run would compute something else."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.number, self.object = 0, _Counter()
-        self.counter: collections.Counter[str] = collections.Counter(before=2)
-        self.nested: dict[str, list[int]] = {"calls": []}
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "number":
-            self.number += 1
-        elif self.kind == "object":
-            self.object.number += 1
-        elif self.kind == "counter":
-            self.counter["now"] += self.counter["before"]
-        else:
-            self.nested["calls"].append(1)
-        calls = self.number + self.object.number + self.counter["now"] + len(self.nested["calls"])
-        return super().forward(x) * (1 + 0.1 * calls)
-
-
-class OwnGenerator(Block):
-    """Draws from generators of its own."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        import numpy
-
-        self.kind = kind
-        self.torch_rng = torch.Generator().manual_seed(1)
-        self.numpy_rng, self.python_rng = numpy.random.default_rng(1), random.Random(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "torch":
-            return super().forward(x * torch.rand(x.shape, generator=self.torch_rng))
-        drawn = self.numpy_rng.random() if self.kind == "numpy" else self.python_rng.random()
-        return super().forward(x * (1 + float(drawn)))
-
-
-class ChangesBatch(nn.Module):
-    """Changes the batch that it is given."""
-
-    def __init__(self, look: bool) -> None:
-        super().__init__()
-        self.look = look
-        self.embedding, self.stack = nn.Embedding(64, WIDTH), Stack()
-
-    def forward(self, ids: Tensor, x: Tensor) -> Any:
-        ids.add_(1)
-        x.mul_(2)
-        if self.look and float(x.sum()) > 1e9:
-            return x
-        return self.stack(self.embedding(ids) + x)
-
-
-def ids(step: int) -> tuple[Tensor]:
-    return (torch.randint(0, 60, (8, 32), generator=generator(step)),)
-
-
-def _case(name: str, build: Callable[[], nn.Module], **settings: Any) -> Case:
-    settings.setdefault("batch", inputs)
-    settings.setdefault("loss", lambda out: out["loss"] if isinstance(out, dict) else mean_square(out))
-    return Case(name, build, profile=settings.pop("profile", None), **settings)
-
-
-ODD = (
-    _case("dropout", lambda: Stack(functools.partial(Block, 0.2)), profile="static"),
-    _case("autograd-function", lambda: Stack(Custom)),
-    _case("in-place-and-views", lambda: Stack(InPlaceViews)),
-    _case("changes-its-input", lambda: Stack(ChangesItsInput), checkpoints=False),
-    _case("in-place-residual", InPlaceResidual, checkpoints=False),
-    _case("shared-three-times", Shared),
-    _case("data-dependent", DataDependent, profile="empirical"),
-    _case("structured-outputs", Structured),
-    _case("keywords", TakesKeywords, checkpoints=False),
-    _case("parametrizations", lambda: Stack(Parametrized)),
-    _case("old-weight-norm", lambda: Stack(OldWeightNorm), checkpoints=False),
-    _case("layer-drop", LayerDrop, checkpoints=False),
-    _case("python-random", lambda: Stack(PythonRandom)),
-    _case("checkpoint-inside", lambda: Stack(lambda: UsesCheckpoint(False)), checkpoints=False),
-    _case("checkpoint-inside-reentrant", lambda: Stack(lambda: UsesCheckpoint(True)), checkpoints=False),
-    _case("checkpoint-outside", lambda: InsideCheckpoint(False), checkpoints=False),
-    _case("checkpoint-outside-reentrant", lambda: InsideCheckpoint(True), checkpoints=False),
-    _case("complex", lambda: Stack(Complex)),
-    *(_case(f"statistic-{kind}", lambda kind=kind: Stack(lambda: Statistic(kind)), checkpoints=False)
-      for kind in ("buffer", "rebound", "plain", "held")),
-    _case("buffer-written-by-parent", WrittenByParent, checkpoints=False),
-    *(_case(f"counts-in-{kind}", lambda kind=kind: Stack(lambda: Counting(kind)), checkpoints=False)
-      for kind in ("number", "object", "counter", "nested")),
-    *(_case(f"own-generator-{kind}", lambda kind=kind: Stack(lambda: OwnGenerator(kind)), checkpoints=False)
-      for kind in ("torch", "numpy", "python")),
-    _case("changes-its-batch", lambda: ChangesBatch(False), batch=lambda step: (*ids(step), *numbers(8, 32, WIDTH)(step)),
-          checkpoints=False),
-    _case("changes-its-batch-and-looks", lambda: ChangesBatch(True),
-          batch=lambda step: (*ids(step), *numbers(8, 32, WIDTH)(step)), checkpoints=False),
-)  # fmt: skip
-
-LAZY = _case("lazy", Lazy)
-SPARSE = _case("sparse-gradients", Sparse, batch=ids, checkpoints=True)

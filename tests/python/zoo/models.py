@@ -83,7 +83,12 @@ def _gpt2() -> nn.Module:
 def _bert() -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 4 * WIDTH}
+    sizes = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 4 * WIDTH,
+    }
     return BertForMaskedLM(BertConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=64))
 
 
@@ -107,20 +112,29 @@ def _llama() -> nn.Module:
 def _mixtral() -> nn.Module:
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    return MixtralForCausalLM(MixtralConfig(**_LLAMA, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True))
+    return MixtralForCausalLM(
+        MixtralConfig(**_LLAMA, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True)
+    )
 
 
 def _t5() -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes = {"d_model": WIDTH, "d_kv": 16, "d_ff": 4 * WIDTH, "num_layers": 2, "num_heads": 2}
-    return T5ForConditionalGeneration(T5Config(**sizes, vocab_size=VOCABULARY, decoder_start_token_id=0, pad_token_id=0))
+    return T5ForConditionalGeneration(
+        T5Config(**sizes, vocab_size=VOCABULARY, decoder_start_token_id=0, pad_token_id=0)
+    )
 
 
 def _vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 4 * WIDTH}
+    sizes = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 4 * WIDTH,
+    }
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     return ViTForImageClassification(ViTConfig(**sizes, **dropout, image_size=32, patch_size=4, num_labels=5))
 
@@ -134,15 +148,32 @@ def _mamba() -> nn.Module:
     from transformers import MambaConfig, MambaForCausalLM
 
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 4, "vocab_size": VOCABULARY}
-    return MambaForCausalLM(MambaConfig(**sizes, use_mambapy=False, bos_token_id=1, eos_token_id=2, pad_token_id=0))
+    return MambaForCausalLM(
+        MambaConfig(**sizes, use_mambapy=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    )
 
 
 def _speech() -> nn.Module:
     from transformers import HubertConfig, HubertForCTC
 
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 4 * WIDTH}
-    convolutions = {"conv_dim": (16, 16), "conv_kernel": (8, 4), "conv_stride": (5, 4), "num_conv_pos_embeddings": 8}
-    masking = {"mask_time_prob": 0.3, "mask_time_length": 3, "layerdrop": 0.3, "num_conv_pos_embedding_groups": 2}
+    sizes = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 4 * WIDTH,
+    }
+    convolutions = {
+        "conv_dim": (16, 16),
+        "conv_kernel": (8, 4),
+        "conv_stride": (5, 4),
+        "num_conv_pos_embeddings": 8,
+    }
+    masking = {
+        "mask_time_prob": 0.3,
+        "mask_time_length": 3,
+        "layerdrop": 0.3,
+        "num_conv_pos_embedding_groups": 2,
+    }
     return HubertForCTC(HubertConfig(**sizes, **convolutions, **masking, vocab_size=16, pad_token_id=0))
 
 
@@ -182,7 +213,9 @@ class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(kind(WIDTH, WIDTH, num_layers=2, batch_first=True, dropout=0.1) for _ in range(3))
+        self.layers = nn.ModuleList(
+            kind(WIDTH, WIDTH, num_layers=2, batch_first=True, dropout=0.1) for _ in range(3)
+        )
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -202,10 +235,21 @@ MAIN = (
     Case("gpt2", _gpt2, language_batch, frozen=("transformer.wte", "transformer.wpe", "transformer.h.0")),
     Case("bert", _bert, language_batch, frozen=("bert.embeddings", "bert.encoder.layer.0")),
     Case("llama", _llama, language_batch, frozen=("model.layers.1",)),
-    Case("t5", _t5, lambda step: {key: value for key, value in language_batch(step).items()}, frozen=("encoder",)),
+    Case(
+        "t5",
+        _t5,
+        lambda step: {key: value for key, value in language_batch(step).items()},
+        frozen=("encoder",),
+    ),
     Case("vit", _vit, image_batch, frozen=("vit.embeddings",)),
     Case("convnet", ConvNet, image_batch, frozen=("stem", "blocks.0")),
-    Case("lstm", lambda: Recurrent(nn.LSTM), lambda step: (tokens(step),), next_token_loss, frozen=("embedding",)),
+    Case(
+        "lstm",
+        lambda: Recurrent(nn.LSTM),
+        lambda step: (tokens(step),),
+        next_token_loss,
+        frozen=("embedding",),
+    ),
 )
 """The models for which every promise is tested, memory included."""
 

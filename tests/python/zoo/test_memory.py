@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 
@@ -17,9 +18,9 @@ NOISE = 1.005
 """Room for measuring noise when two measured peaks are compared."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def measured(case: Case) -> tuple[int, dict[int, tuple[memscale.Plan, int]]]:
-    """The plain peak, and plan and measured peak at each share of it. Building the model is measured with it."""
+    """The plain peak, and plan and measured peak at each share of it, the model included."""
     kept: list[Run] = []
 
     def peak(config: memscale.Config | None) -> int:
@@ -50,7 +51,7 @@ class TestBudget:
 
     def test_a_lower_budget_never_raises_the_peak(self, case: Case) -> None:
         planned = list(measured(case)[1].values())
-        for (before, peak_before), (after, peak_after) in zip(planned, planned[1:], strict=False):
+        for (before, peak_before), (after, peak_after) in itertools.pairwise(planned):
             assert after.predicted.allocated_peak_bytes <= before.predicted.allocated_peak_bytes
             assert peak_after <= peak_before * NOISE
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.blocks import LAZY, ODD, SPARSE
 from zoo.models import Case
+from zoo.odd import LAZY, ODD, SPARSE
 from zoo.training import SMALLEST, Loop, assert_checkpointed, assert_same, reference, train
 
 THREE = Loop(steps=3)

@@ -77,7 +77,7 @@ def seed(number: int = 0) -> None:
     numpy.random.seed(number)
 
 
-def built(case: Case, loop: Loop = Loop()) -> nn.Module:  # noqa: B008 - frozen
+def built(case: Case, loop: Loop = Loop()) -> nn.Module:
     """A case's model, ready to train; random generators are where building it left them."""
     seed()
     model = case.build().train()
@@ -90,7 +90,7 @@ def built(case: Case, loop: Loop = Loop()) -> nn.Module:  # noqa: B008 - frozen
 
 def train(
     case: Case,
-    loop: Loop = Loop(),  # noqa: B008 - frozen
+    loop: Loop = Loop(),
     config: memscale.Config | None = None,
     sample: bool = False,
     record: bool = True,
@@ -130,7 +130,7 @@ def train(
 
 
 @functools.lru_cache(maxsize=64)
-def reference(case: Case, loop: Loop = Loop()) -> Run:  # noqa: B008
+def reference(case: Case, loop: Loop = Loop()) -> Run:
     """The plain run, computed once."""
     return train(case, loop)
 

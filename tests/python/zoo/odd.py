@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases that do what models should not, by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.blocks import (
+    WIDTH,
+    Block,
+    ChangesItsInput,
+    Complex,
+    Custom,
+    DataDependent,
+    InPlaceResidual,
+    InPlaceViews,
+    InsideCheckpoint,
+    LayerDrop,
+    Lazy,
+    OldWeightNorm,
+    Parametrized,
+    PythonRandom,
+    Shared,
+    Sparse,
+    Stack,
+    Structured,
+    TakesKeywords,
+    UsesCheckpoint,
+    inputs,
+)
+from zoo.models import Case, generator, mean_square, numbers
+from zoo.stateful import ChangesBatch, Counting, OwnGenerator, Statistic, WrittenByParent
+
+
+def ids(step: int) -> tuple[Tensor]:
+    return (torch.randint(0, 60, (8, 32), generator=generator(step)),)
+
+
+def _case(name: str, build: Callable[[], nn.Module], **settings: Any) -> Case:
+    settings.setdefault("batch", inputs)
+    settings.setdefault("loss", lambda out: out["loss"] if isinstance(out, dict) else mean_square(out))
+    return Case(name, build, profile=settings.pop("profile", None), **settings)
+
+
+ODD = (
+    _case("dropout", lambda: Stack(functools.partial(Block, 0.2)), profile="static"),
+    _case("autograd-function", lambda: Stack(Custom)),
+    _case("in-place-and-views", lambda: Stack(InPlaceViews)),
+    _case("changes-its-input", lambda: Stack(ChangesItsInput), checkpoints=False),
+    _case("in-place-residual", InPlaceResidual, checkpoints=False),
+    _case("shared-three-times", Shared),
+    _case("data-dependent", DataDependent, profile="empirical"),
+    _case("structured-outputs", Structured),
+    _case("keywords", TakesKeywords, checkpoints=False),
+    _case("parametrizations", lambda: Stack(Parametrized)),
+    _case("old-weight-norm", lambda: Stack(OldWeightNorm), checkpoints=False),
+    _case("layer-drop", LayerDrop, checkpoints=False),
+    _case("python-random", lambda: Stack(PythonRandom)),
+    _case("checkpoint-inside", lambda: Stack(lambda: UsesCheckpoint(False)), checkpoints=False),
+    _case("checkpoint-inside-reentrant", lambda: Stack(lambda: UsesCheckpoint(True)), checkpoints=False),
+    _case("checkpoint-outside", lambda: InsideCheckpoint(False), checkpoints=False),
+    _case("checkpoint-outside-reentrant", lambda: InsideCheckpoint(True), checkpoints=False),
+    _case("complex", lambda: Stack(Complex)),
+    *(_case(f"statistic-{kind}", lambda kind=kind: Stack(lambda: Statistic(kind)), checkpoints=False)
+      for kind in ("buffer", "rebound", "plain", "held")),
+    _case("buffer-written-by-parent", WrittenByParent, checkpoints=False),
+    *(_case(f"counts-in-{kind}", lambda kind=kind: Stack(lambda: Counting(kind)), checkpoints=False)
+      for kind in ("number", "object", "counter", "nested")),
+    *(_case(f"own-generator-{kind}", lambda kind=kind: Stack(lambda: OwnGenerator(kind)), checkpoints=False)
+      for kind in ("torch", "numpy", "python")),
+    _case("changes-its-batch", lambda: ChangesBatch(False), batch=lambda step: (*ids(step), *numbers(8, 32, WIDTH)(step)),
+          checkpoints=False),
+    _case("changes-its-batch-and-looks", lambda: ChangesBatch(True),
+          batch=lambda step: (*ids(step), *numbers(8, 32, WIDTH)(step)), checkpoints=False),
+)  # fmt: skip
+
+LAZY = _case("lazy", Lazy)
+SPARSE = _case("sparse-gradients", Sparse, batch=ids, checkpoints=True)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks that keep something from one call to the next, so that running them twice is not the same as once."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.blocks import WIDTH, Block, Stack
+
+
+class Statistic(Block):
+    """Keeps a running statistic: in place, by rebinding, as a plain attribute, in a dictionary."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.plain = torch.zeros(WIDTH)
+        self.held = {"mean": torch.zeros(WIDTH)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        new = 0.1 * x.detach().mean(0)
+        if self.kind == "buffer":
+            self.mean.mul_(0.9).add_(new)
+        elif self.kind == "rebound":
+            self.mean = 0.9 * self.mean + new
+        elif self.kind == "plain":
+            self.plain.mul_(0.9).add_(new)
+        else:
+            self.held["mean"].mul_(0.9).add_(new)
+        return super().forward(x + self.mean + self.plain + self.held["mean"])
+
+
+class WrittenByParent(Stack):
+    """A buffer that blocks read and the model changes after they ran."""
+
+    def __init__(self) -> None:
+        super().__init__(functools.partial(Statistic, "buffer"))
+        self.register_buffer("scale", torch.ones(()))
+        for block in self.blocks:
+            block.kind, block.mean = "read", self.mean_of(block)
+
+    @staticmethod
+    def mean_of(block: nn.Module) -> Tensor:
+        return block.get_buffer("mean")
+
+    def forward(self, x: Tensor) -> Any:
+        out = super().forward(x)
+        for block in self.blocks:
+            block.mean.add_(0.5)
+        return out
+
+
+class _Counter:
+    number = 0
+
+
+class Counting(Block):
+    """Counts its calls, and computes with the count: a second run would compute something else."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.number, self.object = 0, _Counter()
+        self.counter: collections.Counter[str] = collections.Counter(before=2)
+        self.nested: dict[str, list[int]] = {"calls": []}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "number":
+            self.number += 1
+        elif self.kind == "object":
+            self.object.number += 1
+        elif self.kind == "counter":
+            self.counter["now"] += self.counter["before"]
+        else:
+            self.nested["calls"].append(1)
+        calls = self.number + self.object.number + self.counter["now"] + len(self.nested["calls"])
+        return super().forward(x) * (1 + 0.1 * calls)
+
+
+class OwnGenerator(Block):
+    """Draws from generators of its own."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        import numpy
+
+        self.kind = kind
+        self.torch_rng = torch.Generator().manual_seed(1)
+        self.numpy_rng, self.python_rng = numpy.random.default_rng(1), random.Random(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "torch":
+            return super().forward(x * torch.rand(x.shape, generator=self.torch_rng))
+        drawn = self.numpy_rng.random() if self.kind == "numpy" else self.python_rng.random()
+        return super().forward(x * (1 + float(drawn)))
+
+
+class ChangesBatch(nn.Module):
+    """Changes the batch that it is given."""
+
+    def __init__(self, look: bool) -> None:
+        super().__init__()
+        self.look = look
+        self.embedding, self.stack = nn.Embedding(64, WIDTH), Stack()
+
+    def forward(self, ids: Tensor, x: Tensor) -> Any:
+        ids.add_(1)
+        x.mul_(2)
+        if self.look and float(x.sum()) > 1e9:
+            return x
+        return self.stack(self.embedding(ids) + x)
