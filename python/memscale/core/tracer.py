@@ -129,6 +129,8 @@ class CallRecorder:
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
                 recorder.resident(leaf, _core.CATEGORY_INPUT)
+        for size in gemm_workspaces(recorder.device_kind):
+            recorder.graph.add_resident(size, _core.CATEGORY_TEMPORARY)
         for size in step.carried_bytes:
             recorder.carried.append(recorder.graph.add_resident(size, _core.CATEGORY_ACTIVATION))
 
@@ -208,6 +210,18 @@ def _is_frozen(value: Any) -> bool:
         or callable(value)
         or type(value).__name__.endswith("Config")
     )
+
+
+def gemm_workspaces(device_kind: str) -> list[int]:
+    """Workspaces that cuBLAS takes through PyTorch's allocator and keeps, bytes.
+
+    One per thread that multiplies matrices: the one that runs forward, and autograd's. Sizes from
+    aten/src/ATen/cuda/CublasHandlePool.cpp; not checked on a card yet.
+    """
+    if device_kind != "cuda" or not torch.cuda.is_available():
+        return []
+    large = torch.cuda.get_device_capability()[0] >= 9
+    return [32 * 1024 * 1024 if large else 8_519_680] * 2
 
 
 def make_gradients(recorder: GraphRecorder, parameters: list[nn.Parameter]) -> None:

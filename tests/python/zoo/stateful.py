@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks that keep something from one call to the next, so that running them twice is not the same as once."""
+"""Blocks that keep something from one call to the next, so running them twice is not running them once."""
 
 from __future__ import annotations
 
