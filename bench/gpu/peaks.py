@@ -13,6 +13,8 @@ kernels here are the default ones, whose sums on a card may differ from run to r
 (`--deterministic` takes the deterministic ones).
 """
 
+# ruff: noqa: I001 - the path to the other scripts has to be set first
+
 from __future__ import annotations
 
 import gc
@@ -27,15 +29,15 @@ from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts; for --deterministic
 
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import torch
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
-from common import RESULTS, Table, parser  # noqa: E402
-from zoo import bert, gpt2  # noqa: E402
+from common import RESULTS, Table, parser
+from zoo import bert, gpt2
 
-import memscale  # noqa: E402
+import memscale
 
 MiB = 1 << 20
 

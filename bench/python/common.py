@@ -162,7 +162,7 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def memory_events(run: Callable[[], object]) -> list[tuple[int, int]]:
-    """(time, bytes) of each allocation and, negative, each release of tensor memory on the CPU during `run`."""
+    """(time, bytes) of each allocation and, negative, each release of tensor memory on the CPU in `run`."""
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()

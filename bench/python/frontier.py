@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory against time: MemScale at several budgets beside the usual ways of checkpointing.
 
-A model like GPT-2. Variants: plain; MemScale with the plain peak as its budget, and at 3/4, 1/2 and 1/4 of the
-way from "every block checkpointed" up to plain; Hugging Face's `gradient_checkpointing_enable()`, which
-checkpoints every block; and `torch.utils.checkpoint` on every second block. Steps of all variants alternate, so that
-a machine that slows down slows all of them down; the median counts. Peaks come from the profiler, in runs of
+A model like GPT-2. Variants: plain; MemScale with the plain peak as its budget, and at 3/4, 1/2 and 1/4 of
+the way from "every block checkpointed" up to plain; Hugging Face's `gradient_checkpointing_enable()`, which
+checkpoints every block; and `torch.utils.checkpoint` on every second block. Steps of all variants alternate,
+so that a machine that slows down slows all of them down; the median counts. Peaks come from the profiler, in runs of
 their own.
 
 The claim to check: half-way between, MemScale is clearly faster than checkpointing every block.
@@ -118,6 +118,13 @@ def compare(arguments: Any, dropout: float, table: Table) -> None:
             run.step()
             if not repetition:
                 run.seconds.clear()  # warm-up, and where MemScale plans
+    tabulate(table, runs, peaks, budgets, dropout)
+
+
+def tabulate(
+    table: Table, runs: dict[str, Run], peaks: dict[str, int], budgets: dict[str, int], dropout: float
+) -> None:
+    """One row per variant, and the claim's two numbers."""
     base = median(runs["plain"].seconds)
     for name, run in runs.items():
         plan = run.plan

@@ -165,13 +165,76 @@ GROUPS: dict[str, Callable[[torch.dtype], Iterator[Case]]] = {
     "convolutions": dense.convolutions,
     "norms": dense.norms,
     "attention": dense.attention,
+    "attention_modules": dense.attention_modules,
     "reductions": other.reductions,
+    "losses": other.losses,
+    "integers": other.integers,
+    "lookups": other.lookups,
     "indexing": other.indexing,
     "spatial": other.spatial,
+    "linear_algebra": other.linear_algebra,
     "recurrent": dense.recurrent,
     "pointwise": other.pointwise,
+    "arithmetic": other.arithmetic,
+    "several_operands": other.several_operands,
     "optimizers": other.optimizers,
 }
+
+
+class Survey:
+    """The worst call of each operator and dtype, and the most that a rule exceeds a measurement by."""
+
+    def __init__(self) -> None:
+        self.worst: dict[tuple[str, str], Call] = {}
+        self.slack: dict[tuple[str, str], int] = {}
+        self.failed = 0
+
+    def add(self, name: str, run: Callable[[], object], listed_from: int | None) -> None:
+        """Runs a case; lists the operations that exceed their rule by more than `listed_from` bytes."""
+        try:
+            with _disable_current_modes():
+                calls = observe(run)
+        except Exception as error:
+            print(f"# {name}: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+            self.failed += 1
+            return
+        for call in calls:
+            key = (call.name, call.dtype)
+            if key not in self.worst or call.over > self.worst[key].over:
+                self.worst[key] = call
+            self.slack[key] = max(self.slack.get(key, 0), -call.over)
+            if listed_from is not None and call.over > listed_from:
+                print(
+                    f"{call.name}\tover {call.over}\tscratch {call.scratch}\trule {call.rule}"
+                    f"\tout {call.real}\tfake {call.fake}\tleft {call.left}\t{call.described}",
+                    flush=True,
+                )
+
+
+COLUMNS = (
+    "operator",
+    "dtype",
+    "threads",
+    "over_bytes",
+    "scratch_bytes",
+    "rule_bytes",
+    "output_bytes",
+    "slack_bytes",
+    "arguments",
+)
+
+
+def report(survey: Survey, least: int, dry: bool) -> None:
+    """The table, worst operators first; those that have no rule and need none are left out."""
+    table, threads = Table("scratch", COLUMNS, dry), torch.get_num_threads()
+    for key, call in sorted(survey.worst.items(), key=lambda item: (-max(item[1].over, 0), item[0])):
+        if call.over > least or call.rule:
+            numbers = (call.over, call.scratch, call.rule, call.real, survey.slack[key])
+            table.add(*key, threads, *numbers, call.described)
+    beyond = sum(call.over > least for call in survey.worst.values())
+    print(
+        f"{len(survey.worst)} operators and dtypes, {beyond} beyond their rule, {survey.failed} could not run"
+    )
 
 
 def main() -> None:
@@ -189,60 +252,12 @@ def main() -> None:
     arguments = options.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    worst: dict[tuple[str, str], Call] = {}
-    slack: dict[tuple[str, str], tuple[int, int]] = {}
-    failed = 0
-    for dtype in (getattr(torch, name) for name in arguments.dtypes.split(",")):
+    survey = Survey()
+    for dtype in arguments.dtypes.split(","):
         for group in arguments.groups or GROUPS:
-            for name, run in GROUPS[group](dtype):
-                try:
-                    with _disable_current_modes():
-                        calls = observe(run)
-                except Exception as error:
-                    print(
-                        f"# {name} {dtype}: {type(error).__name__}: {str(error).splitlines()[0]}",
-                        file=sys.stderr,
-                    )
-                    failed += 1
-                    continue
-                for call in calls:
-                    key = (call.name, call.dtype)
-                    if key not in worst or call.over > worst[key].over:
-                        worst[key] = call
-                    if call.over < slack.get(key, (0, 0))[0]:
-                        slack[key] = (call.over, call.rule)
-                    if arguments.all and call.over > arguments.min:
-                        print(
-                            f"{call.name}\tover {call.over}\tscratch {call.scratch}\trule {call.rule}"
-                            f"\tout {call.real}\tfake {call.fake}\tleft {call.left}\t{call.described}",
-                            flush=True,
-                        )
-    columns = (
-        "operator",
-        "dtype",
-        "threads",
-        "over_bytes",
-        "scratch_bytes",
-        "rule_bytes",
-        "output_bytes",
-        "slack_bytes",
-        "arguments",
-    )
-    table = Table("scratch", columns, arguments.dry)
-    for key, call in sorted(worst.items(), key=lambda item: (-max(item[1].over, 0), item[0])):
-        if call.over > arguments.min or call.rule:
-            table.add(
-                *key,
-                torch.get_num_threads(),
-                call.over,
-                call.scratch,
-                call.rule,
-                call.real,
-                -slack.get(key, (0, 0))[0],
-                call.described,
-            )
-    beyond = sum(call.over > arguments.min for call in worst.values())
-    print(f"{len(worst)} operators and dtypes, {beyond} beyond their rule, {failed} cases could not run")
+            for name, run in GROUPS[group](getattr(torch, dtype)):
+                survey.add(f"{name} {dtype}", run, arguments.min if arguments.all else None)
+    report(survey, arguments.min, arguments.dry)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from scratch_case import FP32, Case, leaf, module_case, through
-from torch import Tensor, nn
+from torch import nn
 
 
 def products(dtype: torch.dtype) -> Iterator[Case]:
@@ -158,33 +158,31 @@ def norms(dtype: torch.dtype) -> Iterator[Case]:
     )
 
 
+ATTENTION_SHAPES = (
+    (4, 4, 256, 256, 64),
+    (2, 12, 512, 512, 64),
+    (1, 4, 1024, 1024, 64),
+    (2, 4, 191, 191, 64),
+    (2, 4, 192, 192, 32),
+    (2, 4, 767, 767, 64),
+    (2, 4, 768, 768, 128),
+    (4, 4, 197, 197, 64),
+    (8, 4, 20, 20, 64),
+    (2, 4, 128, 1024, 64),
+    (2, 4, 1024, 128, 64),
+    (1, 2, 2048, 2048, 64),
+    (4, 4, 64, 64, 80),
+    (2, 4, 300, 300, 40),
+    (2, 2, 100, 513, 96),
+    (1, 1, 1, 512, 64),
+)
+
+
 def attention(dtype: torch.dtype) -> Iterator[Case]:
-    for batch, heads, length, other, width in (
-        (4, 4, 256, 256, 64),
-        (2, 12, 512, 512, 64),
-        (1, 4, 1024, 1024, 64),
-        (2, 4, 191, 191, 64),
-        (2, 4, 192, 192, 32),
-        (2, 4, 767, 767, 64),
-        (2, 4, 768, 768, 128),
-        (4, 4, 197, 197, 64),
-        (8, 4, 20, 20, 64),
-        (2, 4, 128, 1024, 64),
-        (2, 4, 1024, 128, 64),
-        (1, 2, 2048, 2048, 64),
-        (4, 4, 64, 64, 80),
-        (2, 4, 300, 300, 40),
-        (2, 2, 100, 513, 96),
-        (1, 1, 1, 512, 64),
-    ):
-
-        def qkv(
-            b: int = batch, h: int = heads, s: int = length, t: int = other, d: int = width
-        ) -> tuple[Tensor, ...]:
-            return leaf(b, h, s, d, dtype=dtype), leaf(b, h, t, d, dtype=dtype), leaf(b, h, t, d, dtype=dtype)
-
+    for batch, heads, length, other, width in ATTENTION_SHAPES:
         name = f"{batch} {heads} {length} {other} {width}"
-        q, k, v = qkv()
+        q = leaf(batch, heads, length, width, dtype=dtype)
+        k, v = (leaf(batch, heads, other, width, dtype=dtype) for _ in range(2))
         yield f"sdpa {name}", through(lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v))
         if length == other:
             yield (
@@ -212,6 +210,9 @@ def attention(dtype: torch.dtype) -> Iterator[Case]:
                 f"sdpa FP32 mask {name}",
                 through(lambda q=q, k=k, v=v, m=wide: F.scaled_dot_product_attention(q, k, v, attn_mask=m)),
             )
+
+
+def attention_modules(dtype: torch.dtype) -> Iterator[Case]:
     q, k, v = (
         leaf(2, 8, 256, 64, dtype=dtype),
         leaf(2, 2, 256, 64, dtype=dtype),

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from scratch_case import BF16, FP16, FP32, Case, leaf, module_case, through
 from torch import nn
 
+SHAPES = ((4, 256, 1000), (1024, 30522), (8, 12, 128, 128), (64, 7), (3, 2048, 768))
+
 
 def reductions(dtype: torch.dtype) -> Iterator[Case]:
-    for shape in ((4, 256, 1000), (1024, 30522), (8, 12, 128, 128), (64, 7), (3, 2048, 768)):
+    for shape in SHAPES:
         x = leaf(*shape, dtype=dtype)
         for function in (
             torch.softmax,
@@ -68,6 +70,11 @@ def reductions(dtype: torch.dtype) -> Iterator[Case]:
                 )
             ),
         )
+
+
+def losses(dtype: torch.dtype) -> Iterator[Case]:
+    for shape in SHAPES:
+        x = leaf(*shape, dtype=dtype)
         labels = torch.randint(0, shape[1] if len(shape) > 1 else 2, (shape[0], *shape[2:]))
         yield f"cross entropy {shape}", through(lambda x=x, t=labels: F.cross_entropy(x, t))
         yield (
@@ -85,19 +92,24 @@ def reductions(dtype: torch.dtype) -> Iterator[Case]:
             F.binary_cross_entropy_with_logits,
         ):
             yield f"{loss.__name__} {shape}", through(lambda x=x, t=soft, f=loss: f(x, t))
-    x = leaf(100, 4, 50, dtype=dtype)
+    log = leaf(100, 4, 50, dtype=dtype)
     yield (
         "ctc",
         through(
             lambda: F.ctc_loss(
-                x.log_softmax(-1).float(),
+                log.log_softmax(-1).float(),
                 torch.randint(1, 50, (4, 20)),
                 torch.full((4,), 100),
                 torch.full((4,), 20),
             )
         ),
     )
+
+
+def integers(dtype: torch.dtype) -> Iterator[Case]:
     whole = torch.randint(0, 100, (64, 1000))
+    if dtype != FP32:
+        return
     yield (
         "integers",
         lambda: (
@@ -118,7 +130,7 @@ def reductions(dtype: torch.dtype) -> Iterator[Case]:
     )
 
 
-def indexing(dtype: torch.dtype) -> Iterator[Case]:
+def lookups(dtype: torch.dtype) -> Iterator[Case]:
     for rows, width, shape in (
         (1000, 256, (4, 256)),
         (30522, 768, (2, 512)),
@@ -161,6 +173,9 @@ def indexing(dtype: torch.dtype) -> Iterator[Case]:
             f"embedding bag {rows} {width}",
             module_case(nn.EmbeddingBag(rows, width), ids.reshape(shape[0], -1), dtype=dtype),
         )
+
+
+def indexing(dtype: torch.dtype) -> Iterator[Case]:
     x = leaf(64, 512, 96, dtype=dtype)
     where = torch.randint(0, 512, (64, 512, 96))
     yield "gather", through(lambda: x.gather(1, where))
@@ -249,7 +264,11 @@ def spatial(dtype: torch.dtype) -> Iterator[Case]:
     yield "max pool 3d", through(lambda: F.max_pool3d(v, 2))
     yield "avg pool 3d", through(lambda: F.avg_pool3d(v, 2))
     yield "interpolate trilinear", through(lambda: F.interpolate(v, scale_factor=2, mode="trilinear"))
+
+
+def linear_algebra(dtype: torch.dtype) -> Iterator[Case]:
     if dtype == FP32:
+        x, z = leaf(4, 64, 56, 56), leaf(4, 64, 500)
         yield "fft", through(lambda: torch.fft.irfft(torch.fft.rfft(z)))
         yield "fft2", through(lambda: torch.fft.ifft2(torch.fft.fft2(x)).real)
         yield "fft 257", through(lambda: torch.fft.rfft(leaf(64, 257)).abs())
@@ -295,8 +314,7 @@ def spatial(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def pointwise(dtype: torch.dtype) -> Iterator[Case]:
-    x, y = leaf(512, 1024, dtype=dtype), leaf(512, 1024, dtype=dtype)
-    row, column = leaf(1024, dtype=dtype), leaf(512, 1, dtype=dtype)
+    x, row = leaf(512, 1024, dtype=dtype), leaf(1024, dtype=dtype)
     for function in (
         F.gelu,
         F.relu,
@@ -350,6 +368,11 @@ def pointwise(dtype: torch.dtype) -> Iterator[Case]:
             F.gumbel_softmax(x.float()),
         ),
     )
+
+
+def arithmetic(dtype: torch.dtype) -> Iterator[Case]:
+    x, y = leaf(512, 1024, dtype=dtype), leaf(512, 1024, dtype=dtype)
+    row, column = leaf(1024, dtype=dtype), leaf(512, 1, dtype=dtype)
     for name, other in (
         ("same", y),
         ("row", row),
@@ -382,6 +405,11 @@ def pointwise(dtype: torch.dtype) -> Iterator[Case]:
             ),
         )
         yield f"mul broadcast both {text}", through(lambda o=other: column * o[:1])
+
+
+def several_operands(dtype: torch.dtype) -> Iterator[Case]:
+    x, y = leaf(512, 1024, dtype=dtype), leaf(512, 1024, dtype=dtype)
+    row, column = leaf(1024, dtype=dtype), leaf(512, 1, dtype=dtype)
     yield "clamp", through(lambda: x.clamp(0, 1))
     yield "clamp tensor", through(lambda: x.clamp(row, column))
     yield "addcmul addcdiv", through(lambda: (torch.addcmul(x, x, y), torch.addcdiv(x, x, y)))

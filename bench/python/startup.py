@@ -3,8 +3,8 @@
 
 The import is measured in fresh processes, `import torch` alone and `import torch, memscale` in turn, so that
 a busy machine disturbs both alike; the median of the paired differences counts. `wrap` gets a sample with
-labels and 60 % of the plain peak as its budget; its time is split into the static trace, the calls into the C core
-that decide and replay, and the rest.
+labels and 60 % of the plain peak as its budget; its time is split into the static trace, the calls into the
+C core that decide and replay, and the rest.
 """
 
 from __future__ import annotations
@@ -55,26 +55,20 @@ class Stopwatch:
         setattr(owner, name, timed)
 
 
-def main() -> None:
-    """Measures and compares with the targets."""
-    options = parser(__doc__)
-    options.add_argument("--runs", type=int, default=9, help="processes for each import")
-    options.add_argument("--wraps", type=int, default=5)
-    options.add_argument(
-        "--profile", action="store_true", help="show where the time of one wrap goes (cProfile)"
-    )
-    arguments = options.parse_args()
-    table = Table("startup", ("what", "runs", "median_ms", "least_ms", "target_ms"), arguments.dry)
-
+def measure_imports(table: Table, runs: int) -> None:
+    """Fresh processes, the three statements in turn."""
     with_public_names = "import memscale; memscale.wrap; memscale.Config"
     times: dict[str, list[float]] = {"pass": [], "import memscale": [], with_public_names: []}
-    for _ in range(arguments.runs):
+    for _ in range(runs):
         for statement, values in times.items():
             values.append(import_ms(statement))
     for name, statement in (("import", "import memscale"), ("import and wrap name", with_public_names)):
         extra = [value - base for value, base in zip(times[statement], times["pass"], strict=True)]
-        table.add(name, arguments.runs, median(extra), min(extra), TARGETS["import"])
+        table.add(name, runs, median(extra), min(extra), TARGETS["import"])
 
+
+def measure_wraps(table: Table, repeats: int, profile: bool) -> None:
+    """`wrap` and its parts, several times on one model."""
     torch.manual_seed(0)
     model = gpt2(12, 768, 12, vocabulary=50257)().train()
     ids = torch.randint(0, 50257, (4, 512))
@@ -84,13 +78,13 @@ def main() -> None:
         model, config=memscale.Config(memory_budget="1TiB", **settings), sample_input=batch
     ).plain
     config = memscale.Config(memory_budget=plain.allocated_peak_bytes * 6 // 10, **settings)
-    if arguments.profile:
+    if profile:
         import cProfile
         import pstats
 
-        with cProfile.Profile() as profile:
+        with cProfile.Profile() as profiled:
             memscale.wrap(model, config, sample_input=batch)
-        pstats.Stats(profile).sort_stats("tottime").print_stats(25).sort_stats("cumulative").print_stats(45)
+        pstats.Stats(profiled).sort_stats("tottime").print_stats(25).sort_stats("cumulative").print_stats(45)
         memscale.detach(model)
     watch = Stopwatch()
     for name in CORE_CALLS:
@@ -103,7 +97,7 @@ def main() -> None:
         "rest": [],
         **{name: [] for name in CORE_CALLS},
     }
-    for _ in range(arguments.wraps):
+    for _ in range(repeats):
         watch.ms.clear()
         began = time.perf_counter()
         memscale.wrap(model, config, sample_input=batch)
@@ -124,7 +118,22 @@ def main() -> None:
         label = {"wrap": "wrap", "trace": "  static trace", "core": "  C core", "rest": "  rest"}.get(
             name, f"    {name}"
         )
-        table.add(label.strip(), arguments.wraps, median(values), min(values), TARGETS.get(name, ""))
+        table.add(label.strip(), repeats, median(values), min(values), TARGETS.get(name, ""))
+
+
+def main() -> None:
+    """Measures and compares with the targets."""
+    options = parser(__doc__)
+    options.add_argument("--runs", type=int, default=9, help="processes for each import")
+    options.add_argument("--wraps", type=int, default=5)
+    options.add_argument(
+        "--profile", action="store_true", help="show where the time of one wrap goes (cProfile)"
+    )
+    arguments = options.parse_args()
+    table = Table("startup", ("what", "runs", "median_ms", "least_ms", "target_ms"), arguments.dry)
+
+    measure_imports(table, arguments.runs)
+    measure_wraps(table, arguments.wraps, arguments.profile)
 
 
 if __name__ == "__main__":

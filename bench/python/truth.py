@@ -43,6 +43,23 @@ def train(entry: Entry, autocast: bool, budget: int | None, steps: int = 3) -> A
     return None if budget is None else model._memscale_executor.plan  # type: ignore[union-attr]
 
 
+COLUMNS = (
+    "model",
+    "precision",
+    "share_pct",
+    "budget_bytes",
+    "measured_bytes",
+    "predicted_bytes",
+    "error_pct",
+    "fits",
+    "violation",
+    "checkpointed",
+    "plain_measured_bytes",
+    "plain_error_pct",
+    "profile",
+)
+
+
 def main() -> None:
     """Measures the chosen models."""
     options = parser(__doc__)
@@ -50,22 +67,7 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="five models, two budgets: under two minutes")
     arguments = options.parse_args()
     shares = (75, 50) if arguments.quick else SHARES
-    columns = (
-        "model",
-        "precision",
-        "share_pct",
-        "budget_bytes",
-        "measured_bytes",
-        "predicted_bytes",
-        "error_pct",
-        "fits",
-        "violation",
-        "checkpointed",
-        "plain_measured_bytes",
-        "plain_error_pct",
-        "profile",
-    )
-    table = Table("truth", columns, arguments.dry)
+    table = Table("truth", COLUMNS, arguments.dry)
     errors: list[tuple[float, str]] = []
     violations, rises, began = 0, 0, time.monotonic()
     for name in arguments.models or (QUICK if arguments.quick else ZOO):

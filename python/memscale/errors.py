@@ -111,8 +111,8 @@ class RecomputeError(MemScaleError):
     """A checkpointed module did not do the same when it ran again in backward.
 
     Raised in backward instead of a wrong gradient. The message names the module. Its forward depends on
-    something that MemScale cannot put back (a file, a clock, a foreign library's random numbers); exclude the
-    module, or make its forward repeatable.
+    something that MemScale cannot put back (a file, a clock, a foreign library's random numbers): make its
+    forward repeatable, or switch checkpointing off (`Config(enable_checkpointing=False)`).
     """
 
 

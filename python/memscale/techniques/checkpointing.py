@@ -194,7 +194,7 @@ class _Region:
             del args, kwargs
         raise RecomputeError(
             f"module {self.forward.path!r} saved {len(self.saves)} tensors in forward but only {count} when "
-            "it ran again: its forward does not do the same twice; exclude it from checkpointing"
+            "it ran again: its forward must do the same twice; see enable_checkpointing"
         )
 
     def check_same(self, save: _Saved, value: Tensor) -> None:
@@ -202,7 +202,7 @@ class _Region:
             raise RecomputeError(
                 f"module {self.forward.path!r}: saved tensor {save.index} was {tuple(save.shape)} "
                 f"{save.dtype} in forward and {tuple(value.shape)} {value.dtype} when the module ran again: "
-                "its forward does not do the same twice; exclude it from checkpointing"
+                "its forward must do the same twice; see enable_checkpointing"
             )
 
     def inputs(self) -> tuple[Any, Any]:

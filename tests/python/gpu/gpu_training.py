@@ -121,65 +121,48 @@ def _labels(output: Tensor) -> Tensor:
     return F.cross_entropy(output, torch.arange(output.shape[0], device=output.device) % output.shape[-1])
 
 
-def cases(scale: int = 1) -> dict[str, Case]:
-    """The models; `scale` 4 gives some hundred MB to some GB of activations, 1 a few MB."""
-    layers, width, batch, length, words = (4, 256, 4, 256, 1000) if scale == 1 else (12, 768, 16, 512, 30522)
-    heads = width // 64
-    image = 64 if scale == 1 else 224
+def _transformer(model: str, config: str, size: tuple[int, int], **settings: Any) -> Callable[[], nn.Module]:
+    layers, width = size
+    return _hugging_face(
+        model,
+        config,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=width // 64,
+        **settings,
+    )
+
+
+def _text_cases(large: bool) -> dict[str, Case]:
+    size = layers, width = (12, 768) if large else (4, 256)
+    words = 30522 if large else 1000
+    text = (16, 512, words) if large else (4, 256, words)
+    gpt2 = {"n_layer": layers, "n_embd": width, "n_head": width // 64, "bos_token_id": 0, "eos_token_id": 0}
+    llama = {"intermediate_size": width * 8 // 3, "vocab_size": words, "use_cache": False}
+    bert = {"intermediate_size": 4 * width, "vocab_size": words}
     return {
         "gpt2": Case(
-            _hugging_face(
-                "GPT2LMHeadModel",
-                "GPT2Config",
-                n_layer=layers,
-                n_embd=width,
-                n_head=heads,
-                vocab_size=words,
-                use_cache=False,
-                bos_token_id=0,
-                eos_token_id=0,
-            ),
-            _text(batch, length, words),
+            _hugging_face("GPT2LMHeadModel", "GPT2Config", vocab_size=words, use_cache=False, **gpt2),
+            _text(*text),
         ),
-        "llama": Case(
-            _hugging_face(
-                "LlamaForCausalLM",
-                "LlamaConfig",
-                num_hidden_layers=layers,
-                hidden_size=width,
-                num_attention_heads=heads,
-                intermediate_size=width * 8 // 3 // 16 * 16,
-                vocab_size=words,
-                use_cache=False,
-            ),
-            _text(batch, length, words),
-        ),
-        "bert": Case(
-            _hugging_face(
-                "BertForMaskedLM",
-                "BertConfig",
-                num_hidden_layers=layers,
-                hidden_size=width,
-                num_attention_heads=heads,
-                intermediate_size=4 * width,
-                vocab_size=words,
-            ),
-            _text(batch, length, words, mask=True),
-        ),
+        "llama": Case(_transformer("LlamaForCausalLM", "LlamaConfig", size, **llama), _text(*text)),
+        "bert": Case(_transformer("BertForMaskedLM", "BertConfig", size, **bert), _text(*text, mask=True)),
+    }
+
+
+def cases(scale: int = 1) -> dict[str, Case]:
+    """The models; with `scale` 4 activations take some GB, with 1 some MB."""
+    large = scale > 1
+    size = (12, 768) if large else (4, 256)
+    image, count = (224, 64) if large else (64, 16)
+    vit = {"intermediate_size": 4 * size[1], "image_size": image, "hidden_dropout_prob": 0.1}
+    return {
+        **_text_cases(large),
         "vit": Case(
-            _hugging_face(
-                "ViTForImageClassification",
-                "ViTConfig",
-                num_hidden_layers=layers,
-                hidden_size=width,
-                num_attention_heads=heads,
-                intermediate_size=4 * width,
-                image_size=image,
-                hidden_dropout_prob=0.1,
-            ),
+            _transformer("ViTForImageClassification", "ViTConfig", size, **vit),
             lambda: {
-                "pixel_values": torch.randn(4 * batch, 3, image, image),
-                "labels": torch.randint(0, 2, (4 * batch,)),
+                "pixel_values": torch.randn(count, 3, image, image),
+                "labels": torch.randint(0, 2, (count,)),
             },
         ),
         "convnet": Case(

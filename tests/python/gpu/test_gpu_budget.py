@@ -140,7 +140,7 @@ def recorded(step: Callable[[], object]) -> tuple[list[dict[str, Any]], int]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["gpt2", "convnet", "lstm"])
 def test_simulator_repeats_the_allocator(name: str, record: Callable[..., None]) -> None:
-    """Each allocation and release of a real run, played into the simulator: the reserved peak must be the same.
+    """Each allocation and release of a real run, played into the simulator: the reserved peaks must agree.
 
     The history becomes a graph with one operation per allocation, so that `_core.replay` plays exactly these
     events. Nothing of the prediction takes part; this is the simulator against PyTorch's allocator.

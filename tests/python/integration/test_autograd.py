@@ -103,6 +103,27 @@ class TestChangesBetweenForwardAndBackward:
 
         equal_or_error(use)
 
+    @pytest.mark.xfail(reason="neither a parameter's new data nor a foreign tensor is watched yet")
+    @pytest.mark.parametrize("what", ["new data", "foreign tensor"])
+    def test_what_no_version_shows(self, what: str) -> None:
+        foreign = torch.ones(WIDTH)
+
+        class ReadsForeign(Bias):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(torch.tanh(x + foreign))
+
+        def use(model: Stack) -> list[Tensor]:
+            foreign.fill_(1)
+            loss = model(BATCH[0]).pow(2).mean()
+            if what == "foreign tensor":
+                foreign.add_(1)
+            else:
+                model.blocks[1].bias.data = torch.ones(WIDTH)
+            loss.backward()
+            return gradients(model)
+
+        equal_or_error(use, ReadsForeign)
+
     def test_parameters_exchanged_for_the_time_of_the_forward(self) -> None:
         def use(model: Stack) -> list[Tensor]:
             other = {name: (p.detach() * 1.5 + 0.1).requires_grad_() for name, p in model.named_parameters()}

@@ -75,8 +75,8 @@ def test_transformers_trainer_trains_equal(settings: dict[str, Any], tmp_path: P
 
     def trained(wrapped: bool) -> nn.Module:
         arguments = TrainingArguments(
-            output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=8, report_to=[], save_strategy="no",
-            logging_strategy="no", use_cpu=True, seed=3, disable_tqdm=True, **settings,
+            output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=8, report_to=[], seed=3,
+            save_strategy="no", logging_strategy="no", use_cpu=True, disable_tqdm=True, **settings,
         )  # fmt: skip
         trainer = Trainer(model=built(GPT2), args=arguments, train_dataset=Lines())
         if wrapped:

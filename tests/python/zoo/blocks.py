@@ -73,7 +73,7 @@ class InPlaceViews(Block):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(self.norm(x))
         hidden[:, :WIDTH].mul_(2)
-        hidden.narrow(1, WIDTH, 8).relu_()
+        hidden.narrow(1, WIDTH, 8).neg_()
         hidden[:, ::3].add_(1)
         return x + self.down(torch.tanh_(hidden.clone())) * hidden.view(-1, 3, WIDTH).transpose(1, 2).sum(-1)
 

@@ -257,7 +257,7 @@ LIBRARY = (
     Case("mixtral", _mixtral, language_batch, profile=None),
     Case("mamba", _mamba, lambda step: {k: v[:4, :16] for k, v in language_batch(step).items()}),
     Case("hubert", _speech, speech_batch, profile=None),
-    Case("gru", lambda: Recurrent(nn.GRU), lambda step: (tokens(step),), next_token_loss),
+    Case("gru", lambda: Recurrent(nn.GRU), lambda step: (tokens(step, length=12),), next_token_loss),
 )
 """More models from libraries, for equality."""
 

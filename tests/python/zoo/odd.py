@@ -41,6 +41,10 @@ def ids(step: int) -> tuple[Tensor]:
     return (torch.randint(0, 60, (8, 32), generator=generator(step)),)
 
 
+def ids_and_numbers(step: int) -> tuple[Tensor, Tensor]:
+    return (*ids(step), *numbers(8, 32, WIDTH)(step))
+
+
 def _case(name: str, build: Callable[[], nn.Module], **settings: Any) -> Case:
     settings.setdefault("batch", inputs)
     settings.setdefault("loss", lambda out: out["loss"] if isinstance(out, dict) else mean_square(out))
@@ -73,10 +77,8 @@ ODD = (
       for kind in ("number", "object", "counter", "nested")),
     *(_case(f"own-generator-{kind}", lambda kind=kind: Stack(lambda: OwnGenerator(kind)), checkpoints=False)
       for kind in ("torch", "numpy", "python")),
-    _case("changes-its-batch", lambda: ChangesBatch(False), batch=lambda step: (*ids(step), *numbers(8, 32, WIDTH)(step)),
-          checkpoints=False),
-    _case("changes-its-batch-and-looks", lambda: ChangesBatch(True),
-          batch=lambda step: (*ids(step), *numbers(8, 32, WIDTH)(step)), checkpoints=False),
+    _case("changes-its-batch", lambda: ChangesBatch(False), batch=ids_and_numbers, checkpoints=False),
+    _case("changes-its-batch-if-large", lambda: ChangesBatch(True), batch=ids_and_numbers, checkpoints=False),
 )  # fmt: skip
 
 LAZY = _case("lazy", Lazy)

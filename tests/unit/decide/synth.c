@@ -509,6 +509,7 @@ msc_graph *synth_barred(msc_context *ctx)
     x = call_barred(t, "not_tensors", MSC_MODULE_NOT_TENSORS, x, parameter);
     x = call_barred(t, "no_forward", MSC_MODULE_NO_FORWARD, x, parameter);
     x = call_barred(t, "excluded", MSC_MODULE_EXCLUDED, x, parameter);
+    x = call_barred(t, "hooked", MSC_MODULE_HOOKED, x, parameter);
     module = add_module(t, "parent_of_excluded", MSC_NONE, 0, 0);
     call = begin_call(t, module, x);
     x = run_layer(t, &plain_layer, x, parameter);
