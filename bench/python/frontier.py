@@ -3,9 +3,9 @@
 
 A model like GPT-2. Variants: plain; MemScale with the plain peak as its budget, and at 3/4, 1/2 and 1/4 of
 the way from "every block checkpointed" up to plain; Hugging Face's `gradient_checkpointing_enable()`, which
-checkpoints every block; and `torch.utils.checkpoint` on every second block. Steps of all variants alternate,
-so that a machine that slows down slows all of them down; the median counts. Peaks come from the profiler, in runs of
-their own.
+checkpoints every block; and `torch.utils.checkpoint` on every second block. Steps of all variants
+alternate, so that a machine that slows down slows all of them down; the median counts. Peaks come from the
+profiler, in runs of their own.
 
 The claim to check: half-way between, MemScale is clearly faster than checkpointing every block.
 """

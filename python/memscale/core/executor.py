@@ -275,7 +275,10 @@ class Executor:
             written = planned.trace.written_buffers.get(choice.module, [])
             buffers = [(modules[owner], name) for owner, name in written]
             random = planned.trace.python_random
-            parts.append(CheckpointAttachment(modules[choice.module], choice.module, buffers, random))
+            foreign = planned.trace.foreign_reads.get(choice.module, [])
+            parts.append(
+                CheckpointAttachment(modules[choice.module], choice.module, buffers, random, foreign)
+            )
         for part in parts:
             part.attach()
             self._attached.append(part)

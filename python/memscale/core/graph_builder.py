@@ -60,6 +60,9 @@ class GraphRecorder(TorchDispatchMode):
         random_modules: modules inside whose forward random numbers were drawn.
         writes_inside: (module, buffer) for every buffer that was changed in place inside a module.
         module_buffers: graph buffers that are registered buffers of a module.
+        parameters: graph buffers of the model's parameters.
+        foreign: tensors that belong neither to the model nor to the batch (globals, say), by graph buffer.
+        foreign_reads: (module, buffer) for every foreign tensor that was used inside a module.
         accumulation: tells the engine's own sums of gradients.
         carried: buffers of the previous step's output, which end when forward returns.
         output_bytes: storages of the model's output.
@@ -77,6 +80,9 @@ class GraphRecorder(TorchDispatchMode):
         self.open_modules: list[int] = []
         self.writes_inside: set[tuple[int, int]] = set()
         self.module_buffers: set[int] = set()
+        self.parameters: set[int] = set()
+        self.foreign: dict[int, weakref.ref[Tensor]] = {}
+        self.foreign_reads: set[tuple[int, int]] = set()
         self.carried: list[int] = []
         self.accumulation = AccumulationWatch()
         self.output_bytes = 0
@@ -84,6 +90,8 @@ class GraphRecorder(TorchDispatchMode):
         self.device_kind = "cpu"
         self._buffers: dict[int, int] = {}  # address of a live storage → graph buffer
         self._refs: dict[int, _StorageRef] = {}
+        self._open_calls: list[tuple[int, int]] = []  # call, number of buffers when it began
+        self._read_by: set[tuple[int, int]] = set()  # (call, buffer) that has been entered as an input
         self._made_in_forward: set[int] = set()  # not saved so far
         self._slots: dict[int, Slot] = {}  # address of a storage made from a save → its slot
 
@@ -195,18 +203,53 @@ class GraphRecorder(TorchDispatchMode):
             inputs += tensors_of(kwargs.values())
         if self.learn_inputs:
             for tensor in inputs:
-                if tensor.untyped_storage()._cdata not in self._buffers:
-                    self.resident(tensor, _core.CATEGORY_INPUT)
+                buffer = self._buffers.get(tensor.untyped_storage()._cdata)
+                if buffer is None:
+                    buffer = self.resident(tensor, _core.CATEGORY_INPUT)
+                    self.foreign[buffer] = weakref.ref(tensor if tensor._base is None else tensor._base)
+                self._note_read(buffer)
         return inputs
+
+    def _note_read(self, buffer: int) -> None:
+        """What a call reads from outside is its input, argument or not (a closure, a global)."""
+        if buffer in self.parameters or buffer in self.module_buffers:
+            return  # the checkpoint itself looks after these
+        if buffer in self.foreign:
+            self.foreign_reads.update((module, buffer) for module in self.open_modules)
+        for call, first_own in reversed(self._open_calls):
+            if buffer >= first_own and buffer not in self.foreign:
+                return
+            if (call, buffer) not in self._read_by:
+                self._read_by.add((call, buffer))
+                self.graph.add_input(call, buffer)
+
+    def enter(self, module: int) -> int:
+        """A module's forward begins. Returns the call."""
+        call = self.graph.begin_call(module)
+        self.open_modules.append(module)
+        self._open_calls.append((call, self.graph.buffer_count))
+        return call
+
+    def leave(self, call: int) -> None:
+        """It ends."""
+        self.open_modules.pop()
+        self._open_calls.pop()
+        self.graph.end_call(call)
+
+    def written(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> list[Tensor]:
+        """Tensors that an operation changes in place, by its schema."""
+        values = [
+            args[index] if index < len(args) else kwargs.get(func._schema.arguments[index].name)
+            for index in info.writes
+        ]
+        return tensors_of(values)
 
     def _refuse_second_runs(self) -> None:
         for module in self.open_modules:
             self.graph.mark_module(module, _core.MODULE_PYTHON_STATE)
 
     def _note_writes(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> None:
-        for index in info.writes:
-            value = args[index] if index < len(args) else kwargs.get(func._schema.arguments[index].name)
-            self._note_write(tensors_of((value,)))
+        self._note_write(self.written(func, info, args, kwargs))
         if info.foreign:
             # An operator from elsewhere may update a module's statistics and not declare it.
             operands = tensors_of(args) + tensors_of(kwargs.values())

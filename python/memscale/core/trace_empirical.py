@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from memscale import _core
-from memscale.core import model_state, tracer
+from memscale.core import kernels, model_state, tracer
 from memscale.core.fake_optimizer import FakeOptimizer
 from memscale.core.graph_builder import GraphRecorder, Slot
 from memscale.core.loss import loss_of
@@ -39,6 +39,27 @@ class _HeldTensor:
 
     def __del__(self) -> None:
         self.slot.drop()
+
+
+class _RealRecorder(GraphRecorder):
+    """Runs everything for real, and remembers what foreign tensors held before they were written to."""
+
+    def __init__(self, graph: _core.Graph) -> None:
+        super().__init__(graph)
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
+        """Runs an operation."""
+        for tensor in self.written(func, info, args, kwargs) if info.writes else ():
+            buffer = self.buffer_of(tensor)
+            if buffer in self.foreign and buffer not in self.before:
+                self.before[buffer] = (tensor.detach(), tensor.detach().clone())
+        return super().execute(func, info, args, kwargs)
+
+    def restore_foreign(self) -> None:
+        """Puts their contents back."""
+        for tensor, held in self.before.values():
+            tensor.data.copy_(held)
 
 
 class _RealSaves:
@@ -172,7 +193,7 @@ def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], st
 def _record(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts
 ) -> tracer.Trace:
-    recorder = GraphRecorder(_core.Graph())
+    recorder = _RealRecorder(_core.Graph())
     calls = tracer.CallRecorder(model, recorder)
     saves = _RealSaves(recorder)
     forward = functools.partial(step.run, model, args, kwargs)
@@ -187,6 +208,7 @@ def _record(
             recorder.graph.add_resident(parameter.numel() * parameter.element_size(), _core.CATEGORY_GRADIENT)
         with observed_by(saves), calls.attached(), recorder:
             gradients = tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward)
+        recorder.restore_foreign()
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
         recorder.closed = recorder.paused = True

@@ -46,6 +46,8 @@ class _StaticRecorder(GraphRecorder):
         operands = tensors_of(args) + tensors_of(kwargs.values())
         if any(isinstance(tensor, FakeTensor) or not _may_be_real(tensor) for tensor in operands):
             return kernels.run(func, info, args, kwargs)
+        if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
+            return kernels.run(func, info, args, kwargs)  # somebody else's tensor is not to be changed
         if not operands:
             made = func(*args, **kwargs)
             if not all(map(_may_be_real, tensors_of(made))):

@@ -8,6 +8,7 @@ through `run_step` here, so that a graph does not depend on how it was made.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ class Trace:
         graph: the plain step.
         modules: graph module id → (path, class name).
         written_buffers: path → buffers in and below that module that its forward changes.
+        foreign_reads: path → tensors from outside model and batch that are read in and below that module.
         python_random: the forward draws from Python's or NumPy's generator.
         changes: Python attributes that the forward changes.
         method: "static" or "empirical".
@@ -98,6 +100,7 @@ class Trace:
     graph: _core.Graph
     modules: list[tuple[str, str]]
     written_buffers: dict[str, list[BufferPath]]
+    foreign_reads: dict[str, list[weakref.ref[Tensor]]]
     python_random: bool
     changes: model_state.Changes
     method: str
@@ -118,7 +121,7 @@ class CallRecorder:
         """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
         recorder = self.recorder
         for parameter in self.model.parameters():
-            recorder.resident(parameter, _core.CATEGORY_PARAMETER)
+            recorder.parameters.add(recorder.resident(parameter, _core.CATEGORY_PARAMETER))
             recorder.device_kind = parameter.device.type
         for path, module in self.model.named_modules():
             for name, value in module._buffers.items():
@@ -175,14 +178,12 @@ class CallRecorder:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if recorder.paused:
                 return forward(*args, **kwargs)
-            call = recorder.graph.begin_call(number)
-            recorder.open_modules.append(number)
+            call = recorder.enter(number)
             try:
                 self._note_inputs(call, number, args, kwargs)
                 return forward(*args, **kwargs)
             finally:
-                recorder.open_modules.pop()
-                recorder.graph.end_call(call)
+                recorder.leave(call)
 
         return recorded
 
@@ -284,7 +285,12 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
             graph.mark_module(number, flags, state)
     graph.finish()
     paths = [(path, type(module).__name__) for path, module in calls.modules]
-    return Trace(graph, paths, written, changes.python_random, changes, method, recorder.output_bytes)
+    foreign: dict[str, list[weakref.ref[Tensor]]] = {}
+    for number, buffer in sorted(recorder.foreign_reads):
+        foreign.setdefault(paths[number][0], []).append(recorder.foreign[buffer])
+    return Trace(
+        graph, paths, written, foreign, changes.python_random, changes, method, recorder.output_bytes
+    )
 
 
 def _is_inside(path: str, outer: str) -> bool:

@@ -227,10 +227,37 @@ def _check_version(tensor: Tensor, version: int, path: str) -> None:
         )
 
 
+Stamp = tuple[int, int]
+"""Version and address of a tensor's data: in-place changes move the one, `.data = ...` the other."""
+
+
+def _stamp(tensor: Tensor) -> Stamp:
+    return tensor._version, tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _check_stamp(tensor: Tensor, stamp: Stamp, path: str) -> None:
+    if _stamp(tensor) != stamp:
+        _check_version(tensor, stamp[0], path)
+        raise RuntimeError(
+            f"a tensor that module {path!r} reads was given other data between forward and backward "
+            "(`.data = ...`): the checkpointed forward cannot be run again on what it read"
+        )
+
+
 class _State:
     """Everything beside the arguments that decides what a forward computes."""
 
-    __slots__ = ("autocast", "buffers", "cpu_rng", "cuda_rng", "flags", "path", "python_rng", "tensors")
+    __slots__ = (
+        "autocast",
+        "buffers",
+        "cpu_rng",
+        "cuda_rng",
+        "flags",
+        "foreign",
+        "path",
+        "python_rng",
+        "tensors",
+    )
 
     def __init__(self) -> None:
         self.autocast: list[tuple[str, torch.dtype, bool, bool]] = []
@@ -240,20 +267,23 @@ class _State:
         self.python_rng: Any = None
         self.path = ""
         self.flags: list[tuple[nn.Module, bool]] = []
-        # (registry, name, tensor, version, requires_grad) of every parameter and buffer, down to the leaves.
-        self.tensors: list[tuple[dict[str, Any], str, Tensor, int, bool]] = []
+        self.foreign: list[tuple[Tensor, Stamp]] = []
+        # (registry, name, tensor, stamp, requires_grad) of every parameter and buffer, down to the leaves.
+        self.tensors: list[tuple[dict[str, Any], str, Tensor, Stamp, bool]] = []
 
     @classmethod
     def before(cls, forward: CheckpointedForward, leaves: Sequence[Any]) -> _State:
         """Reads the state that a call is about to use."""
         state = cls()
         state.path = forward.path
+        alive = [ref() for ref in forward.foreign]
+        state.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
         for module in forward.module.modules():
             state.flags.append((module, module.training))
             for registry in (module._parameters, module._buffers):
                 for name, value in registry.items():
                     if value is not None:
-                        state.tensors.append((registry, name, value, value._version, value.requires_grad))
+                        state.tensors.append((registry, name, value, _stamp(value), value.requires_grad))
         state.autocast = [_autocast_state(kind) for kind in forward.device_kinds]
         state.cpu_rng = torch.get_rng_state()
         if "cuda" in forward.device_kinds:
@@ -305,16 +335,18 @@ class _State:
 
     def _restore_modules(self, stack: ExitStack) -> None:
         """The same weights, flags and buffers as in the first run, whatever has been bound or set since."""
+        for tensor, stamp in self.foreign:
+            _check_stamp(tensor, stamp, self.path)
         changed = {(id(module._buffers), name) for module, name, _ in self.buffers}
         for module, training in self.flags:
             if module.training != training:
                 stack.callback(setattr, module, "training", module.training)
                 module.training = training
-        for registry, name, tensor, version, requires_grad in self.tensors:
+        for registry, name, tensor, stamp, requires_grad in self.tensors:
             if (id(registry), name) in changed:
                 continue
             # A weight that plain autograd need not have saved is read again here, so it must be the same.
-            _check_version(tensor, version, self.path)
+            _check_stamp(tensor, stamp, self.path)
             if registry.get(name) is not tensor:
                 stack.callback(registry.__setitem__, name, registry.get(name))
                 registry[name] = tensor
@@ -361,8 +393,10 @@ class CheckpointedForward(StandIn):
         original: Callable[..., Any],
         buffers: Sequence[BufferRef] = (),
         python_random: bool = False,
+        foreign: Sequence[weakref.ref[Tensor]] = (),
     ) -> None:
         super().__init__(module, original)
+        self.foreign = tuple(foreign)
         self.path = path
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
         self.python_random = python_random
@@ -397,7 +431,7 @@ class CheckpointedForward(StandIn):
         if id(self) in memo:  # copied on the way, as the copied module's forward
             return memo[id(self)]  # type: ignore[no-any-return]
         buffers = [(copy.deepcopy(owner, memo), name) for owner, name in self.buffers]
-        twin = CheckpointedForward(module, self.path, original, buffers, self.python_random)
+        twin = CheckpointedForward(module, self.path, original, buffers, self.python_random, self.foreign)
         twin.passive = self.passive
         return twin
 
@@ -408,12 +442,18 @@ class CheckpointAttachment:
     name = "checkpoint"
 
     def __init__(
-        self, module: nn.Module, path: str, buffers: Sequence[BufferRef] = (), python_random: bool = False
+        self,
+        module: nn.Module,
+        path: str,
+        buffers: Sequence[BufferRef] = (),
+        python_random: bool = False,
+        foreign: Sequence[weakref.ref[Tensor]] = (),
     ) -> None:
         self.module = module
         self.path = path
         self.buffers = buffers
         self.python_random = python_random
+        self.foreign = list(foreign)
 
     def attach(self) -> None:
         """Replaces `module.forward`.
@@ -423,7 +463,10 @@ class CheckpointAttachment:
         """
         self.slot = ForwardSlot(self.module, self.path)
         original = self.module.forward
-        self.slot.put(CheckpointedForward(self.module, self.path, original, self.buffers, self.python_random))
+        made = CheckpointedForward(
+            self.module, self.path, original, self.buffers, self.python_random, self.foreign
+        )
+        self.slot.put(made)
 
     def undo(self) -> None:
         """Restores `module.forward`."""

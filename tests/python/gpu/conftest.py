@@ -3,8 +3,8 @@
 
 Bit-equality between two training runs holds on CUDA only with deterministic kernels: atomic additions
 (embedding and attention backward, cuDNN's weight gradients) differ from run to run in plain PyTorch too. So
-the suite runs with `torch.use_deterministic_algorithms(True)`, which needs cuBLAS's fixed workspace; both are set
-here, the latter before CUDA is initialised.
+the suite runs with `torch.use_deterministic_algorithms(True)`, which needs cuBLAS's fixed workspace; both
+are set here, the latter before CUDA is initialised.
 """
 
 from __future__ import annotations

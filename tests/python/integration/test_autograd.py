@@ -103,7 +103,6 @@ class TestChangesBetweenForwardAndBackward:
 
         equal_or_error(use)
 
-    @pytest.mark.xfail(reason="neither a parameter's new data nor a foreign tensor is watched yet")
     @pytest.mark.parametrize("what", ["new data", "foreign tensor"])
     def test_what_no_version_shows(self, what: str) -> None:
         foreign = torch.ones(WIDTH)
