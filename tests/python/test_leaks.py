@@ -229,6 +229,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def growth(run: Callable[[Path], object], folder: Path) -> tuple[int, int]:
+    """Least growth over three loops: a leak shows in each, what the test runner allocates meanwhile in one."""
+    loops = [_growth_once(run, folder)]
+    while len(loops) < 3 and (loops[-1][0] >= BLOCKS or loops[-1][1] >= NATIVE_BYTES):
+        loops.append(_growth_once(run, folder))
+    return min(blocks for blocks, _ in loops), min(native for _, native in loops)
+
+
+def _growth_once(run: Callable[[Path], object], folder: Path) -> tuple[int, int]:
     """Python blocks and native bytes by which `ROUNDS` rounds grew the process."""
     for _ in range(WARM_UP_ROUNDS):
         run(folder)
