@@ -8,6 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# The same examples every time, on a slow machine too.
+settings.register_profile(
+    "memscale", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("memscale")
 
 torch.set_num_threads(1)  # the models are tiny: a second thread would only wait for the first
 

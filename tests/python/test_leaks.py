@@ -229,7 +229,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def growth(run: Callable[[Path], object], folder: Path) -> tuple[int, int]:
-    """Least growth over three loops: a leak shows in each, what the test runner allocates meanwhile in one."""
+    """Least growth over three loops: a leak shows in each, what the test runner allocates in one."""
     loops = [_growth_once(run, folder)]
     while len(loops) < 3 and (loops[-1][0] >= BLOCKS or loops[-1][1] >= NATIVE_BYTES):
         loops.append(_growth_once(run, folder))

@@ -158,7 +158,7 @@ def c_function(body_lines: int, parameters: str = "void") -> str:
             "src/graph/a.c:5: long_one has 8 parameters, the cap is 7",
         ),
         ("python/memscale/core/a.py", "def f():\n" + "    g()\n" * 60, "a.py:2: f has 61 lines"),
-        ("tests/python/test_a.py", "class A:\n    async def f():\n" + "        g()\n" * 60, "f has 61 lines"),
+        ("tests/python/test_a.py", "class A:\n  async def f():\n" + "    g()\n" * 120, "f has 121 lines"),
     ],
 )
 def test_size(tree, name, text, expected):

@@ -178,4 +178,4 @@ def test_constants_match_the_names() -> None:
     phases = (_core.PHASE_FORWARD, _core.PHASE_BACKWARD, _core.PHASE_OPTIMIZER)
     assert phases == (0, 1, 2)
     flags = [value for name, value in vars(_core).items() if name.startswith("MODULE_")]
-    assert sorted(flags) == [1, 2, 4, 8, 16]
+    assert sorted(flags) == [1, 2, 4, 8, 16, 32]

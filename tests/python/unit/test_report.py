@@ -102,7 +102,7 @@ def sample(*choices: Choice, ops: int = 30) -> Plan:
         plain=prediction(1100 * MIB, ops, recompute=False),
         smallest_peak_bytes=432 * MIB,
         time_bound_ppm=12_000,
-        frontier=((1100 * MIB, 7_000_000), (650 * MIB, 7_500_000), (432 * MIB, 9_000_000)),
+        walk=lambda: ((1100 * MIB, 7_000_000), (650 * MIB, 7_500_000), (432 * MIB, 9_000_000)),
         digest="0123456789abcdef",
         profile="static",
     )
@@ -172,7 +172,7 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
 
 
 def test_no_choices_and_no_curve(tmp_path: Path) -> None:
-    plan = dataclasses.replace(sample(ops=0), frontier=())
+    plan = dataclasses.replace(sample(ops=0), walk=tuple)
     page = written(tmp_path, plan, timeline_measured={"plain": []})
     assert "every module runs as it is" in page.text
     assert page.tags.count("svg") == 1  # only the categories
