@@ -142,6 +142,9 @@ class GraphRecorder(TorchDispatchMode):
         buffer = self.buffer_of(tensor)
         if buffer is None:
             buffer = self.resident(tensor, _core.CATEGORY_INPUT)
+        if buffer in self._made_in_forward:
+            self._made_in_forward.discard(buffer)
+            self.graph.set_category(buffer, _core.CATEGORY_ACTIVATION)
         return Slot(self, buffer, self.graph.add_save(buffer))
 
     def unpacked_as(self, slot: Slot, storage: Any) -> None:
