@@ -230,9 +230,10 @@ class Executor:
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step; if it is this model's, the next forward plans for it."""
-        if self.idle or (self._optimizer is not None and self._optimizer() is optimizer):
+        model = self._model()
+        if model is None or self.idle or (self._optimizer is not None and self._optimizer() is optimizer):
             return
-        mine = {id(parameter) for parameter in self.model.parameters()}
+        mine = {id(parameter) for parameter in model.parameters()}
         if any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
             self._optimizer = weakref.ref(optimizer)
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from memscale.core.value_images import Images
 
-_TORCH_DICTS = frozenset({"_parameters", "_buffers", "_modules", "forward"})
-"""Registries, which are handled by name."""
+_TORCH_DICTS = frozenset({"_parameters", "_buffers", "_modules", "forward", "_memscale_executor"})
+"""Registries, which are handled by name, and what MemScale itself puts on a model."""
 
 _OWN_INDEX = frozenset({"_flat_weights", "_flat_weight_refs"})
 """An LSTM's own index of its parameters, which follows them: put back, but no change that a forward made."""
@@ -142,6 +142,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
         for image in images.values():
             image.restore()
         values.restore()
+        changes.now = dict  # the images hold the modules, and the changes outlive them
         for parameter, grad in grads:
             parameter.grad = grad
         torch.set_rng_state(cpu_rng)
@@ -157,27 +158,28 @@ def structure_of(model: nn.Module) -> dict[nn.Module, int]:
     children count. Names of the children count too, positions in a list do not matter between siblings.
     """
     numbers: dict[nn.Module, int] = {}
-
-    def visit(module: nn.Module) -> int:
-        known = numbers.get(module)
-        if known is not None:
-            return known
-        tensors = [
-            (name, tuple(value.shape), str(value.dtype), value.requires_grad)
-            for group in (module._parameters, module._buffers)
-            for name, value in group.items()
-            if value is not None
-        ]
-        children = [(name, visit(child)) for name, child in module._modules.items() if child is not None]
-        kind = type(module)
-        text = repr((kind.__module__, kind.__qualname__, module.training, tensors, children))
-        number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
-        numbers[module] = number
-        return number
-
-    for module in reversed(list(model.modules())):
-        visit(module)
+    _number(model, numbers)
     return numbers
+
+
+def _number(module: nn.Module, numbers: dict[nn.Module, int]) -> int:
+    known = numbers.get(module)
+    if known is not None:
+        return known
+    tensors = [
+        (name, tuple(value.shape), str(value.dtype), value.requires_grad)
+        for group in (module._parameters, module._buffers)
+        for name, value in group.items()
+        if value is not None
+    ]
+    children = [
+        (name, _number(child, numbers)) for name, child in module._modules.items() if child is not None
+    ]
+    kind = type(module)
+    text = repr((kind.__module__, kind.__qualname__, module.training, tensors, children))
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1
+    numbers[module] = number
+    return number
 
 
 def parent_path(path: str, known: dict[str, int]) -> int:

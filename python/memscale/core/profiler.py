@@ -65,20 +65,20 @@ class MemoryProfiler:
             ProfileError: both ways are switched off.
             Exception: the model rejects the batch: its own error, with a note on what was tried.
         """
-        tried: Exception | None = None
+        refused = ""  # words only: an exception's traceback would keep the caller's tensors alive
         if self.config.use_static_profiling:
             from memscale.core.trace_static import trace_static
 
             try:
                 return trace_static(model, args, kwargs, step)
             except Exception as error:
-                tried = error
+                if not self.config.use_empirical_fallback:
+                    raise
+                refused = _short(error)
         if not self.config.use_empirical_fallback:
-            if tried is None:
-                raise ProfileError(
-                    "use_static_profiling and use_empirical_fallback are both False: nothing to plan from"
-                )
-            raise tried
+            raise ProfileError(
+                "use_static_profiling and use_empirical_fallback are both False: nothing to plan from"
+            )
         from memscale.core.trace_empirical import trace_empirical
 
         try:
@@ -86,8 +86,8 @@ class MemoryProfiler:
         except Exception as error:
             _explain(error, args, kwargs)
             raise
-        if tried is not None:
-            trace.notes.append(f"traced by a real step: on fake tensors the model raised {_short(tried)}")
+        if refused:
+            trace.notes.append(f"traced by a real step: on fake tensors the model raised {refused}")
         return trace
 
 

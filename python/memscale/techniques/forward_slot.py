@@ -71,10 +71,24 @@ class ForwardSlot:
     """Puts a stand-in before a module's forward and takes it away again."""
 
     def __init__(self, module: nn.Module, path: str) -> None:
-        self.module = module
+        self._module = weakref.ref(module)  # weakly, as the stand-in
         self.path = path
         self._before: Any = None
         self._stand_in: StandIn | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        """The module, which is alive while anybody attaches or detaches."""
+        module = self._module()
+        assert module is not None
+        return module
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardSlot:
+        twin = ForwardSlot(copy.deepcopy(self.module, memo), self.path)
+        memo[id(self)] = twin
+        twin._before = copy.deepcopy(self._before, memo)
+        twin._stand_in = copy.deepcopy(self._stand_in, memo)
+        return twin
 
     def put(self, stand_in: StandIn) -> None:
         """Replaces `module.forward`.

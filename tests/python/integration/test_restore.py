@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import memscale
 from memscale.errors import AttachError
 from memscale.techniques.checkpointing import CheckpointAttachment
-from zoo.blocks import Stack, inputs
+from zoo.blocks import DataDependent, Stack, inputs
 from zoo.models import Case, case
 from zoo.training import SMALLEST, built, call, same_bits, seed
 
@@ -277,6 +277,30 @@ class TestCopies:
             assert alive() is None
         finally:
             gc.enable()
+
+    def test_planning_keeps_nothing_of_the_first_step_alive(self) -> None:
+        """A profile that fell back to a real step once kept its exception, and the output with it."""
+        model = memscale.wrap(DataDependent(), SMALLEST)
+        gc.collect()
+        gc.disable()
+        try:
+            output = model(*inputs(0))
+            assert model._memscale_executor.plan.profile == "empirical"
+            output.mean().backward()
+            last, root = weakref.ref(output), weakref.ref(model)
+            del output
+            assert last() is None
+            del model
+            assert root() is None
+        finally:
+            gc.enable()
+
+    def test_an_optimizer_outlives_a_wrapped_model(self) -> None:
+        model = wrapped()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(**GPT2.batch(0)).loss.backward()
+        del model
+        optimizer.step()  # every optimizer passes the executor's hook
 
 
 class TestInference:
