@@ -132,10 +132,8 @@ fuzz: bootstrap-test | build-folder ## each fuzz target for FUZZ_SECONDS (20)
 	@tools/run_fuzzers build/fuzz $(FUZZ_SECONDS)
 
 .PHONY: bench
-bench: package | build-folder ## the benchmarks, C and Python; they say what they measure
-	$(call setup,build/bench,gcc,g++,-Dbench=true -Dtests=false -Dcli=false --buildtype=release)
-	@for program in $$(find build/bench/bench/c -maxdepth 1 -type f -executable) \
-		$(patsubst %,'$(PYTHON) %',$(wildcard bench/python/bench_*.py)); do echo "$$program"; $$program; done
+bench: package | build-folder ## the benchmarks, C and Python; appends to bench/results (several minutes)
+	@PYTHON=$(PYTHON) MEMSCALE_BENCH_BUILD=$(CURDIR)/build/bench bench/run.sh
 
 # ---- releasing and tidying -----------------------------------------------------------------------
 
