@@ -161,10 +161,10 @@ class _Region:
         wanted = {save.index: save for save in alive if save is not None}
         last = max(wanted)
         values: dict[int, tuple[Tensor, int]] = {}
-        count = 0
+        count, stopped = 0, False
 
         def pack(tensor: Tensor) -> object:
-            nonlocal count
+            nonlocal count, stopped
             if _is_parameter(tensor):
                 return tensor
             index = count
@@ -175,6 +175,7 @@ class _Region:
                 self.check_same(save, value)
                 values[index] = (value, value._version)
             if index == last:
+                stopped = True
                 raise _Stop
             return value
 
@@ -188,10 +189,15 @@ class _Region:
                 stack.enter_context(self.state.restored())
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value))
                 self.forward.original(*args, **kwargs)
-        except _Stop:
-            return values
+        except (_Stop, Exception):
+            # Not always _Stop: while PyTorch records the memory history, it loses the exception on its way
+            # through the operator and raises SystemError; and a forward may turn what it catches into its own.
+            if not stopped:
+                raise
         finally:
             del args, kwargs
+        if stopped:
+            return values
         raise RecomputeError(
             f"module {self.forward.path!r} saved {len(self.saves)} tensors in forward but only {count} when "
             "it ran again: its forward must do the same twice; see enable_checkpointing"

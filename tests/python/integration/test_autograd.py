@@ -318,6 +318,25 @@ class TestExceptions:
             loss.backward()
         assert torch.equal(torch.get_rng_state(), before)
 
+    @pytest.mark.parametrize("instead", [ValueError, None], ids=["translated", "swallowed"])
+    def test_a_forward_that_catches_everything(self, instead: type[Exception] | None) -> None:
+        """A second run ends by an exception, and what a forward makes of it does not reach the user."""
+
+        class Catches(Block):
+            def forward(self, x: Tensor) -> Tensor:
+                try:
+                    return super().forward(x)
+                except BaseException as error:
+                    if instead is None:
+                        return x
+                    raise instead("caught") from error
+
+        def use(model: Stack) -> list[Tensor]:
+            model(BATCH[0]).mean().backward()
+            return gradients(model)
+
+        assert_equal(both(use, Catches))
+
     def test_a_second_run_that_differs_in_shape_names_the_module(self) -> None:
         runs = []
 
