@@ -125,8 +125,9 @@ const char *cli_op_name(const msc_graph *graph, uint32_t op)
 
 const char *cli_category_name(msc_category category)
 {
-    static const char *const names[MSC_CATEGORY_COUNT] = {
-        "parameters", "buffers", "gradients", "optimizer_state", "inputs", "activations", "temporaries"};
+    static const char *const names[MSC_CATEGORY_COUNT] = {"parameters",      "buffers",   "gradients",
+                                                          "optimizer_state", "inputs",    "activations",
+                                                          "temporaries",     "workspaces"};
     return (unsigned)category < MSC_CATEGORY_COUNT ? names[category] : "unknown";
 }
 

@@ -57,6 +57,7 @@ typedef enum msc_category {
     MSC_CATEGORY_INPUT,
     MSC_CATEGORY_ACTIVATION, /**< made in forward and saved, or alive when forward ends */
     MSC_CATEGORY_TEMPORARY,
+    MSC_CATEGORY_WORKSPACE, /**< kept by a library between operations, such as cuBLAS's */
     MSC_CATEGORY_COUNT
 } msc_category;
 
@@ -137,6 +138,19 @@ typedef struct msc_write {
     uint32_t op;
     uint32_t buffer;
 } msc_write;
+
+/**
+ * A remark on an operation or a buffer, for those who read a report: no rule, cost or digest depends on it.
+ *
+ * Of an operation: the module it works for, where that is not the one of its call (backward), and the line of
+ * the program that runs it. Of a buffer: the module it belongs to, where that is not the one of the operation
+ * that made it (parameters), and what it holds, such as "float32[4, 512, 768] h.0.ln_1.weight".
+ */
+typedef struct msc_note {
+    uint32_t item;   /**< operation or buffer */
+    uint32_t module; /**< or MSC_NONE */
+    uint32_t text;   /**< index into the graph's strings */
+} msc_note;
 
 /* ---- lifecycle --------------------------------------------------------------------------------- */
 
@@ -221,6 +235,19 @@ MSC_API msc_status msc_graph_unpack(msc_graph *graph, uint32_t save, msc_error *
 MSC_API msc_status msc_graph_release(msc_graph *graph, uint32_t save, msc_error *err);
 
 /**
+ * Puts a note on the operation added last.
+ *
+ * @param module or MSC_NONE.
+ * @param source such as "package/file.py:123"; at most 4096 bytes, no control characters, may be empty.
+ * Errors: EINVAL (no operation yet, or it has a note), ENOMEM, ESTATE. The graph is unchanged on error.
+ */
+MSC_API msc_status msc_graph_note_op(msc_graph *graph, uint32_t module, const char *source, msc_error *err);
+
+/** Puts a note on a buffer; it replaces an earlier one. Otherwise as `msc_graph_note_op`. */
+MSC_API msc_status msc_graph_note_buffer(msc_graph *graph, uint32_t buffer, uint32_t module, const char *what,
+                                         msc_error *err);
+
+/**
  * Closes open calls, ends what is open, validates the whole and freezes the graph.
  *
  * Buffers without an end outlive the step; saves without a release are released at the last position.
@@ -246,13 +273,31 @@ MSC_API const msc_input *
 msc_graph_inputs(const msc_graph *graph); /**< sorted by call, then order of addition */
 MSC_API const msc_write *msc_graph_writes(const msc_graph *graph); /**< in program order */
 
+/** Notes of a finished graph, sorted by item, each item at most once. */
+MSC_API uint32_t msc_graph_op_note_count(const msc_graph *graph);
+MSC_API uint32_t msc_graph_buffer_note_count(const msc_graph *graph);
+MSC_API const msc_note *msc_graph_op_notes(const msc_graph *graph);
+MSC_API const msc_note *msc_graph_buffer_notes(const msc_graph *graph);
+
+/** The note on an operation or buffer of a finished graph, or NULL. Cost: a binary search. */
+MSC_API const msc_note *msc_graph_op_note(const msc_graph *graph, uint32_t op);
+MSC_API const msc_note *msc_graph_buffer_note(const msc_graph *graph, uint32_t buffer);
+
+/** The module that a buffer of a finished graph belongs to, by its note, the note on the operation that made
+ *  it, or that operation's call, in this order; MSC_NONE if none says. */
+MSC_API uint32_t msc_graph_module_of_buffer(const msc_graph *graph, uint32_t buffer);
+
+/** The same for an operation: its note, else its call. */
+MSC_API uint32_t msc_graph_module_of_op(const msc_graph *graph, uint32_t op);
+
 /** An interned string, or "" for an unknown index. */
 MSC_API const char *msc_graph_string(const msc_graph *graph, uint32_t index);
 
 /** 1 when the graph is finished. */
 MSC_API int msc_graph_is_finished(const msc_graph *graph);
 
-/** Digest of the canonical text of a finished graph; 0 for an open one. Equal graphs have equal digests. */
+/** Digest of a finished graph's canonical text without its notes; 0 for an open one. Steps that are equal
+ *  but for notes have equal digests. */
 MSC_API uint64_t msc_graph_digest(const msc_graph *graph);
 
 /** Position at which each buffer of the *plain* step really ends: max(end, its saves' releases).

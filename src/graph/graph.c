@@ -2,14 +2,14 @@
 /*
  * Lifecycle and queries of the memory graph.
  *
- * A graph is seven arrays of plain records that refer to each other by index, and one pool of strings:
+ * A graph is nine arrays of plain records that refer to each other by index, and one pool of strings:
  *
  *      modules <- calls <- ops
  *                   ^       ^
  *                   |       | begin, end
  *      inputs ------+--> buffers <- saves
  *                           ^
- *      writes --------------+
+ *      writes --------------+              notes: one array for ops, one for buffers
  *
  * There are no pointers between records, so the arrays can grow, be handed to the caller as they are, and
  * be written as text line by line. Queries read and never allocate. A finished graph is never changed
@@ -54,6 +54,8 @@ void msc_graph_destroy(msc_graph *graph)
     msc__array_fini(ctx, &graph->saves, sizeof(msc_save));
     msc__array_fini(ctx, &graph->inputs, sizeof(msc_input));
     msc__array_fini(ctx, &graph->writes, sizeof(msc_write));
+    msc__array_fini(ctx, &graph->op_notes, sizeof(msc_note));
+    msc__array_fini(ctx, &graph->buffer_notes, sizeof(msc_note));
     msc__array_fini(ctx, &graph->chars, sizeof(char));
     msc__array_fini(ctx, &graph->strings, sizeof(uint32_t));
     msc__graph_table_fini(ctx, &graph->string_table);
@@ -160,7 +162,8 @@ const char *msc__graph_record_word(msc__graph_record record)
 
 uint32_t msc__graph_record_count(const msc_graph *graph, msc__graph_record record)
 {
-    const msc__array *const arrays[] = {&graph->modules, &graph->calls,  &graph->ops,   &graph->buffers,
-                                        &graph->saves,   &graph->inputs, &graph->writes};
+    const msc__array *const arrays[] = {&graph->modules, &graph->calls,    &graph->ops,
+                                        &graph->buffers, &graph->saves,    &graph->inputs,
+                                        &graph->writes,  &graph->op_notes, &graph->buffer_notes};
     return arrays[record]->count;
 }

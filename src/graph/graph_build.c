@@ -449,6 +449,8 @@ msc_status msc_graph_finish(msc_graph *graph, msc_error *err)
 
     if (status == MSC_OK)
         status = sort_inputs(graph, err);
+    if (status == MSC_OK)
+        status = msc__graph_sort_notes(graph, err);
     if (status != MSC_OK)
         return status;
     close_open_records(graph);

@@ -7,6 +7,7 @@
  * graph_table.c     the hash table behind interned strings and the set of inputs
  * graph_strings.c   interned strings
  * graph_build.c     streaming builders
+ * graph_notes.c     notes on operations and buffers
  * graph_validate.c  what must hold in a finished graph
  * graph_liveness.c  when buffers of the plain step end
  * graph_io.c        canonical text, digest, files
@@ -42,15 +43,17 @@ typedef struct msc__graph_table {
 
 struct msc_graph {
     msc_context *ctx;
-    msc__array modules; /**< msc_module */
-    msc__array calls;   /**< msc_call, in order of entry */
-    msc__array ops;     /**< msc_op */
-    msc__array buffers; /**< msc_buffer; while building, `end` is MSC_NONE until it is known */
-    msc__array saves;   /**< msc_save; while building, `unpack` and `release` likewise */
-    msc__array inputs;  /**< msc_input; sorted by call once finished */
-    msc__array writes;  /**< msc_write */
-    msc__array chars;   /**< char: all strings, each terminated */
-    msc__array strings; /**< uint32_t: offset of each string in `chars` */
+    msc__array modules;      /**< msc_module */
+    msc__array calls;        /**< msc_call, in order of entry */
+    msc__array ops;          /**< msc_op */
+    msc__array buffers;      /**< msc_buffer; while building, `end` is MSC_NONE until it is known */
+    msc__array saves;        /**< msc_save; while building, `unpack` and `release` likewise */
+    msc__array inputs;       /**< msc_input; sorted by call once finished */
+    msc__array writes;       /**< msc_write */
+    msc__array op_notes;     /**< msc_note */
+    msc__array buffer_notes; /**< msc_note; sorted once finished */
+    msc__array chars;        /**< char: all strings, each terminated */
+    msc__array strings;      /**< uint32_t: offset of each string in `chars` */
     msc__graph_table string_table;
     msc__graph_table input_table; /**< only while building */
     uint64_t buffer_bytes;        /**< sum over `buffers` */
@@ -68,7 +71,12 @@ struct msc_graph {
     X(BUFFER, "buffer")                                                                                      \
     X(SAVE, "save")                                                                                          \
     X(INPUT, "input")                                                                                        \
-    X(WRITE, "write")
+    X(WRITE, "write")                                                                                        \
+    X(OP_NOTE, "op-note")                                                                                    \
+    X(BUFFER_NOTE, "buffer-note")
+
+/** Kinds of records that a text of version 1 has: all but the notes. */
+#define MSC__GRAPH_RECORD_COUNT_1 MSC__GRAPH_OP_NOTE
 
 typedef enum msc__graph_record {
 #define MSC__GRAPH_RECORD_ENUM(name, word) MSC__GRAPH_##name,
@@ -114,6 +122,13 @@ msc_status msc__graph_push_input(msc_graph *graph, msc_input input, bool *added,
 /** Freezes a consistent graph: computes the digest and drops what only building needs. */
 void msc__graph_freeze(msc_graph *graph);
 
+/* graph_notes.c */
+
+/** Brings the notes on buffers in order, the last of each buffer. Errors: ENOMEM. */
+msc_status msc__graph_sort_notes(msc_graph *graph, msc_error *err);
+/** Whether a text of this graph needs version 2. */
+bool msc__graph_has_notes(const msc_graph *graph);
+
 /* graph_validate.c */
 
 /** Checks every rule. Needs no memory. */
@@ -121,7 +136,7 @@ msc__graph_problem msc__graph_validate(const msc_graph *graph);
 
 /* graph_io.c */
 
-/** Digest of the canonical text. */
+/** Digest of the canonical text without notes. */
 uint64_t msc__graph_text_digest(const msc_graph *graph);
 
 #endif /* MSC_GRAPH_INTERNAL_H */

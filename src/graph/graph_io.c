@@ -2,7 +2,7 @@
 /*
  * Canonical text of the memory graph, its digest, and graphs in files.
  *
- *      memscale-graph 1
+ *      memscale-graph 1                     2 if there are notes
  *      counts <one number per kind of record>
  *      module ...          one line per record, kinds in fixed order (a module has two lines)
  *      ...
@@ -10,7 +10,8 @@
  *
  * docs/formats/graph.md describes the fields; graph_parse.c reads them back. One graph has exactly one
  * text: names are spelled out instead of referring to the string pool, whose order is an accident of
- * building. The digest is that of the text, so it does not depend on how the structs are laid out.
+ * building. The digest is that of the text without notes, so it does not depend on how the structs are laid
+ * out, nor on where in a source file an operation stands.
  *
  * A file is written beside its final place and renamed, so a reader sees the old text or the new one and
  * nothing else. The temporary name is opened exclusively: several ranks of one job may save to the same
@@ -117,23 +118,42 @@ static void put_pair(msc__text *text, const char *word, uint32_t first, uint32_t
     msc__text_put_char(text, '\n');
 }
 
-static void put_header(msc__text *text, const msc_graph *graph)
+static void put_note(msc__text *text, const msc_graph *graph, const char *word, const msc_note *note)
 {
+    msc__text_put(text, word);
+    put_field(text, note->item);
+    put_id(text, note->module);
+    put_name(text, graph, note->text);
+}
+
+static void put_notes(msc__text *text, const msc_graph *graph)
+{
+    uint32_t i;
+
+    for (i = 0; i < graph->op_notes.count; i++)
+        put_note(text, graph, "op-note", (const msc_note *)graph->op_notes.items + i);
+    for (i = 0; i < graph->buffer_notes.count; i++)
+        put_note(text, graph, "buffer-note", (const msc_note *)graph->buffer_notes.items + i);
+}
+
+static void put_header(msc__text *text, const msc_graph *graph, bool notes)
+{
+    msc__graph_record count = notes ? MSC__GRAPH_RECORD_COUNT : MSC__GRAPH_RECORD_COUNT_1;
     msc__graph_record record;
 
-    msc__text_put(text, "memscale-graph 1\ncounts");
-    for (record = 0; record < MSC__GRAPH_RECORD_COUNT; record++)
+    msc__text_put(text, notes ? "memscale-graph 2\ncounts" : "memscale-graph 1\ncounts");
+    for (record = 0; record < count; record++)
         put_field(text, msc__graph_record_count(graph, record));
     msc__text_put_char(text, '\n');
 }
 
-static void put_graph(msc__text *text, const msc_graph *graph)
+static void put_graph(msc__text *text, const msc_graph *graph, bool notes)
 {
     const msc_input *inputs = graph->inputs.items;
     const msc_write *writes = graph->writes.items;
     uint32_t i;
 
-    put_header(text, graph);
+    put_header(text, graph, notes);
     for (i = 0; i < graph->modules.count; i++)
         put_module(text, graph, (const msc_module *)graph->modules.items + i);
     for (i = 0; i < graph->calls.count; i++)
@@ -148,6 +168,8 @@ static void put_graph(msc__text *text, const msc_graph *graph)
         put_pair(text, "input", inputs[i].call, inputs[i].buffer);
     for (i = 0; i < graph->writes.count; i++)
         put_pair(text, "write", writes[i].op, writes[i].buffer);
+    if (notes)
+        put_notes(text, graph);
     msc__text_put(text, "end\n");
     msc__text_end(text);
 }
@@ -157,7 +179,7 @@ uint64_t msc__graph_text_digest(const msc_graph *graph)
     msc__text text;
 
     msc__text_init(&text, NULL, 0);
-    put_graph(&text, graph);
+    put_graph(&text, graph, false);
     return text.digest;
 }
 
@@ -172,7 +194,7 @@ msc_status msc_graph_format(const msc_graph *graph, char *buffer, size_t buffer_
         return msc__fail(err, MSC_EINVAL, "cannot format the graph: buffer is NULL, its size %zu",
                          buffer_bytes);
     msc__text_init(&text, buffer, buffer_bytes);
-    put_graph(&text, graph);
+    put_graph(&text, graph, msc__graph_has_notes(graph));
     if (needed_bytes != NULL)
         *needed_bytes = text.length;
     return MSC_OK;

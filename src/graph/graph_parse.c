@@ -25,6 +25,7 @@
 typedef struct parser {
     msc__reader reader;
     msc_graph *graph;
+    msc__graph_record kinds; /* that the version has: the first so many */
     uint32_t counts[MSC__GRAPH_RECORD_COUNT];
 } parser;
 
@@ -178,6 +179,24 @@ static bool read_write(parser *p)
            append(p, &p->graph->writes, sizeof write, &write);
 }
 
+static bool read_note(parser *p, msc__array *notes)
+{
+    msc_note note = {0};
+
+    return read_u32(&p->reader, &note.item) && read_id(&p->reader, &note.module) &&
+           read_name(p, &note.text) && append(p, notes, sizeof note, &note);
+}
+
+static bool read_op_note(parser *p)
+{
+    return read_note(p, &p->graph->op_notes);
+}
+
+static bool read_buffer_note(parser *p)
+{
+    return read_note(p, &p->graph->buffer_notes);
+}
+
 /* ---- the whole ----------------------------------------------------------------------------------- */
 
 static bool read_header(parser *p)
@@ -188,25 +207,29 @@ static bool read_header(parser *p)
 
     if (!msc__reader_expect(reader, "memscale-graph") || !msc__reader_u64(reader, UINT64_MAX, &version))
         return false;
-    if (version != 1)
-        return msc__reader_fail(reader, MSC_EVERSION, "a version other than 1");
+    if (version != 1 && version != 2)
+        return msc__reader_fail(reader, MSC_EVERSION, "a version other than 1 and 2");
+    p->kinds = version == 1 ? MSC__GRAPH_RECORD_COUNT_1 : MSC__GRAPH_RECORD_COUNT;
     if (!read_line_end(reader) || !msc__reader_expect(reader, "counts"))
         return false;
-    for (i = 0; i < MSC__GRAPH_RECORD_COUNT; i++) {
+    for (i = 0; i < (size_t)p->kinds; i++) {
         if (!read_u32(reader, &p->counts[i]))
             return false;
     }
+    if (version == 2 && p->counts[MSC__GRAPH_OP_NOTE] == 0 && p->counts[MSC__GRAPH_BUFFER_NOTE] == 0)
+        return msc__reader_fail(reader, MSC_EFORMAT, "version 2 without notes");
     return read_line_end(reader);
 }
 
 static bool read_records(parser *p)
 {
-    static bool (*const read[])(parser *) = {read_module, read_call,  read_op,   read_buffer,
-                                             read_save,   read_input, read_write};
+    static bool (*const read[])(parser *) = {read_module, read_call,    read_op,
+                                             read_buffer, read_save,    read_input,
+                                             read_write,  read_op_note, read_buffer_note};
     msc__graph_record record;
     uint32_t i;
 
-    for (record = 0; record < MSC__GRAPH_RECORD_COUNT; record++) {
+    for (record = 0; record < p->kinds; record++) {
         for (i = 0; i < p->counts[record]; i++) {
             if (!msc__reader_expect(&p->reader, msc__graph_record_word(record)) || !read[record](p))
                 return false;

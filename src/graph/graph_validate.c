@@ -11,6 +11,7 @@
  *  - 0 <= begin <= end <= n + 1 for buffers; what is made by an operation is made by one of the n
  *  - begin of the buffer <= pack <= unpack <= release <= n for saves
  *  - inputs are sorted by call, writes by operation, and the buffer exists by then
+ *  - notes are sorted by item, one per item, and say something
  *  - all buffers together stay below 2^62 bytes, so that sums of a few such totals cannot overflow
  *
  * Every check is one linear pass without memory. The checks run in the order of the records they depend
@@ -222,10 +223,50 @@ static msc__graph_problem check_writes(const msc_graph *graph)
     return no_problem();
 }
 
+static const char *check_note(const msc_graph *graph, const msc__array *array, uint32_t i, uint32_t items)
+{
+    const msc_note *notes = array->items;
+
+    if (notes[i].item >= items)
+        return "no such item";
+    if (i > 0 && notes[i].item <= notes[i - 1].item)
+        return "notes are not sorted, or two are on one item";
+    if (!is_id_or_none(notes[i].module, graph->modules.count))
+        return "no such module";
+    if (notes[i].module == MSC_NONE && msc_graph_string(graph, notes[i].text)[0] == '\0')
+        return "says nothing";
+    return NULL;
+}
+
+static msc__graph_problem check_op_notes(const msc_graph *graph)
+{
+    uint32_t i;
+
+    for (i = 0; i < graph->op_notes.count; i++) {
+        const char *text = check_note(graph, &graph->op_notes, i, graph->ops.count);
+        if (text != NULL)
+            return problem(MSC__GRAPH_OP_NOTE, i, text);
+    }
+    return no_problem();
+}
+
+static msc__graph_problem check_buffer_notes(const msc_graph *graph)
+{
+    uint32_t i;
+
+    for (i = 0; i < graph->buffer_notes.count; i++) {
+        const char *text = check_note(graph, &graph->buffer_notes, i, graph->buffers.count);
+        if (text != NULL)
+            return problem(MSC__GRAPH_BUFFER_NOTE, i, text);
+    }
+    return no_problem();
+}
+
 msc__graph_problem msc__graph_validate(const msc_graph *graph)
 {
     static msc__graph_problem (*const checks[])(const msc_graph *) = {
-        check_modules, check_calls, check_ops, check_buffers, check_saves, check_inputs, check_writes};
+        check_modules, check_calls,  check_ops,      check_buffers,     check_saves,
+        check_inputs,  check_writes, check_op_notes, check_buffer_notes};
     msc__graph_problem found = no_problem();
     size_t i;
 

@@ -170,7 +170,7 @@ static void test_bad_lines(void **state)
 
     assert_refused(f, "", MSC_EFORMAT, "graph, line 1: a word is missing");
     assert_refused(f, "memscale-plan 1\n", MSC_EFORMAT, "graph, line 1: an unexpected word");
-    assert_refused(f, "memscale-graph 2\n", MSC_EVERSION, "graph, line 1: a version other than 1");
+    assert_refused(f, "memscale-graph 3\n", MSC_EVERSION, "graph, line 1: a version other than 1 and 2");
     assert_refused(f, "memscale-graph 1 \n", MSC_EFORMAT, "graph, line 1: a space at the end of the line");
     assert_refused(f, "memscale-graph 1\ncounts 0 0 0 0 0 0 00\n", MSC_EFORMAT,
                    "graph, line 2: a number with a leading zero");

@@ -127,7 +127,7 @@ static void test_buffers(void **state)
 {
     graph_fixture *f = *state;
 
-    assert_refused(f, 14, "buffer 100 7 1 0 5", "graph, line 14: buffer 0: no such category");
+    assert_refused(f, 14, "buffer 100 8 1 0 5", "graph, line 14: buffer 0: no such category");
     assert_refused(f, 14, "buffer 100 0 2 0 5", "graph, line 14: buffer 0: resident is neither 0 nor 1");
     assert_refused(f, 14, "buffer 100 0 1 1 5",
                    "graph, line 14: buffer 0: is resident but does not begin at 0");
