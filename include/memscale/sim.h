@@ -7,7 +7,8 @@
  *
  *  1. `msc_sim` behaves like an allocator without owning memory. Kind HOST is the CPU: live bytes and
  *     nothing else. Kind CUDA follows the rules of PyTorch's CUDA caching allocator: rounding, small and
- *     large pools, segments, best fit, splitting, coalescing, release and retry at the limit.
+ *     large pools, streams, private pools, segments, best fit, splitting, coalescing, `record_stream`,
+ *     garbage collection, release and retry at the limit.
  *  2. `msc_trace` turns a graph and a plan into the sequence of allocations and frees that a step under
  *     that plan performs. It is the only place that knows what a technique does to lifetimes.
  *
@@ -32,20 +33,31 @@ typedef enum msc_sim_kind {
     MSC_SIM_KIND_COUNT
 } msc_sim_kind;
 
-/** Options of a simulator. The CUDA fields are those of PYTORCH_ALLOC_CONF. */
+/** Intervals of `roundup_power2_divisions`: requests below 2 MiB, below 4 MiB and so on, from 32 GiB on. */
+#define MSC_SIM_ROUNDUP_INTERVALS 16
+
+/**
+ * Options of a simulator. HOST reads `kind` and `capacity_bytes` only; the other fields are the settings of
+ * PYTORCH_ALLOC_CONF and what surrounds them.
+ */
 typedef struct msc_sim_options {
     size_t struct_bytes;
     msc_sim_kind kind;
-    uint64_t capacity_bytes;               /**< device memory it may reserve; UINT64_MAX: no limit */
+    uint64_t capacity_bytes;               /**< most that the driver gives; UINT64_MAX: no limit */
+    uint64_t device_total_bytes;           /**< all memory of the device, which sets the address space of an
+                                                expandable segment; UINT64_MAX: as capacity_bytes */
+    uint64_t allowed_bytes;                /**< the memory fraction in bytes; UINT64_MAX: none is set */
+    double garbage_collection_threshold;   /**< share of allowed_bytes, below 1; 0: off */
     uint64_t max_split_bytes;              /**< UINT64_MAX: unlimited (the default) */
     uint64_t max_non_split_rounding_bytes; /**< 20 MiB by default */
     uint64_t large_segment_bytes;          /**< 20 MiB by default */
-    uint32_t roundup_power2_divisions;     /**< 0 or 1: off; otherwise a power of two, for every interval */
-    uint8_t expandable_segments;           /**< 0 or 1 */
-    uint8_t pad[3];                        /**< zero */
+    uint32_t roundup_power2_divisions[MSC_SIM_ROUNDUP_INTERVALS]; /**< 0, 1: off; else a power of two */
+    uint8_t expandable_segments;                                  /**< 0 or 1 */
+    uint8_t record_segments; /**< 0 or 1: keep segment events, see msc_sim_segment_events */
+    uint8_t pad[6];          /**< zero */
 } msc_sim_options;
 
-/** Statistics, named as in `torch.cuda.memory_stats`. For HOST, reserved equals allocated. */
+/** The statistics that most callers want. For HOST, reserved equals allocated. */
 typedef struct msc_sim_stats {
     uint64_t allocated_now_bytes;
     uint64_t allocated_peak_bytes;
@@ -62,9 +74,67 @@ typedef struct msc_sim_stats {
     uint64_t oom_count;
 } msc_sim_stats;
 
+/** One figure of `torch.cuda.memory_stats`. */
+typedef struct msc_sim_stat {
+    uint64_t current;
+    uint64_t peak;
+    uint64_t allocated; /**< sum of all increases, modulo 2^64 */
+    uint64_t freed;     /**< sum of all decreases, modulo 2^64 */
+} msc_sim_stat;
+
+/** Which blocks a figure counts. */
+typedef enum msc_sim_stat_pool {
+    MSC_SIM_STAT_ALL,
+    MSC_SIM_STAT_SMALL_POOL, /**< rounded size up to 1 MiB; never for HOST */
+    MSC_SIM_STAT_LARGE_POOL,
+    MSC_SIM_STAT_POOL_COUNT
+} msc_sim_stat_pool;
+
+/** Everything in `torch.cuda.memory_stats`, under its names there. */
+typedef struct msc_sim_memory_stats {
+    msc_sim_stat allocation[MSC_SIM_STAT_POOL_COUNT];
+    msc_sim_stat segment[MSC_SIM_STAT_POOL_COUNT]; /**< not the expandable ones */
+    msc_sim_stat active[MSC_SIM_STAT_POOL_COUNT];  /**< allocated, or freed and awaited by a stream */
+    msc_sim_stat inactive_split[MSC_SIM_STAT_POOL_COUNT];
+    msc_sim_stat allocated_bytes[MSC_SIM_STAT_POOL_COUNT];
+    msc_sim_stat reserved_bytes[MSC_SIM_STAT_POOL_COUNT];
+    msc_sim_stat active_bytes[MSC_SIM_STAT_POOL_COUNT];
+    msc_sim_stat inactive_split_bytes[MSC_SIM_STAT_POOL_COUNT];
+    msc_sim_stat requested_bytes[MSC_SIM_STAT_POOL_COUNT]; /**< of active blocks, before rounding */
+    msc_sim_stat oversize_allocations;                     /**< of max_split_bytes and more */
+    msc_sim_stat oversize_segments;
+    uint64_t num_alloc_retries;
+    uint64_t num_ooms;
+    uint64_t num_sync_all_streams;
+    uint64_t num_device_alloc;
+    uint64_t num_device_free;
+    uint64_t max_split_size; /**< UINT64_MAX: unlimited, which PyTorch shows as -1 */
+} msc_sim_memory_stats;
+
+/** Where a request goes. Blocks of different streams or pools never mix. */
+typedef struct msc_sim_place {
+    uint32_t stream; /**< any number; segments are released in ascending order of streams */
+    uint32_t pool;   /**< 0: the default pool; otherwise a private one: a CUDA graph's or a MemPool */
+} msc_sim_place;
+
 typedef struct msc_sim msc_sim;
 
 MSC_API msc_sim_options msc_sim_options_default(msc_sim_kind kind);
+
+/**
+ * Reads the text of PYTORCH_ALLOC_CONF into options of kind CUDA, which must have been initialised.
+ *
+ * Only what the text names changes, and `device_total_bytes`; `max_non_split_rounding_bytes` follows a
+ * `large_segment_size_mb` unless it is named itself. Keys that do not change the device's memory (such as
+ * `pinned_*`, `release_lock_on_cudamalloc`) are checked and change nothing.
+ *
+ * @param device_total_bytes memory of the device, of which `per_process_memory_fraction` takes its share;
+ *                           UINT64_MAX: unknown, then a fraction below 1 is refused.
+ * Errors: EINVAL (unknown key, bad value: the message names key, value and what is allowed), EUNSUPPORTED
+ * (another backend). The options are unchanged on error.
+ */
+MSC_API msc_status msc_sim_options_parse(const char *text, uint64_t device_total_bytes,
+                                         msc_sim_options *options, msc_error *err);
 
 /** Creates an empty simulator. Errors: EINVAL (names the field), ENOMEM. */
 MSC_API msc_status msc_sim_create(msc_context *ctx, const msc_sim_options *options, msc_sim **out,
@@ -75,30 +145,145 @@ MSC_API void msc_sim_destroy(msc_sim *sim);
 MSC_API void msc_sim_reset(msc_sim *sim);
 
 /**
- * Allocates `size_bytes` under the caller's `id`, which must not be in use.
+ * Allocates `size_bytes` in the default pool under the caller's `id`, which must not be in use.
  *
  * Ids index a table, so they should be dense. Zero bytes is a success that takes no memory.
- * Errors: EDEVMEM (capacity; the message names request, reserved and capacity; the state is as after
- * PyTorch's own failed attempt, caches released), EINVAL (id in use), ENOMEM.
+ * Errors: EDEVMEM (capacity or memory fraction; the message names request, reserved and limit; the state is
+ * as after PyTorch's own failed attempt, caches released), EINVAL (id in use), ENOMEM.
  * Cost: a few ten nanoseconds; allocates host memory only to grow tables.
  */
 MSC_API msc_status msc_sim_alloc(msc_sim *sim, uint32_t id, uint64_t size_bytes, uint32_t stream,
                                  msc_error *err);
 
-/** Frees an id. Errors: EINVAL (not in use). */
+/** The same in any pool, which exists from its first use on. HOST knows neither streams nor pools. */
+MSC_API msc_status msc_sim_alloc_in(msc_sim *sim, uint32_t id, uint64_t size_bytes,
+                                    const msc_sim_place *place, msc_error *err);
+
+/** Frees an id at once: request and completion in one. Errors: EINVAL (not in use). */
 MSC_API msc_status msc_sim_free(msc_sim *sim, uint32_t id, msc_error *err);
 
-/** Gives every unused segment back, as `torch.cuda.empty_cache`. */
+/**
+ * Frees an id that another stream still uses (`record_stream`): its bytes stop being allocated, the block
+ * stays active and cannot be reused.
+ *
+ * The id stays taken until `msc_sim_free_complete`, also when a retry or msc_sim_empty_cache has waited for
+ * the stream and has taken the memory back already. HOST takes it back now.
+ * Errors: EINVAL (not in use, or requested already), ENOMEM (nothing changed).
+ */
+MSC_API msc_status msc_sim_free_request(msc_sim *sim, uint32_t id, msc_error *err);
+
+/** The streams have finished: the block becomes free and the id too. Errors: EINVAL (not requested). */
+MSC_API msc_status msc_sim_free_complete(msc_sim *sim, uint32_t id, msc_error *err);
+
+/** Gives every unused segment back, as `torch.cuda.empty_cache`; private pools only once released. */
 MSC_API void msc_sim_empty_cache(msc_sim *sim);
+
+/**
+ * The last graph of a private pool is gone: from now on its unused segments are given back like those of
+ * the default pool. Allocating in it again takes it back into use. Errors: EINVAL (pool 0).
+ */
+MSC_API msc_status msc_sim_release_pool(msc_sim *sim, uint32_t pool, msc_error *err);
+
+/**
+ * Whether a CUDA graph is being captured: then nothing may synchronise, so a request that fails is not
+ * followed by a release of the caches and a retry, and msc_sim_empty_cache leaves the default pool alone.
+ */
+MSC_API void msc_sim_set_capturing(msc_sim *sim, int capturing);
 
 /** Starts peaks anew from the present values, as `reset_peak_memory_stats`. */
 MSC_API void msc_sim_reset_peaks(msc_sim *sim);
 
+/** Starts sums and event counts anew at 0, as `reset_accumulated_memory_stats`. */
+MSC_API void msc_sim_reset_accumulated(msc_sim *sim);
+
 MSC_API msc_sim_stats msc_sim_get_stats(const msc_sim *sim);
+MSC_API void msc_sim_get_memory_stats(const msc_sim *sim, msc_sim_memory_stats *out);
 
 /** Checks every invariant of the whole structure; the message names the first that fails. Errors: EINTERNAL.
  */
 MSC_API msc_status msc_sim_validate(const msc_sim *sim, msc_error *err);
+
+/* ---- segments and their blocks ------------------------------------------------------------------ */
+
+/** What happened to device memory. */
+typedef enum msc_sim_segment_kind {
+    MSC_SIM_SEGMENT_ALLOC, /**< a segment of fixed size was obtained */
+    MSC_SIM_SEGMENT_FREE,
+    MSC_SIM_SEGMENT_MAP, /**< pages of an expandable segment got memory */
+    MSC_SIM_SEGMENT_UNMAP,
+    MSC_SIM_SEGMENT_KIND_COUNT
+} msc_sim_segment_kind;
+
+/** One segment event. */
+typedef struct msc_sim_segment_event {
+    uint64_t address;
+    uint64_t size_bytes;
+    uint64_t call; /**< index of the call, since creation or reset, that caused it: each alloc, free,
+                        request, completion and empty_cache counts one */
+    uint32_t stream;
+    uint32_t pool;
+    uint8_t kind;     /**< msc_sim_segment_kind */
+    uint8_t is_large; /**< 1: of the large pool */
+    uint8_t pad[6];   /**< zero */
+} msc_sim_segment_event;
+
+/**
+ * The segment events since creation or reset, in order; none unless `record_segments` is set.
+ * The pointer is valid until the next call that changes the simulator.
+ */
+MSC_API const msc_sim_segment_event *msc_sim_segment_events(const msc_sim *sim, uint64_t *count);
+
+/**
+ * Puts the segment that is obtained next at `address` (of an expandable segment: its first page), so that a
+ * replay breaks ties between equal blocks as the real allocator did, by address. 0 takes that back. Without
+ * it addresses rise from segment to segment. That segments do not overlap is the caller's business.
+ * Errors: EINVAL (not a multiple of 512, or HOST).
+ */
+MSC_API msc_status msc_sim_place_next_segment(msc_sim *sim, uint64_t address, msc_error *err);
+
+typedef enum msc_sim_block_state {
+    MSC_SIM_BLOCK_FREE,      /**< cached */
+    MSC_SIM_BLOCK_ALLOCATED, /**< in use by an id */
+    MSC_SIM_BLOCK_AWAITING,  /**< freed by its id, awaited by a stream */
+    MSC_SIM_BLOCK_STATE_COUNT
+} msc_sim_block_state;
+
+/** One block of a segment. */
+typedef struct msc_sim_block {
+    uint64_t address;
+    uint64_t size_bytes;
+    uint64_t requested_bytes; /**< 0: free */
+    uint32_t id;              /**< MSC_NONE: free */
+    uint8_t state;            /**< msc_sim_block_state */
+    uint8_t pad[3];           /**< zero */
+} msc_sim_block;
+
+/** One segment; of an expandable one, each contiguous range with memory is an entry of its own. */
+typedef struct msc_sim_segment {
+    uint64_t address;
+    uint64_t size_bytes;
+    uint64_t allocated_bytes;
+    uint64_t active_bytes;
+    uint64_t requested_bytes;
+    uint32_t block_begin; /**< its blocks are block_begin … block_end - 1, in order of address */
+    uint32_t block_end;
+    uint32_t stream;
+    uint32_t pool;
+    uint8_t is_large;
+    uint8_t is_expandable;
+    uint8_t pad[6]; /**< zero */
+} msc_sim_segment;
+
+typedef struct msc_sim_map msc_sim_map;
+
+/**
+ * Lists what is reserved now, as `torch.cuda.memory_snapshot`: segments in order of address. HOST has none.
+ * Errors: ENOMEM. Cost: n log n in the blocks.
+ */
+MSC_API msc_status msc_sim_map_create(const msc_sim *sim, msc_sim_map **out, msc_error *err);
+MSC_API void msc_sim_map_destroy(msc_sim_map *map);
+MSC_API const msc_sim_segment *msc_sim_map_segments(const msc_sim_map *map, uint32_t *count);
+MSC_API const msc_sim_block *msc_sim_map_blocks(const msc_sim_map *map, uint32_t *count);
 
 /* ---- a step as events --------------------------------------------------------------------------- */
 
@@ -139,6 +324,40 @@ MSC_API void msc_trace_destroy(msc_trace *trace);
 MSC_API const msc_event *msc_trace_events(const msc_trace *trace);
 MSC_API uint64_t msc_trace_event_count(const msc_trace *trace);
 MSC_API uint32_t msc_trace_instance_count(const msc_trace *trace); /**< ids are below it */
+
+/** What an instance id of a trace stands for. */
+typedef struct msc_instance {
+    uint32_t buffer; /**< graph buffer; MSC_NONE: scratch of an operation, or state of a checkpointed call */
+    uint32_t op;     /**< operation that made it; op count: alive before the first */
+    uint8_t recomputed; /**< 1: made by a second run */
+    uint8_t pad[3];     /**< zero */
+} msc_instance;
+
+/** One entry per instance, `msc_trace_instance_count` of them. */
+MSC_API const msc_instance *msc_trace_instances(const msc_trace *trace);
+
+/** Something that is alive at one moment of a trace. */
+typedef struct msc_live {
+    uint64_t size_bytes;
+    uint32_t buffer; /**< as in msc_instance */
+    uint32_t op;     /**< as in msc_instance */
+    uint32_t module; /**< that it belongs to, or MSC_NONE */
+    uint8_t category;
+    uint8_t recomputed;
+    uint16_t pad; /**< zero */
+} msc_live;
+
+/**
+ * What is alive right after an event, such as `peak_event` of a replay, in order of allocation.
+ *
+ * @param graph      that the trace was made from.
+ * @param live       `capacity` entries; NULL with 0 asks for the count alone.
+ * @param count      how many are alive; the first `capacity` of them are written.
+ * Errors: EINVAL (no such event, another graph), ENOMEM.
+ * Cost: the events up to there.
+ */
+MSC_API msc_status msc_trace_live_at(const msc_trace *trace, const msc_graph *graph, uint64_t event,
+                                     msc_live *live, uint32_t capacity, uint32_t *count, msc_error *err);
 
 /** Where a replay peaked and what it saw on the way. */
 typedef struct msc_replay {

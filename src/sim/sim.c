@@ -2,7 +2,11 @@
 /*
  * The public face of the simulator: ids, the kind HOST, statistics.
  *
- *     ids    [id] -> 0 (not in use) | ZERO_SIZE | slot of a block
+ *     ids    [id] -> 0                   not in use
+ *                    slot of a block     allocated
+ *                    NO_BLOCK            allocated, zero bytes
+ *                    AWAITED | slot      freed, a stream still uses the block
+ *                    AWAITED | NO_BLOCK  freed, the block is free already; waits for the caller to say so
  *     blocks [slot], see sim_blocks.c
  *
  * The kind HOST is that table alone: a block per live id, its exact size, and sums. The kind CUDA hands the
@@ -21,70 +25,28 @@
 #include "base/error.h"
 #include "sim/sim_pools.h"
 
-#define ZERO_SIZE UINT32_MAX
-#define MOST_IDS 0x40000000u /* 2^30: the table would take 4 GiB, and slots stay far from ZERO_SIZE */
+#define NO_BLOCK MSC__SIM_ID_NO_BLOCK
+#define AWAITED MSC__SIM_ID_AWAITED
+#define MOST_IDS 0x40000000u /* 2^30: the table would take 4 GiB */
 
 struct msc_sim {
     msc_context *ctx;
-    msc__array ids; /* of uint32_t; count: one more than the highest id used */
     msc__sim_pools pools;
 };
 
-/* ---- options ------------------------------------------------------------------------------------ */
-
-msc_sim_options msc_sim_options_default(msc_sim_kind kind)
+msc__sim_pools *msc__sim_pools_of(msc_sim *sim)
 {
-    msc_sim_options options;
-
-    memset(&options, 0, sizeof options);
-    options.struct_bytes = sizeof options;
-    options.kind = kind;
-    options.capacity_bytes = UINT64_MAX;
-    options.max_split_bytes = UINT64_MAX;
-    options.max_non_split_rounding_bytes = 20 * MSC__SIM_MIB;
-    options.large_segment_bytes = 20 * MSC__SIM_MIB;
-    return options;
-}
-
-/* A smaller large segment could not hold every request that is put into one; PyTorch sets it in MiB. */
-static msc_status check_sizes(const msc_sim_options *options, msc_error *err)
-{
-    uint64_t segment = options->large_segment_bytes;
-
-    if (segment < MSC__SIM_OWN_SEGMENT_BYTES || segment % MSC__SIM_MIB != 0 ||
-        segment >= MSC__SIM_MOST_BYTES / 2)
-        return msc__fail(err, MSC_EINVAL,
-                         "large_segment_bytes is %" PRIu64 ", must be a multiple of 1 MiB from 10 MiB on",
-                         segment);
-    if (options->max_split_bytes < segment)
-        return msc__fail(err, MSC_EINVAL,
-                         "max_split_bytes is %" PRIu64 ", must be at least large_segment_bytes, %" PRIu64,
-                         options->max_split_bytes, segment);
-    return MSC_OK;
-}
-
-static msc_status check_options(const msc_sim_options *options, msc_error *err)
-{
-    uint32_t divisions = options->roundup_power2_divisions;
-
-    if (options->struct_bytes != sizeof *options)
-        return msc__fail(err, MSC_EINVAL, "struct_bytes is %zu, this library knows %zu",
-                         options->struct_bytes, sizeof *options);
-    if ((uint32_t)options->kind >= MSC_SIM_KIND_COUNT)
-        return msc__fail(err, MSC_EINVAL, "kind is %u, must be below %u", (unsigned)options->kind,
-                         (unsigned)MSC_SIM_KIND_COUNT);
-    if ((divisions & (divisions - 1)) != 0 && divisions != 0)
-        return msc__fail(err, MSC_EINVAL, "roundup_power2_divisions is %" PRIu32 ", must be a power of two",
-                         divisions);
-    if (options->expandable_segments > 1)
-        return msc__fail(err, MSC_EINVAL, "expandable_segments is %u, must be 0 or 1",
-                         (unsigned)options->expandable_segments);
-    if (options->pad[0] != 0 || options->pad[1] != 0 || options->pad[2] != 0)
-        return msc__fail(err, MSC_EINVAL, "pad must be zero");
-    return check_sizes(options, err);
+    return &sim->pools;
 }
 
 /* ---- life --------------------------------------------------------------------------------------- */
+
+/* A number of bytes of which UINT64_MAX says nothing. */
+static void limit(uint64_t *bytes, uint64_t unknown)
+{
+    if (*bytes == UINT64_MAX || *bytes >= MSC__SIM_MOST_BYTES)
+        *bytes = unknown;
+}
 
 msc_status msc_sim_create(msc_context *ctx, const msc_sim_options *options, msc_sim **out, msc_error *err)
 {
@@ -96,7 +58,7 @@ msc_status msc_sim_create(msc_context *ctx, const msc_sim_options *options, msc_
     *out = NULL;
     if (ctx == NULL || options == NULL)
         return msc__fail(err, MSC_EINVAL, "%s is NULL", ctx == NULL ? "ctx" : "options");
-    status = check_options(options, err);
+    status = msc__sim_options_check(options, err);
     if (status != MSC_OK)
         return status;
     sim = msc__alloc(ctx, sizeof *sim);
@@ -105,8 +67,9 @@ msc_status msc_sim_create(msc_context *ctx, const msc_sim_options *options, msc_
     sim->ctx = ctx;
     sim->pools.ctx = ctx;
     sim->pools.options = *options;
-    if (sim->pools.options.capacity_bytes >= MSC__SIM_MOST_BYTES)
-        sim->pools.options.capacity_bytes = MSC__SIM_MOST_BYTES - 1;
+    limit(&sim->pools.options.capacity_bytes, MSC__SIM_MOST_BYTES - 1);
+    limit(&sim->pools.options.device_total_bytes, sim->pools.options.capacity_bytes);
+    sim->pools.garbage_bytes = msc__sim_garbage_limit(options);
     *out = sim;
     return MSC_OK;
 }
@@ -115,58 +78,37 @@ void msc_sim_destroy(msc_sim *sim)
 {
     if (sim == NULL)
         return;
-    msc__array_fini(sim->ctx, &sim->ids, sizeof(uint32_t));
     msc__sim_pools_fini(&sim->pools);
     msc__free(sim->ctx, sim, sizeof *sim);
 }
 
 void msc_sim_reset(msc_sim *sim)
 {
-    sim->ids.count = 0;
     msc__sim_pools_clear(&sim->pools);
 }
 
-/* ---- requests ----------------------------------------------------------------------------------- */
+/* ---- HOST --------------------------------------------------------------------------------------- */
 
-/* Makes the table cover `id`. New entries are 0. */
-static msc_status cover_id(msc_sim *sim, uint32_t id, msc_error *err)
+static msc_status alloc_host(msc__sim_pools *pools, uint32_t id, uint64_t size_bytes, uint32_t *slot,
+                             msc_error *err)
 {
-    uint32_t count = sim->ids.count;
-    msc_status status;
-
-    if (id < count)
-        return MSC_OK;
-    status = msc__array_reserve(sim->ctx, &sim->ids, sizeof(uint32_t), id + 1 - count, err);
-    if (status != MSC_OK)
-        return status;
-    memset((uint32_t *)sim->ids.items + count, 0, (id + 1 - count) * sizeof(uint32_t));
-    sim->ids.count = id + 1;
-    return MSC_OK;
-}
-
-static msc_status alloc_host(msc__sim_pools *pools, uint64_t size_bytes, uint32_t *slot, msc_error *err)
-{
-    msc_sim_stats *stats = &pools->stats;
     msc__sim_block *block;
     msc_status status;
 
     status = msc__sim_blocks_reserve(pools->ctx, &pools->blocks, (uint64_t)pools->blocks.used_count + 1, err);
     if (status != MSC_OK)
         return status;
-    if (size_bytes > pools->options.capacity_bytes - stats->allocated_now_bytes)
+    if (size_bytes > pools->options.capacity_bytes - msc__sim_reserved(pools))
         return msc__sim_pools_fail(pools, size_bytes, size_bytes, err);
     *slot = msc__sim_blocks_take(&pools->blocks);
     block = msc__sim_block_at(&pools->blocks, *slot);
     block->size_bytes = size_bytes;
+    block->tag = id;
     block->use.requested_bytes = size_bytes;
     block->state = MSC__SIM_ALLOCATED;
-    pools->allocated_count++;
-    stats->allocated_now_bytes += size_bytes;
-    stats->requested_now_bytes += size_bytes;
-    stats->reserved_now_bytes += size_bytes;
-    msc__sim_raise(&stats->allocated_peak_bytes, stats->allocated_now_bytes);
-    msc__sim_raise(&stats->requested_peak_bytes, stats->requested_now_bytes);
-    msc__sim_raise(&stats->reserved_peak_bytes, stats->reserved_now_bytes);
+    pools->active_count++;
+    msc__sim_count_allocated(&pools->counters, MSC__SIM_LARGE, size_bytes, size_bytes);
+    msc__sim_count_up(&pools->counters, MSC__SIM_LARGE, MSC__SIM_RESERVED_BYTES, size_bytes);
     return MSC_OK;
 }
 
@@ -174,101 +116,280 @@ static void free_host(msc__sim_pools *pools, uint32_t slot)
 {
     uint64_t size_bytes = msc__sim_block_at(&pools->blocks, slot)->size_bytes;
 
-    pools->allocated_count--;
-    pools->stats.allocated_now_bytes -= size_bytes;
-    pools->stats.requested_now_bytes -= size_bytes;
-    pools->stats.reserved_now_bytes -= size_bytes;
+    pools->active_count--;
+    msc__sim_count_requested(&pools->counters, MSC__SIM_LARGE, size_bytes);
+    msc__sim_count_completed(&pools->counters, MSC__SIM_LARGE, size_bytes, size_bytes);
+    msc__sim_count_down(&pools->counters, MSC__SIM_LARGE, MSC__SIM_RESERVED_BYTES, size_bytes);
     msc__sim_blocks_give(&pools->blocks, slot);
+}
+
+static bool is_host(const msc_sim *sim)
+{
+    return sim->pools.options.kind == MSC_SIM_HOST;
+}
+
+/* ---- checks after each event --------------------------------------------------------------------- */
+
+/*
+ * With MSC_SIM_CHECKED, which debug builds define, every call that changes a simulator ends with a check of
+ * the whole. It costs a walk over all blocks and ids, so large simulators are checked at every 256th call.
+ */
+#ifdef MSC_SIM_CHECKED
+#define CHECKED_RECORDS 256u
+
+static msc_status checked(const msc_sim *sim, msc_status status, msc_error *err)
+{
+    const msc__sim_pools *pools = &sim->pools;
+
+    if (pools->blocks.slots.count + pools->ids.count > CHECKED_RECORDS && pools->call_count % 256 != 0)
+        return status;
+    if (msc_sim_validate(sim, err) != MSC_OK)
+        return MSC_EINTERNAL;
+    return status;
+}
+#else
+static inline msc_status checked(const msc_sim *sim, msc_status status, const msc_error *err)
+{
+    (void)sim;
+    (void)err;
+    return status;
+}
+#endif
+
+/* ---- requests ----------------------------------------------------------------------------------- */
+
+static uint32_t *id_at(const msc_sim *sim, uint32_t id)
+{
+    return (uint32_t *)sim->pools.ids.items + id;
+}
+
+/* Makes the table cover `id`. New entries are 0. */
+msc_status msc__sim_cover_id(msc_sim *sim, uint32_t id, msc_error *err)
+{
+    msc__array *ids = &sim->pools.ids;
+    uint32_t count = ids->count;
+    msc_status status;
+
+    if (id < count)
+        return MSC_OK;
+    status = msc__array_reserve(sim->ctx, ids, sizeof(uint32_t), id + 1 - count, err);
+    if (status != MSC_OK)
+        return status;
+    memset(id_at(sim, count), 0, (id + 1 - count) * sizeof(uint32_t));
+    ids->count = id + 1;
+    return MSC_OK;
+}
+
+msc_status msc_sim_alloc_in(msc_sim *sim, uint32_t id, uint64_t size_bytes, const msc_sim_place *place,
+                            msc_error *err)
+{
+    uint32_t slot = NO_BLOCK;
+    msc_status status;
+
+    if (place == NULL)
+        return msc__fail(err, MSC_EINVAL, "place is NULL");
+    if (id >= MOST_IDS)
+        return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " is too large, must be below %u", id, MOST_IDS);
+    if (id < sim->pools.ids.count && *id_at(sim, id) != 0)
+        return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " is in use", id);
+    status = msc__sim_cover_id(sim, id, err);
+    if (status != MSC_OK)
+        return status;
+    sim->pools.call_count++;
+    if (size_bytes != 0) {
+        if (is_host(sim))
+            status = alloc_host(&sim->pools, id, size_bytes, &slot, err);
+        else
+            status = msc__sim_pools_alloc(&sim->pools, id, size_bytes, place, &slot, err);
+    }
+    if (status == MSC_OK)
+        *id_at(sim, id) = slot;
+    return checked(sim, status, err);
 }
 
 msc_status msc_sim_alloc(msc_sim *sim, uint32_t id, uint64_t size_bytes, uint32_t stream, msc_error *err)
 {
-    uint32_t slot = ZERO_SIZE;
-    msc_status status;
+    const msc_sim_place place = {stream, 0};
 
-    if (id >= MOST_IDS)
-        return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " is too large, must be below %u", id, MOST_IDS);
-    if (id < sim->ids.count && ((const uint32_t *)sim->ids.items)[id] != 0)
-        return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " is in use", id);
-    status = cover_id(sim, id, err);
-    if (status != MSC_OK)
-        return status;
-    if (size_bytes != 0) {
-        if (sim->pools.options.kind == MSC_SIM_HOST)
-            status = alloc_host(&sim->pools, size_bytes, &slot, err);
-        else
-            status = msc__sim_pools_alloc(&sim->pools, size_bytes, stream, &slot, err);
-        if (status != MSC_OK)
-            return status;
-    }
-    ((uint32_t *)sim->ids.items)[id] = slot;
+    return msc_sim_alloc_in(sim, id, size_bytes, &place, err);
+}
+
+/* Looks up an id that is allocated, or freed and awaited. */
+static msc_status find_id(const msc_sim *sim, uint32_t id, bool awaited, uint32_t *slot, msc_error *err)
+{
+    uint32_t entry = id < sim->pools.ids.count ? *id_at(sim, id) : 0;
+
+    if (entry == 0)
+        return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " is not in use", id);
+    if (((entry & AWAITED) != 0) != awaited)
+        return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " %s", id,
+                         awaited ? "has not been freed" : "has been freed and awaits its completion");
+    *slot = entry & ~AWAITED;
     return MSC_OK;
 }
 
 msc_status msc_sim_free(msc_sim *sim, uint32_t id, msc_error *err)
 {
-    uint32_t *ids = sim->ids.items;
-    uint32_t slot;
+    uint32_t slot = NO_BLOCK;
+    msc_status status = find_id(sim, id, false, &slot, err);
 
-    if (id >= sim->ids.count || ids[id] == 0)
-        return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " is not in use", id);
-    slot = ids[id];
-    ids[id] = 0;
-    if (slot == ZERO_SIZE)
-        return MSC_OK;
-    if (sim->pools.options.kind == MSC_SIM_HOST)
-        free_host(&sim->pools, slot);
-    else
-        msc__sim_pools_free(&sim->pools, slot);
-    return MSC_OK;
+    if (status != MSC_OK)
+        return status;
+    sim->pools.call_count++;
+    *id_at(sim, id) = 0;
+    if (slot != NO_BLOCK) {
+        if (is_host(sim))
+            free_host(&sim->pools, slot);
+        else
+            msc__sim_pools_free(&sim->pools, slot);
+    }
+    return checked(sim, MSC_OK, err);
 }
+
+msc_status msc_sim_free_request(msc_sim *sim, uint32_t id, msc_error *err)
+{
+    uint32_t slot = NO_BLOCK;
+    msc_status status = find_id(sim, id, false, &slot, err);
+
+    if (status != MSC_OK)
+        return status;
+    if (slot != NO_BLOCK && is_host(sim)) {
+        free_host(&sim->pools, slot);
+        slot = NO_BLOCK;
+    } else if (slot != NO_BLOCK) {
+        status = msc__sim_pools_request(&sim->pools, slot, err);
+        if (status != MSC_OK)
+            return status;
+    }
+    sim->pools.call_count++;
+    *id_at(sim, id) = AWAITED | slot;
+    return checked(sim, MSC_OK, err);
+}
+
+msc_status msc_sim_free_complete(msc_sim *sim, uint32_t id, msc_error *err)
+{
+    uint32_t slot = NO_BLOCK;
+    msc_status status = find_id(sim, id, true, &slot, err);
+
+    if (status != MSC_OK)
+        return status;
+    sim->pools.call_count++;
+    *id_at(sim, id) = 0;
+    if (slot != NO_BLOCK)
+        msc__sim_pools_complete(&sim->pools, slot);
+    return checked(sim, MSC_OK, err);
+}
+
+/* ---- the cache ---------------------------------------------------------------------------------- */
 
 void msc_sim_empty_cache(msc_sim *sim)
 {
-    if (sim->pools.options.kind == MSC_SIM_CUDA)
+    sim->pools.call_count++;
+    if (!is_host(sim))
         msc__sim_pools_release_cached(&sim->pools);
+    (void)checked(sim, MSC_OK, NULL);
 }
 
-/* ---- statistics --------------------------------------------------------------------------------- */
+msc_status msc_sim_release_pool(msc_sim *sim, uint32_t pool, msc_error *err)
+{
+    if (pool == 0)
+        return msc__fail(err, MSC_EINVAL, "pool 0, the default pool, cannot be released");
+    msc__sim_places_mark(&sim->pools, pool, true);
+    return MSC_OK;
+}
+
+void msc_sim_set_capturing(msc_sim *sim, int capturing)
+{
+    sim->pools.capturing = capturing != 0;
+}
+
+msc_status msc_sim_place_next_segment(msc_sim *sim, uint64_t address, msc_error *err)
+{
+    if (is_host(sim))
+        return msc__fail(err, MSC_EINVAL, "kind HOST has no segments to place");
+    if (address % MSC__SIM_GRANULE_BYTES != 0)
+        return msc__fail(err, MSC_EINVAL, "address %" PRIu64 " is not a multiple of %u", address,
+                         MSC__SIM_GRANULE_BYTES);
+    sim->pools.placed_address = address;
+    return MSC_OK;
+}
+
+/* ---- reading ------------------------------------------------------------------------------------ */
 
 void msc_sim_reset_peaks(msc_sim *sim)
 {
-    msc_sim_stats *stats = &sim->pools.stats;
+    msc__sim_counters_reset_peaks(&sim->pools.counters);
+}
 
-    stats->allocated_peak_bytes = stats->allocated_now_bytes;
-    stats->reserved_peak_bytes = stats->reserved_now_bytes;
-    stats->requested_peak_bytes = stats->requested_now_bytes;
-    stats->segment_peak_count = stats->segment_now_count;
+void msc_sim_reset_accumulated(msc_sim *sim)
+{
+    msc__sim_counters_reset_accumulated(&sim->pools.counters);
 }
 
 msc_sim_stats msc_sim_get_stats(const msc_sim *sim)
 {
-    return sim->pools.stats;
+    return msc__sim_counters_summary(&sim->pools.counters);
 }
 
-/* Every allocated block must belong to exactly one id: equal counts, equal sums of slots, right states. */
-static msc_status validate_ids(const msc_sim *sim, msc_error *err)
+void msc_sim_get_memory_stats(const msc_sim *sim, msc_sim_memory_stats *out)
+{
+    msc__sim_counters_read(&sim->pools.counters, out);
+    out->max_split_size = sim->pools.options.max_split_bytes;
+}
+
+const msc_sim_segment_event *msc_sim_segment_events(const msc_sim *sim, uint64_t *count)
+{
+    *count = sim->pools.events.count;
+    return sim->pools.events.items;
+}
+
+msc_status msc_sim_map_create(const msc_sim *sim, msc_sim_map **out, msc_error *err)
+{
+    if (out == NULL)
+        return msc__fail(err, MSC_EINVAL, "out is NULL");
+    *out = NULL;
+    return msc__sim_map_make(&sim->pools, out, err);
+}
+
+/* ---- checks ------------------------------------------------------------------------------------- */
+
+static msc_status validate_id(const msc_sim *sim, uint32_t id, msc_error *err)
 {
     const msc__sim_blocks *blocks = &sim->pools.blocks;
-    const uint32_t *ids = sim->ids.items;
-    uint64_t balance = 0; /* slots of allocated blocks less slots of ids, modulo 2^64 */
-    uint32_t live = 0;
-    uint32_t i;
+    uint32_t entry = *id_at(sim, id);
+    uint32_t slot = entry & ~AWAITED;
+    msc__sim_state state = (entry & AWAITED) != 0 ? MSC__SIM_AWAITING : MSC__SIM_ALLOCATED;
+    const msc__sim_block *block;
 
-    for (i = 0; i < sim->ids.count; i++) {
-        if (ids[i] == 0 || ids[i] == ZERO_SIZE)
+    if (slot == 0 || slot >= blocks->slots.count)
+        return msc__fail(err, MSC_EINTERNAL, "id %" PRIu32 " names slot %" PRIu32 ", which is none", id,
+                         slot);
+    block = msc__sim_block_at(blocks, slot);
+    if (block->state != state || block->tag != id)
+        return msc__fail(err, MSC_EINTERNAL, "id %" PRIu32 " names slot %" PRIu32 " of id %" PRIu32, id, slot,
+                         block->tag);
+    return MSC_OK;
+}
+
+/* Every id names a block that names it; with as many ids as active blocks, that is one to one. */
+static msc_status validate_ids(const msc_sim *sim, msc_error *err)
+{
+    uint32_t active = 0;
+    uint32_t id;
+
+    for (id = 0; id < sim->pools.ids.count; id++) {
+        uint32_t entry = *id_at(sim, id);
+        msc_status status;
+        if (entry == 0 || (entry & ~AWAITED) == NO_BLOCK)
             continue;
-        if (ids[i] >= blocks->slots.count || msc__sim_block_at(blocks, ids[i])->state != MSC__SIM_ALLOCATED)
-            return msc__fail(err, MSC_EINTERNAL, "id %" PRIu32 " names slot %" PRIu32 ", not allocated", i,
-                             ids[i]);
-        balance -= ids[i];
-        live++;
+        status = validate_id(sim, id, err);
+        if (status != MSC_OK)
+            return status;
+        active++;
     }
-    for (i = 1; i < blocks->slots.count; i++)
-        balance += msc__sim_block_at(blocks, i)->state == MSC__SIM_ALLOCATED ? i : 0;
-    if (balance != 0 || live != sim->pools.allocated_count)
-        return msc__fail(err, MSC_EINTERNAL, "%" PRIu32 " ids for %" PRIu32 " allocated blocks", live,
-                         sim->pools.allocated_count);
+    if (active != sim->pools.active_count)
+        return msc__fail(err, MSC_EINTERNAL, "%" PRIu32 " ids for %" PRIu32 " active blocks", active,
+                         sim->pools.active_count);
     return MSC_OK;
 }
 

@@ -2,7 +2,7 @@
 /*
  * Blocks of simulated memory.
  *
- * The table is one array of 40-byte records. Slots given back form a list through `next`. Room is
+ * The table is one array of 48-byte records. Slots given back form a list through `next`. Room is
  * reserved before a call changes anything, so taking a slot cannot fail and pointers stay valid.
  *
  * A free set must answer "the smallest block of at least s bytes, the lowest address among equals" exactly:
@@ -10,12 +10,13 @@
  *
  *     summary   0 1 0 ...                one bit per word
  *     words     ..0100..  ..             one bit per size class, 16 classes per power of two
- *     roots     [class] -> tree          ordered by (size, address)
+ *     roots     [class] -> tree          ordered by (size, address, slot)
  *
  * The bitmap finds the class in a few instructions; in real streams a class holds a handful of blocks, so
  * the tree is nearly always shallow. It is a treap, because that bounds the hostile case (all blocks in
  * one class) by O(log n) without parent links or rebalancing state. Priorities are a hash of the slot: the
- * shape is the same in every run, and no result depends on it.
+ * shape is the same in every run, and no result depends on it. The slot ends the order, because a caller may
+ * place two segments at one address; a set must survive that.
  *
  * Invariants: a class bit is set iff its root is not 0, a summary bit iff its word is not 0; in a tree
  * left < node < right, and no child has a higher priority than its parent.
@@ -106,6 +107,7 @@ uint32_t msc__sim_blocks_split(msc__sim_blocks *blocks, uint32_t slot, uint64_t 
     rest->address = block->address + size_bytes;
     rest->size_bytes = block->size_bytes - size_bytes;
     rest->set_index = block->set_index;
+    rest->phase = block->phase;
     rest->state = block->state;
     rest->prev = slot;
     rest->next = block->next;
@@ -153,14 +155,19 @@ uint32_t msc__sim_class_of(uint64_t size_bytes)
            (uint32_t)((granules >> (high - CLASS_BITS)) & ((1u << CLASS_BITS) - 1));
 }
 
-static bool is_below(const msc__sim_block *block, uint64_t size_bytes, uint64_t address)
+static inline bool is_below(const msc__sim_block *block, uint32_t slot, const msc__sim_key *key)
 {
-    return block->size_bytes < size_bytes || (block->size_bytes == size_bytes && block->address < address);
+    if (block->size_bytes != key->size_bytes)
+        return block->size_bytes < key->size_bytes;
+    if (block->address != key->address)
+        return block->address < key->address;
+    return slot < key->slot;
 }
 
 void msc__sim_set_insert(msc__sim_blocks *blocks, msc__sim_set *set, uint32_t slot)
 {
     msc__sim_block *block = msc__sim_block_at(blocks, slot);
+    const msc__sim_key key = msc__sim_key_of(blocks, slot);
     uint32_t class_index = msc__sim_class_of(block->size_bytes);
     uint32_t *link = &set->roots[class_index];
     uint32_t *below = &block->use.link.left;
@@ -173,13 +180,12 @@ void msc__sim_set_insert(msc__sim_blocks *blocks, msc__sim_set *set, uint32_t sl
         msc__sim_block *node = msc__sim_block_at(blocks, at);
         if (node->priority < block->priority)
             break;
-        link =
-            is_below(node, block->size_bytes, block->address) ? &node->use.link.right : &node->use.link.left;
+        link = is_below(node, at, &key) ? &node->use.link.right : &node->use.link.left;
     }
     *link = slot;
     while (at != 0) { /* deal the subtree that the block displaces out to its two sides */
         msc__sim_block *node = msc__sim_block_at(blocks, at);
-        if (is_below(node, block->size_bytes, block->address)) {
+        if (is_below(node, at, &key)) {
             *below = at;
             below = &node->use.link.right;
             at = *below;
@@ -215,13 +221,13 @@ static void join_trees(msc__sim_blocks *blocks, uint32_t *link, uint32_t low, ui
 void msc__sim_set_erase(msc__sim_blocks *blocks, msc__sim_set *set, uint32_t slot)
 {
     const msc__sim_block *block = msc__sim_block_at(blocks, slot);
+    const msc__sim_key key = msc__sim_key_of(blocks, slot);
     uint32_t class_index = msc__sim_class_of(block->size_bytes);
     uint32_t *link = &set->roots[class_index];
 
     while (*link != slot) {
         msc__sim_block *node = msc__sim_block_at(blocks, *link);
-        link =
-            is_below(node, block->size_bytes, block->address) ? &node->use.link.right : &node->use.link.left;
+        link = is_below(node, *link, &key) ? &node->use.link.right : &node->use.link.left;
     }
     join_trees(blocks, link, block->use.link.left, block->use.link.right);
     if (set->roots[class_index] != 0)
@@ -248,16 +254,17 @@ static uint32_t next_class(const msc__sim_set *set, uint32_t class_index)
     return word * 64 + (uint32_t)__builtin_ctzll(bits);
 }
 
-uint32_t msc__sim_set_lower_bound(const msc__sim_blocks *blocks, const msc__sim_set *set, uint64_t size_bytes,
-                                  uint64_t address)
+/* First block that is not below a key, or 0. */
+static inline uint32_t lower_bound(const msc__sim_blocks *blocks, const msc__sim_set *set,
+                                   const msc__sim_key *key)
 {
-    uint32_t class_index = msc__sim_class_of(size_bytes);
+    uint32_t class_index = msc__sim_class_of(key->size_bytes);
     uint32_t best = 0;
     uint32_t at = set->roots[class_index];
 
     while (at != 0) {
         const msc__sim_block *node = msc__sim_block_at(blocks, at);
-        if (is_below(node, size_bytes, address)) {
+        if (is_below(node, at, key)) {
             at = node->use.link.right;
         } else {
             best = at;
@@ -270,6 +277,21 @@ uint32_t msc__sim_set_lower_bound(const msc__sim_blocks *blocks, const msc__sim_
     for (at = set->roots[class_index]; at != 0; at = msc__sim_block_at(blocks, at)->use.link.left)
         best = at;
     return best;
+}
+
+uint32_t msc__sim_set_lower_bound(const msc__sim_blocks *blocks, const msc__sim_set *set, uint64_t size_bytes,
+                                  uint64_t address)
+{
+    const msc__sim_key key = {size_bytes, address, 0};
+
+    return lower_bound(blocks, set, &key);
+}
+
+uint32_t msc__sim_set_after(const msc__sim_blocks *blocks, const msc__sim_set *set, const msc__sim_key *key)
+{
+    const msc__sim_key next = {key->size_bytes, key->address, key->slot + 1};
+
+    return lower_bound(blocks, set, &next);
 }
 
 uint32_t msc__sim_set_largest(const msc__sim_blocks *blocks, const msc__sim_set *set)

@@ -9,6 +9,8 @@
 #ifndef MSC_SIM_SIM_BLOCKS_H
 #define MSC_SIM_SIM_BLOCKS_H
 
+#include <stdbool.h>
+
 #include "base/array.h"
 
 /** Granule of every size in a set; PyTorch's kMinBlockSize. */
@@ -24,11 +26,12 @@
 typedef enum msc__sim_state {
     MSC__SIM_EMPTY,     /**< the slot holds no block */
     MSC__SIM_ALLOCATED, /**< in use by the program */
+    MSC__SIM_AWAITING,  /**< freed by the program, awaited by a stream: not to be reused yet */
     MSC__SIM_FREE,      /**< cached: in the free set of its stream and pool */
     MSC__SIM_UNMAPPED   /**< address space without memory, in expandable segments only */
 } msc__sim_state;
 
-/** One block: 40 bytes. */
+/** One block: 48 bytes. */
 typedef struct msc__sim_block {
     uint64_t address;
     uint64_t size_bytes;
@@ -39,9 +42,11 @@ typedef struct msc__sim_block {
             uint32_t left;  /**< FREE: tree children; UNMAPPED: list neighbours by address */
             uint32_t right; /**< see left */
         } link;
-        uint64_t requested_bytes; /**< ALLOCATED: what the program asked for */
+        uint64_t requested_bytes; /**< ALLOCATED, AWAITING: what the program asked for */
     } use;
-    uint32_t set_index; /**< stream and pool, see sim_pools.h */
+    uint32_t set_index; /**< place and pool, see sim_pools.h */
+    uint32_t tag;       /**< ALLOCATED, AWAITING: the id; FREE: requests counted when it became free */
+    uint32_t phase;     /**< granules from a multiple of the page to the pages' borders; 0: not expandable */
     uint16_t priority;  /**< heap order in the tree; belongs to the slot, not to the block */
     uint8_t state;      /**< msc__sim_state */
     uint8_t pad;
@@ -54,7 +59,7 @@ typedef struct msc__sim_blocks {
     uint32_t used_count;  /**< blocks in the table */
 } msc__sim_blocks;
 
-/** Free blocks of one stream and pool, ordered by size, then address. A zeroed one is empty. */
+/** Free blocks of one place and pool, ordered by size, then address. A zeroed one is empty. */
 typedef struct msc__sim_set {
     uint64_t summary;                       /**< bit w: word w is not zero */
     uint64_t words[MSC__SIM_CLASS_WORDS];   /**< bit c: class c is not empty */
@@ -65,6 +70,12 @@ typedef struct msc__sim_set {
 static inline msc__sim_block *msc__sim_block_at(const msc__sim_blocks *blocks, uint32_t slot)
 {
     return (msc__sim_block *)blocks->slots.items + slot;
+}
+
+/** Whether a block may neither be reused nor merged. */
+static inline bool msc__sim_is_active(const msc__sim_block *block)
+{
+    return block->state == MSC__SIM_ALLOCATED || block->state == MSC__SIM_AWAITING;
 }
 
 /* ---- table -------------------------------------------------------------------------------------- */
@@ -90,6 +101,21 @@ void msc__sim_blocks_absorb(msc__sim_blocks *blocks, uint32_t slot, uint32_t oth
 
 /* ---- free sets ---------------------------------------------------------------------------------- */
 
+/** Where a block stands in the order of a set. The slot tells apart what a caller put at one address. */
+typedef struct msc__sim_key {
+    uint64_t size_bytes;
+    uint64_t address;
+    uint32_t slot;
+} msc__sim_key;
+
+static inline msc__sim_key msc__sim_key_of(const msc__sim_blocks *blocks, uint32_t slot)
+{
+    const msc__sim_block *block = msc__sim_block_at(blocks, slot);
+    msc__sim_key key = {block->size_bytes, block->address, slot};
+
+    return key;
+}
+
 uint32_t msc__sim_class_of(uint64_t size_bytes);
 void msc__sim_set_insert(msc__sim_blocks *blocks, msc__sim_set *set, uint32_t slot);
 /** Takes out a block that is in the set. */
@@ -97,6 +123,8 @@ void msc__sim_set_erase(msc__sim_blocks *blocks, msc__sim_set *set, uint32_t slo
 /** First block that is not below (size, address), or 0. With address 0 this is the best fit. */
 uint32_t msc__sim_set_lower_bound(const msc__sim_blocks *blocks, const msc__sim_set *set, uint64_t size_bytes,
                                   uint64_t address);
+/** First block above a key, or 0. To walk a set while its blocks come and go, take each key before. */
+uint32_t msc__sim_set_after(const msc__sim_blocks *blocks, const msc__sim_set *set, const msc__sim_key *key);
 /** Last block of the order, or 0. */
 uint32_t msc__sim_set_largest(const msc__sim_blocks *blocks, const msc__sim_set *set);
 

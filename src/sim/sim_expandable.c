@@ -11,16 +11,17 @@
  * block right below it if there is one, and maps pages for what is missing. Releasing unmaps the pages
  * that lie wholly inside a free block; the ends that share a page with a neighbour stay.
  *
- * Segments start at a multiple of their page, so page borders are multiples too and no record of segments
- * is needed: a segment is its list of blocks, and it is gone when it is one unmapped block.
+ * A segment is its list of blocks, and it is gone when it is one unmapped block, so there is no record of
+ * it. Its pages begin at its first address. That is a multiple of the page, unless the caller has placed it
+ * elsewhere; each block knows how far the borders of its pages are off the multiples, its phase.
  *
  * Unmapped blocks are few (one per segment, more after a release), so a list by address serves them; its
  * links are the block's tree links, unused there.
  *
  * How many blocks can frees and releases lead to? They must not need host memory, so room is reserved when
  * a request comes. Unmapping leaves a block beside the pages only where a free block shares a page with its
- * neighbour, which then is allocated: once for each side of an allocated block, so used + 2 allocated is
- * an upper bound. And it leaves at most two for the pages it takes: used + 2 mapped pages is another. Both
+ * neighbour, which then is active: once for each side of an active block, so used + 2 active is an upper
+ * bound. And it leaves at most two for the pages it takes: used + 2 mapped pages is another. Both
  * survive frees and releases; the smaller counts.
  */
 #include "base/bytes.h"
@@ -43,9 +44,13 @@ static uint64_t page_count(uint64_t bytes, uint64_t page_bytes)
     return bytes / page_bytes + (bytes % page_bytes != 0 ? 1 : 0);
 }
 
-uint64_t msc__sim_page_bytes(const msc_sim_options *options, uint32_t set_index)
+uint64_t msc__sim_expandable_to_border(const msc__sim_pools *pools, const msc__sim_block *block,
+                                       uint64_t address)
 {
-    return set_index % 2 == 0 ? MSC__SIM_SMALL_SEGMENT_BYTES : options->large_segment_bytes;
+    uint64_t page_bytes = msc__sim_page_bytes(&pools->options, block->set_index);
+    uint64_t past = (address - (uint64_t)block->phase * MSC__SIM_GRANULE_BYTES) % page_bytes;
+
+    return past == 0 ? 0 : page_bytes - past;
 }
 
 uint64_t msc__sim_expandable_size(const msc__sim_pools *pools, uint32_t slot)
@@ -59,7 +64,7 @@ uint64_t msc__sim_expandable_size(const msc__sim_pools *pools, uint32_t slot)
 
 uint64_t msc__sim_expandable_spare(const msc__sim_pools *pools, uint64_t new_page_count)
 {
-    uint64_t by_sides = 2 * (uint64_t)pools->allocated_count;
+    uint64_t by_sides = 2 * (uint64_t)pools->active_count;
     uint64_t by_pages = 2 * (pools->mapped_page_count + new_page_count);
 
     return by_sides < by_pages ? by_sides : by_pages;
@@ -75,7 +80,7 @@ uint64_t msc__sim_expandable_room(const msc__sim_pools *pools, uint32_t set_inde
 /* ---- unmapped blocks by address ----------------------------------------------------------------- */
 
 /* Searched from the end: what is unmapped or created lies high more often than not. */
-static void unmapped_insert(msc__sim_pools *pools, uint32_t slot)
+void msc__sim_expandable_add_unmapped(msc__sim_pools *pools, uint32_t slot)
 {
     msc__sim_block *block = block_at(pools, slot);
     msc__sim_set *set = msc__sim_set_at(pools, block->set_index);
@@ -119,12 +124,12 @@ static void absorb_alike(msc__sim_pools *pools, uint32_t slot, uint32_t other)
 
 /* ---- growing ------------------------------------------------------------------------------------ */
 
-/* Whether blocks that are not allocated, from `slot` on, make up `bytes`. */
+/* Whether blocks that are not active, from `slot` on, make up `bytes`. */
 static bool has_space(const msc__sim_pools *pools, uint32_t slot, uint64_t bytes)
 {
     uint64_t found = 0;
 
-    while (found < bytes && slot != 0 && block_at(pools, slot)->state != MSC__SIM_ALLOCATED) {
+    while (found < bytes && slot != 0 && !msc__sim_is_active(block_at(pools, slot))) {
         found += block_at(pools, slot)->size_bytes;
         slot = block_at(pools, slot)->next;
     }
@@ -134,8 +139,8 @@ static bool has_space(const msc__sim_pools *pools, uint32_t slot, uint64_t bytes
 static uint32_t add_space(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
 {
     uint64_t page_bytes = msc__sim_page_bytes(&pools->options, set_index);
-    uint64_t capacity = pools->options.capacity_bytes;
-    uint64_t bytes = capacity < MOST_SPACE_BYTES ? capacity + capacity / 8 : MOST_SPACE_BYTES;
+    uint64_t device = pools->options.device_total_bytes;
+    uint64_t bytes = device < MOST_SPACE_BYTES ? device + device / 8 : MOST_SPACE_BYTES;
     uint64_t address;
     uint32_t slot;
     msc__sim_block *block;
@@ -151,8 +156,9 @@ static uint32_t add_space(msc__sim_pools *pools, uint32_t set_index, uint64_t ro
     block->address = address;
     block->size_bytes = bytes;
     block->set_index = set_index;
+    block->phase = (uint32_t)(address % page_bytes / MSC__SIM_GRANULE_BYTES);
     block->state = MSC__SIM_UNMAPPED;
-    unmapped_insert(pools, slot);
+    msc__sim_expandable_add_unmapped(pools, slot);
     return slot;
 }
 
@@ -163,7 +169,7 @@ static uint32_t find_space(msc__sim_pools *pools, uint32_t set_index, uint64_t r
 
     for (; slot != 0; slot = block_at(pools, slot)->use.link.right) {
         uint32_t prev = block_at(pools, slot)->prev;
-        uint32_t start = prev != 0 && block_at(pools, prev)->state != MSC__SIM_ALLOCATED ? prev : slot;
+        uint32_t start = prev != 0 && !msc__sim_is_active(block_at(pools, prev)) ? prev : slot;
         if (has_space(pools, start, rounded_bytes))
             return start;
     }
@@ -178,17 +184,19 @@ static bool map_pages(msc__sim_pools *pools, uint32_t slot, uint64_t bytes)
     uint64_t pages = page_count(bytes, page_bytes);
     uint64_t mapped = pages * page_bytes;
 
-    if (mapped > pools->options.capacity_bytes - pools->stats.reserved_now_bytes)
+    uint64_t address = block->address;
+
+    if (mapped > pools->options.capacity_bytes - msc__sim_reserved(pools))
         return false;
     unmapped_erase(pools, slot);
     if (mapped < block->size_bytes)
-        unmapped_insert(pools, msc__sim_blocks_split(&pools->blocks, slot, mapped));
+        msc__sim_expandable_add_unmapped(pools, msc__sim_blocks_split(&pools->blocks, slot, mapped));
     block->state = MSC__SIM_FREE;
     absorb_alike(pools, slot, block->prev);
     absorb_alike(pools, slot, block->next);
-    msc__sim_set_insert(&pools->blocks, msc__sim_set_at(pools, block->set_index), slot);
+    msc__sim_pools_insert(pools, slot);
     pools->mapped_page_count += pages;
-    msc__sim_pools_add_reserved(pools, mapped);
+    msc__sim_count_segment(pools, MSC_SIM_SEGMENT_MAP, block->set_index, address, mapped);
     return true;
 }
 
@@ -222,34 +230,43 @@ uint32_t msc__sim_expandable_grow(msc__sim_pools *pools, uint32_t set_index, uin
 
 /* ---- shrinking ---------------------------------------------------------------------------------- */
 
+/* Cuts what lies outside the whole pages off a free block, which leaves its set. Returns the pages. */
+static uint32_t cut_to_pages(msc__sim_pools *pools, uint32_t slot, uint64_t begin, uint64_t end)
+{
+    msc__sim_block *block = block_at(pools, slot);
+
+    msc__sim_set_erase(&pools->blocks, msc__sim_set_at(pools, block->set_index), slot);
+    if (block->address < begin) {
+        uint32_t upper = msc__sim_blocks_split(&pools->blocks, slot, begin - block->address);
+        msc__sim_pools_insert(pools, slot);
+        slot = upper;
+    }
+    if (block_at(pools, slot)->size_bytes > end - begin)
+        msc__sim_pools_insert(pools, msc__sim_blocks_split(&pools->blocks, slot, end - begin));
+    return slot;
+}
+
 void msc__sim_expandable_unmap(msc__sim_pools *pools, uint32_t slot)
 {
     msc__sim_block *block = block_at(pools, slot);
-    msc__sim_set *set = msc__sim_set_at(pools, block->set_index);
     uint64_t page_bytes = msc__sim_page_bytes(&pools->options, block->set_index);
-    uint64_t begin = page_count(block->address, page_bytes) * page_bytes;
-    uint64_t end = (block->address + block->size_bytes) / page_bytes * page_bytes;
+    uint64_t begin = msc__sim_expandable_to_border(pools, block, block->address);
+    uint64_t bytes = block->size_bytes > begin ? (block->size_bytes - begin) / page_bytes * page_bytes : 0;
 
-    if (begin >= end)
+    if (bytes == 0)
         return;
-    msc__sim_set_erase(&pools->blocks, set, slot);
-    if (block->address < begin) {
-        uint32_t upper = msc__sim_blocks_split(&pools->blocks, slot, begin - block->address);
-        msc__sim_set_insert(&pools->blocks, set, slot);
-        slot = upper;
-        block = block_at(pools, slot);
-    }
-    if (block->size_bytes > end - begin)
-        msc__sim_set_insert(&pools->blocks, set, msc__sim_blocks_split(&pools->blocks, slot, end - begin));
+    begin += block->address;
+    slot = cut_to_pages(pools, slot, begin, begin + bytes);
+    block = block_at(pools, slot);
     block->state = MSC__SIM_UNMAPPED;
     absorb_alike(pools, slot, block->prev);
     absorb_alike(pools, slot, block->next);
-    pools->mapped_page_count -= (end - begin) / page_bytes;
-    msc__sim_pools_drop_reserved(pools, end - begin);
+    pools->mapped_page_count -= bytes / page_bytes;
+    msc__sim_count_segment(pools, MSC_SIM_SEGMENT_UNMAP, block->set_index, begin, bytes);
     if (block->prev == 0 && block->next == 0) {
         msc__sim_blocks_give(&pools->blocks, slot);
         msc__sim_pools_forget_segment(pools);
     } else {
-        unmapped_insert(pools, slot);
+        msc__sim_expandable_add_unmapped(pools, slot);
     }
 }

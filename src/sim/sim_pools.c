@@ -4,6 +4,7 @@
  *
  *     request ── round ──> pool: small (<= 1 MiB) or large
  *        │ best fit in the free set of (stream, pool)                     hit ──┐
+ *        │ collect garbage (a fraction and a threshold are set)                 │
  *        │ new segment                                                    hit ──┤
  *        │ release oversize blocks (max_split_bytes finite), new segment  hit ──┤
  *        │ release all cached, new segment: a retry                       hit ──┤
@@ -13,13 +14,13 @@
  *
  * A free block is split when the rest is worth keeping, the request at the low address; a freed block
  * merges with free neighbours at once. So two neighbours are never both free, and a segment that is one
- * free block can go back to the device.
+ * free block can go back to the device. A block that a stream still uses when its owner frees it waits as
+ * AWAITING: neither free nor allocated.
  *
  * What is simulated differently, and why it does not show: addresses rise from segment to segment and
- * start anew when no segment is left (the real ones come from the driver; they only break ties). The
- * capacity acts where the driver would fail. There are no events, private pools or garbage collection: a
- * trace has none. PyTorch asserts when it releases oversize blocks of expandable segments; here that step
- * is skipped for them.
+ * start anew when no segment is left, unless the caller gives the real ones (they only break ties). The
+ * capacity acts where the driver would fail. When streams finish is not known here: the caller says so, or
+ * a retry waits for them.
  *
  * Room for every block that a request may create is reserved before anything changes. In expandable mode
  * the reserve also covers a later release, which may cut blocks but must not fail.
@@ -30,112 +31,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/bytes.h"
 #include "base/error.h"
 
-#define FIRST_ADDRESS MSC__SIM_SMALL_SEGMENT_BYTES
-
-/* ---- sizes -------------------------------------------------------------------------------------- */
-
-/* Rounds up to the next of `divisions` equal steps between two powers of two. size > 512 * divisions. */
-static uint64_t round_to_division(uint64_t size_bytes, uint32_t divisions)
-{
-    uint64_t power = UINT64_C(1) << (63 - __builtin_clzll(size_bytes));
-
-    return msc__round_up_u64(size_bytes, power / divisions);
-}
-
-uint64_t msc__sim_round_size(const msc_sim_options *options, uint64_t size_bytes)
-{
-    uint32_t divisions = options->roundup_power2_divisions;
-
-    if (size_bytes >= MSC__SIM_MOST_BYTES)
-        return MSC__SIM_MOST_BYTES;
-    if (divisions > 1 && size_bytes > (uint64_t)MSC__SIM_GRANULE_BYTES * divisions)
-        return round_to_division(size_bytes, divisions);
-    return size_bytes == 0 ? MSC__SIM_GRANULE_BYTES : msc__round_up_u64(size_bytes, MSC__SIM_GRANULE_BYTES);
-}
-
-uint64_t msc__sim_segment_bytes(const msc_sim_options *options, uint64_t rounded_bytes)
-{
-    if (rounded_bytes <= MSC__SIM_SMALL_BYTES)
-        return MSC__SIM_SMALL_SEGMENT_BYTES;
-    if (rounded_bytes < MSC__SIM_OWN_SEGMENT_BYTES)
-        return options->large_segment_bytes;
-    return msc__round_up_u64(rounded_bytes, MSC__SIM_OWN_ROUND_BYTES);
-}
-
-/* ---- streams ------------------------------------------------------------------------------------ */
-
-static msc_status add_stream(msc__sim_pools *pools, uint32_t stream, msc_error *err)
-{
-    msc__sim_stream added = {0};
-    msc_status status;
-
-    status = msc__array_reserve(pools->ctx, &pools->streams, sizeof added, 1, err);
-    if (status != MSC_OK)
-        return status;
-    added.stream = stream;
-    added.sets = msc__alloc(pools->ctx, 2 * sizeof *added.sets);
-    if (added.sets == NULL)
-        return msc__fail_memory(err, "the free sets of a stream", 2 * sizeof *added.sets);
-    pools->last_stream = pools->streams.count;
-    return msc__array_push(pools->ctx, &pools->streams, sizeof added, &added, err);
-}
-
-/* Makes last_stream the record of `stream`. A program has a handful of streams and changes seldom. */
-static msc_status select_stream(msc__sim_pools *pools, uint32_t stream, msc_error *err)
-{
-    const msc__sim_stream *streams = pools->streams.items;
-    uint32_t i;
-
-    if (pools->last_stream < pools->streams.count && streams[pools->last_stream].stream == stream)
-        return MSC_OK;
-    for (i = 0; i < pools->streams.count; i++) {
-        if (streams[i].stream == stream) {
-            pools->last_stream = i;
-            return MSC_OK;
-        }
-    }
-    return add_stream(pools, stream, err);
-}
-
-/* ---- segments ----------------------------------------------------------------------------------- */
-
-uint64_t msc__sim_pools_place(msc__sim_pools *pools, uint64_t bytes, uint64_t unit)
-{
-    uint64_t start = pools->next_address == 0 ? FIRST_ADDRESS : pools->next_address;
-    uint64_t past = start % unit;
-
-    if (past != 0 && !msc__add_u64(start, unit - past, &start))
-        return 0;
-    if (!msc__add_u64(start, bytes, &pools->next_address)) {
-        pools->next_address = UINT64_MAX;
-        return 0;
-    }
-    pools->segment_count++;
-    return start;
-}
-
-void msc__sim_pools_forget_segment(msc__sim_pools *pools)
-{
-    pools->segment_count--;
-    if (pools->segment_count == 0)
-        pools->next_address = 0;
-}
-
-void msc__sim_pools_add_reserved(msc__sim_pools *pools, uint64_t bytes)
-{
-    pools->stats.reserved_now_bytes += bytes;
-    msc__sim_raise(&pools->stats.reserved_peak_bytes, pools->stats.reserved_now_bytes);
-    pools->stats.device_alloc_count++;
-}
-
-void msc__sim_pools_drop_reserved(msc__sim_pools *pools, uint64_t bytes)
-{
-    pools->stats.reserved_now_bytes -= bytes;
-    pools->stats.device_free_count++;
-}
+/* ---- new memory --------------------------------------------------------------------------------- */
 
 /* A segment of fixed size as one FREE block that is in no set; 0 when the device has no room. */
 static uint32_t add_segment(msc__sim_pools *pools, uint32_t set_index, uint64_t bytes)
@@ -144,7 +42,7 @@ static uint32_t add_segment(msc__sim_pools *pools, uint32_t set_index, uint64_t 
     uint32_t slot;
     msc__sim_block *block;
 
-    if (bytes > pools->options.capacity_bytes - pools->stats.reserved_now_bytes)
+    if (bytes > pools->options.capacity_bytes - msc__sim_reserved(pools))
         return 0;
     address = msc__sim_pools_place(pools, bytes, 1);
     if (address == 0)
@@ -155,121 +53,73 @@ static uint32_t add_segment(msc__sim_pools *pools, uint32_t set_index, uint64_t 
     block->size_bytes = bytes;
     block->set_index = set_index;
     block->state = MSC__SIM_FREE;
-    msc__sim_pools_add_reserved(pools, bytes);
-    pools->stats.segment_now_count++;
-    msc__sim_raise(&pools->stats.segment_peak_count, pools->stats.segment_now_count);
+    msc__sim_count_segment(pools, MSC_SIM_SEGMENT_ALLOC, set_index, address, bytes);
     return slot;
 }
 
-/* Gives an unsplit free block back to the device. */
-static void release_segment(msc__sim_pools *pools, uint32_t slot)
+/* Asks the device once. The fraction is held against the size of a segment in either mode, as in PyTorch. */
+static uint32_t ask_device(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
 {
-    const msc__sim_block *block = msc__sim_block_at(&pools->blocks, slot);
+    uint64_t bytes = msc__sim_segment_bytes(&pools->options, rounded_bytes);
 
-    msc__sim_set_erase(&pools->blocks, msc__sim_set_at(pools, block->set_index), slot);
-    msc__sim_pools_drop_reserved(pools, block->size_bytes);
-    pools->stats.segment_now_count--;
-    msc__sim_pools_forget_segment(pools);
-    msc__sim_blocks_give(&pools->blocks, slot);
+    if (pools->options.allowed_bytes != UINT64_MAX &&
+        msc__sat_add_u64(msc__sim_reserved(pools), bytes) > pools->options.allowed_bytes)
+        return 0;
+    if (pools->options.expandable_segments)
+        return msc__sim_expandable_grow(pools, set_index, rounded_bytes);
+    return add_segment(pools, set_index, bytes);
 }
 
-/*
- * Releases oversize blocks of the stream: one that is large enough alone, else from the largest down until
- * together they are. False when that was not enough; what was released stays so.
- */
-static bool release_oversize(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
+/* New memory for a request that no cached block fits, with up to three rounds of releasing. */
+static uint32_t obtain(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
 {
-    msc__sim_set *set = msc__sim_set_at(pools, set_index);
-    uint64_t limit = pools->options.max_split_bytes;
-    uint64_t wanted = rounded_bytes < limit ? limit : rounded_bytes;
-    uint64_t released = 0;
     uint32_t slot;
 
-    if (limit == UINT64_MAX || pools->options.expandable_segments)
-        return false;
-    slot = wanted < MSC__SIM_MOST_BYTES ? msc__sim_set_lower_bound(&pools->blocks, set, wanted, 0) : 0;
-    if (slot != 0) {
-        release_segment(pools, slot);
-        return true;
+    msc__sim_collect_garbage(pools);
+    slot = ask_device(pools, set_index, rounded_bytes);
+    if (slot == 0 && msc__sim_release_oversize(pools, set_index, rounded_bytes))
+        slot = ask_device(pools, set_index, rounded_bytes);
+    if (slot == 0 && !pools->capturing) {
+        msc__sim_pools_release_cached(pools);
+        pools->counters.alloc_retry_count++;
+        slot = ask_device(pools, set_index, rounded_bytes);
     }
-    while (released < wanted) {
-        slot = msc__sim_set_largest(&pools->blocks, set);
-        if (slot == 0 || msc__sim_block_at(&pools->blocks, slot)->size_bytes < limit)
-            return false;
-        released += msc__sim_block_at(&pools->blocks, slot)->size_bytes;
-        release_segment(pools, slot);
-    }
-    return true;
-}
-
-/* In slot order: the outcome is the same in any, and a scan needs no cursor that a release could move. */
-void msc__sim_pools_release_cached(msc__sim_pools *pools)
-{
-    uint32_t count = pools->blocks.slots.count;
-    uint32_t slot;
-
-    for (slot = 1; slot < count; slot++) {
-        const msc__sim_block *block = msc__sim_block_at(&pools->blocks, slot);
-        if (block->state != MSC__SIM_FREE)
-            continue;
-        if (pools->options.expandable_segments)
-            msc__sim_expandable_unmap(pools, slot);
-        else if (block->prev == 0 && block->next == 0)
-            release_segment(pools, slot);
-    }
+    return slot;
 }
 
 /* ---- requests ----------------------------------------------------------------------------------- */
 
+/* The block that PyTorch takes for the best fit: one that can grow counts as what it can grow to. */
+static uint32_t prefer_smaller_growth(const msc__sim_pools *pools, const msc__sim_set *set, uint32_t slot)
+{
+    for (;;) {
+        msc__sim_key key = msc__sim_key_of(&pools->blocks, slot);
+        uint32_t next = msc__sim_set_after(&pools->blocks, set, &key);
+        if (next == 0 || msc__sim_expandable_size(pools, next) >= msc__sim_expandable_size(pools, slot))
+            return slot;
+        slot = next;
+    }
+}
+
 /* Best fit, taken out of its set; 0 if there is none or the rules for oversize blocks forbid it. */
 static uint32_t take_fit(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
 {
-    const msc__sim_blocks *blocks = &pools->blocks;
     msc__sim_set *set = msc__sim_set_at(pools, set_index);
     uint64_t limit = pools->options.max_split_bytes;
-    uint32_t slot = msc__sim_set_lower_bound(blocks, set, rounded_bytes, 0);
-    const msc__sim_block *block;
+    uint32_t slot = msc__sim_set_lower_bound(&pools->blocks, set, rounded_bytes, 0);
+    uint64_t bytes;
 
-    while (slot != 0 && pools->options.expandable_segments) {
-        uint32_t next;
-        block = msc__sim_block_at(blocks, slot);
-        next = msc__sim_set_lower_bound(blocks, set, block->size_bytes, block->address + 1);
-        if (next == 0 || msc__sim_expandable_size(pools, next) >= msc__sim_expandable_size(pools, slot))
-            break;
-        slot = next;
-    }
     if (slot == 0)
         return 0;
-    block = msc__sim_block_at(blocks, slot);
-    if (rounded_bytes < limit && block->size_bytes >= limit)
+    if (pools->options.expandable_segments)
+        slot = prefer_smaller_growth(pools, set, slot);
+    bytes = msc__sim_block_at(&pools->blocks, slot)->size_bytes;
+    if (rounded_bytes < limit && bytes >= limit)
         return 0;
     if (rounded_bytes >= limit &&
-        block->size_bytes >= msc__sat_add_u64(rounded_bytes, pools->options.max_non_split_rounding_bytes))
+        bytes >= msc__sat_add_u64(rounded_bytes, pools->options.max_non_split_rounding_bytes))
         return 0;
     msc__sim_set_erase(&pools->blocks, set, slot);
-    return slot;
-}
-
-/* Asks the device once. */
-static uint32_t ask_device(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
-{
-    if (pools->options.expandable_segments)
-        return msc__sim_expandable_grow(pools, set_index, rounded_bytes);
-    return add_segment(pools, set_index, msc__sim_segment_bytes(&pools->options, rounded_bytes));
-}
-
-/* New memory for a request that no cached block fits, with up to two rounds of releasing. */
-static uint32_t obtain(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
-{
-    uint32_t slot = ask_device(pools, set_index, rounded_bytes);
-
-    if (slot == 0 && release_oversize(pools, set_index, rounded_bytes))
-        slot = ask_device(pools, set_index, rounded_bytes);
-    if (slot == 0) {
-        msc__sim_pools_release_cached(pools);
-        pools->stats.alloc_retry_count++;
-        slot = ask_device(pools, set_index, rounded_bytes);
-    }
     return slot;
 }
 
@@ -277,49 +127,52 @@ static bool should_split(const msc__sim_pools *pools, const msc__sim_block *bloc
 {
     uint64_t rest = block->size_bytes - rounded_bytes;
 
-    if (block->set_index % 2 == 0 || pools->options.expandable_segments)
+    if (block->set_index % 2 == MSC__SIM_SMALL || pools->options.expandable_segments)
         return rest >= MSC__SIM_GRANULE_BYTES;
     return rounded_bytes < pools->options.max_split_bytes && rest > MSC__SIM_SMALL_BYTES;
 }
 
-/* Keeps what the request does not need and reports what has become of inactive split bytes. */
+/*
+ * Keeps what the request does not need, and counts inactive split blocks: a part cut off one shrinks it, a
+ * part cut off a whole segment leaves one, and one that is used up is gone.
+ */
 static void split_rest(msc__sim_pools *pools, uint32_t slot, uint64_t rounded_bytes)
 {
     msc__sim_block *block = msc__sim_block_at(&pools->blocks, slot);
-    bool was_split = block->prev != 0 || block->next != 0;
+    msc__sim_counters *counters = &pools->counters;
+    uint32_t pool = block->set_index % 2;
     bool counts = !pools->options.expandable_segments;
-    uint64_t *inactive = &pools->stats.inactive_split_now_bytes;
+    bool was_split = block->prev != 0 || block->next != 0;
 
-    if (counts && was_split)
-        *inactive -= block->size_bytes;
     if (should_split(pools, block, rounded_bytes)) {
         uint32_t rest = msc__sim_blocks_split(&pools->blocks, slot, rounded_bytes);
-        msc__sim_set_insert(&pools->blocks, msc__sim_set_at(pools, block->set_index), rest);
-        if (counts)
-            *inactive += msc__sim_block_at(&pools->blocks, rest)->size_bytes;
+        msc__sim_pools_insert(pools, rest);
+        if (counts && was_split) {
+            msc__sim_count_down(counters, pool, MSC__SIM_INACTIVE_SPLIT_BYTES, rounded_bytes);
+        } else if (counts) {
+            msc__sim_count_up(counters, pool, MSC__SIM_INACTIVE_SPLIT_BYTES,
+                              msc__sim_block_at(&pools->blocks, rest)->size_bytes);
+            msc__sim_count_up(counters, pool, MSC__SIM_INACTIVE_SPLIT, 1);
+        }
+    } else if (counts && was_split) {
+        msc__sim_count_down(counters, pool, MSC__SIM_INACTIVE_SPLIT_BYTES, block->size_bytes);
+        msc__sim_count_down(counters, pool, MSC__SIM_INACTIVE_SPLIT, 1);
     }
-}
-
-static void count_allocated(msc__sim_pools *pools, uint64_t block_bytes, uint64_t requested_bytes)
-{
-    msc_sim_stats *stats = &pools->stats;
-
-    pools->allocated_count++;
-    stats->allocated_now_bytes += block_bytes;
-    stats->requested_now_bytes += requested_bytes;
-    msc__sim_raise(&stats->allocated_peak_bytes, stats->allocated_now_bytes);
-    msc__sim_raise(&stats->requested_peak_bytes, stats->requested_now_bytes);
 }
 
 msc_status msc__sim_pools_fail(msc__sim_pools *pools, uint64_t size_bytes, uint64_t rounded_bytes,
                                msc_error *err)
 {
-    pools->stats.oom_count++;
+    bool has_fraction = pools->options.allowed_bytes < pools->options.capacity_bytes;
+
+    pools->counters.oom_count++;
     return msc__fail(err, MSC_EDEVMEM,
                      "cannot allocate %" PRIu64 " bytes (%" PRIu64 " rounded): %" PRIu64
-                     " reserved, of which %" PRIu64 " allocated, of a capacity of %" PRIu64,
-                     size_bytes, rounded_bytes, pools->stats.reserved_now_bytes,
-                     pools->stats.allocated_now_bytes, pools->options.capacity_bytes);
+                     " reserved, of which %" PRIu64 " allocated, of %s of %" PRIu64,
+                     size_bytes, rounded_bytes, msc__sim_reserved(pools),
+                     msc__sim_now(&pools->counters, MSC__SIM_ALLOCATED_BYTES),
+                     has_fraction ? "a memory fraction" : "a capacity",
+                     has_fraction ? pools->options.allowed_bytes : pools->options.capacity_bytes);
 }
 
 /* Room in the tables for whatever this request may lead to. */
@@ -327,27 +180,33 @@ static msc_status reserve_room(msc__sim_pools *pools, uint32_t set_index, uint64
                                msc_error *err)
 {
     uint64_t total = (uint64_t)pools->blocks.used_count + 2; /* a segment and the rest of a split */
+    msc_status status;
 
     if (pools->options.expandable_segments)
         total = msc__sim_expandable_room(pools, set_index, rounded_bytes);
-    return msc__sim_blocks_reserve(pools->ctx, &pools->blocks, total, err);
+    status = msc__sim_blocks_reserve(pools->ctx, &pools->blocks, total, err);
+    return status == MSC_OK ? msc__sim_events_reserve(pools, err) : status;
 }
 
-msc_status msc__sim_pools_alloc(msc__sim_pools *pools, uint64_t size_bytes, uint32_t stream, uint32_t *slot,
-                                msc_error *err)
+msc_status msc__sim_pools_alloc(msc__sim_pools *pools, uint32_t id, uint64_t size_bytes,
+                                const msc_sim_place *place, uint32_t *slot, msc_error *err)
 {
     uint64_t rounded_bytes = msc__sim_round_size(&pools->options, size_bytes);
+    uint32_t pool = rounded_bytes > MSC__SIM_SMALL_BYTES ? MSC__SIM_LARGE : MSC__SIM_SMALL;
     uint32_t set_index;
     msc__sim_block *block;
     msc_status status;
 
-    status = select_stream(pools, stream, err);
+    status = msc__sim_places_select(pools, place, err);
     if (status != MSC_OK)
         return status;
-    set_index = pools->last_stream * 2 + (rounded_bytes > MSC__SIM_SMALL_BYTES ? 1u : 0u);
+    set_index = pools->last_place * 2 + pool;
     status = reserve_room(pools, set_index, rounded_bytes, err);
     if (status != MSC_OK)
         return status;
+    if (msc__sim_place_at(pools, pools->last_place)->released)
+        msc__sim_places_mark(pools, place->pool, false);
+    pools->search_count += pool == MSC__SIM_LARGE && place->pool == 0;
     *slot = take_fit(pools, set_index, rounded_bytes);
     if (*slot == 0)
         *slot = obtain(pools, set_index, rounded_bytes);
@@ -356,10 +215,16 @@ msc_status msc__sim_pools_alloc(msc__sim_pools *pools, uint64_t size_bytes, uint
     split_rest(pools, *slot, rounded_bytes);
     block = msc__sim_block_at(&pools->blocks, *slot);
     block->state = MSC__SIM_ALLOCATED;
+    block->tag = id;
     block->use.requested_bytes = size_bytes;
-    count_allocated(pools, block->size_bytes, size_bytes);
+    pools->active_count++;
+    msc__sim_count_allocated(&pools->counters, pool, block->size_bytes, size_bytes);
+    if (block->size_bytes >= pools->options.max_split_bytes)
+        msc__sim_counter_add(&pools->counters.oversize_allocations, 1);
     return MSC_OK;
 }
+
+/* ---- frees -------------------------------------------------------------------------------------- */
 
 /* Merges a free neighbour into a block; returns the bytes gained. */
 static uint64_t absorb_free(msc__sim_pools *pools, uint32_t slot, uint32_t other)
@@ -374,50 +239,113 @@ static uint64_t absorb_free(msc__sim_pools *pools, uint32_t slot, uint32_t other
     return bytes;
 }
 
-void msc__sim_pools_free(msc__sim_pools *pools, uint32_t slot)
+/* One free counts its net change of inactive split blocks, up or down. */
+static void count_inactive(msc__sim_pools *pools, uint32_t pool, msc__sim_metric metric, uint64_t gained,
+                           uint64_t lost)
+{
+    if (gained > lost)
+        msc__sim_count_up(&pools->counters, pool, metric, gained - lost);
+    else if (lost > gained)
+        msc__sim_count_down(&pools->counters, pool, metric, lost - gained);
+}
+
+void msc__sim_pools_free_active(msc__sim_pools *pools, uint32_t slot)
 {
     msc__sim_block *block = msc__sim_block_at(&pools->blocks, slot);
-    msc_sim_stats *stats = &pools->stats;
-    uint64_t merged;
+    uint32_t pool = block->set_index % 2;
+    uint64_t below;
+    uint64_t above;
+    bool is_split;
 
-    pools->allocated_count--;
-    stats->allocated_now_bytes -= block->size_bytes;
-    stats->requested_now_bytes -= block->use.requested_bytes;
+    pools->active_count--;
+    msc__sim_count_completed(&pools->counters, pool, block->size_bytes, block->use.requested_bytes);
     block->state = MSC__SIM_FREE;
-    merged = absorb_free(pools, slot, block->prev);
-    merged += absorb_free(pools, slot, block->next);
-    msc__sim_set_insert(&pools->blocks, msc__sim_set_at(pools, block->set_index), slot);
+    below = absorb_free(pools, slot, block->prev);
+    above = absorb_free(pools, slot, block->next);
+    msc__sim_pools_insert(pools, slot);
     if (pools->options.expandable_segments)
         return;
-    stats->inactive_split_now_bytes -= merged;
-    if (block->prev != 0 || block->next != 0)
-        stats->inactive_split_now_bytes += block->size_bytes;
+    is_split = block->prev != 0 || block->next != 0;
+    count_inactive(pools, pool, MSC__SIM_INACTIVE_SPLIT, is_split,
+                   (below != 0 ? 1u : 0u) + (above != 0 ? 1u : 0u));
+    count_inactive(pools, pool, MSC__SIM_INACTIVE_SPLIT_BYTES, is_split ? block->size_bytes : 0,
+                   below + above);
+}
+
+/* Counts a block as no longer allocated. */
+static void stop_counting(msc__sim_pools *pools, const msc__sim_block *block)
+{
+    msc__sim_count_requested(&pools->counters, block->set_index % 2, block->size_bytes);
+    if (block->size_bytes >= pools->options.max_split_bytes)
+        pools->counters.oversize_allocations.current--;
+}
+
+void msc__sim_pools_free(msc__sim_pools *pools, uint32_t slot)
+{
+    stop_counting(pools, msc__sim_block_at(&pools->blocks, slot));
+    msc__sim_pools_free_active(pools, slot);
+}
+
+msc_status msc__sim_pools_request(msc__sim_pools *pools, uint32_t slot, msc_error *err)
+{
+    msc__sim_block *block = msc__sim_block_at(&pools->blocks, slot);
+    msc_status status = msc__array_push(pools->ctx, &pools->awaiting, sizeof slot, &slot, err);
+
+    if (status != MSC_OK)
+        return status;
+    stop_counting(pools, block);
+    block->state = MSC__SIM_AWAITING;
+    return MSC_OK;
+}
+
+void msc__sim_pools_complete(msc__sim_pools *pools, uint32_t slot)
+{
+    uint32_t *slots = pools->awaiting.items;
+    uint32_t i = 0;
+
+    while (slots[i] != slot)
+        i++;
+    pools->awaiting.count--;
+    memmove(slots + i, slots + i + 1, (pools->awaiting.count - i) * sizeof *slots);
+    msc__sim_pools_free_active(pools, slot);
 }
 
 /* ---- life --------------------------------------------------------------------------------------- */
 
 void msc__sim_pools_clear(msc__sim_pools *pools)
 {
-    msc__sim_stream *streams = pools->streams.items;
     uint32_t i;
 
-    for (i = 0; i < pools->streams.count; i++)
-        memset(streams[i].sets, 0, 2 * sizeof *streams[i].sets);
+    for (i = 0; i < pools->places.count; i++) {
+        msc__sim_place *place = msc__sim_place_at(pools, i);
+        memset(place->sets, 0, 2 * sizeof *place->sets);
+        place->released = false;
+    }
     msc__sim_blocks_clear(&pools->blocks);
-    memset(&pools->stats, 0, sizeof pools->stats);
-    pools->allocated_count = 0;
+    memset(&pools->counters, 0, sizeof pools->counters);
+    pools->ids.count = 0;
+    pools->awaiting.count = 0;
+    pools->events.count = 0;
+    pools->active_count = 0;
     pools->segment_count = 0;
+    pools->search_count = 0;
     pools->mapped_page_count = 0;
     pools->next_address = 0;
+    pools->placed_address = 0;
+    pools->call_count = 0;
+    pools->capturing = false;
 }
 
 void msc__sim_pools_fini(msc__sim_pools *pools)
 {
-    msc__sim_stream *streams = pools->streams.items;
     uint32_t i;
 
-    for (i = 0; i < pools->streams.count; i++)
-        msc__free(pools->ctx, streams[i].sets, 2 * sizeof *streams[i].sets);
-    msc__array_fini(pools->ctx, &pools->streams, sizeof *streams);
+    for (i = 0; i < pools->places.count; i++)
+        msc__free(pools->ctx, msc__sim_place_at(pools, i)->sets, 2 * sizeof(msc__sim_set));
+    msc__array_fini(pools->ctx, &pools->places, sizeof(msc__sim_place));
+    msc__array_fini(pools->ctx, &pools->order, sizeof(uint32_t));
+    msc__array_fini(pools->ctx, &pools->ids, sizeof(uint32_t));
+    msc__array_fini(pools->ctx, &pools->awaiting, sizeof(uint32_t));
+    msc__array_fini(pools->ctx, &pools->events, sizeof(msc_sim_segment_event));
     msc__sim_blocks_fini(pools->ctx, &pools->blocks);
 }

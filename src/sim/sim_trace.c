@@ -50,6 +50,7 @@
  * arrays of exactly the right size. What happens at which position is prepared by sim_derive.c.
  * Cost: operations + buffers + saves × nesting depth + events.
  */
+#include "sim/sim_trace.h"
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
@@ -59,18 +60,22 @@
 struct msc_trace {
     msc_context *ctx;
     msc_event *events;
+    msc_instance *instances;
     uint64_t event_count;
     uint64_t op_event_count;
     uint32_t instance_count;
 };
 
-/* Where events go. While counting, `events` is NULL. */
+/* Where events and instances go. While counting, both are NULL. */
 typedef struct emitter {
     msc_event *events;
+    msc_instance *instances;
     uint64_t count;
     uint64_t op_events;
     uint32_t *ids; /* per object: its instance */
     uint32_t next_id;
+    uint32_t op; /* that runs; op count before the first */
+    uint8_t recomputed;
 } emitter;
 
 /* ---- the walk ------------------------------------------------------------------------------------ */
@@ -101,13 +106,26 @@ static void object_facts(const msc__derivation *d, uint32_t object, uint64_t *si
     }
 }
 
+/* Hands out the next instance id. */
+static uint32_t new_instance(emitter *e, uint32_t buffer)
+{
+    if (e->instances != NULL) {
+        msc_instance *instance = &e->instances[e->next_id];
+        instance->buffer = buffer;
+        instance->op = e->op;
+        instance->recomputed = e->recomputed;
+    }
+    return e->next_id++;
+}
+
 static void emit_alloc(emitter *e, const msc__derivation *d, uint32_t object)
 {
+    uint32_t buffer = object >= 2 * d->buffer_count ? MSC_NONE : object % d->buffer_count;
     uint64_t size_bytes;
     uint8_t category;
 
     object_facts(d, object, &size_bytes, &category);
-    e->ids[object] = e->next_id++;
+    e->ids[object] = new_instance(e, buffer);
     emit(e, MSC_EVENT_ALLOC, e->ids[object], size_bytes, category);
 }
 
@@ -122,11 +140,13 @@ static void emit_free(emitter *e, const msc__derivation *d, uint32_t object)
 
 static void emit_scratch(emitter *e, const msc_op *op)
 {
+    uint32_t id;
+
     if (op->scratch_bytes == 0)
         return;
-    emit(e, MSC_EVENT_ALLOC, e->next_id, op->scratch_bytes, MSC_CATEGORY_TEMPORARY);
-    emit(e, MSC_EVENT_FREE, e->next_id, op->scratch_bytes, MSC_CATEGORY_TEMPORARY);
-    e->next_id++;
+    id = new_instance(e, MSC_NONE);
+    emit(e, MSC_EVENT_ALLOC, id, op->scratch_bytes, MSC_CATEGORY_TEMPORARY);
+    emit(e, MSC_EVENT_FREE, id, op->scratch_bytes, MSC_CATEGORY_TEMPORARY);
 }
 
 /* Outputs of an operation: forward instances with `shift` 0, recomputed ones with the buffer count. */
@@ -152,7 +172,9 @@ static void emit_recompute(emitter *e, const msc__derivation *d, const msc__regi
     uint32_t t;
     uint32_t i;
 
+    e->recomputed = 1;
     for (t = region->begin; t < region->stop; t++) {
+        e->op = t;
         emit(e, MSC_EVENT_RECOMPUTE, t, 0, 0);
         emit_outputs(e, d, t, d->buffer_count);
         for (i = d->expires.first[t + 1]; i < d->expires.first[t + 2]; i++)
@@ -163,12 +185,14 @@ static void emit_recompute(emitter *e, const msc__derivation *d, const msc__regi
         if (!msc__redo_is_held(d, b) && !msc__redo_expires_inside(d, b, region))
             emit_free(e, d, d->buffer_count + b);
     }
+    e->recomputed = 0;
 }
 
 static void emit_op(emitter *e, const msc__derivation *d, uint32_t op)
 {
     uint32_t i;
 
+    e->op = op;
     emit(e, MSC_EVENT_OP, op, 0, 0);
     for (i = d->starts.first[op]; i < d->starts.first[op + 1]; i++)
         if (d->modules[d->calls[d->starts.items[i]].module].state_bytes > 0)
@@ -181,6 +205,7 @@ static void walk(emitter *e, const msc__derivation *d)
     uint32_t p;
     uint32_t i;
 
+    e->op = d->op_count;
     for (i = 0; i < d->buffer_count; i++)
         if (d->buffers[i].resident)
             emit_alloc(e, d, i);
@@ -193,13 +218,44 @@ static void walk(emitter *e, const msc__derivation *d)
     }
 }
 
+/* ---- arrays of the right size --------------------------------------------------------------------- */
+
+/* NULL and OK for an empty array. */
+static msc_status take(msc_trace *trace, uint64_t count, size_t item_bytes, void **out, msc_error *err)
+{
+    size_t bytes = SIZE_MAX;
+
+    *out = NULL;
+    if (count == 0)
+        return MSC_OK;
+    if (count <= SIZE_MAX && msc__mul_size((size_t)count, item_bytes, &bytes))
+        *out = msc__alloc(trace->ctx, bytes);
+    return *out == NULL ? msc__fail_memory(err, "a trace", bytes) : MSC_OK;
+}
+
+static msc_status take_arrays(msc_trace *trace, const emitter *e, msc_error *err)
+{
+    void *events = NULL;
+    void *instances = NULL;
+    msc_status status = take(trace, e->count, sizeof(msc_event), &events, err);
+
+    trace->events = events;
+    trace->event_count = e->count;
+    if (status == MSC_OK)
+        status = take(trace, e->next_id, sizeof(msc_instance), &instances, err);
+    trace->instances = instances;
+    trace->instance_count = e->next_id;
+    trace->op_event_count = e->op_events;
+    return status;
+}
+
 /* ---- lifecycle ----------------------------------------------------------------------------------- */
 
 static msc_status write_events(msc_trace *trace, const msc__derivation *d, msc__scratch *scratch,
                                msc_error *err)
 {
     emitter e = {0};
-    size_t bytes = SIZE_MAX;
+    msc_status status;
 
     e.ids = msc__scratch_take(scratch, (size_t)d->buffer_count * 2 + d->call_count, sizeof *e.ids);
     if (e.ids == NULL)
@@ -207,14 +263,11 @@ static msc_status write_events(msc_trace *trace, const msc__derivation *d, msc__
     walk(&e, d);
     if (e.count > UINT32_MAX)
         return msc__fail(err, MSC_EOVERFLOW, "a step of %llu events", (unsigned long long)e.count);
-    if (e.count > 0 && msc__mul_size((size_t)e.count, sizeof(msc_event), &bytes))
-        trace->events = msc__alloc(trace->ctx, bytes);
-    if (e.count > 0 && trace->events == NULL)
-        return msc__fail_memory(err, "a trace", bytes);
-    trace->event_count = e.count;
-    trace->op_event_count = e.op_events;
-    trace->instance_count = e.next_id;
+    status = take_arrays(trace, &e, err);
+    if (status != MSC_OK)
+        return status;
     e.events = trace->events;
+    e.instances = trace->instances;
     e.count = 0;
     e.next_id = 0;
     walk(&e, d);
@@ -271,7 +324,13 @@ void msc_trace_destroy(msc_trace *trace)
     if (trace == NULL)
         return;
     msc__free(trace->ctx, trace->events, (size_t)trace->event_count * sizeof(msc_event));
+    msc__free(trace->ctx, trace->instances, (size_t)trace->instance_count * sizeof(msc_instance));
     msc__free(trace->ctx, trace, sizeof *trace);
+}
+
+msc_context *msc__trace_context(const msc_trace *trace)
+{
+    return trace->ctx;
 }
 
 const msc_event *msc_trace_events(const msc_trace *trace)
@@ -287,6 +346,11 @@ uint64_t msc_trace_event_count(const msc_trace *trace)
 uint32_t msc_trace_instance_count(const msc_trace *trace)
 {
     return trace->instance_count;
+}
+
+const msc_instance *msc_trace_instances(const msc_trace *trace)
+{
+    return trace->instances;
 }
 
 uint64_t msc_trace_op_event_count(const msc_trace *trace)

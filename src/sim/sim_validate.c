@@ -7,9 +7,10 @@
  *   1. blocks      states, sizes, neighbours: linked both ways, addresses without a gap, no two free ones
  *                  or unmapped ones side by side
  *   2. segments    each list of blocks has a size that the device would have given
- *   3. free sets   bitmap, order, heap; exactly the free blocks, each in the set of its stream and pool
- *   4. conservation: allocated + free = reserved, and every "now" statistic equals its recomputation; the
- *      table has room for what a release may add
+ *   3. free sets   bitmap, order, heap; exactly the free blocks, each in the set of its place and pool
+ *   4. lists       places in order; awaiting blocks
+ *   5. conservation: active + free = reserved, and every present figure equals its recomputation; limits
+ *      hold, and the tables have room for what a release may add
  *
  * The check allocates nothing and changes nothing. Its cost is linear in the blocks.
  */
@@ -22,12 +23,12 @@
 
 /* What a walk over all blocks adds up to. */
 typedef struct sums {
-    uint64_t allocated_bytes;
-    uint64_t requested_bytes;
-    uint64_t free_bytes;
-    uint64_t inactive_split_bytes;
+    uint64_t figures[2][MSC__SIM_METRIC_COUNT]; /* of the small and the large pool */
+    uint64_t oversize_blocks;
+    uint64_t oversize_segments;
     uint64_t page_count;
-    uint32_t allocated_count;
+    uint32_t awaiting_count;
+    uint32_t active_count;
     uint32_t free_count;
     uint32_t unmapped_count;
     uint32_t segment_count;
@@ -60,7 +61,9 @@ static const char *neighbour_rule(const msc__sim_blocks *blocks, uint32_t slot)
         return "a gap before the neighbour above";
     if (next->set_index != block->set_index)
         return "the neighbour above belongs to another stream or pool";
-    if (next->state == block->state && block->state != MSC__SIM_ALLOCATED)
+    if (next->phase != block->phase)
+        return "the neighbour above has other page borders";
+    if (next->state == block->state && !msc__sim_is_active(block))
         return "not merged with the neighbour above";
     return NULL;
 }
@@ -71,14 +74,15 @@ static const char *block_rule(const msc__sim_pools *pools, uint32_t slot)
 
     if (block->size_bytes == 0 || block->size_bytes % MSC__SIM_GRANULE_BYTES != 0)
         return "the size is no multiple of the granule";
-    if (block->set_index / 2 >= pools->streams.count)
-        return "the stream is unknown";
-    if (block->state == MSC__SIM_ALLOCATED &&
+    if (block->set_index / 2 >= pools->places.count)
+        return "its place is unknown";
+    if (msc__sim_is_active(block) &&
         (block->use.requested_bytes == 0 || block->use.requested_bytes > block->size_bytes))
         return "smaller than the request";
     if (block->state == MSC__SIM_UNMAPPED) {
         uint64_t page_bytes = msc__sim_page_bytes(&pools->options, block->set_index);
-        if (block->address % page_bytes != 0 || block->size_bytes % page_bytes != 0)
+        if (msc__sim_expandable_to_border(pools, block, block->address) != 0 ||
+            block->size_bytes % page_bytes != 0)
             return "unmapped, but not whole pages";
         if (!pools->options.expandable_segments)
             return "unmapped without expandable segments";
@@ -86,19 +90,40 @@ static const char *block_rule(const msc__sim_pools *pools, uint32_t slot)
     return neighbour_rule(&pools->blocks, slot);
 }
 
+static void add_active(const msc__sim_pools *pools, const msc__sim_block *block, uint64_t *figures, sums *sum)
+{
+    sum->active_count++;
+    figures[MSC__SIM_ACTIVE]++;
+    figures[MSC__SIM_ACTIVE_BYTES] += block->size_bytes;
+    figures[MSC__SIM_REQUESTED_BYTES] += block->use.requested_bytes;
+    figures[MSC__SIM_RESERVED_BYTES] += block->size_bytes;
+    if (block->state == MSC__SIM_AWAITING) {
+        sum->awaiting_count++;
+        return;
+    }
+    figures[MSC__SIM_ALLOCATION]++;
+    figures[MSC__SIM_ALLOCATED_BYTES] += block->size_bytes;
+    if (pools->options.kind == MSC_SIM_CUDA && block->size_bytes >= pools->options.max_split_bytes)
+        sum->oversize_blocks++;
+}
+
 static void add_block(const msc__sim_pools *pools, const msc__sim_block *block, sums *sum)
 {
+    bool is_host = pools->options.kind == MSC_SIM_HOST;
+    uint64_t *figures = sum->figures[is_host ? MSC__SIM_LARGE : block->set_index % 2];
+
     switch ((msc__sim_state)block->state) {
     case MSC__SIM_ALLOCATED:
-        sum->allocated_bytes += block->size_bytes;
-        sum->requested_bytes += block->use.requested_bytes;
-        sum->allocated_count++;
+    case MSC__SIM_AWAITING:
+        add_active(pools, block, figures, sum);
         break;
     case MSC__SIM_FREE:
-        sum->free_bytes += block->size_bytes;
         sum->free_count++;
-        if (!pools->options.expandable_segments && (block->prev != 0 || block->next != 0))
-            sum->inactive_split_bytes += block->size_bytes;
+        figures[MSC__SIM_RESERVED_BYTES] += block->size_bytes;
+        if (!pools->options.expandable_segments && (block->prev != 0 || block->next != 0)) {
+            figures[MSC__SIM_INACTIVE_SPLIT]++;
+            figures[MSC__SIM_INACTIVE_SPLIT_BYTES] += block->size_bytes;
+        }
         break;
     case MSC__SIM_UNMAPPED:
         sum->unmapped_count++;
@@ -116,7 +141,7 @@ static const char *segment_rule(const msc__sim_pools *pools, uint32_t slot, sums
     const msc_sim_options *options = &pools->options;
     const msc__sim_block *block = msc__sim_block_at(&pools->blocks, slot);
     uint64_t page_bytes = msc__sim_page_bytes(options, block->set_index);
-    uint64_t start = block->address;
+    bool starts_page = msc__sim_expandable_to_border(pools, block, block->address) == 0;
     uint64_t mapped = 0;
     uint64_t total = 0;
     uint32_t steps = 0;
@@ -130,11 +155,13 @@ static const char *segment_rule(const msc__sim_pools *pools, uint32_t slot, sums
     }
     if (options->expandable_segments) {
         sum->page_count += mapped / page_bytes;
-        return start % page_bytes != 0 || total % page_bytes != 0 || mapped % page_bytes != 0
+        return !starts_page || total % page_bytes != 0 || mapped % page_bytes != 0
                    ? "an expandable segment that is not whole pages"
                    : NULL;
     }
-    if (block->set_index % 2 == 0)
+    sum->figures[block->set_index % 2][MSC__SIM_SEGMENT]++;
+    sum->oversize_segments += total >= options->max_split_bytes;
+    if (block->set_index % 2 == MSC__SIM_SMALL)
         return total == MSC__SIM_SMALL_SEGMENT_BYTES ? NULL : "a small segment of wrong size";
     if (total == options->large_segment_bytes)
         return NULL;
@@ -180,10 +207,18 @@ typedef struct tree_walk {
     uint32_t count; /* blocks visited */
 } tree_walk;
 
+static bool is_ordered(const msc__sim_key *a, const msc__sim_key *b)
+{
+    if (a->size_bytes != b->size_bytes)
+        return a->size_bytes < b->size_bytes;
+    return a->address != b->address ? a->address < b->address : a->slot < b->slot;
+}
+
 static const char *node_rule(const tree_walk *walk, uint32_t slot, const msc__sim_block *parent)
 {
     const msc__sim_block *node = msc__sim_block_at(walk->blocks, slot);
-    const msc__sim_block *last = msc__sim_block_at(walk->blocks, walk->last);
+    const msc__sim_key key = msc__sim_key_of(walk->blocks, slot);
+    const msc__sim_key last = msc__sim_key_of(walk->blocks, walk->last);
 
     if (node->state != MSC__SIM_FREE || node->set_index != walk->set_index)
         return "in a free set where it does not belong";
@@ -191,8 +226,7 @@ static const char *node_rule(const tree_walk *walk, uint32_t slot, const msc__si
         return "in the tree of another size class";
     if (parent != NULL && node->priority > parent->priority)
         return "priority above the parent's";
-    if (walk->last != 0 && (last->size_bytes > node->size_bytes ||
-                            (last->size_bytes == node->size_bytes && last->address >= node->address)))
+    if (walk->last != 0 && !is_ordered(&last, &key))
         return "out of order in its tree";
     return NULL;
 }
@@ -255,7 +289,7 @@ static msc_status check_unmapped(const msc__sim_pools *pools, uint32_t set_index
             return broken(err, slot, "in a list of unmapped blocks where it does not belong");
         if (block->use.link.left != last)
             return broken(err, slot, "the list of unmapped blocks does not link back");
-        if (last != 0 && msc__sim_block_at(&pools->blocks, last)->address >= block->address)
+        if (last != 0 && msc__sim_block_at(&pools->blocks, last)->address > block->address)
             return broken(err, slot, "out of order in the list of unmapped blocks");
         last = slot;
         (*count)++;
@@ -269,7 +303,7 @@ static msc_status check_sets(const msc__sim_pools *pools, const sums *sum, msc_e
     uint32_t unmapped_count = 0;
     uint32_t i;
 
-    for (i = 0; i < 2 * pools->streams.count; i++) {
+    for (i = 0; i < 2 * pools->places.count; i++) {
         msc_status status = check_set(pools, i, &free_count, err);
         if (status == MSC_OK)
             status = check_unmapped(pools, i, &unmapped_count, err);
@@ -284,7 +318,54 @@ static msc_status check_sets(const msc__sim_pools *pools, const sums *sum, msc_e
     return MSC_OK;
 }
 
-/* ---- 4. conservation ---------------------------------------------------------------------------- */
+/* ---- 4. lists ----------------------------------------------------------------------------------- */
+
+/* The order names every place once: it rises strictly and is as long as the table. */
+static msc_status check_order(const msc__sim_pools *pools, msc_error *err)
+{
+    uint32_t i;
+
+    if (pools->order.count != pools->places.count)
+        return msc__fail(err, MSC_EINTERNAL, "an order of %" PRIu32 " for %" PRIu32 " places",
+                         pools->order.count, pools->places.count);
+    for (i = 1; i < pools->order.count; i++) {
+        const msc__sim_place *a = msc__sim_place_at(pools, msc__sim_places_by_order(pools, i - 1));
+        const msc__sim_place *b = msc__sim_place_at(pools, msc__sim_places_by_order(pools, i));
+        if (a->pool > b->pool || (a->pool == b->pool && a->stream >= b->stream))
+            return msc__fail(err, MSC_EINTERNAL, "place %" PRIu32 " is out of order", i);
+        if (a->pool == b->pool && a->released != b->released)
+            return msc__fail(err, MSC_EINTERNAL, "pool %" PRIu32 " is released in part", a->pool);
+    }
+    return MSC_OK;
+}
+
+static msc_status check_awaiting(const msc__sim_pools *pools, const sums *sum, msc_error *err)
+{
+    const uint32_t *slots = pools->awaiting.items;
+    uint32_t i;
+
+    if (pools->awaiting.count != sum->awaiting_count)
+        return msc__fail(err, MSC_EINTERNAL, "a list of %" PRIu32 " for %" PRIu32 " awaiting blocks",
+                         pools->awaiting.count, sum->awaiting_count);
+    for (i = 0; i < pools->awaiting.count; i++)
+        if (msc__sim_block_at(&pools->blocks, slots[i])->state != MSC__SIM_AWAITING)
+            return broken(err, slots[i], "listed as awaiting, but is not");
+    return MSC_OK;
+}
+
+/* ---- 5. conservation ---------------------------------------------------------------------------- */
+
+static const char *const metric_names[MSC__SIM_METRIC_COUNT] = {
+    [MSC__SIM_ALLOCATION] = "allocation",
+    [MSC__SIM_ALLOCATED_BYTES] = "allocated_bytes",
+    [MSC__SIM_ACTIVE] = "active",
+    [MSC__SIM_ACTIVE_BYTES] = "active_bytes",
+    [MSC__SIM_REQUESTED_BYTES] = "requested_bytes",
+    [MSC__SIM_SEGMENT] = "segment",
+    [MSC__SIM_RESERVED_BYTES] = "reserved_bytes",
+    [MSC__SIM_INACTIVE_SPLIT] = "inactive_split",
+    [MSC__SIM_INACTIVE_SPLIT_BYTES] = "inactive_split_bytes",
+};
 
 static msc_status check_equal(const char *what, uint64_t kept, uint64_t counted, msc_error *err)
 {
@@ -293,25 +374,46 @@ static msc_status check_equal(const char *what, uint64_t kept, uint64_t counted,
     return msc__fail(err, MSC_EINTERNAL, "%s is %" PRIu64 ", the blocks say %" PRIu64, what, kept, counted);
 }
 
-static msc_status check_stats(const msc__sim_pools *pools, const sums *sum, msc_error *err)
+/* Present values are what the blocks add up to, and no peak is below them. */
+static msc_status check_figures(const msc__sim_counters *counters, const sums *sum, msc_error *err)
 {
-    const msc_sim_stats *stats = &pools->stats;
-    bool plain = pools->options.kind == MSC_SIM_CUDA && !pools->options.expandable_segments;
+    uint32_t pool;
+    int metric;
+
+    for (metric = 0; metric < MSC__SIM_METRIC_COUNT; metric++) {
+        uint64_t peaks = 0;
+        for (pool = 0; pool < 2; pool++) {
+            const msc__sim_counter *counter = &counters->pools[pool][metric];
+            msc_status status =
+                check_equal(metric_names[metric], counter->current, sum->figures[pool][metric], err);
+            if (status != MSC_OK)
+                return status;
+            if (counter->peak < counter->current)
+                return msc__fail(err, MSC_EINTERNAL, "the peak of %s is below the present value",
+                                 metric_names[metric]);
+            peaks += counter->peak;
+        }
+        if (counters->peaks[metric] < msc__sim_now(counters, (msc__sim_metric)metric) ||
+            counters->peaks[metric] > peaks)
+            return msc__fail(err, MSC_EINTERNAL, "the peak of all %s is impossible", metric_names[metric]);
+    }
+    return MSC_OK;
+}
+
+static msc_status check_counts(const msc__sim_pools *pools, const sums *sum, msc_error *err)
+{
     const struct {
         const char *what;
         uint64_t kept;
         uint64_t counted;
     } pairs[] = {
-        {"reserved_now_bytes", stats->reserved_now_bytes, sum->allocated_bytes + sum->free_bytes},
-        {"allocated_now_bytes", stats->allocated_now_bytes, sum->allocated_bytes},
-        {"requested_now_bytes", stats->requested_now_bytes, sum->requested_bytes},
-        {"inactive_split_now_bytes", stats->inactive_split_now_bytes, sum->inactive_split_bytes},
-        {"segment_now_count", stats->segment_now_count, plain ? sum->segment_count : 0},
+        {"oversize_allocations", pools->counters.oversize_allocations.current, sum->oversize_blocks},
+        {"oversize_segments", pools->counters.oversize_segments.current, sum->oversize_segments},
         {"the count of segments", pools->segment_count, sum->segment_count},
         {"the count of mapped pages", pools->mapped_page_count, sum->page_count},
-        {"the count of allocated blocks", pools->allocated_count, sum->allocated_count},
+        {"the count of active blocks", pools->active_count, sum->active_count},
         {"the count of blocks", pools->blocks.used_count,
-         (uint64_t)sum->allocated_count + sum->free_count + sum->unmapped_count},
+         (uint64_t)sum->active_count + sum->free_count + sum->unmapped_count},
     };
     size_t i;
 
@@ -320,17 +422,32 @@ static msc_status check_stats(const msc__sim_pools *pools, const sums *sum, msc_
         if (status != MSC_OK)
             return status;
     }
-    if (stats->allocated_peak_bytes < stats->allocated_now_bytes ||
-        stats->reserved_peak_bytes < stats->reserved_now_bytes ||
-        stats->requested_peak_bytes < stats->requested_now_bytes ||
-        stats->segment_peak_count < stats->segment_now_count)
-        return msc__fail(err, MSC_EINTERNAL, "a peak is below the present value");
-    if (stats->reserved_now_bytes > pools->options.capacity_bytes)
-        return msc__fail(err, MSC_EINTERNAL, "more is reserved than the capacity");
+    return MSC_OK;
+}
+
+/* What the device gave is within its limits; a fraction does not bound the pages of expandable segments. */
+static msc_status check_limits(const msc__sim_pools *pools, msc_error *err)
+{
+    bool is_plain = pools->options.kind == MSC_SIM_CUDA && !pools->options.expandable_segments;
+
+    if (msc__sim_reserved(pools) > pools->options.capacity_bytes ||
+        (is_plain && msc__sim_reserved(pools) > pools->options.allowed_bytes))
+        return msc__fail(err, MSC_EINTERNAL, "more is reserved than the limit");
     if (pools->options.expandable_segments && pools->blocks.slots.count != 0 &&
         pools->blocks.slots.capacity <= pools->blocks.used_count + msc__sim_expandable_spare(pools, 0))
         return msc__fail(err, MSC_EINTERNAL, "no room for the blocks that a release may add");
+    if (!msc__sim_events_have_room(pools))
+        return msc__fail(err, MSC_EINTERNAL, "no room for the events that a release may add");
     return MSC_OK;
+}
+
+static msc_status check_stats(const msc__sim_pools *pools, const sums *sum, msc_error *err)
+{
+    msc_status status = check_counts(pools, sum, err);
+
+    if (status == MSC_OK)
+        status = check_figures(&pools->counters, sum, err);
+    return status == MSC_OK ? check_limits(pools, err) : status;
 }
 
 /* HOST blocks have neither addresses nor neighbours: only the sums are left to check. */
@@ -354,6 +471,10 @@ msc_status msc__sim_pools_validate(const msc__sim_pools *pools, msc_error *err)
     status = check_blocks(pools, &sum, err);
     if (status == MSC_OK)
         status = check_sets(pools, &sum, err);
+    if (status == MSC_OK)
+        status = check_order(pools, err);
+    if (status == MSC_OK)
+        status = check_awaiting(pools, &sum, err);
     if (status == MSC_OK)
         status = check_stats(pools, &sum, err);
     return status;

@@ -49,11 +49,15 @@ static inline uint64_t ref_up(uint64_t value, uint64_t unit)
 
 static inline uint64_t ref_round(const reference *ref, uint64_t size)
 {
-    uint64_t divisions = ref->options.roundup_power2_divisions;
+    uint64_t divisions;
     uint64_t power = 1;
+    int interval = 0;
 
     if (size < 512)
         return 512;
+    while (interval < 15 && (UINT64_C(2) << (20 + interval)) <= size)
+        interval++;
+    divisions = ref->options.roundup_power2_divisions[interval];
     if (divisions <= 1 || size <= 512 * divisions)
         return ref_up(size, 512);
     while (power * 2 <= size)

@@ -76,6 +76,7 @@ static uint64_t next_random(uint64_t *seed)
 static void default_options(void **state)
 {
     msc_sim_options options = msc_sim_options_default(MSC_SIM_CUDA);
+    uint32_t i;
 
     (void)state;
     assert_int_equal(options.struct_bytes, sizeof options);
@@ -84,7 +85,10 @@ static void default_options(void **state)
     assert_true(options.max_split_bytes == UINT64_MAX);
     assert_int_equal(options.max_non_split_rounding_bytes, 20 * MIB);
     assert_int_equal(options.large_segment_bytes, 20 * MIB);
-    assert_int_equal(options.roundup_power2_divisions, 0);
+    assert_true(options.allowed_bytes == UINT64_MAX);
+    assert_true(options.device_total_bytes == UINT64_MAX);
+    for (i = 0; i < MSC_SIM_ROUNDUP_INTERVALS; i++)
+        assert_int_equal(options.roundup_power2_divisions[i], 0);
     assert_int_equal(options.expandable_segments, 0);
 }
 
@@ -108,11 +112,19 @@ static void bad_options(void **state)
     bad.kind = MSC_SIM_KIND_COUNT;
     refuse(bad, "kind");
     bad = good;
-    bad.roundup_power2_divisions = 3;
-    refuse(bad, "roundup_power2_divisions");
+    bad.roundup_power2_divisions[7] = 3;
+    refuse(bad, "roundup_power2_divisions[7]");
     bad = good;
     bad.expandable_segments = 2;
     refuse(bad, "expandable_segments");
+    bad = good;
+    bad.record_segments = 2;
+    refuse(bad, "record_segments");
+    bad = good;
+    bad.garbage_collection_threshold = 1;
+    refuse(bad, "garbage_collection_threshold");
+    bad.garbage_collection_threshold = -0.1;
+    refuse(bad, "garbage_collection_threshold");
     bad = good;
     bad.pad[2] = 1;
     refuse(bad, "pad");
@@ -391,9 +403,11 @@ static msc_sim_options random_options(uint64_t *seed)
     static const uint64_t segments[] = {20 * MIB, 20 * MIB, 12 * MIB, 10 * MIB};
     static const uint32_t divisions[] = {0, 0, 1, 2, 4, 8, 16, 4096};
     msc_sim_options options = msc_sim_options_default(MSC_SIM_CUDA);
+    uint32_t i;
 
     options.large_segment_bytes = segments[next_random(seed) % 4];
-    options.roundup_power2_divisions = divisions[next_random(seed) % 8];
+    for (i = 0; i < MSC_SIM_ROUNDUP_INTERVALS; i++)
+        options.roundup_power2_divisions[i] = divisions[next_random(seed) % 8];
     options.expandable_segments = next_random(seed) % 2 == 0;
     if (next_random(seed) % 4 != 0)
         options.capacity_bytes = (next_random(seed) % 500 + 1) * MIB;

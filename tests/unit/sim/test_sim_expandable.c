@@ -11,9 +11,11 @@
 #include "sim/sim_pools.h"
 
 #define MIB (UINT64_C(1) << 20)
+#define STAT(field) (msc__sim_counters_summary(&pools.counters).field)
 
 static msc_context *ctx;
 static msc__sim_pools pools; /* one test at a time */
+static const msc_sim_place place;
 
 static int setup(void **state)
 {
@@ -48,7 +50,7 @@ static uint32_t alloc(uint64_t size_bytes)
 {
     uint32_t slot = 0;
 
-    assert_int_equal(msc__sim_pools_alloc(&pools, size_bytes, 0, &slot, NULL), MSC_OK);
+    assert_int_equal(msc__sim_pools_alloc(&pools, 0, size_bytes, &place, &slot, NULL), MSC_OK);
     check();
     return slot;
 }
@@ -75,8 +77,8 @@ static uint64_t size(uint32_t slot)
     return msc__sim_block_at(&pools.blocks, slot)->size_bytes;
 }
 
-#define RESERVED(bytes) assert_int_equal(pools.stats.reserved_now_bytes, bytes)
-#define ALLOCATED(bytes) assert_int_equal(pools.stats.allocated_now_bytes, bytes)
+#define RESERVED(bytes) assert_int_equal(STAT(reserved_now_bytes), bytes)
+#define ALLOCATED(bytes) assert_int_equal(STAT(allocated_now_bytes), bytes)
 
 static void maps_by_the_page(void **state)
 {
@@ -86,9 +88,9 @@ static void maps_by_the_page(void **state)
     (void)alloc(5 * MIB);
     RESERVED(22 * MIB);
     ALLOCATED(5 * MIB + 512);
-    assert_int_equal(pools.stats.segment_now_count, 0); /* PyTorch does not count these */
-    assert_int_equal(pools.stats.inactive_split_now_bytes, 0);
-    assert_int_equal(pools.stats.device_alloc_count, 2);
+    assert_int_equal(STAT(segment_now_count), 0); /* PyTorch does not count these */
+    assert_int_equal(STAT(inactive_split_now_bytes), 0);
+    assert_int_equal(STAT(device_alloc_count), 2);
     assert_int_equal(pools.segment_count, 2);
 }
 
@@ -113,7 +115,7 @@ static void grows_by_the_shortfall(void **state)
     assert_int_equal(pools.segment_count, 1);
     (void)alloc(100 * MIB); /* 17 there, 83 short: five pages */
     RESERVED(140 * MIB);
-    assert_int_equal(pools.stats.device_alloc_count, 3);
+    assert_int_equal(STAT(device_alloc_count), 3);
 }
 
 static void large_pool_splits_to_the_granule(void **state)
@@ -138,14 +140,14 @@ static void empty_segment_is_given_up(void **state)
     release(a);
     empty_cache();
     RESERVED(40 * MIB); /* neither [0, 5) nor [23, 40) holds a whole page */
-    assert_int_equal(pools.stats.device_free_count, 0);
+    assert_int_equal(STAT(device_free_count), 0);
     release(b);
     empty_cache();
     RESERVED(0);
-    assert_int_equal(pools.stats.device_free_count, 1);
+    assert_int_equal(STAT(device_free_count), 1);
     assert_int_equal(pools.segment_count, 0);
     assert_int_equal(pools.blocks.used_count, 0);
-    assert_int_equal(pools.stats.reserved_peak_bytes, 40 * MIB);
+    assert_int_equal(STAT(reserved_peak_bytes), 40 * MIB);
 }
 
 static void unmaps_whole_pages_inside(void **state)
@@ -164,7 +166,7 @@ static void unmaps_whole_pages_inside(void **state)
     d = alloc(30 * MIB); /* none of 15 fits; the lowest gap grows by 15: the page comes back */
     RESERVED(60 * MIB);
     assert_int_equal(address(d), address(a) + 5 * MIB);
-    assert_int_equal(pools.stats.device_alloc_count, 3);
+    assert_int_equal(STAT(device_alloc_count), 3);
     release(a);
     release(c);
     release(d);
@@ -213,6 +215,7 @@ static void no_gap_is_large_enough(void **state)
 
     (void)state;
     pools.options.capacity_bytes = 80 * MIB;
+    pools.options.device_total_bytes = 80 * MIB;
     for (i = 0; i < 4; i++)
         slots[i] = alloc(20 * MIB);
     assert_int_equal(pools.segment_count, 1);
@@ -221,8 +224,8 @@ static void no_gap_is_large_enough(void **state)
     (void)alloc(40 * MIB); /* retry unmaps two pages; gaps of 20, 20 and 20 do not hold 40 */
     assert_int_equal(pools.segment_count, 2);
     RESERVED(80 * MIB);
-    assert_int_equal(pools.stats.alloc_retry_count, 1);
-    assert_int_equal(pools.stats.oom_count, 0);
+    assert_int_equal(STAT(alloc_retry_count), 1);
+    assert_int_equal(STAT(oom_count), 0);
 }
 
 /* 80 of memory make 90 of address space: 20 are left behind the seventh block, and 30 do not fit. */
@@ -233,6 +236,7 @@ static void space_is_nine_eighths(void **state)
 
     (void)state;
     pools.options.capacity_bytes = 80 * MIB;
+    pools.options.device_total_bytes = 80 * MIB;
     pools.options.large_segment_bytes = 10 * MIB;
     for (i = 0; i < 8; i++)
         slots[i] = alloc(10 * MIB);
@@ -256,12 +260,13 @@ static void limit_counts_pages(void **state)
 
     (void)state;
     pools.options.capacity_bytes = 50 * MIB;
+    pools.options.device_total_bytes = 50 * MIB;
     (void)alloc(30 * MIB);
     RESERVED(40 * MIB);
-    assert_int_equal(msc__sim_pools_alloc(&pools, 15 * MIB, 0, &slot, NULL), MSC_EDEVMEM);
+    assert_int_equal(msc__sim_pools_alloc(&pools, 0, 15 * MIB, &place, &slot, NULL), MSC_EDEVMEM);
     check();
     RESERVED(40 * MIB);
-    assert_int_equal(pools.stats.oom_count, 1);
+    assert_int_equal(STAT(oom_count), 1);
     (void)alloc(10 * MIB);
     RESERVED(40 * MIB);
 }
@@ -279,19 +284,20 @@ static void make_two_gaps(void)
     empty_cache();
     release(slots[1]);
     RESERVED(60 * MIB);
-    assert_int_equal(pools.stats.device_alloc_count, 5);
-    assert_int_equal(pools.stats.device_free_count, 2);
+    assert_int_equal(STAT(device_alloc_count), 5);
+    assert_int_equal(STAT(device_free_count), 2);
 }
 
 static void growth_maps_two_gaps(void **state)
 {
     (void)state;
     pools.options.capacity_bytes = 100 * MIB;
+    pools.options.device_total_bytes = 100 * MIB;
     make_two_gaps();
     (void)alloc(55 * MIB);
     RESERVED(100 * MIB);
-    assert_int_equal(pools.stats.device_alloc_count, 7);
-    assert_int_equal(pools.stats.alloc_retry_count, 0);
+    assert_int_equal(STAT(device_alloc_count), 7);
+    assert_int_equal(STAT(alloc_retry_count), 0);
     assert_int_equal(pools.segment_count, 1);
 }
 
@@ -302,14 +308,15 @@ static void failed_growth_is_released(void **state)
 
     (void)state;
     pools.options.capacity_bytes = 100 * MIB;
+    pools.options.device_total_bytes = 100 * MIB;
     make_two_gaps();
     pools.options.capacity_bytes = 80 * MIB;
-    assert_int_equal(msc__sim_pools_alloc(&pools, 55 * MIB, 0, &slot, NULL), MSC_EDEVMEM);
+    assert_int_equal(msc__sim_pools_alloc(&pools, 0, 55 * MIB, &place, &slot, NULL), MSC_EDEVMEM);
     check();
     RESERVED(40 * MIB);
-    assert_int_equal(pools.stats.device_alloc_count, 6);
-    assert_int_equal(pools.stats.device_free_count, 3);
-    assert_int_equal(pools.stats.reserved_peak_bytes, 100 * MIB);
+    assert_int_equal(STAT(device_alloc_count), 6);
+    assert_int_equal(STAT(device_free_count), 3);
+    assert_int_equal(STAT(reserved_peak_bytes), 100 * MIB);
     (void)alloc(40 * MIB);
     RESERVED(80 * MIB);
 }
@@ -324,8 +331,8 @@ static void release_all(uint32_t count)
     uint32_t i;
 
     for (i = 0; i < count; i++)
-        assert_int_equal(msc__sim_pools_alloc(&pools, (i % 2 == 0 ? 7 : 45) * MIB, 0, &slots[i], NULL),
-                         MSC_OK);
+        assert_int_equal(
+            msc__sim_pools_alloc(&pools, 0, (i % 2 == 0 ? 7 : 45) * MIB, &place, &slots[i], NULL), MSC_OK);
     before = pools.blocks.slots;
     for (i = 1; i < count; i += 2)
         msc__sim_pools_free(&pools, slots[i]);
@@ -350,7 +357,7 @@ static void release_needs_no_memory(void **state)
     for (count = 1; count <= MOST_BLOCKS; count++) {
         release_all(count);
         msc__sim_pools_fini(&pools);
-        pools.last_stream = 0;
+        pools.last_place = 0;
     }
 }
 

@@ -15,9 +15,11 @@
 
 #define KIB UINT64_C(1024)
 #define MIB (UINT64_C(1) << 20)
+#define STAT(field) (msc__sim_counters_summary(&pools.counters).field)
 
 static msc_context *ctx;
 static msc__sim_pools pools; /* one test at a time */
+static const msc_sim_place place;
 
 static int setup(void **state)
 {
@@ -51,7 +53,8 @@ static uint32_t alloc_on(uint64_t size_bytes, uint32_t stream)
 {
     uint32_t slot = 0;
 
-    assert_int_equal(msc__sim_pools_alloc(&pools, size_bytes, stream, &slot, NULL), MSC_OK);
+    assert_int_equal(msc__sim_pools_alloc(&pools, 0, size_bytes, &(msc_sim_place){stream, 0}, &slot, NULL),
+                     MSC_OK);
     check();
     return slot;
 }
@@ -65,7 +68,7 @@ static void alloc_fails(uint64_t size_bytes)
 {
     uint32_t slot = 0;
 
-    assert_int_equal(msc__sim_pools_alloc(&pools, size_bytes, 0, &slot, NULL), MSC_EDEVMEM);
+    assert_int_equal(msc__sim_pools_alloc(&pools, 0, size_bytes, &place, &slot, NULL), MSC_EDEVMEM);
     check();
 }
 
@@ -91,9 +94,9 @@ static uint64_t size(uint32_t slot)
     return msc__sim_block_at(&pools.blocks, slot)->size_bytes;
 }
 
-#define RESERVED(bytes) assert_int_equal(pools.stats.reserved_now_bytes, bytes)
-#define ALLOCATED(bytes) assert_int_equal(pools.stats.allocated_now_bytes, bytes)
-#define INACTIVE(bytes) assert_int_equal(pools.stats.inactive_split_now_bytes, bytes)
+#define RESERVED(bytes) assert_int_equal(STAT(reserved_now_bytes), bytes)
+#define ALLOCATED(bytes) assert_int_equal(STAT(allocated_now_bytes), bytes)
+#define INACTIVE(bytes) assert_int_equal(STAT(inactive_split_now_bytes), bytes)
 
 /* ---- sizes -------------------------------------------------------------------------------------- */
 
@@ -116,6 +119,14 @@ static void round_granule(void **state)
     (void)state;
     for (i = 0; i < sizeof cases / sizeof cases[0]; i++)
         assert_int_equal(msc__sim_round_size(&pools.options, cases[i][0]), cases[i][1]);
+}
+
+static void divide(uint32_t divisions)
+{
+    uint32_t i;
+
+    for (i = 0; i < MSC_SIM_ROUNDUP_INTERVALS; i++)
+        pools.options.roundup_power2_divisions[i] = divisions;
 }
 
 static void round_divisions(void **state)
@@ -141,7 +152,7 @@ static void round_divisions(void **state)
 
     (void)state;
     for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        pools.options.roundup_power2_divisions = (uint32_t)cases[i][0];
+        divide((uint32_t)cases[i][0]);
         assert_int_equal(msc__sim_round_size(&pools.options, cases[i][1]), cases[i][2]);
     }
 }
@@ -149,11 +160,11 @@ static void round_divisions(void **state)
 static void divisions_in_a_request(void **state)
 {
     (void)state;
-    pools.options.roundup_power2_divisions = 4;
+    divide(4);
     (void)alloc(9 * MIB); /* 8 / 4 = 2 MiB steps: 10 MiB, so a segment of its own */
     ALLOCATED(10 * MIB);
     RESERVED(10 * MIB);
-    assert_int_equal(pools.stats.requested_now_bytes, 9 * MIB);
+    assert_int_equal(STAT(requested_now_bytes), 9 * MIB);
     (void)alloc(900 * KIB); /* 512 / 4 = 128 KiB steps: 1 MiB, the small pool */
     RESERVED(12 * MIB);
     ALLOCATED(11 * MIB);
@@ -190,9 +201,9 @@ static void small_segment(void **state)
     RESERVED(2 * MIB);
     ALLOCATED(512 + 1024);
     INACTIVE(2 * MIB - 1536);
-    assert_int_equal(pools.stats.requested_now_bytes, 514);
-    assert_int_equal(pools.stats.segment_now_count, 1);
-    assert_int_equal(pools.stats.device_alloc_count, 1);
+    assert_int_equal(STAT(requested_now_bytes), 514);
+    assert_int_equal(STAT(segment_now_count), 1);
+    assert_int_equal(STAT(device_alloc_count), 1);
     assert_int_equal(address(b), address(a) + 512); /* the request keeps the low part */
 }
 
@@ -210,7 +221,7 @@ static void large_segment(void **state)
     RESERVED(40 * MIB);
     (void)alloc(10 * MIB);
     RESERVED(50 * MIB);
-    assert_int_equal(pools.stats.segment_now_count, 3);
+    assert_int_equal(STAT(segment_now_count), 3);
 }
 
 static void small_pool_splits_to_the_granule(void **state)
@@ -239,7 +250,7 @@ static void large_pool_splits_above_one_mib(void **state)
     assert_int_equal(size(a), 12 * MIB);
     ALLOCATED(12 * MIB);
     INACTIVE(0);
-    assert_int_equal(pools.stats.requested_now_bytes, 11 * MIB);
+    assert_int_equal(STAT(requested_now_bytes), 11 * MIB);
     b = alloc(11 * MIB - 512); /* one granule more than 1 MiB over: split */
     assert_int_equal(size(b), 11 * MIB - 512);
     INACTIVE(MIB + 512);
@@ -379,9 +390,9 @@ static void coalesce_left_and_right(void **state)
     RESERVED(2 * MIB);
     empty_cache();
     RESERVED(0);
-    assert_int_equal(pools.stats.segment_now_count, 0);
-    assert_int_equal(pools.stats.segment_peak_count, 1);
-    assert_int_equal(pools.stats.device_free_count, 1);
+    assert_int_equal(STAT(segment_now_count), 0);
+    assert_int_equal(STAT(segment_peak_count), 1);
+    assert_int_equal(STAT(device_free_count), 1);
 }
 
 /* ---- the limit ---------------------------------------------------------------------------------- */
@@ -396,11 +407,11 @@ static void retry_releases_the_cache(void **state)
     release(a);
     (void)alloc(30 * MIB);
     RESERVED(30 * MIB);
-    assert_int_equal(pools.stats.alloc_retry_count, 1);
-    assert_int_equal(pools.stats.device_alloc_count, 2);
-    assert_int_equal(pools.stats.device_free_count, 1);
-    assert_int_equal(pools.stats.oom_count, 0);
-    assert_int_equal(pools.stats.reserved_peak_bytes, 30 * MIB);
+    assert_int_equal(STAT(alloc_retry_count), 1);
+    assert_int_equal(STAT(device_alloc_count), 2);
+    assert_int_equal(STAT(device_free_count), 1);
+    assert_int_equal(STAT(oom_count), 0);
+    assert_int_equal(STAT(reserved_peak_bytes), 30 * MIB);
 }
 
 static void capacity_is_inclusive(void **state)
@@ -408,9 +419,9 @@ static void capacity_is_inclusive(void **state)
     (void)state;
     pools.options.capacity_bytes = 20 * MIB;
     (void)alloc(20 * MIB);
-    assert_int_equal(pools.stats.alloc_retry_count, 0);
+    assert_int_equal(STAT(alloc_retry_count), 0);
     alloc_fails(1);
-    assert_int_equal(pools.stats.oom_count, 1);
+    assert_int_equal(STAT(oom_count), 1);
 }
 
 static void split_segments_stay(void **state)
@@ -427,9 +438,9 @@ static void split_segments_stay(void **state)
     alloc_fails(60 * MIB);
     RESERVED(20 * MIB); /* the free 40 MiB went back, the split 20 MiB could not */
     ALLOCATED(5 * MIB);
-    assert_int_equal(pools.stats.oom_count, 1);
-    assert_int_equal(pools.stats.alloc_retry_count, 1);
-    assert_int_equal(pools.stats.requested_now_bytes, 5 * MIB);
+    assert_int_equal(STAT(oom_count), 1);
+    assert_int_equal(STAT(alloc_retry_count), 1);
+    assert_int_equal(STAT(requested_now_bytes), 5 * MIB);
     release(b);
     (void)alloc(60 * MIB);
     RESERVED(60 * MIB);
@@ -440,7 +451,7 @@ static void absurd_request(void **state)
     (void)state;
     alloc_fails(UINT64_MAX);
     alloc_fails(MSC__SIM_MOST_BYTES);
-    assert_int_equal(pools.stats.oom_count, 2);
+    assert_int_equal(STAT(oom_count), 2);
     pools.options.expandable_segments = 1;
     alloc_fails(UINT64_MAX);
     RESERVED(0);
@@ -456,7 +467,7 @@ static void addresses_start_anew(void **state)
         release(a);
         empty_cache();
     }
-    assert_int_equal(pools.stats.device_free_count, 40);
+    assert_int_equal(STAT(device_free_count), 40);
 }
 
 /* ---- oversize blocks ---------------------------------------------------------------------------- */
@@ -543,8 +554,8 @@ static void one_oversize_block_is_released(void **state)
     release(b);
     (void)alloc(34 * MIB); /* 60 >= 34 + 20: refused; the smallest that is large enough goes */
     RESERVED(62 * MIB + 34 * MIB);
-    assert_int_equal(pools.stats.alloc_retry_count, 0);
-    assert_int_equal(pools.stats.device_free_count, 1);
+    assert_int_equal(STAT(alloc_retry_count), 0);
+    assert_int_equal(STAT(device_free_count), 1);
 }
 
 static void several_oversize_blocks_are_released(void **state)
@@ -563,8 +574,8 @@ static void several_oversize_blocks_are_released(void **state)
     release(c);
     (void)alloc(60 * MIB); /* 40, then 34: 74 are enough, 32 stays */
     RESERVED(32 * MIB + 20 * MIB + 60 * MIB);
-    assert_int_equal(pools.stats.alloc_retry_count, 0);
-    assert_int_equal(pools.stats.device_free_count, 2);
+    assert_int_equal(STAT(alloc_retry_count), 0);
+    assert_int_equal(STAT(device_free_count), 2);
 }
 
 /* 34 and the 32 that is just oversize make 66 exactly: neither more nor fewer go. */
@@ -583,8 +594,8 @@ static void just_enough_oversize_blocks(void **state)
     release(c);
     (void)alloc(66 * MIB);
     RESERVED(98 * MIB);
-    assert_int_equal(pools.stats.alloc_retry_count, 0);
-    assert_int_equal(pools.stats.device_free_count, 2);
+    assert_int_equal(STAT(alloc_retry_count), 0);
+    assert_int_equal(STAT(device_free_count), 2);
 }
 
 static void too_few_oversize_blocks(void **state)
@@ -601,8 +612,8 @@ static void too_few_oversize_blocks(void **state)
     release(b);
     (void)alloc(80 * MIB); /* 32 is not enough; the retry gives back the 20 too */
     RESERVED(100 * MIB);
-    assert_int_equal(pools.stats.alloc_retry_count, 1);
-    assert_int_equal(pools.stats.device_free_count, 2);
+    assert_int_equal(STAT(alloc_retry_count), 1);
+    assert_int_equal(STAT(device_free_count), 2);
 }
 
 #define CASE(name, function)                                                                                 \
