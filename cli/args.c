@@ -19,13 +19,27 @@
 #define MOST_BYTES ((uint64_t)1 << 62)
 #define MOST_FRACTION 1000000u
 
-enum { OPTION_BUDGET = 256, OPTION_PLAN, OPTION_OUTPUT, OPTION_ALL, OPTION_DEVICE, OPTION_JSON, OPTION_HELP };
+enum {
+    OPTION_BUDGET = 256,
+    OPTION_PLAN,
+    OPTION_OUTPUT,
+    OPTION_ALL,
+    OPTION_DEVICE,
+    OPTION_JSON,
+    OPTION_HELP,
+    OPTION_REPLAY
+};
 
 static const struct option options[] = {
-    {"budget", required_argument, NULL, OPTION_BUDGET}, {"plan", required_argument, NULL, OPTION_PLAN},
-    {"output", required_argument, NULL, OPTION_OUTPUT}, {"all", no_argument, NULL, OPTION_ALL},
-    {"device", required_argument, NULL, OPTION_DEVICE}, {"json", no_argument, NULL, OPTION_JSON},
-    {"help", no_argument, NULL, OPTION_HELP},           {NULL, 0, NULL, 0},
+    {"budget", required_argument, NULL, OPTION_BUDGET},
+    {"plan", required_argument, NULL, OPTION_PLAN},
+    {"output", required_argument, NULL, OPTION_OUTPUT},
+    {"all", no_argument, NULL, OPTION_ALL},
+    {"device", required_argument, NULL, OPTION_DEVICE},
+    {"json", no_argument, NULL, OPTION_JSON},
+    {"help", no_argument, NULL, OPTION_HELP},
+    {"replay", no_argument, NULL, OPTION_REPLAY},
+    {NULL, 0, NULL, 0},
 };
 
 static bool unit_bytes(const char *unit, uint64_t *bytes)
@@ -139,6 +153,8 @@ static unsigned bit_of(int option)
         return CLI_TAKES_OUTPUT;
     case OPTION_ALL:
         return CLI_TAKES_ALL;
+    case OPTION_REPLAY:
+        return CLI_TAKES_REPLAY;
     default:
         return 0;
     }
@@ -160,6 +176,9 @@ static bool set_option(int option, cli_args *args)
     case OPTION_ALL:
         args->all = true;
         return true;
+    case OPTION_REPLAY:
+        args->replay = true;
+        return true;
     case OPTION_JSON:
         args->json = true;
         return true;
@@ -172,7 +191,8 @@ static bool set_option(int option, cli_args *args)
 static bool check_complete(int argc, char **argv, unsigned takes, cli_args *args)
 {
     if (optind + 1 != argc) {
-        cli_error(NULL, "%s: exactly one graph file is needed, %d given", argv[0], argc - optind);
+        cli_error(NULL, "%s: exactly one %s file is needed, %d given", argv[0],
+                  (takes & CLI_TAKES_REPLAY) != 0 ? "snapshot" : "graph", argc - optind);
         return false;
     }
     args->graph_path = argv[optind];
@@ -208,7 +228,8 @@ bool cli_args_parse(int argc, char **argv, unsigned takes, cli_args *args)
             complain(option, argv);
             return false;
         }
-        if (bit_of(option) != 0 && (bit_of(option) & takes) == 0) {
+        if ((bit_of(option) != 0 && (bit_of(option) & takes) == 0) ||
+            (option == OPTION_DEVICE && (takes & CLI_TAKES_NO_DEVICE) != 0)) {
             cli_error(NULL, "%s does not take --%s", argv[0], options[option - OPTION_BUDGET].name);
             return false;
         }

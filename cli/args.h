@@ -12,19 +12,22 @@ enum {
     CLI_TAKES_BUDGET = 1u << 0,
     CLI_TAKES_PLAN = 1u << 1,
     CLI_TAKES_OUTPUT = 1u << 2,
-    CLI_TAKES_ALL = 1u << 3
+    CLI_TAKES_ALL = 1u << 3,
+    CLI_TAKES_REPLAY = 1u << 4,
+    CLI_TAKES_NO_DEVICE = 1u << 5 /**< --device is refused */
 };
 
 /** What a user asked for. Texts point into argv. */
 typedef struct cli_args {
-    const char *graph_path;
+    const char *graph_path;  /**< the file that the command is about: a graph or a snapshot */
     const char *plan_path;   /**< --plan, or NULL */
     const char *output_path; /**< --output, or NULL */
     uint64_t budget_bytes;   /**< --budget; 0: not given */
     msc_sim_kind device;     /**< --device; HOST by default */
     bool json;
-    bool all;  /**< --all: list modules inside checkpointed ones too */
-    bool help; /**< --help: nothing else counts */
+    bool replay; /**< --replay: play a snapshot's trace into the simulator */
+    bool all;    /**< --all: list modules inside checkpointed ones too */
+    bool help;   /**< --help: nothing else counts */
 } cli_args;
 
 /**

@@ -25,5 +25,6 @@ void cli_work_close(cli_work *work);
 cli_exit cmd_plan(const cli_args *args);
 cli_exit cmd_replay(const cli_args *args);
 cli_exit cmd_inspect(const cli_args *args);
+cli_exit cmd_snapshot(const cli_args *args);
 
 #endif /* MSC_CLI_CMD_H */

@@ -14,16 +14,19 @@ static const char usage[] =
     "usage: msc plan GRAPH --budget SIZE [--device cpu|cuda] [--output FILE] [--all] [--json]\n"
     "       msc replay GRAPH [--plan FILE] [--device cpu|cuda] [--json]\n"
     "       msc inspect GRAPH [--json]\n"
+    "       msc snapshot FILE [--replay] [--json]\n"
     "       msc --version | --help\n"
     "\n"
     "plan     decides which modules to checkpoint so that the step fits SIZE, and prints why\n"
     "replay   plays the step, plain or under a plan, and prints where memory peaks\n"
     "inspect  prints what the graph holds\n"
+    "snapshot prints what a file of torch.cuda.memory._dump_snapshot holds\n"
     "\n"
     "  --budget SIZE   123, 8GB (1000s), 8GiB (1024s), 1.5GiB, 512MiB ...\n"
     "  --device NAME   cpu: live bytes; cuda: PyTorch's caching allocator (default: cpu)\n"
     "  --plan FILE     plan written by `msc plan --output`\n"
     "  --output FILE   write the plan there\n"
+    "  --replay        play the snapshot's trace into the allocator simulator and compare\n"
     "  --all           list the modules inside checkpointed ones too\n"
     "  --json          print JSON\n"
     "\n"
@@ -40,6 +43,7 @@ static const command commands[] = {
     {"plan", CLI_TAKES_BUDGET | CLI_TAKES_OUTPUT | CLI_TAKES_ALL, cmd_plan},
     {"replay", CLI_TAKES_PLAN, cmd_replay},
     {"inspect", 0, cmd_inspect},
+    {"snapshot", CLI_TAKES_REPLAY | CLI_TAKES_NO_DEVICE, cmd_snapshot},
 };
 
 static const command *find_command(const char *name)
@@ -72,7 +76,7 @@ static cli_exit run(int argc, char **argv)
     }
     chosen = find_command(argv[1]);
     if (chosen == NULL) {
-        cli_error(NULL, "there is no command %s: plan, replay, inspect; see msc --help", argv[1]);
+        cli_error(NULL, "there is no command %s: plan, replay, inspect, snapshot; see msc --help", argv[1]);
         return CLI_EXIT_INPUT;
     }
     if (!cli_args_parse(argc - 1, argv + 1, chosen->takes, &args))

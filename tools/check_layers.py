@@ -23,6 +23,7 @@ SRC_LAYERS: dict[str, frozenset[str]] = {
     "policy": frozenset({"base"}),
     "plan": frozenset({"base", "graph"}),
     "sim": frozenset({"base", "graph", "plan"}),
+    "snapshot": frozenset({"base", "sim"}),
     "offload": frozenset({"base", "device", "metrics"}),
     "decide": frozenset({"base", "graph", "plan", "sim", "policy"}),
 }
@@ -62,7 +63,7 @@ TOP_RANK = 3  # __init__ and __main__
 
 #: Packages that only some parts may import, and never while they are themselves being imported.
 OPTIONAL_PACKAGES = frozenset({"transformers", "lightning", "pytorch_lightning", "peft", "accelerate"})
-OPTIONAL_USERS = frozenset({"integrations", "benchmarks"})
+OPTIONAL_USERS = frozenset({"integrations", "benchmarks", "cli"})
 
 
 def check(root: Path) -> list[Finding]:

@@ -13,6 +13,7 @@
 #include "graph.h"
 #include "plan.h"
 #include "sim.h"
+#include "snapshot.h"
 #include "status.h"
 
 #endif /* MEMSCALE_MEMSCALE_H */

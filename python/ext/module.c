@@ -6,7 +6,9 @@
  *
  *     module     this file: types, functions, constants
  *     py_graph   Graph, and py_graph_read what it shows      py_plan   Plan
- *     py_sim     replay                                      py_decide decide, frontier, op_times_ns
+ *     py_sim     replay, options of a simulator              py_simulator Simulator
+ *     py_decide  decide, frontier, op_times_ns
+ *     py_snapshot Snapshot
  *     convert    arguments and records                       error     status to exception
  *
  * Built against the limited API of CPython 3.10, so one binary serves every later version. It is
@@ -20,9 +22,12 @@
 #include "convert.h"
 #include "memscale/base.h"
 #include "py_decide.h"
+#include "py_events.h"
 #include "py_graph.h"
 #include "py_plan.h"
 #include "py_sim.h"
+#include "py_simulator.h"
+#include "py_snapshot.h"
 
 msc__py_state *msc__py_module_state(PyObject *module)
 {
@@ -63,6 +68,9 @@ static PyMethodDef core_functions[] = {
     MSC_PY_METHOD("replay", msc__py_replay, 0,
                   "replay($module, /, graph, plan=None, *, sim=None)\n--\n\n"
                   "Plays the step under a plan into the allocator simulator."),
+    MSC_PY_METHOD("step_events", msc__py_step_events, 0,
+                  "step_events($module, /, graph, plan=None)\n--\n\n"
+                  "What a step under a plan allocates, frees and runs, in order."),
     MSC_PY_METHOD("op_times_ns", msc__py_op_times_ns, 0,
                   "op_times_ns($module, /, graph, rates=None)\n--\n\n"
                   "Time of each operation by the cost model: native int64 values."),
@@ -95,6 +103,7 @@ static const constant constants[] = {
     CONSTANT(CATEGORY_INPUT),
     CONSTANT(CATEGORY_ACTIVATION),
     CONSTANT(CATEGORY_TEMPORARY),
+    CONSTANT(CATEGORY_WORKSPACE),
     CONSTANT(OP_RANDOM),
     CONSTANT(MODULE_ROOT),
     CONSTANT(MODULE_PYTHON_STATE),
@@ -138,9 +147,14 @@ static int core_exec(PyObject *module)
 
     state->graph_type = msc__py_graph_type_new(module);
     state->plan_type = msc__py_plan_type_new(module);
-    if (state->graph_type == NULL || state->plan_type == NULL)
+    state->snapshot_type = msc__py_snapshot_type_new(module);
+    state->simulator_type = msc__py_simulator_type_new(module);
+    if (state->graph_type == NULL || state->plan_type == NULL || state->simulator_type == NULL)
         return -1;
-    if (PyModule_AddType(module, state->graph_type) < 0 || PyModule_AddType(module, state->plan_type) < 0)
+    if (PyModule_AddType(module, state->graph_type) < 0 || PyModule_AddType(module, state->plan_type) < 0 ||
+        PyModule_AddType(module, state->simulator_type) < 0)
+        return -1;
+    if (state->snapshot_type == NULL || PyModule_AddType(module, state->snapshot_type) < 0)
         return -1;
     if (add_constants(module) < 0)
         return -1;
@@ -153,6 +167,8 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
 
     Py_VISIT(state->graph_type);
     Py_VISIT(state->plan_type);
+    Py_VISIT(state->snapshot_type);
+    Py_VISIT(state->simulator_type);
     return 0;
 }
 
@@ -162,6 +178,8 @@ static int core_clear(PyObject *module)
 
     Py_CLEAR(state->graph_type);
     Py_CLEAR(state->plan_type);
+    Py_CLEAR(state->snapshot_type);
+    Py_CLEAR(state->simulator_type);
     return 0;
 }
 

@@ -8,6 +8,8 @@
 typedef struct msc__py_state {
     PyTypeObject *graph_type;
     PyTypeObject *plan_type;
+    PyTypeObject *snapshot_type;
+    PyTypeObject *simulator_type;
 } msc__py_state;
 
 /** State of a module object. Never fails for ours. */

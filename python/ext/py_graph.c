@@ -322,6 +322,42 @@ MSC_PY_FASTCALL(graph_add_save)
     return id_result(status, id, &err);
 }
 
+MSC_PY_SIGNATURE(note_op, 2, 2, "module", "source");
+
+MSC_PY_FASTCALL(graph_note_op)
+{
+    PyObject *values[2];
+    uint32_t module = MSC_NONE;
+    const char *source = NULL;
+    msc_error err;
+    msc_status status;
+
+    if (!msc__py_bind(&note_op_signature, args, nargs, kwnames, values) ||
+        !optional_id(values[0], "module", &module) || !msc__py_to_string(values[1], "source", &source))
+        return NULL;
+    status = msc_graph_note_op(msc__py_graph_self(self), module, source, &err);
+    return none_result(status, &err);
+}
+
+MSC_PY_SIGNATURE(note_buffer, 3, 3, "buffer", "module", "what");
+
+MSC_PY_FASTCALL(graph_note_buffer)
+{
+    PyObject *values[3];
+    uint32_t buffer = 0;
+    uint32_t module = MSC_NONE;
+    const char *what = NULL;
+    msc_error err;
+    msc_status status;
+
+    if (!msc__py_bind(&note_buffer_signature, args, nargs, kwnames, values) ||
+        !msc__py_to_id(values[0], "buffer", &buffer) || !optional_id(values[1], "module", &module) ||
+        !msc__py_to_string(values[2], "what", &what))
+        return NULL;
+    status = msc_graph_note_buffer(msc__py_graph_self(self), buffer, module, what, &err);
+    return none_result(status, &err);
+}
+
 /** A builder function of the core that takes one id and gives nothing. */
 typedef msc_status (*id_function)(msc_graph *graph, uint32_t id, msc_error *err);
 
@@ -495,6 +531,10 @@ static PyMethodDef graph_methods[] = {
     MSC_PY_METHOD("add_resident", graph_add_resident, 0,
                   "add_resident($self, /, size_bytes, category)\n--\n\n"
                   "Adds a buffer that is alive before the step; returns its id."),
+    MSC_PY_METHOD("note_op", graph_note_op, 0,
+                  "note_op($self, /, module, source)\n--\n\nPuts a note on the operation added last."),
+    MSC_PY_METHOD("note_buffer", graph_note_buffer, 0,
+                  "note_buffer($self, /, buffer, module, what)\n--\n\nPuts a note on a buffer."),
     MSC_PY_METHOD("set_category", graph_set_category, 0,
                   "set_category($self, /, buffer, category)\n--\n\nSets the category of a buffer."),
     MSC_PY_METHOD("end_buffer", graph_end_buffer, 0,
@@ -524,6 +564,10 @@ static PyMethodDef graph_methods[] = {
      "modules($self, /)\n--\n\n(path, type, parent, flags, structure, state_bytes) per module."},
     {"calls", msc__py_graph_calls, METH_NOARGS,
      "calls($self, /)\n--\n\n(module, parent, begin, end) per call."},
+    {"op_notes", msc__py_graph_op_notes, METH_NOARGS,
+     "op_notes($self, /)\n--\n\n(op, module, source) per note on an operation."},
+    {"buffer_notes", msc__py_graph_buffer_notes, METH_NOARGS,
+     "buffer_notes($self, /)\n--\n\n(buffer, module, what) per note on a buffer."},
     {NULL, NULL, 0, NULL},
 };
 

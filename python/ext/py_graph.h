@@ -28,6 +28,8 @@ PyObject *msc__py_graph_buffers(PyObject *self, PyObject *unused);
 PyObject *msc__py_graph_saves(PyObject *self, PyObject *unused);
 PyObject *msc__py_graph_modules(PyObject *self, PyObject *unused);
 PyObject *msc__py_graph_calls(PyObject *self, PyObject *unused);
+PyObject *msc__py_graph_op_notes(PyObject *self, PyObject *unused);
+PyObject *msc__py_graph_buffer_notes(PyObject *self, PyObject *unused);
 
 /** The graph inside a `self` that is known to be a Graph. */
 msc_graph *msc__py_graph_self(PyObject *self);

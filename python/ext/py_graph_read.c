@@ -77,6 +77,22 @@ static PyObject *call_row(const msc_graph *graph, uint32_t i)
                          msc__py_id(call->begin), msc__py_id(call->end));
 }
 
+static PyObject *note_row(const msc_graph *graph, const msc_note *note)
+{
+    return Py_BuildValue("(LLN)", msc__py_id(note->item), msc__py_id(note->module),
+                         string(graph, note->text));
+}
+
+static PyObject *op_note_row(const msc_graph *graph, uint32_t i)
+{
+    return note_row(graph, &msc_graph_op_notes(graph)[i]);
+}
+
+static PyObject *buffer_note_row(const msc_graph *graph, uint32_t i)
+{
+    return note_row(graph, &msc_graph_buffer_notes(graph)[i]);
+}
+
 PyObject *msc__py_graph_ops(PyObject *self, PyObject *unused)
 {
     const msc_graph *graph = msc__py_graph_self(self);
@@ -115,4 +131,20 @@ PyObject *msc__py_graph_calls(PyObject *self, PyObject *unused)
 
     (void)unused;
     return rows(graph, msc_graph_call_count(graph), call_row);
+}
+
+PyObject *msc__py_graph_op_notes(PyObject *self, PyObject *unused)
+{
+    const msc_graph *graph = msc__py_graph_self(self);
+
+    (void)unused;
+    return rows(graph, msc_graph_op_note_count(graph), op_note_row);
+}
+
+PyObject *msc__py_graph_buffer_notes(PyObject *self, PyObject *unused)
+{
+    const msc_graph *graph = msc__py_graph_self(self);
+
+    (void)unused;
+    return rows(graph, msc_graph_buffer_note_count(graph), buffer_note_row);
 }

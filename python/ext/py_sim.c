@@ -4,7 +4,8 @@
  *
  *     graph, plan ─► msc_trace ─► msc_sim ─► peak, statistics      as ints in a dict
  *                       │            └─────► live[op event]        uint64, bytes object
- *                       └──────────────────► ops, recompute        uint32 and uint8, bytes objects
+ *                       ├──────────────────► ops, recompute        uint32 and uint8, bytes objects
+ *                       └──────────────────► peak_live             a tuple per buffer alive at the peak
  *
  * The three series have one entry per OP or RECOMPUTE event and are handed over as raw native numbers:
  * a report wraps them in array.array or numpy without 10^5 Python ints in between.
@@ -26,7 +27,7 @@ static const char *const CATEGORY_NAMES[] = {
     [MSC_CATEGORY_PARAMETER] = "parameter", [MSC_CATEGORY_BUFFER] = "buffer",
     [MSC_CATEGORY_GRADIENT] = "gradient",   [MSC_CATEGORY_OPTIMIZER_STATE] = "optimizer_state",
     [MSC_CATEGORY_INPUT] = "input",         [MSC_CATEGORY_ACTIVATION] = "activation",
-    [MSC_CATEGORY_TEMPORARY] = "temporary",
+    [MSC_CATEGORY_TEMPORARY] = "temporary", [MSC_CATEGORY_WORKSPACE] = "workspace",
 };
 _Static_assert(MSC_PY_COUNT(CATEGORY_NAMES) == MSC_CATEGORY_COUNT, "a name for every category");
 
@@ -37,18 +38,26 @@ const char *msc__py_category_name(int category)
 
 /* ---- records ------------------------------------------------------------------------------------ */
 
+/** Options as a dict gives them. */
+typedef struct given_options {
+    msc_sim_options options;
+    uint32_t roundup_power2_divisions; /**< for every interval; UINT32_MAX: not given */
+} given_options;
+
 #define OPTION_FIELD(name, kind)                                                                             \
     {                                                                                                        \
-#name, kind, offsetof(msc_sim_options, name)                                                         \
+#name, kind, offsetof(given_options, options.name)                                                   \
     }
 
 static const msc__py_field option_fields[] = {
     OPTION_FIELD(kind, MSC_PY_SIM_KIND),
     OPTION_FIELD(capacity_bytes, MSC_PY_U64_LIMIT),
+    OPTION_FIELD(device_total_bytes, MSC_PY_U64_LIMIT),
+    OPTION_FIELD(allowed_bytes, MSC_PY_U64_LIMIT),
     OPTION_FIELD(max_split_bytes, MSC_PY_U64_LIMIT),
     OPTION_FIELD(max_non_split_rounding_bytes, MSC_PY_U64),
     OPTION_FIELD(large_segment_bytes, MSC_PY_U64),
-    OPTION_FIELD(roundup_power2_divisions, MSC_PY_U32),
+    {"roundup_power2_divisions", MSC_PY_U32, offsetof(given_options, roundup_power2_divisions)},
     OPTION_FIELD(expandable_segments, MSC_PY_BOOL),
 };
 
@@ -78,35 +87,81 @@ static const msc__py_field stats_fields[] = {
 
 static const msc__py_record stats_record = {"stats", stats_fields, MSC_PY_COUNT(stats_fields)};
 
-/** The kind decides the defaults, so it is read first, wherever it stands in the dict. */
-static bool sim_kind(PyObject *dict, msc_sim_kind *out)
+bool msc__py_to_sim_kind(PyObject *value, msc_sim_kind *out)
 {
-    msc_sim_options options = {0};
-    PyObject *only = NULL;
-    PyObject *value = NULL;
-    bool ok = false;
+    given_options given = {0};
+    PyObject *only = Py_BuildValue("{s:O}", "kind", value);
+    bool ok = only != NULL && msc__py_record_from_dict(&kind_record, only, &given);
 
-    *out = MSC_SIM_HOST;
-    if (dict == NULL || !PyDict_Check(dict))
-        return true;
-    value = PyDict_GetItemString(dict, "kind");
-    if (value == NULL)
-        return true;
-    only = Py_BuildValue("{s:O}", "kind", value);
-    ok = only != NULL && msc__py_record_from_dict(&kind_record, only, &options);
-    *out = options.kind;
+    *out = given.options.kind;
     Py_XDECREF(only);
     return ok;
+}
+
+/**
+ * Reads `alloc_conf` into options of the right kind. The device's memory, of which a fraction is taken, is
+ * among the other fields.
+ */
+static bool read_conf(PyObject *text, PyObject *fields, msc_sim_options *options)
+{
+    given_options given = {.options = *options};
+    const char *conf = NULL;
+    uint64_t total_bytes;
+    msc_error err;
+
+    if (!msc__py_to_string(text, "alloc_conf", &conf) ||
+        !msc__py_record_from_dict(&option_record, fields, &given))
+        return false;
+    total_bytes = given.options.device_total_bytes;
+    if (total_bytes == UINT64_MAX)
+        total_bytes = given.options.capacity_bytes;
+    if (conf[0] == '\0' || msc_sim_options_parse(conf, total_bytes, options, &err) == MSC_OK)
+        return true;
+    msc__py_raise(&err);
+    return false;
+}
+
+/** Everything but the kind, which has set the defaults. `fields` is ours: it loses `alloc_conf`. */
+static bool read_options(PyObject *fields, msc_sim_options *out)
+{
+    given_options given = {.roundup_power2_divisions = UINT32_MAX};
+    PyObject *conf = Py_XNewRef(PyDict_GetItemString(fields, "alloc_conf"));
+    bool ok = conf == NULL || PyDict_DelItemString(fields, "alloc_conf") == 0;
+
+    if (ok && conf != NULL && conf != Py_None)
+        ok = read_conf(conf, fields, out);
+    Py_XDECREF(conf);
+    given.options = *out;
+    if (!ok || !msc__py_record_from_dict(&option_record, fields, &given))
+        return false;
+    *out = given.options;
+    for (int i = 0; given.roundup_power2_divisions != UINT32_MAX && i < MSC_SIM_ROUNDUP_INTERVALS; i++)
+        out->roundup_power2_divisions[i] = given.roundup_power2_divisions;
+    return true;
 }
 
 bool msc__py_to_sim_options(PyObject *dict, msc_sim_options *out)
 {
     msc_sim_kind kind = MSC_SIM_HOST;
+    PyObject *fields;
+    PyObject *value;
+    bool ok;
 
-    if (!sim_kind(dict, &kind))
+    *out = msc_sim_options_default(kind);
+    if (dict == NULL || dict == Py_None)
+        return true;
+    if (!PyDict_Check(dict)) {
+        msc__py_refuse_type("sim", "a dict", dict);
+        return false;
+    }
+    value = PyDict_GetItemString(dict, "kind"); /* decides the defaults, wherever it stands in the dict */
+    if (value != NULL && !msc__py_to_sim_kind(value, &kind))
         return false;
     *out = msc_sim_options_default(kind);
-    return msc__py_record_from_dict(&option_record, dict, out);
+    fields = PyDict_Copy(dict);
+    ok = fields != NULL && read_options(fields, out);
+    Py_XDECREF(fields);
+    return ok;
 }
 
 /* ---- replay ------------------------------------------------------------------------------------- */
@@ -121,6 +176,8 @@ typedef struct replay_run {
     PyObject *ops;        /**< bytes: uint32 per event */
     PyObject *recompute;  /**< bytes: 0 or 1 per event */
     msc_replay result;
+    msc_live *peak_live; /**< what is alive at the peak */
+    uint32_t peak_live_count;
 } replay_run;
 
 static void run_end(replay_run *run)
@@ -128,6 +185,7 @@ static void run_end(replay_run *run)
     Py_XDECREF(run->live);
     Py_XDECREF(run->ops);
     Py_XDECREF(run->recompute);
+    PyMem_Free(run->peak_live);
     msc_sim_destroy(run->sim);
     msc_trace_destroy(run->trace);
     msc_context_destroy(run->ctx);
@@ -195,16 +253,58 @@ static PyObject *category_dict(const uint64_t *bytes)
     return dict;
 }
 
+/** Lists what is alive at the peak; nothing for a step without events. */
+static bool run_list_live(replay_run *run, const msc_graph *graph)
+{
+    uint64_t event = run->result.peak_event;
+    msc_error err;
+    uint32_t count = 0;
+
+    if (msc_trace_event_count(run->trace) == 0)
+        return true;
+    if (msc_trace_live_at(run->trace, graph, event, NULL, 0, &count, &err) != MSC_OK) {
+        msc__py_raise(&err);
+        return false;
+    }
+    run->peak_live = PyMem_Malloc(((size_t)count + 1) * sizeof *run->peak_live);
+    if (run->peak_live == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    if (msc_trace_live_at(run->trace, graph, event, run->peak_live, count, &run->peak_live_count, &err) !=
+        MSC_OK) {
+        msc__py_raise(&err);
+        return false;
+    }
+    return true;
+}
+
+static PyObject *live_list(const replay_run *run)
+{
+    PyObject *list = PyList_New((Py_ssize_t)run->peak_live_count);
+
+    for (uint32_t i = 0; list != NULL && i < run->peak_live_count; i++) {
+        const msc_live *live = &run->peak_live[i];
+        PyObject *tuple = Py_BuildValue(
+            "(KLLLIN)", (unsigned long long)live->size_bytes, msc__py_id(live->buffer), msc__py_id(live->op),
+            msc__py_id(live->module), (unsigned)live->category, PyBool_FromLong(live->recomputed));
+
+        if (tuple == NULL || PyList_SetItem(list, (Py_ssize_t)i, tuple) < 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
 static PyObject *run_result(const replay_run *run)
 {
     const msc_replay *result = &run->result;
 
-    return Py_BuildValue("{s:K,s:I,s:N,s:N,s:N,s:O,s:O,s:O,s:K}", "peak_bytes",
-                         (unsigned long long)result->peak_bytes, "peak_op", (unsigned)result->peak_op,
-                         "peak_in_recompute", PyBool_FromLong(result->peak_in_recompute), "stats",
-                         msc__py_record_to_dict(&stats_record, &result->stats), "category_peak_bytes",
-                         category_dict(result->category_peak_bytes), "live", run->live, "ops", run->ops,
-                         "recompute", run->recompute, "event_count", (unsigned long long)run->event_count);
+    return Py_BuildValue(
+        "{s:K,s:I,s:N,s:N,s:N,s:N,s:O,s:O,s:O,s:K}", "peak_bytes", (unsigned long long)result->peak_bytes,
+        "peak_op", (unsigned)result->peak_op, "peak_in_recompute", PyBool_FromLong(result->peak_in_recompute),
+        "stats", msc__py_record_to_dict(&stats_record, &result->stats), "category_peak_bytes",
+        category_dict(result->category_peak_bytes), "peak_live", live_list(run), "live", run->live, "ops",
+        run->ops, "recompute", run->recompute, "event_count", (unsigned long long)run->event_count);
 }
 
 static PyObject *replay(const msc_graph *graph, const msc_plan *plan, const msc_sim_options *options)
@@ -234,6 +334,8 @@ static PyObject *replay(const msc_graph *graph, const msc_plan *plan, const msc_
         msc__py_raise(&err);
         goto done;
     }
+    if (!run_list_live(&run, graph))
+        goto done;
     fill_ops(&run);
     result = run_result(&run);
 done:

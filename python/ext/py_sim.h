@@ -7,9 +7,12 @@
 
 #include "memscale/sim.h"
 
+/** The kind of a simulator, `'host'` or `'cuda'`. False with an exception. */
+bool msc__py_to_sim_kind(PyObject *value, msc_sim_kind *out);
+
 /**
  * Options of the simulator: defaults of the kind that `dict` names (HOST when it names none), and what
- * else it says. `dict` NULL or None: HOST. False with an exception.
+ * else it says; its `alloc_conf` is read first. `dict` NULL or None: HOST. False with an exception.
  */
 bool msc__py_to_sim_options(PyObject *dict, msc_sim_options *out);
 

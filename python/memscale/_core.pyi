@@ -34,6 +34,7 @@ CATEGORY_OPTIMIZER_STATE: Final = 3
 CATEGORY_INPUT: Final = 4
 CATEGORY_ACTIVATION: Final = 5
 CATEGORY_TEMPORARY: Final = 6
+CATEGORY_WORKSPACE: Final = 7
 CATEGORY_NAMES: Final[tuple[str, ...]]
 """Lower-case names, indexed by ``CATEGORY_…``: ``"parameter"``, ``"buffer"``, ``"gradient"`` and so on."""
 
@@ -57,7 +58,10 @@ class _SimOptions(TypedDict, total=False):
     """The allocator that the step will run on; what is left out has the default of the kind."""
 
     kind: Literal["host", "cuda"]
+    alloc_conf: str | None  # text of PYTORCH_ALLOC_CONF; read first, the other fields override it
     capacity_bytes: int | None
+    device_total_bytes: int | None
+    allowed_bytes: int | None
     max_split_bytes: int | None
     max_non_split_rounding_bytes: int
     large_segment_bytes: int
@@ -112,10 +116,31 @@ class _Replay(TypedDict):
     peak_in_recompute: bool
     stats: _Stats
     category_peak_bytes: dict[str, int]
+    peak_live: list[tuple[int, int, int, int, int, bool]]
     live: bytes
     ops: bytes
     recompute: bytes
     event_count: int
+
+class _StepEvents(TypedDict):
+    """What `step_events` returns: columns of native numbers.
+
+    Events, in order: ``kind`` (uint8: 0 allocation, 1 free, 2 an operation starts, 3 the same inside a
+    recompute), ``category`` (uint8: ``CATEGORY_…``, of allocations and frees), ``id`` (uint32: instance of an
+    allocation or free, otherwise index of the operation), ``size`` (uint64: bytes, 0 for operations).
+
+    Instances, indexed by an event's ``id``: ``instance_buffer`` (uint32: buffer of the graph, 2^32 - 1 for
+    what an operation needs inside and for state of a checkpointed call), ``instance_op`` (uint32: operation
+    that made it, number of operations for what was there before the step), ``instance_recomputed`` (uint8).
+    """
+
+    kind: bytes
+    category: bytes
+    id: bytes
+    size: bytes
+    instance_buffer: bytes
+    instance_op: bytes
+    instance_recomputed: bytes
 
 @final
 class Graph:
@@ -211,6 +236,23 @@ class Graph:
     def add_resident(self, size_bytes: SupportsIndex, category: SupportsIndex) -> int:
         """Adds a buffer that is alive before the step, at any time; returns its id."""
 
+    def note_op(self, module: SupportsIndex, source: str) -> None:
+        """Puts a note on the operation added last.
+
+        Args:
+            module: Id of the module that it works for, where that is not the one of its call; or -1.
+            source: The line that runs it, such as "package/file.py:123", or "".
+        """
+
+    def note_buffer(self, buffer: SupportsIndex, module: SupportsIndex, what: str) -> None:
+        """Puts a note on a buffer; it replaces an earlier one.
+
+        Args:
+            buffer: Id of the buffer.
+            module: Id of the module that it belongs to, where that is not the one of what made it; or -1.
+            what: Such as "float32[4, 512] h.0.ln_1.weight".
+        """
+
     def set_category(self, buffer: SupportsIndex, category: SupportsIndex) -> None:
         """Sets the category of a buffer, e.g. once it is known to be a gradient."""
 
@@ -304,6 +346,12 @@ class Graph:
     def modules(self) -> list[tuple[str, str, int, int, int, int]]:
         """``(path, type, parent, flags, structure, state_bytes)`` per module."""
 
+    def op_notes(self) -> list[tuple[int, int, str]]:
+        """(op, module, source) per note on an operation; module -1 for none."""
+
+    def buffer_notes(self) -> list[tuple[int, int, str]]:
+        """(buffer, module, what) per note on a buffer; module -1 for none."""
+
     def calls(self) -> list[tuple[int, int, int, int]]:
         """``(module, parent, begin, end)`` per call: operations ``begin … end-1``."""
 
@@ -354,6 +402,272 @@ class Plan:
     @property
     def digest(self) -> str:
         """Digest of the canonical text, 16 hexadecimal digits; equal exactly for equal plans."""
+
+class _Block(TypedDict):
+    """One block, as in ``torch.cuda.memory_snapshot``, and the id that holds it."""
+
+    address: int
+    size: int
+    requested_size: int
+    state: Literal["active_allocated", "active_pending_free", "inactive"]
+    id: int
+
+class _Segment(TypedDict):
+    """One segment, as in ``torch.cuda.memory_snapshot``."""
+
+    address: int
+    total_size: int
+    allocated_size: int
+    active_size: int
+    requested_size: int
+    stream: int
+    pool: int
+    segment_type: Literal["small", "large"]
+    is_expandable: bool
+    blocks: list[_Block]
+
+class _SegmentEvent(TypedDict):
+    """One segment event, as in the trace of a snapshot, and the index of the call that caused it."""
+
+    action: Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
+    addr: int
+    size: int
+    stream: int
+    pool: int
+    segment_type: Literal["small", "large"]
+    call: int
+
+@final
+class Simulator:
+    """An allocator without memory, driven request by request.
+
+    Kind ``"cuda"`` follows the rules of PyTorch's CUDA caching allocator, ``"host"`` counts live bytes.
+
+    Args:
+        kind: ``"host"`` or ``"cuda"``.
+        alloc_conf: Text of ``PYTORCH_ALLOC_CONF``; for kind ``"cuda"``.
+        capacity_bytes: Most that the driver gives; None: no limit.
+        device_total_bytes: Memory of the device, of which a memory fraction takes its share; None: as
+            ``capacity_bytes``.
+        allowed_bytes: The memory fraction in bytes, as `torch.cuda.set_per_process_memory_fraction` sets
+            it; None: what ``alloc_conf`` says.
+        record_segments: Keep segment events.
+
+    Raises:
+        ValueError: An unknown or invalid setting, named in the message.
+        MemScaleError: A setting that cannot be simulated (status ``EUNSUPPORTED``).
+
+    Example:
+        >>> simulator = Simulator("cuda", "max_split_size_mb:200", 24 << 30)
+        >>> simulator.alloc(0, 3 << 20)
+        >>> simulator.stats()["reserved_bytes.all.peak"]
+        20971520
+    """
+
+    def __new__(
+        cls,
+        kind: Literal["host", "cuda"],
+        alloc_conf: str = "",
+        capacity_bytes: SupportsIndex | None = None,
+        *,
+        device_total_bytes: SupportsIndex | None = None,
+        allowed_bytes: SupportsIndex | None = None,
+        record_segments: bool = False,
+    ) -> Simulator: ...
+    def alloc(
+        self,
+        id: SupportsIndex,
+        size_bytes: SupportsIndex,
+        stream: SupportsIndex = 0,
+        pool: SupportsIndex = 0,
+    ) -> None:
+        """Allocates under an unused id. Ids index a table, so they should be dense.
+
+        Args:
+            id: The caller's name for the block.
+            size_bytes: What the program asks for; 0 takes no memory.
+            stream: Any number; blocks of different streams never mix.
+            pool: 0: the default pool; otherwise a private one, such as a CUDA graph's.
+
+        Raises:
+            ValueError: The id is in use.
+            MemScaleError: Out of device memory (status ``EDEVMEM``), caches released as in PyTorch.
+        """
+
+    def free(self, id: SupportsIndex, /) -> None:
+        """Frees an id at once. Raises ValueError if it is not in use."""
+
+    def free_request(self, id: SupportsIndex, /) -> None:
+        """Frees an id that another stream still uses: its bytes stop being allocated, the block stays active.
+
+        The id stays taken until `free_complete`, even if a retry or `empty_cache` takes the block back.
+        """
+
+    def free_complete(self, id: SupportsIndex, /) -> None:
+        """The streams that used a freed id have finished. Raises ValueError without a `free_request`."""
+
+    def empty_cache(self) -> None:
+        """Gives every unused segment back, as `torch.cuda.empty_cache`."""
+
+    def release_pool(self, pool: SupportsIndex, /) -> None:
+        """The last user of a private pool is gone; its unused segments go back like others from now on."""
+
+    def set_capturing(self, capturing: bool, /) -> None:
+        """Whether a CUDA graph is being captured; then a request that fails is not retried."""
+
+    def reset(self) -> None:
+        """Forgets everything but the options."""
+
+    def reset_peaks(self) -> None:
+        """Starts peaks anew from the present values, as `torch.cuda.reset_peak_memory_stats`."""
+
+    def reset_accumulated(self) -> None:
+        """Starts sums and event counts anew at 0, as `torch.cuda.reset_accumulated_memory_stats`."""
+
+    def place_next_segment(self, address: SupportsIndex, /) -> None:
+        """Puts the segment that is obtained next at an address, a multiple of 512; 0 takes that back.
+
+        Between equal blocks the lower address is preferred, so a replay needs the real ones.
+        """
+
+    def stats(self) -> dict[str, int]:
+        """Statistics under the names of ``torch.cuda.memory_stats``: ``"allocated_bytes.all.peak"`` …"""
+
+    def segments(self) -> list[_Segment]:
+        """What is reserved now, in order of address, as ``torch.cuda.memory_snapshot``."""
+
+    def segment_events(self) -> list[_SegmentEvent]:
+        """Segment events so far, in order; empty without ``record_segments``."""
+
+    def validate(self) -> None:
+        """Checks every invariant of the simulator.
+
+        Raises:
+            MemScaleError: One does not hold (status ``EINTERNAL``): an error of this library.
+        """
+
+class _SnapshotDevice(TypedDict):
+    """One device of a `Snapshot` in sums; the peaks are those of its trace."""
+
+    device: int
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    requested_bytes: int
+    segment_count: int
+    block_count: int
+    event_count: int
+    reserved_peak_bytes: int
+    requested_peak_bytes: int
+    requested_peak_event: int
+
+class _SnapshotSettings(TypedDict):
+    """The allocator's settings when the snapshot was taken."""
+
+    recorded: bool
+    conf: str
+    max_split_bytes: int | None
+    garbage_collection_threshold: float
+    expandable_segments: bool
+
+class _SnapshotSegment(TypedDict):
+    """One segment; ``blocks`` holds (address, size_bytes, requested_bytes, state) in order of address."""
+
+    address: int
+    total_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    requested_bytes: int
+    stream: int
+    pool: tuple[int, int]
+    is_large: bool
+    is_expandable: bool
+    blocks: list[tuple[int, int, int, str]]
+
+class _SnapshotDifference(TypedDict):
+    """The first difference of a replay: what happened, address and size, on either side."""
+
+    kind: Literal["segment", "request", "map"]
+    event: int
+    expected: tuple[str, int, int] | None
+    got: tuple[str, int, int] | None
+
+class _SnapshotReplay(TypedDict):
+    """What `Snapshot.replay` returns: the fields of ``msc_snapshot_replay_result``."""
+
+    exact: bool
+    difference: _SnapshotDifference | None
+    difference_count: int
+    first_event: int
+    replayed_count: int
+    segment_count: int
+    release_count: int
+    retry_count: int
+    oom_count: int
+    start_block_count: int
+    map_block_count: int
+    map_compared: bool
+    reserved_peak_bytes: int
+    recorded_reserved_peak_bytes: int
+    requested_peak_bytes: int
+    recorded_requested_peak_bytes: int
+    allocated_peak_bytes: int
+    active_peak_bytes: int
+
+@final
+class Snapshot:
+    """A file of ``torch.cuda.memory._dump_snapshot``, read without executing anything in it.
+
+    A pickle that asks for an object to be imported, called or built is refused; so is one that is damaged.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no snapshot; the message names the offset.
+    """
+
+    def __new__(cls, path: str | bytes | PathLike[str] | PathLike[bytes]) -> Snapshot: ...
+    @property
+    def devices(self) -> list[_SnapshotDevice]:
+        """Sums and peaks of each device, by number."""
+    @property
+    def settings(self) -> _SnapshotSettings:
+        """Settings of the allocator when the snapshot was taken."""
+    def segments(self, device: SupportsIndex = 0) -> list[_SnapshotSegment]:
+        """Segments of a device by address, with their blocks."""
+    def events(self, device: SupportsIndex = 0) -> dict[str, int]:
+        """How many events of each action the trace of a device has: ``"alloc"``, ``"oom"`` and so on."""
+    def replay(
+        self, device: SupportsIndex = 0, *, limits: dict[str, int | None] | None = None
+    ) -> _SnapshotReplay:
+        """Plays the trace of a device into the allocator simulator and compares.
+
+        Args:
+            device: Number of the device.
+            limits: What the snapshot does not say, in bytes: ``device_total_bytes``, ``capacity_bytes`` (most
+                that the driver gave), ``allowed_bytes`` (the memory fraction). Without a limit, releases of
+                the cache are taken from the trace instead of being predicted.
+
+        Raises:
+            ValueError: No such device, or a setting that the simulator does not know.
+            memscale.errors.MemScaleError: The state at the beginning of the trace cannot be told.
+        """
+    def top_frames(
+        self, device: SupportsIndex = 0, *, at_peak: bool = False, count: SupportsIndex = 10
+    ) -> list[tuple[str, int, str, int, int]]:
+        """Live bytes by the line that allocated them.
+
+        Args:
+            device: Number of the device.
+            at_peak: At the moment when most bytes were requested, instead of at the end.
+            count: At most so many.
+
+        Returns:
+            (file, line, function, requested bytes, allocations), most bytes first. The file is ``""`` for what
+            has no stack.
+        """
 
 def decide(
     graph: Graph,
@@ -423,6 +737,23 @@ def replay(
 
     Example:
         >>> live = array.array("Q", replay(graph)["live"])
+    """
+
+def step_events(graph: Graph, plan: Plan | None = None) -> _StepEvents:
+    """What a step under a plan allocates, frees and runs, in order.
+
+    Args:
+        graph: A finished graph.
+        plan: The plan of the step; None: the plain step.
+
+    Raises:
+        ValueError: A plan for another graph.
+        RuntimeError: The graph is open.
+
+    Example:
+        >>> kinds = step_events(graph)["kind"]
+        >>> kinds.count(0) >= kinds.count(1)  # what outlives the step is not freed
+        True
     """
 
 def op_times_ns(graph: Graph, rates: _Rates | dict[str, Any] | None = None) -> bytes:

@@ -71,3 +71,20 @@ def chain(blocks: int = 2, *, finish: bool = True) -> _core.Graph:
     if finish:
         g.finish()
     return g
+
+
+def noted() -> _core.Graph:
+    """A finished graph of one operation, with notes on it and on both of its buffers."""
+    g = _core.Graph()
+    g.add_module("", "Model", flags=_core.MODULE_ROOT)
+    g.add_module("layer", "Linear", parent=0)
+    weight = g.add_resident(4096, _core.CATEGORY_PARAMETER)
+    call = g.begin_call(1)
+    g.add_op("mm", 100, 200)
+    g.note_op(-1, "model.py:7")
+    out = g.add_buffer(1024, _core.CATEGORY_ACTIVATION)
+    g.note_buffer(out, -1, "float32[256]")
+    g.note_buffer(weight, 1, "float32[32, 32] layer.weight")
+    g.end_call(call)
+    g.finish()
+    return g

@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from core_samples import chain
+from core_samples import chain, noted
 from memscale import _core
 from memscale.errors import MemScaleError
 
@@ -42,10 +42,26 @@ RESIDENT_BYTES = 2 << 20
 
 GRAPH = chain()
 TEXT = GRAPH.to_text()
+NOTED = noted()
 PLAN = _core.Plan.build([(1, "checkpoint", "chosen", 1, 10, 10)], {"budget_bytes": 1})
 PLAN_TEXT = PLAN.to_text()
 SIM = {"kind": "cuda", "capacity_bytes": None}
 RATES = {"flops_per_us": 10**6}
+SNAPSHOT_FILE = Path(__file__).parent.parent / "data/snapshots/ring.pickle"
+SNAPSHOT = _core.Snapshot(SNAPSHOT_FILE)
+
+
+def simulated(change: Callable[[_core.Simulator], object]) -> Callable[[Path], object]:
+    """An entry that changes a fresh simulator: three ids of one stream each, the third awaited."""
+
+    def run(_: Path) -> object:
+        simulator = _core.Simulator("cuda", "max_split_size_mb:40", 10**9, record_segments=True)
+        for id in range(3):
+            simulator.alloc(id, 10**7, stream=id)
+        simulator.free_request(2)
+        return change(simulator)
+
+    return run
 
 
 def refused(action: Callable[[], object]) -> None:
@@ -85,6 +101,7 @@ def read(name: str) -> Callable[[Path], object]:
 LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "decide": lambda _: _core.decide(GRAPH, 10**3, sim=SIM, rates=RATES, allow_checkpoint=True, force=False),
     "frontier": lambda _: _core.frontier(GRAPH, sim=SIM, rates=RATES),
+    "step_events": lambda _: _core.step_events(GRAPH, PLAN),
     "replay": lambda _: _core.replay(GRAPH, PLAN, sim=SIM),
     "op_times_ns": lambda _: _core.op_times_ns(GRAPH, RATES),
     "rule_text": lambda _: _core.rule_text("chosen"),
@@ -100,6 +117,10 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "Graph.add_buffer": built(lambda g: g.add_buffer(10**12, 6)),
     "Graph.add_resident": built(lambda g: g.add_resident(10**12, 0)),
     "Graph.set_category": built(lambda g: g.set_category(0, 2)),
+    "Graph.note_op": built(lambda g: g.note_op(0, "x" * 300)),
+    "Graph.note_buffer": built(lambda g: (g.note_buffer(0, 0, "x" * 300), g.note_buffer(0, -1, "y" * 300))),
+    "Graph.op_notes": lambda _: NOTED.op_notes(),
+    "Graph.buffer_notes": lambda _: NOTED.buffer_notes(),
     "Graph.end_buffer": built(lambda g: g.end_buffer(0)),
     "Graph.add_write": built(lambda g: g.add_write(0)),
     "Graph.add_save": built(lambda g: g.add_save(0)),
@@ -122,6 +143,29 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "Graph.call_count": read("call_count"),
     "Graph.finished": read("finished"),
     "Graph.digest": read("digest"),
+    "Simulator": lambda _: _core.Simulator(
+        "cuda",
+        "roundup_power2_divisions:[256:1,>:8]",
+        10**15,
+        device_total_bytes=10**15,
+        allowed_bytes=10**15,
+        record_segments=True,
+    ),
+    "Simulator.alloc": simulated(lambda s: s.alloc(3, 10**6, stream=3, pool=1)),
+    "Simulator.free": simulated(lambda s: s.free(1)),
+    "Simulator.free_request": simulated(lambda s: s.free_request(0)),
+    "Simulator.free_complete": simulated(lambda s: s.free_complete(2)),
+    "Simulator.empty_cache": simulated(lambda s: s.empty_cache()),
+    "Simulator.release_pool": simulated(lambda s: s.release_pool(10**9)),
+    "Simulator.set_capturing": simulated(lambda s: s.set_capturing(True)),
+    "Simulator.reset": simulated(lambda s: s.reset()),
+    "Simulator.reset_peaks": simulated(lambda s: s.reset_peaks()),
+    "Simulator.reset_accumulated": simulated(lambda s: s.reset_accumulated()),
+    "Simulator.place_next_segment": simulated(lambda s: s.place_next_segment(512 * 10**12)),
+    "Simulator.stats": simulated(lambda s: s.stats()),
+    "Simulator.segments": simulated(lambda s: s.segments()),
+    "Simulator.segment_events": simulated(lambda s: s.segment_events()),
+    "Simulator.validate": simulated(lambda s: s.validate()),
     "Plan": lambda _: refused(_core.Plan),
     "Plan.build": lambda _: _core.Plan.build(PLAN.choices, PLAN.summary),
     "Plan.parse": lambda _: _core.Plan.parse(PLAN_TEXT),
@@ -129,6 +173,13 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "Plan.choices": lambda _: PLAN.choices,
     "Plan.summary": lambda _: PLAN.summary,
     "Plan.digest": lambda _: PLAN.digest,
+    "Snapshot": lambda _: _core.Snapshot(SNAPSHOT_FILE),
+    "Snapshot.devices": lambda _: SNAPSHOT.devices,
+    "Snapshot.settings": lambda _: SNAPSHOT.settings,
+    "Snapshot.segments": lambda _: SNAPSHOT.segments(0),
+    "Snapshot.events": lambda _: SNAPSHOT.events(0),
+    "Snapshot.replay": lambda _: SNAPSHOT.replay(0, limits={"capacity_bytes": None}),
+    "Snapshot.top_frames": lambda _: SNAPSHOT.top_frames(0, at_peak=True, count=5),
 }
 
 
@@ -161,6 +212,16 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
     "error: summary": lambda _: refused(lambda: _core.Plan.build(PLAN.choices, {"peak": 1})),
     "error: sim key": lambda _: refused(lambda: _core.decide(GRAPH, 1, sim={"kin": "host"})),
     "error: sim kind": lambda _: refused(lambda: _core.replay(GRAPH, sim={"kind": "tpu"})),
+    "error: sim conf": lambda _: refused(
+        lambda: _core.replay(GRAPH, sim={"kind": "cuda", "alloc_conf": "max_split_size_mb:x"})
+    ),
+    "alloc conf": lambda _: _core.replay(
+        GRAPH, sim={"kind": "cuda", "alloc_conf": "expandable_segments:True", "capacity_bytes": 10**12}
+    ),
+    "error: simulator kind": lambda _: refused(lambda: _core.Simulator("tpu")),  # type: ignore[arg-type]
+    "error: simulator conf": lambda _: refused(lambda: _core.Simulator("cuda", "no_key:" + "9" * 60)),
+    "error: simulator memory": simulated(lambda s: refused(lambda: s.alloc(9, 10**12))),
+    "error: simulator id": simulated(lambda s: refused(lambda: s.free(10**9))),
     "error: rates": lambda _: refused(lambda: _core.frontier(GRAPH, rates={"launch_ns": 0})),
     "error: capacity": lambda _: refused(
         lambda: _core.replay(GRAPH, sim={"kind": "cuda", "capacity_bytes": 1})
@@ -169,6 +230,9 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
         lambda: _core.replay(GRAPH, _core.Plan.build([(99, "checkpoint", "chosen", 1, 1, 1)], {}))
     ),
     "error: no graph": lambda _: refused(lambda: _core.decide(NO_GRAPH, 1)),
+    "error: snapshot": lambda folder: refused(lambda: _core.Snapshot(folder / "graph")),
+    "error: snapshot device": lambda _: refused(lambda: SNAPSHOT.replay(1)),
+    "error: snapshot limits": lambda _: refused(lambda: SNAPSHOT.replay(0, limits={"x": 1})),
     "error: rule": lambda _: refused(lambda: _core.rule_text("x")),
 }
 

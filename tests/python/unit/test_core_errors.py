@@ -162,7 +162,7 @@ def test_wrong_types_are_type_errors_that_name_the_argument(
         (lambda g: g.add_op("x", 2**64, 2), "flops must be in"),
         (lambda g: g.add_op("x", 1, 2, flags=256), "flags must be in 0 to 255, not 256"),
         (lambda g: g.add_op("x\0y", 1, 2), "name must not contain a null character"),
-        (lambda g: g.add_buffer(1, 7), "category must be in 0 to 6, not 7"),
+        (lambda g: g.add_buffer(1, 8), "category must be in 0 to 7, not 8"),
         (lambda g: g.set_phase(3), "phase must be in 0 to 2, not 3"),
         (lambda g: g.add_save(2**32 - 1), "buffer must be in 0 to 4294967294"),
         (lambda g: g.add_module("a", "A", -2), "parent must be -1 or an id, not -2"),
