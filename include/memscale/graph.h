@@ -92,7 +92,8 @@ typedef struct msc_op {
 /** One storage. */
 typedef struct msc_buffer {
     uint64_t size_bytes;
-    uint32_t begin;   /**< operation that made it; 0 with `resident` set: alive before the step */
+    uint32_t begin;   /**< operation that made it; with `resident` set: that it appears with in the first
+                           step of a run, 0: there from the start */
     uint32_t end;     /**< natural end; op count + 1: outlives the step */
     uint8_t category; /**< msc_category */
     uint8_t resident; /**< 1: alive before the first operation */
@@ -214,6 +215,14 @@ MSC_API msc_status msc_graph_add_buffer(msc_graph *graph, uint64_t size_bytes, m
 /** Adds a resident buffer at any time: alive from position 0. Otherwise as `msc_graph_add_buffer`. */
 MSC_API msc_status msc_graph_add_resident(msc_graph *graph, uint64_t size_bytes, msc_category category,
                                           uint32_t *out, msc_error *err);
+
+/**
+ * Adds a resident buffer that only later steps of a run find: in the first one it appears with the operation
+ * added last, after its results, and stays (a library's workspace, say). Otherwise as `msc_graph_add_resident`.
+ * Errors: also ESTATE (no operation yet).
+ */
+MSC_API msc_status msc_graph_add_late(msc_graph *graph, uint64_t size_bytes, msc_category category,
+                                      uint32_t *out, msc_error *err);
 
 /** Sets the category of a buffer, e.g. once it is known to be a gradient. Errors: EINVAL, ESTATE. */
 MSC_API msc_status msc_graph_set_category(msc_graph *graph, uint32_t buffer, msc_category category,

@@ -327,8 +327,11 @@ MSC_API uint32_t msc_trace_instance_count(const msc_trace *trace); /**< ids are 
 
 /** What an instance id of a trace stands for. */
 typedef struct msc_instance {
-    uint32_t buffer; /**< graph buffer; MSC_NONE: scratch of an operation, or state of a checkpointed call */
-    uint32_t op;     /**< operation that made it; op count: alive before the first */
+    uint32_t buffer;  /**< graph buffer; MSC_NONE: scratch of an operation, or state of a checkpointed call */
+    uint32_t op;      /**< operation that made it; op count: alive before the first */
+    uint32_t appears; /**< alive before the first: operation with which it appears in the first step of a
+                           run, or MSC_NONE: there from the start. Optimizer state appears with the
+                           optimizer's first operation, any other buffer where the graph says so */
     uint8_t recomputed; /**< 1: made by a second run */
     uint8_t pad[3];     /**< zero */
 } msc_instance;
@@ -359,6 +362,9 @@ typedef struct msc_live {
 MSC_API msc_status msc_trace_live_at(const msc_trace *trace, const msc_graph *graph, uint64_t event,
                                      msc_live *live, uint32_t capacity, uint32_t *count, msc_error *err);
 
+/** Steps that a replay plays for CUDA: the second fills the caches, the third changes them no more. */
+#define MSC_REPLAY_STEPS 3
+
 /** Where a replay peaked and what it saw on the way. */
 typedef struct msc_replay {
     msc_sim_stats stats; /**< after the last event */
@@ -372,6 +378,11 @@ typedef struct msc_replay {
 
 /**
  * Plays a trace into a simulator, which is reset first.
+ *
+ * A HOST allocator keeps nothing, so one step tells all. What a caching allocator reserves depends on what
+ * the steps before have left in its caches: for CUDA the first MSC_REPLAY_STEPS steps of a run are played, in
+ * which the first finds no optimizer state and no workspace (see msc_instance), and gradients end with each.
+ * Peaks are those of all steps; everything else in `out`, and `live`, tells of the last.
  *
  * @param live     optional: allocated bytes while each OP or RECOMPUTE event ran (its highest value), in
  *                 event order; `live_count` entries at most are written.

@@ -36,6 +36,7 @@ static const column event_columns[] = {
 static const column instance_columns[] = {
     {"instance_buffer", offsetof(msc_instance, buffer), sizeof(uint32_t)},
     {"instance_op", offsetof(msc_instance, op), sizeof(uint32_t)},
+    {"instance_appears", offsetof(msc_instance, appears), sizeof(uint32_t)},
     {"instance_recomputed", offsetof(msc_instance, recomputed), sizeof(uint8_t)},
 };
 

@@ -287,6 +287,24 @@ MSC_PY_FASTCALL(graph_add_resident)
     return id_result(status, id, &err);
 }
 
+MSC_PY_SIGNATURE(add_late, 2, 2, "size_bytes", "category");
+
+MSC_PY_FASTCALL(graph_add_late)
+{
+    PyObject *values[2];
+    uint64_t size_bytes = 0;
+    uint32_t category = 0;
+    uint32_t id = MSC_NONE;
+    msc_error err;
+    msc_status status;
+
+    if (!msc__py_bind(&add_late_signature, args, nargs, kwnames, values) ||
+        !bind_buffer(values, &size_bytes, &category))
+        return NULL;
+    status = msc_graph_add_late(msc__py_graph_self(self), size_bytes, (msc_category)category, &id, &err);
+    return id_result(status, id, &err);
+}
+
 MSC_PY_SIGNATURE(set_category, 2, 2, "buffer", "category");
 
 MSC_PY_FASTCALL(graph_set_category)
@@ -531,6 +549,9 @@ static PyMethodDef graph_methods[] = {
     MSC_PY_METHOD("add_resident", graph_add_resident, 0,
                   "add_resident($self, /, size_bytes, category)\n--\n\n"
                   "Adds a buffer that is alive before the step; returns its id."),
+    MSC_PY_METHOD("add_late", graph_add_late, 0,
+                  "add_late($self, /, size_bytes, category)\n--\n\n"
+                  "Adds a buffer that only later steps find before they begin; returns its id."),
     MSC_PY_METHOD("note_op", graph_note_op, 0,
                   "note_op($self, /, module, source)\n--\n\nPuts a note on the operation added last."),
     MSC_PY_METHOD("note_buffer", graph_note_buffer, 0,

@@ -272,6 +272,19 @@ msc_status msc_graph_add_resident(msc_graph *graph, uint64_t size_bytes, msc_cat
     return push_buffer(graph, &buffer, out, err);
 }
 
+msc_status msc_graph_add_late(msc_graph *graph, uint64_t size_bytes, msc_category category, uint32_t *out,
+                              msc_error *err)
+{
+    msc_buffer buffer = {
+        .size_bytes = size_bytes, .end = MSC_NONE, .category = narrow_category(category), .resident = 1};
+
+    if (graph != NULL && graph->ops.count == 0)
+        return msc__fail(err, MSC_ESTATE, "a buffer cannot appear with an operation before there is one");
+    if (graph != NULL)
+        buffer.begin = graph->ops.count - 1;
+    return push_buffer(graph, &buffer, out, err);
+}
+
 msc_status msc_graph_set_category(msc_graph *graph, uint32_t buffer, msc_category category, msc_error *err)
 {
     msc_status status = require(graph, MSC__GRAPH_BUFFER, buffer, err);

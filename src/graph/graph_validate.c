@@ -124,9 +124,7 @@ static const char *check_buffer(const msc_buffer *buffer, uint32_t op_count)
         return "no such category";
     if (buffer->resident > 1)
         return "resident is neither 0 nor 1";
-    if (buffer->resident == 1 && buffer->begin != 0)
-        return "is resident but does not begin at 0";
-    if (buffer->resident == 0 && buffer->begin >= op_count)
+    if (buffer->begin >= op_count && (buffer->resident == 0 || buffer->begin > 0))
         return "no such operation makes it";
     if (buffer->begin > buffer->end || buffer->end > op_count + 1)
         return "begin <= end <= operations + 1 does not hold";

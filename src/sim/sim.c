@@ -24,6 +24,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "sim/sim_pools.h"
+#include "sim/sim_trace.h"
 
 #define NO_BLOCK MSC__SIM_ID_NO_BLOCK
 #define AWAITED MSC__SIM_ID_AWAITED
@@ -163,6 +164,16 @@ static uint32_t *id_at(const msc_sim *sim, uint32_t id)
     return (uint32_t *)sim->pools.ids.items + id;
 }
 
+bool msc__sim_has(const msc_sim *sim, uint32_t id)
+{
+    return id < sim->pools.ids.count && *id_at(sim, id) != 0;
+}
+
+bool msc__sim_is_caching(const msc_sim *sim)
+{
+    return !is_host(sim);
+}
+
 /* Makes the table cover `id`. New entries are 0. */
 msc_status msc__sim_cover_id(msc_sim *sim, uint32_t id, msc_error *err)
 {
@@ -190,7 +201,7 @@ msc_status msc_sim_alloc_in(msc_sim *sim, uint32_t id, uint64_t size_bytes, cons
         return msc__fail(err, MSC_EINVAL, "place is NULL");
     if (id >= MOST_IDS)
         return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " is too large, must be below %u", id, MOST_IDS);
-    if (id < sim->pools.ids.count && *id_at(sim, id) != 0)
+    if (msc__sim_has(sim, id))
         return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " is in use", id);
     status = msc__sim_cover_id(sim, id, err);
     if (status != MSC_OK)

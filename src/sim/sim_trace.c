@@ -64,6 +64,7 @@ struct msc_trace {
     uint64_t event_count;
     uint64_t op_event_count;
     uint32_t instance_count;
+    uint32_t op_count;
 };
 
 /* Where events and instances go. While counting, both are NULL. */
@@ -74,7 +75,8 @@ typedef struct emitter {
     uint64_t op_events;
     uint32_t *ids; /* per object: its instance */
     uint32_t next_id;
-    uint32_t op; /* that runs; op count before the first */
+    uint32_t op;           /* that runs; op count before the first */
+    uint32_t optimizer_op; /* first of the optimizer's, or MSC_NONE */
     uint8_t recomputed;
 } emitter;
 
@@ -106,13 +108,33 @@ static void object_facts(const msc__derivation *d, uint32_t object, uint64_t *si
     }
 }
 
+static uint32_t first_optimizer_op(const msc__derivation *d)
+{
+    uint32_t op = d->op_count;
+
+    while (op > 0 && d->ops[op - 1].phase == MSC_PHASE_OPTIMIZER)
+        op--;
+    return op < d->op_count ? op : MSC_NONE;
+}
+
+/* With which operation of the first step a buffer appears that later steps find. */
+static uint32_t appearance(const emitter *e, const msc__derivation *d, uint32_t buffer)
+{
+    if (buffer == MSC_NONE || !d->buffers[buffer].resident)
+        return MSC_NONE;
+    if (d->buffers[buffer].begin > 0)
+        return d->buffers[buffer].begin;
+    return d->buffers[buffer].category == MSC_CATEGORY_OPTIMIZER_STATE ? e->optimizer_op : MSC_NONE;
+}
+
 /* Hands out the next instance id. */
-static uint32_t new_instance(emitter *e, uint32_t buffer)
+static uint32_t new_instance(emitter *e, const msc__derivation *d, uint32_t buffer)
 {
     if (e->instances != NULL) {
         msc_instance *instance = &e->instances[e->next_id];
         instance->buffer = buffer;
         instance->op = e->op;
+        instance->appears = appearance(e, d, buffer);
         instance->recomputed = e->recomputed;
     }
     return e->next_id++;
@@ -125,7 +147,7 @@ static void emit_alloc(emitter *e, const msc__derivation *d, uint32_t object)
     uint8_t category;
 
     object_facts(d, object, &size_bytes, &category);
-    e->ids[object] = new_instance(e, buffer);
+    e->ids[object] = new_instance(e, d, buffer);
     emit(e, MSC_EVENT_ALLOC, e->ids[object], size_bytes, category);
 }
 
@@ -138,15 +160,16 @@ static void emit_free(emitter *e, const msc__derivation *d, uint32_t object)
     emit(e, MSC_EVENT_FREE, e->ids[object], size_bytes, category);
 }
 
-static void emit_scratch(emitter *e, const msc_op *op)
+static void emit_scratch(emitter *e, const msc__derivation *d, uint32_t op)
 {
+    uint64_t scratch_bytes = d->ops[op].scratch_bytes;
     uint32_t id;
 
-    if (op->scratch_bytes == 0)
+    if (scratch_bytes == 0)
         return;
-    id = new_instance(e, MSC_NONE);
-    emit(e, MSC_EVENT_ALLOC, id, op->scratch_bytes, MSC_CATEGORY_TEMPORARY);
-    emit(e, MSC_EVENT_FREE, id, op->scratch_bytes, MSC_CATEGORY_TEMPORARY);
+    id = new_instance(e, d, MSC_NONE);
+    emit(e, MSC_EVENT_ALLOC, id, scratch_bytes, MSC_CATEGORY_TEMPORARY);
+    emit(e, MSC_EVENT_FREE, id, scratch_bytes, MSC_CATEGORY_TEMPORARY);
 }
 
 /* Outputs of an operation: forward instances with `shift` 0, recomputed ones with the buffer count. */
@@ -156,7 +179,7 @@ static void emit_outputs(emitter *e, const msc__derivation *d, uint32_t op, uint
 
     for (i = d->begins.first[op]; i < d->begins.first[op + 1]; i++)
         emit_alloc(e, d, shift + d->begins.items[i]);
-    emit_scratch(e, &d->ops[op]);
+    emit_scratch(e, d, op);
 }
 
 static void emit_frees(emitter *e, const msc__derivation *d, uint32_t position)
@@ -206,6 +229,7 @@ static void walk(emitter *e, const msc__derivation *d)
     uint32_t i;
 
     e->op = d->op_count;
+    e->optimizer_op = first_optimizer_op(d);
     for (i = 0; i < d->buffer_count; i++)
         if (d->buffers[i].resident)
             emit_alloc(e, d, i);
@@ -307,6 +331,7 @@ msc_status msc_trace_create(msc_context *ctx, const msc_graph *graph, const msc_
     if (trace == NULL)
         return msc__fail_memory(err, "a trace", sizeof *trace);
     trace->ctx = ctx;
+    trace->op_count = msc_graph_op_count(graph);
     status = msc__derive(&d, &scratch, graph, plan, err);
     if (status == MSC_OK)
         status = write_events(trace, &d, &scratch, err);
@@ -326,6 +351,11 @@ void msc_trace_destroy(msc_trace *trace)
     msc__free(trace->ctx, trace->events, (size_t)trace->event_count * sizeof(msc_event));
     msc__free(trace->ctx, trace->instances, (size_t)trace->instance_count * sizeof(msc_instance));
     msc__free(trace->ctx, trace, sizeof *trace);
+}
+
+uint32_t msc__trace_op_count(const msc_trace *trace)
+{
+    return trace->op_count;
 }
 
 msc_context *msc__trace_context(const msc_trace *trace)

@@ -1,14 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file sim_trace.h
- * What the files of this folder know of a trace beyond its public face.
+ * What the files of this folder know of a trace, and a replay of its simulator, beyond their public faces.
  */
 #ifndef MSC_SIM_TRACE_H
 #define MSC_SIM_TRACE_H
+
+#include <stdbool.h>
 
 #include "memscale/sim.h"
 
 /** The context that the trace lives in. */
 msc_context *msc__trace_context(const msc_trace *trace);
+
+/** Operations of the graph: the `op` of an instance that is alive before the first. */
+uint32_t msc__trace_op_count(const msc_trace *trace);
+
+/** Whether an id is allocated, or freed and awaited. */
+bool msc__sim_has(const msc_sim *sim, uint32_t id);
+
+/** Whether freed memory stays with the allocator, so that a step depends on the steps before. */
+bool msc__sim_is_caching(const msc_sim *sim);
 
 #endif /* MSC_SIM_TRACE_H */

@@ -140,6 +140,99 @@ static void before_the_first(void **state)
     stop(&f);
 }
 
+enum { MIB = 1 << 20 };
+
+/* Forward makes 12 MiB and makes a workspace appear, backward ends them and makes a gradient of 3 MiB, the
+ * optimizer has two states of 3 MiB and a temporary of 5. */
+static msc_graph *training_step(msc_context *ctx)
+{
+    const msc_op op = {0};
+    msc_graph *graph;
+
+    assert_int_equal(msc_graph_create(ctx, &graph, NULL), MSC_OK);
+    msc_graph_add_resident(graph, 3 * MIB, MSC_CATEGORY_PARAMETER, NULL, NULL);
+    msc_graph_add_resident(graph, 3 * MIB, MSC_CATEGORY_OPTIMIZER_STATE, NULL, NULL);
+    msc_graph_add_resident(graph, 3 * MIB, MSC_CATEGORY_OPTIMIZER_STATE, NULL, NULL);
+    msc_graph_add_op(graph, "forward", &op, NULL, NULL);
+    msc_graph_add_op(graph, "forward", &op, NULL, NULL);
+    msc_graph_add_late(graph, 8519680, MSC_CATEGORY_WORKSPACE, NULL, NULL);
+    msc_graph_add_buffer(graph, 12 * MIB, MSC_CATEGORY_ACTIVATION, NULL, NULL);
+    msc_graph_set_phase(graph, MSC_PHASE_BACKWARD, NULL);
+    msc_graph_add_op(graph, "backward", &op, NULL, NULL);
+    msc_graph_add_buffer(graph, 3 * MIB, MSC_CATEGORY_GRADIENT, NULL, NULL);
+    msc_graph_end_buffer(graph, 4, NULL);
+    msc_graph_set_phase(graph, MSC_PHASE_OPTIMIZER, NULL);
+    msc_graph_add_op(graph, "optimizer", &op, NULL, NULL);
+    msc_graph_add_buffer(graph, 5 * MIB, MSC_CATEGORY_TEMPORARY, NULL, NULL);
+    msc_graph_end_buffer(graph, 6, NULL);
+    assert_int_equal(msc_graph_finish(graph, NULL), MSC_OK);
+    return graph;
+}
+
+/* The same by hand. */
+static void first_steps(msc_sim *sim)
+{
+    int step;
+
+    assert_int_equal(msc_sim_alloc(sim, 0, 3 * MIB, 0, NULL), MSC_OK);
+    for (step = 0; step < 3; step++) {
+        assert_int_equal(msc_sim_alloc(sim, 4, 12 * MIB, 0, NULL), MSC_OK);
+        if (step == 0)
+            assert_int_equal(msc_sim_alloc(sim, 3, 8519680, 0, NULL), MSC_OK);
+        assert_int_equal(msc_sim_alloc(sim, 5, 3 * MIB, 0, NULL), MSC_OK);
+        assert_int_equal(msc_sim_free(sim, 4, NULL), MSC_OK);
+        if (step == 0) {
+            assert_int_equal(msc_sim_alloc(sim, 1, 3 * MIB, 0, NULL), MSC_OK);
+            assert_int_equal(msc_sim_alloc(sim, 2, 3 * MIB, 0, NULL), MSC_OK);
+        }
+        assert_int_equal(msc_sim_alloc(sim, 6, 5 * MIB, 0, NULL), MSC_OK);
+        assert_int_equal(msc_sim_free(sim, 6, NULL), MSC_OK);
+        if (step < 2)
+            assert_int_equal(msc_sim_free(sim, 5, NULL), MSC_OK);
+    }
+}
+
+static void steps_of_a_run(void **state)
+{
+    uint64_t live_bytes[4];
+    msc_sim_stats by_hand;
+    msc_replay replay;
+    msc_trace *trace;
+    msc_graph *graph;
+    fixture f;
+
+    (void)state;
+    start(&f, MSC_SIM_CUDA, UINT64_MAX);
+    graph = training_step(f.ctx);
+    assert_int_equal(msc_trace_create(f.ctx, graph, NULL, &trace, NULL), MSC_OK);
+    assert_int_equal(msc_trace_replay(trace, f.sim, live_bytes, 4, &replay, NULL), MSC_OK);
+    msc_sim_reset(f.sim);
+    first_steps(f.sim);
+    by_hand = msc_sim_get_stats(f.sim);
+    assert_memory_equal(&replay.stats, &by_hand, sizeof by_hand);
+    /* The last step is the one that is told of: everything is there from its start. */
+    assert_int_equal(live_bytes[0], 9 * MIB + 8519680);
+    assert_int_equal(replay.peak_op, 2);
+    assert_int_equal(replay.category_peak_bytes[MSC_CATEGORY_OPTIMIZER_STATE], 6 * MIB);
+    assert_int_equal(replay.category_peak_bytes[MSC_CATEGORY_WORKSPACE], 8519680);
+    assert_int_equal(replay.category_peak_bytes[MSC_CATEGORY_GRADIENT], 3 * MIB);
+    msc_trace_destroy(trace);
+    msc_graph_destroy(graph);
+    stop(&f);
+}
+
+static void no_memory_in_the_first_step(void **state)
+{
+    msc_replay replay;
+    fixture f;
+
+    (void)state;
+    start(&f, MSC_SIM_CUDA, 1 * MIB);
+    assert_int_equal(msc_trace_replay(f.trace, f.sim, NULL, 0, &replay, NULL), MSC_EDEVMEM);
+    assert_int_equal(replay.stats.oom_count, 1);
+    stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -148,6 +241,8 @@ int main(void)
         {"replay/again-is-the-same", again, NULL, NULL, NULL},
         {"replay/capacity", capacity, NULL, NULL, NULL},
         {"replay/peak-before-the-first-operation", before_the_first, NULL, NULL, NULL},
+        {"replay/steps-of-a-run", steps_of_a_run, NULL, NULL, NULL},
+        {"replay/no-memory-in-the-first-step", no_memory_in_the_first_step, NULL, NULL, NULL},
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
