@@ -362,8 +362,8 @@ typedef struct msc_live {
 MSC_API msc_status msc_trace_live_at(const msc_trace *trace, const msc_graph *graph, uint64_t event,
                                      msc_live *live, uint32_t capacity, uint32_t *count, msc_error *err);
 
-/** Steps that a replay plays for CUDA: the second fills the caches, the third changes them no more. */
-#define MSC_REPLAY_STEPS 3
+/** Steps that a replay plays for CUDA. What the second reserves, all later ones have been seen to reserve. */
+#define MSC_REPLAY_STEPS 2
 
 /** Where a replay peaked and what it saw on the way. */
 typedef struct msc_replay {

@@ -18,9 +18,10 @@
 
 #include "base/error.h"
 #include "decide/decide_internal.h"
+#include "sim/sim_trace.h"
 
 /* CUDA: plans of the frontier that are kept, since each may have to be replayed. */
-#define MOST_CUDA_PLANS 256u
+#define MOST_CUDA_PLANS 80u
 
 /* One decision under way. */
 typedef struct decision {
@@ -193,26 +194,38 @@ static msc_status bare_plan(const decision *d, uint32_t index, msc_plan **plan, 
     return status;
 }
 
-/* Peak of a plan of the frontier as the simulator sees it; replayed once, then remembered. */
-static msc_status peak_of(decision *d, uint32_t index, uint64_t *peak_bytes, msc_error *err)
+/* Reserved peak of a plan of the frontier; a value above `most_bytes` when it is more than that. */
+static msc_status replay_peak(decision *d, uint32_t index, uint64_t most_bytes, uint64_t *peak_bytes,
+                              msc_error *err)
 {
     msc_plan *plan = NULL;
     msc_trace *trace = NULL;
-    msc_replay replay;
+    msc_status status = bare_plan(d, index, &plan, err);
+
+    if (status == MSC_OK)
+        status = msc_trace_create(d->ctx, d->graph, plan, &trace, err);
+    if (status == MSC_OK)
+        status = msc__trace_reserved_peak(trace, d->sim, most_bytes, peak_bytes, err);
+    msc_trace_destroy(trace);
+    msc_plan_destroy(plan);
+    return status;
+}
+
+/* Peak of a plan of the frontier as the simulator sees it: replayed once, then remembered; only as far as to
+ * see that it is above `most_bytes`, where that is enough. */
+static msc_status peak_of(decision *d, uint32_t index, uint64_t most_bytes, uint64_t *peak_bytes,
+                          msc_error *err)
+{
     msc_status status = MSC_OK;
 
     if (d->options->sim.kind == MSC_SIM_HOST)
         d->peak_bytes[index] = msc__frontier_plans(&d->frontier)[index].peak_bytes;
-    if (d->peak_bytes[index] == 0) {
-        status = bare_plan(d, index, &plan, err);
-        if (status == MSC_OK)
-            status = replay_plan(d, plan, &trace, &replay, err);
-        if (status == MSC_OK)
-            d->peak_bytes[index] = replay.peak_bytes;
-        msc_trace_destroy(trace);
-        msc_plan_destroy(plan);
-    }
     *peak_bytes = d->peak_bytes[index];
+    if (*peak_bytes != 0)
+        return MSC_OK;
+    status = replay_peak(d, index, most_bytes, peak_bytes, err);
+    if (status == MSC_OK && *peak_bytes <= most_bytes)
+        d->peak_bytes[index] = *peak_bytes;
     return status;
 }
 
@@ -228,7 +241,7 @@ static msc_status find_smallest(decision *d, uint32_t *index, uint64_t *smallest
         uint64_t peak_bytes = 0;
         if (msc__frontier_plans(&d->frontier)[i].peak_bytes >= *smallest_bytes)
             break;
-        status = peak_of(d, i, &peak_bytes, err);
+        status = peak_of(d, i, *smallest_bytes, &peak_bytes, err);
         if (peak_bytes <= *smallest_bytes) {
             *smallest_bytes = peak_bytes;
             *index = i;
@@ -248,7 +261,7 @@ static msc_status find_fastest(decision *d, uint64_t budget_bytes, uint32_t *ind
         uint64_t peak_bytes;
         if (msc__frontier_plans(&d->frontier)[i].peak_bytes > budget_bytes)
             continue;
-        status = peak_of(d, i, &peak_bytes, err);
+        status = peak_of(d, i, budget_bytes, &peak_bytes, err);
         if (status == MSC_OK && peak_bytes <= budget_bytes)
             *index = i;
     }
@@ -375,7 +388,7 @@ static msc_status choose(decision *d, uint32_t *index, msc_plan_summary *summary
 {
     uint64_t budget_bytes = d->options->budget_bytes;
     uint32_t smallest = 0;
-    msc_status status = peak_of(d, 0, &summary->plain_peak_bytes, err);
+    msc_status status = peak_of(d, 0, UINT64_MAX, &summary->plain_peak_bytes, err);
 
     if (status == MSC_OK)
         status = find_smallest(d, &smallest, &summary->smallest_peak_bytes, err);
@@ -445,7 +458,7 @@ static msc_status write_points(decision *d, msc_frontier_point *points, size_t c
 
     for (i = 0; i < d->frontier.plans.count && status == MSC_OK; i++) {
         uint64_t peak_bytes = 0;
-        status = peak_of(d, i, &peak_bytes, err);
+        status = peak_of(d, i, UINT64_MAX, &peak_bytes, err);
         if (i > 0 && peak_bytes >= least_bytes)
             continue;
         least_bytes = peak_bytes;

@@ -169,6 +169,11 @@ bool msc__sim_has(const msc_sim *sim, uint32_t id)
     return id < sim->pools.ids.count && *id_at(sim, id) != 0;
 }
 
+uint64_t msc__sim_reserved_now(const msc_sim *sim)
+{
+    return msc__sim_reserved(&sim->pools);
+}
+
 bool msc__sim_is_caching(const msc_sim *sim)
 {
     return !is_host(sim);

@@ -13,8 +13,7 @@
  * For CUDA the same events are played several times, because a caching allocator has a memory:
  *
  *      step 1   residents  | forward | backward | optimizer state appears, optimizer | gradients end
- *      step 2              | forward | backward |                          optimizer | gradients end
- *      step 3              | forward | backward |                          optimizer     what is reported
+ *      step 2              | forward | backward |                          optimizer     what is reported
  *
  * What the first step leaves in the caches, between the blocks that stay, decides which block a later request
  * gets, and so what is reserved.
@@ -132,7 +131,8 @@ static msc_status appear(player *p, bool is_state, msc_error *err)
     uint32_t id;
 
     for (id = 0; id < msc_trace_instance_count(p->trace) && is_resident(p, id) && status == MSC_OK; id++)
-        if (instances[id].appears == p->op && (events[id].category == MSC_CATEGORY_OPTIMIZER_STATE) == is_state)
+        if (instances[id].appears == p->op &&
+            (events[id].category == MSC_CATEGORY_OPTIMIZER_STATE) == is_state)
             status = msc_sim_alloc(p->sim, id, events[id].size_bytes, 0, err);
     return status;
 }
@@ -191,23 +191,32 @@ static msc_status end_step(player *p, msc_error *err)
     return status;
 }
 
+/* One step without a record, from its first operation to its last, or until more is reserved than allowed. */
+static msc_status warm_step(player *p, uint32_t step, uint64_t most_bytes, msc_error *err)
+{
+    const msc_event *events = msc_trace_events(p->trace);
+    uint64_t count = msc_trace_event_count(p->trace);
+    msc_status status;
+    uint64_t i;
+
+    p->op = msc__trace_op_count(p->trace);
+    p->late_op = step == 0 ? next_late(p, 0) : MSC_NONE;
+    status = start_step(p, step, &i, err);
+    for (; i < count && status == MSC_OK && msc__sim_reserved_now(p->sim) <= most_bytes; i++)
+        status = warm_event(p, &events[i], err);
+    return status == MSC_OK ? flush(p, err) : status;
+}
+
 /* All steps but the last one, and what the last one finds. */
 static msc_status warm_up(player *p, uint64_t *next, msc_error *err)
 {
     const msc_event *events = msc_trace_events(p->trace);
-    uint64_t count = msc_trace_event_count(p->trace);
     msc_status status = MSC_OK;
     uint32_t step;
     uint64_t i;
 
     for (step = 0; step + 1 < MSC_REPLAY_STEPS && status == MSC_OK; step++) {
-        p->op = msc__trace_op_count(p->trace);
-        p->late_op = step == 0 ? next_late(p, 0) : MSC_NONE;
-        status = start_step(p, step, &i, err);
-        for (; i < count && status == MSC_OK; i++)
-            status = warm_event(p, &events[i], err);
-        if (status == MSC_OK)
-            status = flush(p, err);
+        status = warm_step(p, step, UINT64_MAX, err);
         if (status == MSC_OK)
             status = end_step(p, err);
     }
@@ -218,6 +227,25 @@ static msc_status warm_up(player *p, uint64_t *next, msc_error *err)
         p->category_bytes[events[i].category] += events[i].size_bytes;
         note_alloc(p, i, msc_sim_get_stats(p->sim).allocated_now_bytes);
     }
+    return status;
+}
+
+msc_status msc__trace_reserved_peak(const msc_trace *trace, msc_sim *sim, uint64_t most_bytes,
+                                    uint64_t *peak_bytes, msc_error *err)
+{
+    player p = {.trace = trace, .sim = sim};
+    msc_status status = MSC_OK;
+    uint32_t step;
+
+    msc_sim_reset(sim);
+    for (step = 0; step < MSC_REPLAY_STEPS && status == MSC_OK; step++) {
+        status = warm_step(&p, step, most_bytes, err);
+        if (status == MSC_OK && msc__sim_reserved_now(sim) > most_bytes)
+            break;
+        if (status == MSC_OK && step + 1 < MSC_REPLAY_STEPS)
+            status = end_step(&p, err);
+    }
+    *peak_bytes = msc_sim_get_stats(sim).reserved_peak_bytes;
     return status;
 }
 

@@ -175,7 +175,7 @@ static void first_steps(msc_sim *sim)
     int step;
 
     assert_int_equal(msc_sim_alloc(sim, 0, 3 * MIB, 0, NULL), MSC_OK);
-    for (step = 0; step < 3; step++) {
+    for (step = 0; step < MSC_REPLAY_STEPS; step++) {
         assert_int_equal(msc_sim_alloc(sim, 4, 12 * MIB, 0, NULL), MSC_OK);
         if (step == 0)
             assert_int_equal(msc_sim_alloc(sim, 3, 8519680, 0, NULL), MSC_OK);
@@ -187,7 +187,7 @@ static void first_steps(msc_sim *sim)
         }
         assert_int_equal(msc_sim_alloc(sim, 6, 5 * MIB, 0, NULL), MSC_OK);
         assert_int_equal(msc_sim_free(sim, 6, NULL), MSC_OK);
-        if (step < 2)
+        if (step + 1 < MSC_REPLAY_STEPS)
             assert_int_equal(msc_sim_free(sim, 5, NULL), MSC_OK);
     }
 }
