@@ -34,12 +34,14 @@ def call(model: nn.Module, batch: Batch) -> Any:
     return model(**batch) if isinstance(batch, dict) else model(*batch)
 
 
-def _labels(output: Tensor) -> Tensor:
+def labels(output: Tensor) -> Tensor:
+    """Cross-entropy of rows of scores."""
     return F.cross_entropy(output, torch.arange(output.shape[0], device=output.device) % output.shape[-1])
 
 
-def _tokens(output: Tensor) -> Tensor:
-    return _labels(output.flatten(0, -2))
+def tokens(output: Tensor) -> Tensor:
+    """The same of scores per position."""
+    return labels(output.flatten(0, -2))
 
 
 class ConvNet(nn.Module):
@@ -133,7 +135,9 @@ class UNet(nn.Module):
         return self.head(x)
 
 
-def _text(batch: int, length: int, vocabulary: int = 1000, mask: bool = False) -> Callable[[], Batch]:
+def text(batch: int, length: int, vocabulary: int = 1000, mask: bool = False) -> Callable[[], Batch]:
+    """Random token ids that are their own labels."""
+
     def make() -> Batch:
         ids = torch.randint(0, vocabulary, (batch, length))
         made = {"input_ids": ids, "labels": ids.clone()}
@@ -144,7 +148,9 @@ def _text(batch: int, length: int, vocabulary: int = 1000, mask: bool = False) -
     return make
 
 
-def _hugging_face(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+def hugging_face(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+    """A class of transformers over a configuration, by name."""
+
     def build() -> nn.Module:
         import transformers
 
@@ -159,7 +165,7 @@ def gpt2(
     layers: int, width: int, heads: int, vocabulary: int = 1000, dropout: float = 0.1, length: int = 1024
 ) -> Callable[[], nn.Module]:
     """A GPT-2 of any size."""
-    return _hugging_face(
+    return hugging_face(
         "GPT2LMHeadModel",
         "GPT2Config",
         n_layer=layers,
@@ -178,7 +184,7 @@ def gpt2(
 
 def bert(layers: int, width: int, heads: int, vocabulary: int = 1000) -> Callable[[], nn.Module]:
     """A BERT of any size."""
-    return _hugging_face(
+    return hugging_face(
         "BertForMaskedLM",
         "BertConfig",
         num_hidden_layers=layers,
@@ -189,7 +195,8 @@ def bert(layers: int, width: int, heads: int, vocabulary: int = 1000) -> Callabl
     )
 
 
-def _images(batch: int, size: int) -> Callable[[], Batch]:
+def images(batch: int, size: int) -> Callable[[], Batch]:
+    """Random pictures."""
     return lambda: (torch.randn(batch, 3, size, size),)
 
 
@@ -204,24 +211,24 @@ _LLAMA_LIKE = {
 }
 
 ZOO: dict[str, Entry] = {
-    "gpt2": Entry(gpt2(4, 256, 4), _text(4, 256)),
-    "bert": Entry(bert(4, 256, 4), _text(4, 256, mask=True)),
-    "llama": Entry(_hugging_face("LlamaForCausalLM", "LlamaConfig", **_LLAMA_LIKE), _text(4, 256)),
+    "gpt2": Entry(gpt2(4, 256, 4), text(4, 256)),
+    "bert": Entry(bert(4, 256, 4), text(4, 256, mask=True)),
+    "llama": Entry(hugging_face("LlamaForCausalLM", "LlamaConfig", **_LLAMA_LIKE), text(4, 256)),
     "mistral": Entry(
-        _hugging_face("MistralForCausalLM", "MistralConfig", sliding_window=128, **_LLAMA_LIKE), _text(4, 256)
+        hugging_face("MistralForCausalLM", "MistralConfig", sliding_window=128, **_LLAMA_LIKE), text(4, 256)
     ),
     "mixtral": Entry(
-        _hugging_face(
+        hugging_face(
             "MixtralForCausalLM",
             "MixtralConfig",
             num_local_experts=4,
             num_experts_per_tok=2,
             **{**_LLAMA_LIKE, "num_hidden_layers": 2},
         ),
-        _text(2, 128),
+        text(2, 128),
     ),
     "mamba": Entry(
-        _hugging_face(
+        hugging_face(
             "MambaForCausalLM",
             "MambaConfig",
             num_hidden_layers=2,
@@ -230,10 +237,10 @@ ZOO: dict[str, Entry] = {
             state_size=8,
             use_cache=False,
         ),
-        _text(2, 64),
+        text(2, 64),
     ),
     "t5": Entry(
-        _hugging_face(
+        hugging_face(
             "T5ForConditionalGeneration",
             "T5Config",
             num_layers=3,
@@ -245,10 +252,10 @@ ZOO: dict[str, Entry] = {
             use_cache=False,
             decoder_start_token_id=0,
         ),
-        _text(4, 256),
+        text(4, 256),
     ),
     "vit": Entry(
-        _hugging_face(
+        hugging_face(
             "ViTForImageClassification",
             "ViTConfig",
             num_hidden_layers=4,
@@ -259,7 +266,7 @@ ZOO: dict[str, Entry] = {
         lambda: {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(0, 2, (4,))},
     ),
     "hubert": Entry(
-        _hugging_face(
+        hugging_face(
             "HubertForSequenceClassification",
             "HubertConfig",
             num_hidden_layers=2,
@@ -273,16 +280,16 @@ ZOO: dict[str, Entry] = {
         ),
         lambda: {"input_values": torch.randn(2, 16000), "labels": torch.randint(0, 2, (2,))},
     ),
-    "convnet": Entry(ConvNet, _images(8, 64), _labels),
-    "unet": Entry(UNet, _images(4, 64), lambda output: output.square().mean()),
-    "lstm": Entry(lambda: RecurrentLM(nn.LSTM), lambda: (torch.randint(0, 1000, (4, 256)),), _tokens),
-    "gru": Entry(lambda: RecurrentLM(nn.GRU), lambda: (torch.randint(0, 1000, (4, 128)),), _tokens),
+    "convnet": Entry(ConvNet, images(8, 64), labels),
+    "unet": Entry(UNet, images(4, 64), lambda output: output.square().mean()),
+    "lstm": Entry(lambda: RecurrentLM(nn.LSTM), lambda: (torch.randint(0, 1000, (4, 256)),), tokens),
+    "gru": Entry(lambda: RecurrentLM(nn.GRU), lambda: (torch.randint(0, 1000, (4, 128)),), tokens),
     "mlp": Entry(
         lambda: nn.Sequential(
             *[layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.GELU(), nn.Dropout(0.1))],
             nn.Linear(512, 10),
         ),
         lambda: (torch.randn(2048, 512),),
-        _labels,
+        labels,
     ),
 }

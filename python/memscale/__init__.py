@@ -18,20 +18,23 @@ __all__ = [
     "Config",
     "OptimizationMode",
     "Plan",
+    "Prediction",
     "__version__",
     "detach",
     "errors",
     "optimize",
     "plan",
+    "predict",
     "verify",
     "wrap",
 ]
 
 if TYPE_CHECKING:
     from memscale import errors
-    from memscale.api import detach, optimize, plan, verify, wrap
+    from memscale.api import detach, optimize, plan, predict, verify, wrap
     from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
     from memscale.core.plan import Plan
+    from memscale.core.prediction import Prediction
 
 # Where each public name lives. Loaded at first use, so that `import memscale` costs next to nothing.
 _HOME = {
@@ -39,9 +42,11 @@ _HOME = {
     "Config": "memscale.core.config",
     "OptimizationMode": "memscale.core.config",
     "Plan": "memscale.core.plan",
+    "Prediction": "memscale.core.prediction",
     "detach": "memscale.api",
     "optimize": "memscale.api",
     "plan": "memscale.api",
+    "predict": "memscale.api",
     "verify": "memscale.api",
     "wrap": "memscale.api",
 }

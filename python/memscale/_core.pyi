@@ -35,6 +35,7 @@ CATEGORY_INPUT: Final = 4
 CATEGORY_ACTIVATION: Final = 5
 CATEGORY_TEMPORARY: Final = 6
 CATEGORY_WORKSPACE: Final = 7
+REPLAY_STEPS: Final = 2
 CATEGORY_NAMES: Final[tuple[str, ...]]
 """Lower-case names, indexed by ``CATEGORY_…``: ``"parameter"``, ``"buffer"``, ``"gradient"`` and so on."""
 
@@ -109,9 +110,10 @@ class _Stats(TypedDict):
     oom_count: int
 
 class _Replay(TypedDict):
-    """What `replay` returns."""
+    """What `replay` returns; `peak_event` is an index into the events that `step_events` gives."""
 
     peak_bytes: int
+    peak_event: int
     peak_op: int
     peak_in_recompute: bool
     stats: _Stats
@@ -131,7 +133,10 @@ class _StepEvents(TypedDict):
 
     Instances, indexed by an event's ``id``: ``instance_buffer`` (uint32: buffer of the graph, 2^32 - 1 for
     what an operation needs inside and for state of a checkpointed call), ``instance_op`` (uint32: operation
-    that made it, number of operations for what was there before the step), ``instance_recomputed`` (uint8).
+    that made it, number of operations for what was there before the step), ``instance_appears`` (uint32: of
+    what was there before, the operation with which it appears in the first step of a run, 2^32 - 1 for what is
+    there from the start; optimizer state before that operation's results, others after them),
+    ``instance_recomputed`` (uint8).
     """
 
     kind: bytes
@@ -140,6 +145,7 @@ class _StepEvents(TypedDict):
     size: bytes
     instance_buffer: bytes
     instance_op: bytes
+    instance_appears: bytes
     instance_recomputed: bytes
 
 @final
@@ -235,6 +241,12 @@ class Graph:
 
     def add_resident(self, size_bytes: SupportsIndex, category: SupportsIndex) -> int:
         """Adds a buffer that is alive before the step, at any time; returns its id."""
+
+    def add_late(self, size_bytes: SupportsIndex, category: SupportsIndex) -> int:
+        """Adds a buffer that only later steps of a run find before they begin; returns its id.
+
+        In the first step it appears with the operation added last, and stays: a library's workspace, say.
+        """
 
     def note_op(self, module: SupportsIndex, source: str) -> None:
         """Puts a note on the operation added last.

@@ -12,9 +12,12 @@ import torch
 from torch import nn
 
 from memscale.core.config import AsyncOffloadConfig, Config
+from memscale.core.devices import resolve_device
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.plan import Plan
 from memscale.core.planner import make_plan
+from memscale.core.prediction import Prediction
+from memscale.core.predictor import predict_step
 from memscale.core.profiler import normalize_sample
 from memscale.core.tracer import StepFacts
 from memscale.core.verification import VerifyReport, compare
@@ -136,6 +139,53 @@ def plan(
         return make_plan(module, settings, args, kwargs, step).plan
     with executor.bare():
         return make_plan(module, settings, args, kwargs, step).plan
+
+
+def predict(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    config: Config | None = None,
+    sample_input: Any = None,
+    device: str | torch.device | None = None,
+) -> Prediction:
+    """What one training step takes: peak bytes, where they go, time, whether it fits, what would make it fit.
+
+    Nothing is computed and no device is touched: the step is traced on tensors without data. The model may
+    lie on any device, also on "meta" or made of fake tensors, so that one larger than this machine can be
+    predicted. It is left as it was.
+
+    Args:
+        model: the module. A wrapped one is looked at bare.
+        optimizer: makes the prediction count this optimizer's state; without it an AdamW is assumed.
+        config: the prediction is that of its plan, under its budget; None for the defaults (85 % of the
+            device's memory). What the step takes without a plan is `prediction.plain`.
+        sample_input: one training batch, as for `wrap`, but required. Tensors on "meta" will do, and a
+            callable may have parameters `batch` and `sequence`, which `largest_batch` then asks for others.
+        device: name of a card ("RTX 3090", "a100-40gb"), its memory ("24GiB"), "cuda" for the card that is
+            present, "cpu" for this machine; None for where the model is.
+
+    Raises:
+        TypeError: no `sample_input`, or an argument of a wrong type.
+        ValueError: an unknown device; the message names the closest.
+        ProfileError: the model has no data and cannot be traced without.
+        Exception: the model rejects the sample.
+
+    Example:
+        >>> with torch.device("meta"):
+        ...     model = torch.nn.Linear(4096, 4096)
+        >>> memscale.predict(model, sample_input=torch.empty(8, 4096, device="meta"), device="RTX 3090").fits
+        True
+    """
+    module, settings = _model_of(model), _resolve(config)
+    if sample_input is None:
+        raise TypeError("predict needs sample_input: one training batch, or a callable that makes one")
+    hardware = resolve_device(device, module)
+    step = StepFacts(optimizer=optimizer, training=None if module.training else True)
+    executor = module.__dict__.get(EXECUTOR)
+    if executor is None:
+        return predict_step(module, settings, sample_input, step, hardware)
+    with executor.bare():
+        return predict_step(module, settings, sample_input, step, hardware)
 
 
 def verify(

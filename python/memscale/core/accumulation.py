@@ -10,6 +10,8 @@ recorder does it in place under the engine's own conditions.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +20,13 @@ from torch import Tensor
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 
+_FILLS = {
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+}
+"""What backward of `gather`, `index_select`, indexing adds to fresh zeros: in place, but never to fakes."""
+
 
 class AccumulationWatch:
     """Knows whether an addition is the engine's own.
@@ -25,11 +34,17 @@ class AccumulationWatch:
     Attributes:
         between_nodes: the last node's work is done, the next one's has not begun.
         into_leaf: the running node adds to a leaf's `.grad`.
+        inside_node: a node other than that is at its own work.
+        held: addresses of storages that the caller of backward holds, such as the gradients it was given.
+        on_node: is told the number of each node before it runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_node: Callable[[int], None] = lambda number: None) -> None:
+        self.on_node = on_node
         self.between_nodes = False
         self.into_leaf = False
+        self.inside_node = False
+        self.held: set[int] = set()
 
     def watch(self, loss: Tensor) -> None:
         """Puts a hook before and after every node that backward from `loss` may run."""
@@ -40,28 +55,37 @@ class AccumulationWatch:
                 continue
             seen.add(node)
             is_leaf = node.name() == "torch::autograd::AccumulateGrad"
-            node.register_prehook(self._leaf_begins if is_leaf else self._begins)
+            begins = self._leaf_begins if is_leaf else self._begins
+            node.register_prehook(functools.partial(begins, node._sequence_nr()))
             node.register_hook(self._ends)
             pending.extend(following for following, _ in node.next_functions)
 
-    def _begins(self, *unused: Any) -> None:
-        self.between_nodes = self.into_leaf = False
+    def rest(self) -> None:
+        """Backward is over: additions from now on are not the engine's."""
+        self.between_nodes = self.into_leaf = self.inside_node = False
+        self.held.clear()
 
-    def _leaf_begins(self, *unused: Any) -> None:
-        self.between_nodes, self.into_leaf = False, True
+    def _begins(self, number: int, *unused: Any) -> None:
+        self.on_node(number)
+        self.between_nodes, self.into_leaf, self.inside_node = False, False, True
+
+    def _leaf_begins(self, number: int, *unused: Any) -> None:
+        self.between_nodes, self.into_leaf, self.inside_node = False, True, False
 
     def _ends(self, *unused: Any) -> None:
-        self.between_nodes, self.into_leaf = True, False
+        self.between_nodes, self.into_leaf, self.inside_node = True, False, False
 
     def in_place(self, func: Any, args: Any) -> Any:
         """The operation to run instead of `func`: itself, or the addition in place."""
+        if self.inside_node and func in _FILLS and not torch.is_grad_enabled() and _only_holder(args[0]):
+            return _FILLS[func]
         if func is not _ADD or not (self.between_nodes or self.into_leaf) or not isinstance(args[1], Tensor):
             return func
         total, part = args[0], args[1]
         same = total.shape == part.shape and total.dtype == part.dtype and total.layout == part.layout
         if not same or torch.is_grad_enabled():
             return func
-        if self.into_leaf or _only_holder(total):
+        if self.into_leaf or (total.untyped_storage()._cdata not in self.held and _only_holder(total)):
             return _ADD_IN_PLACE
         return func
 

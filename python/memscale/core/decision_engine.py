@@ -5,30 +5,21 @@ from __future__ import annotations
 
 import functools
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memscale import _core
-from memscale.core.plan import Choice, Plan, Prediction, timeline_of
-from memscale.core.units import format_bytes
+from memscale.core.advice import allocator_hint, reserve_bytes, unmet_advice
+from memscale.core.allocator_settings import EXPANDABLE, AllocatorSettings, allocator_settings
+from memscale.core.plan import Choice, Plan, Prediction
+from memscale.core.prediction_build import NamedGraph, Predictor
 
 if TYPE_CHECKING:
     from memscale.core.config import EffectiveConfig
     from memscale.core.hardware import Budget, Hardware
     from memscale.core.tracer import Trace
 
-_RESERVE_PPM = 5_000
-_RESERVE_FLOOR_BYTES = 256 * 1024
-
-
-def reserve_bytes(budget: int) -> int:
-    """Part of a budget that a plan leaves free for what a trace cannot see.
-
-    0.5 %, and at least 256 KiB: the largest under-estimate seen over the models of the test suite was 0.36 %
-    (`bench/python/truth.py` measures it anew).
-    """
-    return max(_RESERVE_FLOOR_BYTES, budget * _RESERVE_PPM // 1_000_000)
-
+__all__ = ["DecisionEngine", "reserve_bytes"]
 
 @dataclass(frozen=True)
 class DecisionEngine:
@@ -37,6 +28,7 @@ class DecisionEngine:
     config: EffectiveConfig
     hardware: Hardware
     budget: Budget
+    settings: AllocatorSettings = field(default_factory=allocator_settings)
 
     @property
     def rates(self) -> dict[str, int]:
@@ -52,38 +44,81 @@ class DecisionEngine:
     @property
     def sim(self) -> dict[str, Any]:
         """The allocator that the step will run on."""
-        return {"kind": "cuda" if self.hardware.device_kind == "cuda" else "host"}
+        return self.settings.sim if self.hardware.device_kind == "cuda" else {"kind": "host"}
 
-    def decide(self, trace: Trace) -> Plan:
-        """The fastest plan within the budget, or the smallest there is."""
-        context = self.hardware.context_bytes
-        allowed = max(self.budget.bytes - context - reserve_bytes(self.budget.bytes), 1)
-        decided = _core.decide(
+    @property
+    def predictor(self) -> Predictor:
+        """Makes predictions for this machine and budget."""
+        reserve = reserve_bytes(self.budget.bytes)
+        return Predictor(self.hardware, self.budget, self.rates, self.sim, reserve)
+
+    def decide(self, trace: Trace, plain_trace: Trace | None = None) -> Plan:
+        """The fastest plan within the budget, or the smallest there is.
+
+        Args:
+            trace: the step to plan for.
+            plain_trace: the step as it is without a plan, where that differs (with the key/value cache).
+        """
+        named = NamedGraph(trace)
+        decided = self._decided(trace, self._allowed)
+        smallest = decided.summary["smallest_peak_bytes"] + self.hardware.context_bytes
+        predicted = self.predictor.predict(named, decided, decided.summary["step_ns"])
+        predicted = replace(predicted, smallest_peak_bytes=smallest)
+        plain = self._plain(named if plain_trace is None else NamedGraph(plain_trace))
+        return Plan(
+            choices=tuple(self._choice(trace, item) for item in decided.choices),
+            fits=predicted.fits,
+            budget_bytes=self.budget.bytes,
+            budget_source=self.budget.source,
+            predicted=predicted,
+            plain=replace(plain, smallest_peak_bytes=smallest),
+            smallest_peak_bytes=smallest,
+            time_bound_ppm=decided.summary["time_bound_ppm"],
+            walk=functools.partial(self._frontier, trace.graph),
+            digest=decided.digest,
+            profile=trace.method,
+            advice=self._advice(trace, decided, predicted),
+            notes=(*trace.notes, self.settings.note) if self.settings.note else tuple(trace.notes),
+        )
+
+    def _advice(self, trace: Trace, decided: _core.Plan, predicted: Prediction) -> tuple[str, ...]:
+        lines = () if predicted.fits else unmet_advice(predicted, self.config.enable_checkpointing)
+        if self.hardware.device_kind != "cuda" or self.settings.is_expandable or not _checkpoints(decided):
+            return lines
+        conf = ",".join(filter(None, (self.settings.conf, EXPANDABLE)))
+        other = _core.replay(trace.graph, decided, sim={"kind": "cuda", "alloc_conf": conf})["peak_bytes"]
+        hint = allocator_hint(predicted, other + self.hardware.context_bytes)
+        return (*lines, hint) if hint else lines
+
+    def _plain(self, named: NamedGraph) -> Prediction:
+        times: array[int] = array("q")
+        times.frombytes(_core.op_times_ns(named.trace.graph, self.rates))
+        return self.predictor.predict(named, None, sum(times))
+
+    @property
+    def _allowed(self) -> int:
+        """Bytes that the allocator may reserve."""
+        used = self.hardware.context_bytes + reserve_bytes(self.budget.bytes)
+        return max(self.budget.bytes - used, 1)
+
+    def _decided(self, trace: Trace, allowed: int, force: bool | None = None) -> _core.Plan:
+        return _core.decide(
             trace.graph,
             allowed,
             sim=self.sim,
             rates=self.rates,
             allow_checkpoint=self.config.enable_checkpointing,
-            force=self.config.force_optimize,
+            force=self.config.force_optimize if force is None else force,
         )
-        summary = decided.summary
-        plain = self._predict(trace, None, summary["plain_step_ns"])
-        predicted = self._predict(trace, decided, summary["step_ns"])
-        return Plan(
-            choices=tuple(self._choice(trace, item) for item in decided.choices),
-            fits=summary["fits"],
-            budget_bytes=self.budget.bytes,
-            budget_source=self.budget.source,
-            predicted=predicted,
-            plain=plain,
-            smallest_peak_bytes=summary["smallest_peak_bytes"] + context,
-            time_bound_ppm=summary["time_bound_ppm"],
-            walk=functools.partial(self._frontier, trace.graph),
-            digest=decided.digest,
-            profile=trace.method,
-            advice=() if summary["fits"] else tuple(self._advice(summary, predicted)),
-            notes=tuple(trace.notes),
-        )
+
+    def plain_used_bytes(self, trace: Trace) -> int:
+        """Device-used peak of a step without any technique."""
+        return self.predictor.peaks(trace, None)[1] + self.hardware.context_bytes
+
+    def smallest_used_bytes(self, trace: Trace) -> int:
+        """Device-used peak of a step under the smallest plan that the configuration allows."""
+        smallest = self._decided(trace, allowed=1, force=False)
+        return self.predictor.peaks(trace, smallest)[1] + self.hardware.context_bytes
 
     def _frontier(self, graph: _core.Graph) -> tuple[tuple[int, int], ...]:
         if not self.config.enable_checkpointing:
@@ -98,45 +133,6 @@ class DecisionEngine:
         techniques = () if action == "keep" else (action,)
         return Choice(path, kind, techniques, rule, _core.rule_text(rule), calls, saved, cost)
 
-    def _predict(self, trace: Trace, plan: _core.Plan | None, step_ns: int) -> Prediction:
-        replay = _core.replay(trace.graph, plan, sim=self.sim)
-        times: array[int] = array("q")
-        times.frombytes(_core.op_times_ns(trace.graph, self.rates))
-        phases = [op[2] for op in trace.graph.ops()]
-        peak, context = replay["peak_bytes"], self.hardware.context_bytes
-        reserve = reserve_bytes(self.budget.bytes)
-        used = peak + context
-        return Prediction(
-            allocated_peak_bytes=replay["stats"]["allocated_peak_bytes"],
-            reserved_peak_bytes=peak,
-            device_used_peak_bytes=used,
-            context_bytes=context,
-            by_category={name: size for name, size in replay["category_peak_bytes"].items() if size},
-            timeline=timeline_of(replay, phases, times, self.hardware.recompute_ns),
-            step_time_ns=step_ns,
-            error_band_bytes=(max(used - 4 * reserve - trace.output_bytes, 0), used + reserve),
-            fits=used + reserve <= self.budget.bytes,
-            budget_bytes=self.budget.bytes,
-        )
 
-    def _advice(self, summary: Any, predicted: Prediction) -> list[str]:
-        """What would help when no plan fits, by what fills the memory at the smallest plan's peak."""
-        needed = summary["smallest_peak_bytes"] + self.hardware.context_bytes
-        needed += reserve_bytes(needed)
-        lines = [f"raise the budget to {format_bytes(needed)} ({needed} bytes)"]
-        fixed = sum(
-            predicted.by_category.get(name, 0)
-            for name in ("parameter", "gradient", "optimizer_state", "buffer")
-        )
-        left = self.budget.bytes - reserve_bytes(self.budget.bytes) - self.hardware.context_bytes - fixed
-        varying = predicted.reserved_peak_bytes - fixed
-        if left > 0 and varying > 0:
-            lines.append(f"or a batch (or sequence) of about {100 * left // varying} % of this one")
-        else:
-            lines.append(
-                "a smaller batch would not do: weights, gradients and optimizer state alone take "
-                f"{format_bytes(fixed)}; an optimizer with less state, or fewer trainable weights, would"
-            )
-        if not self.config.enable_checkpointing:
-            lines.append("allow checkpointing (enable_checkpointing=True)")
-        return lines
+def _checkpoints(plan: _core.Plan) -> bool:
+    return any(action == "checkpoint" for _, action, *_ in plan.choices)

@@ -2,20 +2,24 @@
 """The optimizer's part of a traced step: its state before the step, its temporaries in the step.
 
 A copy of the real optimizer (or an AdamW, when none is known yet) works on fake parameters. Optimizers that
-go through parameters one by one are run on one representative of each shape, and the others' state is
-counted; the peak is the same and a model with a thousand parameters is traced as fast as one with ten.
+go through parameters one by one are run on one representative of each pair of shapes that follow each other,
+and the others' state is counted; the peak is the same and a model with a thousand parameters is traced as
+fast as one with ten.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
@@ -30,10 +34,56 @@ FakeOf = Callable[[Tensor], Tensor | None]
 
 def _fake_state(parameter: Tensor, tensor: Tensor) -> Tensor:
     """The fake of a state tensor. A step counter keeps its value: optimizers read it."""
-    if tensor.numel() == 1 and tensor.device.type == "cpu":
-        return torch.tensor(tensor.item(), dtype=tensor.dtype)
+    known = not (tensor.is_meta or isinstance(tensor, FakeTensor))
+    if tensor.numel() == 1 and (tensor.device.type == "cpu" or not known):
+        with unset_fake_temporarily():
+            value = tensor.item() if known else 1
+        return torch.tensor(value, dtype=tensor.dtype)
+    if not known:
+        with parameter.fake_mode:  # type: ignore[attr-defined]
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     fake: Tensor = parameter.fake_mode.from_tensor(tensor)  # type: ignore[attr-defined]
     return fake
+
+
+def _chooses_foreach(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is one of PyTorch's that take all parameters at once where the device can."""
+    modules = [
+        kind.__module__ for kind in type(optimizer).__mro__ if kind.__module__ != "torch.optim.optimizer"
+    ]
+    own = [sys.modules.get(name) for name in modules if name.startswith("torch.optim.")]
+    return modules[0].startswith("torch.optim.") and any(
+        hasattr(module, "_default_to_fused_or_foreach") for module in own
+    )
+
+
+def _each_pair(keys: Sequence[Any]) -> set[int]:
+    """Positions that show every pair of neighbouring keys once, as neighbours.
+
+    In a loop over parameters, local variables still hold temporaries of one while the next is worked on.
+    """
+    seen: set[Any] = set()
+    chosen: set[int] = set()
+    for index, pair in enumerate(zip([None, *keys], keys, strict=False)):
+        if pair not in seen:
+            seen.add(pair)
+            chosen.update((max(index - 1, 0), index))
+    return chosen
+
+
+class _AnyNumber(TorchDispatchMode):
+    """Makes up numbers that an optimizer reads, as Adafactor its norms; memory does not depend on them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation, or makes up its number."""
+        if func is torch.ops.aten._local_scalar_dense.default:
+            tensor = args[0]
+            if isinstance(tensor, FakeTensor) and tensor.constant is None:
+                return 1.0 if tensor.is_floating_point() else 1
+        return func(*args, **(kwargs or {}))
 
 
 class FakeOptimizer:
@@ -50,20 +100,34 @@ class FakeOptimizer:
         self.notes: list[str] = []
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer | None = None
+        self._prepared: torch.optim.Optimizer | None = None
         if not self.parameters:
             return
         recorder.paused = True
         try:
-            self._prepare(self._copy(step.optimizer, fake_of))
+            self._prepare(self._as_on_target(self._copy(step.optimizer, fake_of)))
         except Exception as error:
             # An optimizer that cannot work on fakes (one that needs a closure, say) must not end the profile.
             self.notes.append(
                 f"{type(step.optimizer).__name__} cannot be traced ({type(error).__name__}: {error}); "
                 "AdamW is assumed"
             )
-            self._prepare(torch.optim.AdamW(self.parameters))
+            self._prepare(self._as_on_target(torch.optim.AdamW(self.parameters)))
         finally:
             recorder.paused = False
+
+    def _as_on_target(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Makes an optimizer choose what it chooses on the target: on a card, all parameters at once.
+
+        PyTorch asks the parameters' device, and these are fakes on the CPU.
+        """
+        if self.recorder.target.foreach and _chooses_foreach(optimizer):
+            for group in optimizer.param_groups:
+                free = group.get("foreach", False) is None and not group.get("fused")
+                by_tensor = isinstance(group.get("lr"), Tensor) and not group.get("capturable")
+                if free and not group.get("differentiable") and not by_tensor:
+                    group["foreach"] = True
+        return optimizer
 
     def _copy(self, real: torch.optim.Optimizer | None, fake_of: FakeOf) -> torch.optim.Optimizer:
         if real is None:
@@ -87,6 +151,7 @@ class FakeOptimizer:
 
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Brings the state into being, unrecorded, and declares it."""
+        self._prepared = optimizer
         covered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         covered = [parameter for parameter in covered if parameter.requires_grad]
         self.alike = self._representatives(optimizer, covered)
@@ -95,36 +160,51 @@ class FakeOptimizer:
             if missing:
                 for parameter in missing:
                     parameter.grad = torch.empty_like(parameter)
-                optimizer.step()
+                with _AnyNumber():
+                    optimizer.step()
         finally:
             for parameter in self.parameters:
                 parameter.grad = None
-        for parameter, count in self.alike.items():
+        for parameter, stands_for in self.alike.items():
             for leaf in tree_leaves(optimizer.state.get(parameter, {})):
                 if isinstance(leaf, Tensor):
-                    self.recorder.resident(leaf, _core.CATEGORY_OPTIMIZER_STATE)
-                    for _ in range(count - 1):
-                        size = leaf.untyped_storage().nbytes()
-                        self.recorder.graph.add_resident(size, _core.CATEGORY_OPTIMIZER_STATE)
+                    self._declare(leaf, stands_for)
         self.optimizer = optimizer
 
-    @staticmethod
+    def _declare(self, state: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Enters a state tensor of the first parameter, and one like it for each of the others."""
+        recorder, size = self.recorder, state.untyped_storage().nbytes()
+        if recorder.cuda is not None and state.numel() == 1 and not self._counts_on_card():
+            recorder.on_host(state)
+            return
+        first = recorder.resident(state, _core.CATEGORY_OPTIMIZER_STATE)
+        others = [recorder.graph.add_resident(size, _core.CATEGORY_OPTIMIZER_STATE) for _ in parameters[1:]]
+        for buffer, parameter in zip((first, *others), parameters, strict=True):
+            recorder.label(buffer, state, recorder.names.get(id(parameter), ""))
+
+    def _counts_on_card(self) -> bool:
+        """Whether step counters lie on the card, as fused and capturable optimizers need it."""
+        groups = [] if self._prepared is None else self._prepared.param_groups
+        return any(group.get("fused") or group.get("capturable") for group in groups)
+
     def _representatives(
-        optimizer: torch.optim.Optimizer, covered: Sequence[nn.Parameter]
-    ) -> dict[nn.Parameter, int]:
-        """Parameters to run the optimizer on, each with the number of parameters that it stands for."""
+        self, optimizer: torch.optim.Optimizer, covered: Sequence[nn.Parameter]
+    ) -> dict[nn.Parameter, list[nn.Parameter]]:
+        """Parameters to run the optimizer on, each with those that it stands for, itself first."""
         one_by_one = type(optimizer).__module__.startswith("torch.optim") and not any(
             group.get("foreach") for group in optimizer.param_groups
         )
-        if not one_by_one or any(parameter.device.type != "cpu" for parameter in covered):
-            return dict.fromkeys(covered, 1)
+        on_card = self.recorder.cuda is not None  # where the order of the state decides what is reserved
+        if not one_by_one or on_card or any(parameter.device.type != "cpu" for parameter in covered):
+            return {parameter: [parameter] for parameter in covered}
+        keys = [(tuple(parameter.shape), parameter.dtype) for parameter in covered]
+        chosen = _each_pair(keys)
         first: dict[Any, nn.Parameter] = {}
-        counts: dict[nn.Parameter, int] = {}
-        for parameter in covered:
-            key = (tuple(parameter.shape), parameter.dtype)
-            chosen = first.setdefault(key, parameter)
-            counts[chosen] = counts.get(chosen, 0) + 1
-        return counts
+        alike: dict[nn.Parameter, list[nn.Parameter]] = {}
+        for index, (parameter, key) in enumerate(zip(covered, keys, strict=True)):
+            known = first.setdefault(key, parameter)
+            alike.setdefault(parameter if index in chosen else known, []).append(parameter)
+        return alike
 
     def step(self) -> None:
         """Records one step. Gradients must be in place; they stay alive during the step."""
@@ -138,7 +218,8 @@ class FakeOptimizer:
                 parameter.grad = None
         self.recorder.cost_scale = elements / shown if shown else 1.0
         try:
-            self.optimizer.step()
+            with _AnyNumber():
+                self.optimizer.step()
         except Exception as error:  # sparse gradients and a dense optimizer, say: the user's own will fit
             self.notes.append(f"the optimizer step is not in the plan ({type(error).__name__}: {error})")
         self.recorder.cost_scale = 1.0

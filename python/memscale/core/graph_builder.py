@@ -19,7 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memscale import _core
 from memscale.core import kernels
 from memscale.core.accumulation import AccumulationWatch
-from memscale.core.scratch import nbytes, scratch_bytes
+from memscale.core.cuda_semantics import CudaKernels, is_backward
+from memscale.core.scratch import nbytes
+from memscale.core.sources import Origins
+from memscale.core.target import CPU, Target
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -66,13 +69,25 @@ class GraphRecorder(TorchDispatchMode):
         accumulation: tells the engine's own sums of gradients.
         carried: buffers of the previous step's output, which end when forward returns.
         output_bytes: storages of the model's output.
-        device_kind: of the parameters; scratch memory is known for "cpu" only.
+        target: the device that the step is traced for.
+        cuda: what its kernels take beside their results, when it is a card.
+        module_ids: path → graph module; empty until the modules have been entered.
+        names: id of a parameter → its qualified name.
+        origins: tells which line of the program runs.
         cost_scale: factor on the cost of operations, for phases that are traced on representatives.
     """
 
-    def __init__(self, graph: _core.Graph) -> None:
+    def __init__(self, graph: _core.Graph, target: Target = CPU) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
+        self.target = target
+        self.cuda = CudaKernels(target) if target.kind == "cuda" else None
+        self.origins = Origins()
+        self.phase = _core.PHASE_FORWARD
+        self.module_ids: dict[str, int] = {}
+        self.names: dict[int, str] = {}
+        self._labels: list[tuple[int, str, str]] = []  # buffer, module path, text: wait for the modules
+        self._forms: dict[tuple[torch.dtype, torch.Size], str] = {}
         self.paused = False
         self.closed = False
         self.learn_inputs = True
@@ -84,10 +99,9 @@ class GraphRecorder(TorchDispatchMode):
         self.foreign: dict[int, weakref.ref[Tensor]] = {}
         self.foreign_reads: set[tuple[int, int]] = set()
         self.carried: list[int] = []
-        self.accumulation = AccumulationWatch()
+        self.accumulation = AccumulationWatch(self.origins.node_begins)
         self.output_bytes = 0
         self.cost_scale = 1.0
-        self.device_kind = "cpu"
         self._buffers: dict[int, int] = {}  # address of a live storage → graph buffer
         self._refs: dict[int, _StorageRef] = {}
         self._open_calls: list[tuple[int, int]] = []  # call, number of buffers when it began
@@ -135,6 +149,60 @@ class GraphRecorder(TorchDispatchMode):
         elif not self.closed:
             self.graph.end_buffer(ref.buffer)
 
+    # ---- notes -----------------------------------------------------------------------------------
+
+    def set_phase(self, phase: int) -> None:
+        """Operations from now on belong to another phase."""
+        self.phase = phase
+        self.graph.set_phase(phase)
+
+    def forward_is_over(self) -> None:
+        """What forward made and is still held (its output, say) is no temporary."""
+        for buffer in self._made_in_forward.intersection(self._buffers.values()):
+            self.graph.set_category(buffer, _core.CATEGORY_ACTIVATION)
+        self._made_in_forward.clear()
+
+    def label(self, buffer: int, tensor: Tensor, name: str) -> None:
+        """Says of a buffer that it is, or is the gradient or state of, a parameter or buffer of the model.
+
+        Args:
+            buffer: of the graph.
+            tensor: for its shape and dtype.
+            name: qualified name, such as "h.0.ln_1.weight"; "" for a tensor of the batch.
+        """
+        path, text = name.rpartition(".")[0], f"{self._form(tensor)} {name}".rstrip()
+        if self.module_ids:
+            self.graph.note_buffer(buffer, self.module_ids.get(path, -1), text)
+        else:
+            self._labels.append((buffer, path, text))
+
+    def modules_are_known(self, module_ids: dict[str, int]) -> None:
+        """The model's modules have been entered: labels given so far can be written."""
+        self.module_ids = module_ids
+        for buffer, path, text in self._labels:
+            self.graph.note_buffer(buffer, module_ids.get(path, -1), text)
+        self._labels.clear()
+
+    def _form(self, tensor: Tensor) -> str:
+        """Such as "float32[4, 512, 768]"."""
+        key = tensor.dtype, tensor.shape
+        text = self._forms.get(key)
+        if text is None:
+            sizes = ", ".join(map(str, tensor.shape))
+            text = self._forms[key] = f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]"
+        return text
+
+    def _note_op(self) -> None:
+        """Says of the operation added last where it comes from."""
+        if self.phase == _core.PHASE_BACKWARD:
+            origin = self.origins.in_backward()
+            self.graph.note_op(origin.module, origin.source)
+        elif self.phase == _core.PHASE_FORWARD:
+            module = self.open_modules[-1] if self.open_modules else -1
+            self.graph.note_op(-1, self.origins.in_forward(module))
+        else:
+            self.graph.note_op(-1, self.origins.lines.here())
+
     # ---- saves -----------------------------------------------------------------------------------
 
     def save(self, tensor: Tensor) -> Slot:
@@ -169,19 +237,25 @@ class GraphRecorder(TorchDispatchMode):
         outputs = tensors_of(result)
         if not outputs and not info.writes:  # a question about a tensor, no work
             return result
+        if self.cuda is not None:
+            for tensor in self.cuda.host_outputs(info.schema, result):
+                self.on_host(tensor)
         # The operation is entered after it ran: what died while it ran was not needed by it any more, and
         # what it made is counted from its own position on.
         fresh = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in self._buffers]
+        if self.cuda is not None:
+            fresh = self.cuda.in_order(info.schema, fresh)
         moved = 0
         if fresh or info.writes:  # otherwise a view by another name
             moved = sum(map(nbytes, inputs)) + sum(map(nbytes, outputs))
         scratch = 0
-        if self.device_kind == "cpu":
-            scratch = scratch_bytes(info.scratch, info.pointwise, args, outputs)
+        if self.target.kind == "cpu":
+            scratch = kernels.scratch(func, info, (args, kwargs), outputs, _storage_bytes(fresh))
         flops = kernels.flops(info, args, kwargs, result)
         if self.cost_scale != 1.0:
             moved, flops = int(moved * self.cost_scale), int(flops * self.cost_scale)
         self.graph.add_op(info.name, flops, moved, scratch, _core.OP_RANDOM if info.random else 0)
+        self._note_op()
         if info.random:
             self.random_modules.update(self.open_modules)
             if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
@@ -190,15 +264,45 @@ class GraphRecorder(TorchDispatchMode):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._buffers:
                 buffer = self.graph.add_buffer(storage.nbytes(), _core.CATEGORY_TEMPORARY)
+                self.graph.note_buffer(buffer, -1, self._form(tensor))
                 self._watch(storage, buffer)
                 if self.learn_inputs:
                     self._made_in_forward.add(buffer)
+        if self.cuda is not None:
+            self._note_cuda_memory(self.cuda, info, args, outputs)
         self._note_writes(func, info, args, kwargs)
         return result
 
+    def _note_cuda_memory(
+        self, cuda: CudaKernels, info: kernels.OpFacts, args: Any, outputs: Sequence[Tensor]
+    ) -> None:
+        """Enters what the kernel of the operation added last takes: workspaces, which stay, and scratch."""
+        for size in cuda.workspaces(info.schema, args, is_backward(self.phase)):
+            self.graph.add_late(size, _core.CATEGORY_WORKSPACE)
+        blocks = cuda.scratch(info.schema, args, outputs)
+        alive: list[tuple[int, int]] = []  # buffer, last phase
+        for phase in range(max((last for _, _, last in blocks), default=-1) + 1):
+            if phase:
+                self.graph.add_op(info.name, 0, 0)
+                self._note_op()
+            for size, first, last in blocks:
+                if first == phase:
+                    buffer = self.graph.add_buffer(size, _core.CATEGORY_TEMPORARY)
+                    self.graph.note_buffer(buffer, -1, "inside the kernel")
+                    alive.append((buffer, last))
+            for buffer, last in alive:
+                if last == phase:
+                    self.graph.end_buffer(buffer)
+
+    def on_host(self, tensor: Tensor) -> None:
+        """Declares that a tensor takes no memory of the target."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._buffers:
+            self._watch(storage, self.graph.add_resident(0, _core.CATEGORY_TEMPORARY))
+
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         """Runs an operation; a subclass may run it in another way."""
-        return kernels.run(func, info, args, kwargs)
+        return kernels.run(func, info, args, kwargs, self.target.kind == "cpu")
 
     def _inputs(self, args: Any, kwargs: Any) -> list[Tensor]:
         inputs = tensors_of(args)
@@ -269,6 +373,11 @@ class GraphRecorder(TorchDispatchMode):
 def _has_storage(value: Any) -> bool:
     """True for an ordinary tensor. A sparse one has no storage of its own; its parts are recorded as made."""
     return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def _storage_bytes(tensors: Iterable[Tensor]) -> int:
+    storages = {storage._cdata: storage.nbytes() for storage in map(Tensor.untyped_storage, tensors)}
+    return sum(storages.values())
 
 
 def tensors_of(values: Any) -> list[Tensor]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from memscale.core import hardware_host as host
 from memscale.core.hardware_rates import Rates, cpu_rates, gpu_rates
+from memscale.core.target import CPU, Target
 from memscale.core.units import format_bytes
 from memscale.errors import MemScaleError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from memscale.core.config import Config
 
-__all__ = ["Budget", "Hardware", "budget_bytes", "detect"]
+__all__ = ["Budget", "Hardware", "budget_bytes", "card_hardware", "detect"]
 
 # Fixed cost of one eager operation and of one checkpointed call, as in the core's defaults; on CUDA a
 # checkpoint also saves and restores the device's random state.
@@ -89,6 +90,11 @@ class Hardware:
     recompute_ns: int
     context_bytes: int
     process_bytes: int
+
+    @property
+    def target(self) -> Target:
+        """What a trace has to know of the device."""
+        return CPU if self.compute_capability is None else Target.cuda(self.compute_capability)
 
 
 @dataclass(frozen=True)
@@ -187,17 +193,33 @@ def _detect_cuda(wanted: int | None) -> Hardware:
     index = torch.cuda.current_device() if wanted is None else wanted
     if not 0 <= index < count:
         raise MemScaleError(f"cannot plan for device 'cuda:{index}': PyTorch sees {count} CUDA device(s)")
-    name = torch.cuda.get_device_name(index)
-    capability = torch.cuda.get_device_capability(index)
     free, total = torch.cuda.mem_get_info(index)
+    card = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+    return card_hardware(*card, total, free_bytes=free, index=index)
+
+
+def card_hardware(
+    name: str, capability: tuple[int, int], total_bytes: int, free_bytes: int | None = None, index: int = 0
+) -> Hardware:
+    """Describes a card in this host. The card itself is not asked; it need not be there.
+
+    Args:
+        name: As the driver reports it; decides the rates.
+        capability: CUDA compute capability, major and minor.
+        total_bytes: As `cudaMemGetInfo` reports it.
+        free_bytes: What of it is free; None: all.
+        index: Ordinal of the card.
+    """
+    import torch
+
     memory = host.host_memory()
     rates = gpu_rates(name, capability)
     return Hardware(
         device_kind="cuda",
         device_index=index,
         name=name,
-        total_bytes=total,
-        free_bytes=free,
+        total_bytes=total_bytes,
+        free_bytes=total_bytes if free_bytes is None else free_bytes,
         compute_capability=capability,
         supports_bf16=capability >= (8, 0),
         supports_fp16=capability >= (7, 0),

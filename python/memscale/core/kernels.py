@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memscale.core.scratch import RULES, Scratch, nbytes
+from memscale.core.cuda_scratch import mended
+from memscale.core.scratch import RULES, Scratch, nbytes, scratch_bytes
+from memscale.core.scratch_probe import MEASURES, Measure, measured_scratch
 
 _UNDECLARED_WRITES = {
     "aten::native_batch_norm": (3, 4),
@@ -24,10 +26,12 @@ _UNDECLARED_WRITES = {
 class OpFacts:
     """What does not depend on the arguments: one per operator overload, looked up once."""
 
-    __slots__ = ("flops", "foreign", "is_view", "name", "pointwise", "random", "scratch", "writes")
+    __slots__ = ("flops", "foreign", "is_view", "measure", "name", "pointwise", "random", "schema",
+                 "scratch", "writes")  # fmt: skip
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
+        self.schema: str = schema.name
         self.name: str = schema.name.split("::")[-1] + (
             "" if not schema.overload_name else f".{schema.overload_name}"
         )
@@ -35,6 +39,7 @@ class OpFacts:
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.pointwise = torch.Tag.pointwise in tags
         self.scratch: Scratch | None = RULES.get(schema.name)
+        self.measure: Measure | None = MEASURES.get(schema.name)
         self.flops = _flop_formula(func)
         self.writes = [
             index
@@ -55,9 +60,34 @@ def facts(func: Any) -> OpFacts:
     return OpFacts(func)
 
 
-def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs an operation, and mends fake results that are smaller than what the real kernel returns."""
+def scratch(
+    func: Any,
+    info: OpFacts,
+    call: tuple[Sequence[Any], dict[str, Any]],
+    outputs: Sequence[Tensor],
+    fresh_bytes: int,
+) -> int:
+    """What an operation's CPU kernel allocates and frees inside, bytes: measured where quick, else a bound.
+
+    Args:
+        func: the operator overload.
+        info: its facts.
+        call: positional and keyword arguments.
+        outputs: the tensors that it returned, in order.
+        fresh_bytes: storages among them that the operation made.
+    """
+    if info.measure is not None:
+        measured = measured_scratch(info.measure, func, *call, fresh_bytes)
+        if measured is not None:
+            return measured
+    return scratch_bytes(info.name, info.scratch, info.pointwise, call[0], outputs)
+
+
+def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], on_cpu: bool = True) -> Any:
+    """Runs an operation, and mends fake results that have another size than what the real kernel returns."""
     result = func(*args, **kwargs)
+    if not on_cpu:
+        return mended(info.schema, args, result)
     mend = _MENDS.get(info.name)
     return result if mend is None else mend(args, result)
 
@@ -77,6 +107,16 @@ def _full_statistics(args: Sequence[Any], result: Any) -> Any:
     if weight is None or weight.dtype == result[1].dtype or result[1].numel() == 0:
         return result
     return (result[0], *(torch.empty_like(part, dtype=weight.dtype) for part in result[1:3]))
+
+
+def _own_dtype(args: Sequence[Any], result: Any) -> Any:
+    """The input's gradient has the input's dtype, the fake one the weight's where that is wider."""
+    source, made = args[1], result[0]
+    return (
+        result
+        if made is None or made.dtype == source.dtype
+        else (torch.empty_like(made, dtype=source.dtype), *result[1:])
+    )
 
 
 def _whole_loss(args: Sequence[Any], result: Any) -> Any:
@@ -103,6 +143,8 @@ _MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "mkldnn_rnn_layer": _lstm_workspace,
     "native_layer_norm": _full_statistics,
     "native_batch_norm": _full_statistics,
+    "native_group_norm": _full_statistics,
+    "native_group_norm_backward": _own_dtype,
     "mse_loss": _whole_loss,
     "smooth_l1_loss": _whole_loss,
     "col2im": _folded_view,

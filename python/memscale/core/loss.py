@@ -3,7 +3,8 @@
 
 Models from transformers return their loss. Other models leave the loss to the training loop, which a
 profile cannot see. Then the profile assumes the loss that takes the most memory among the usual ones:
-cross-entropy over the last dimension of every floating-point output.
+cross-entropy over the last dimension of every floating-point output; for pictures and volumes, with four
+dimensions or more, a squared difference from a target of the same shape.
 """
 
 from __future__ import annotations
@@ -51,5 +52,7 @@ def _differentiable(output: Any) -> list[Tensor]:
 def _assumed(output: Tensor) -> Tensor:
     if output.dim() < 2:
         return output.float().sum()
+    if output.dim() >= 4:
+        return F.mse_loss(output.float(), output.new_zeros(output.shape, dtype=torch.float32))
     rows = output.reshape(-1, output.shape[-1]).float()
     return F.cross_entropy(rows, rows.new_zeros(rows.shape[0], dtype=torch.long))

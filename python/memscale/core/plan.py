@@ -8,17 +8,19 @@ can be printed, written as JSON, read again and compared.
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from memscale.core.prediction import Prediction
+from memscale.core.timeline import PHASES, Timeline
 from memscale.core.units import format_bytes
 
-PLAN_VERSION = 1
+__all__ = ["PHASES", "Choice", "Frontier", "Plan", "Prediction", "Timeline"]
+
+PLAN_VERSION = 2
 Frontier = tuple[tuple[int, int], ...]
-PHASES = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -44,52 +46,6 @@ class Choice:
     calls: int
     bytes: int
     ns: int
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Memory over one step, one entry per operation that runs.
-
-    Attributes:
-        live_bytes: highest number of allocated bytes while the operation runs.
-        phase: index into `PHASES`.
-        recompute: 1 where the operation runs for the second time.
-        time_ns: when the operation starts, by the cost model.
-    """
-
-    live_bytes: tuple[int, ...]
-    phase: tuple[int, ...]
-    recompute: tuple[int, ...]
-    time_ns: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What one training step will take.
-
-    Attributes:
-        allocated_peak_bytes: most bytes of live tensors at one moment.
-        reserved_peak_bytes: most bytes held by PyTorch's allocator; on a CPU equal to allocated.
-        device_used_peak_bytes: reserved bytes and context.
-        context_bytes: what the process takes from a card outside the allocator; 0 on a CPU.
-        by_category: bytes at the moment of the peak, by what they are for.
-        timeline: memory over the step.
-        step_time_ns: duration of the step by the cost model.
-        error_band_bytes: the measured peak is expected between these two.
-        fits: whether `device_used_peak_bytes` is within the budget.
-        budget_bytes: the budget.
-    """
-
-    allocated_peak_bytes: int
-    reserved_peak_bytes: int
-    device_used_peak_bytes: int
-    context_bytes: int
-    by_category: dict[str, int]
-    timeline: Timeline
-    step_time_ns: int
-    error_band_bytes: tuple[int, int]
-    fits: bool
-    budget_bytes: int
 
 
 @dataclass(frozen=True)
@@ -189,9 +145,11 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, with a version."""
-        data = asdict(replace(self, walk=tuple))
-        del data["walk"]
-        return {"version": PLAN_VERSION, **data, "frontier": self.frontier}
+        choices = [asdict(choice) for choice in self.choices]
+        names = [item.name for item in fields(self) if item.name not in ("choices", "walk")]
+        data = {name: getattr(self, name) for name in names}
+        data |= {"predicted": self.predicted.to_dict(), "plain": self.plain.to_dict()}
+        return {"version": PLAN_VERSION, "choices": choices, **data, "frontier": self.frontier}
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON. `from_json` reads it again."""
@@ -204,35 +162,31 @@ class Plan:
         Raises:
             ValueError: not JSON, another version, or not a plan.
         """
-        data = json.loads(text)
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Plan:
+        """Reads what `to_dict` wrote.
+
+        Raises:
+            ValueError: another version, or not a plan.
+        """
         if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
             found = data.get("version") if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"plan version is {found!r}; allowed: {PLAN_VERSION}")
         try:
-            data.pop("version")
-            choices = tuple(
-                Choice(**{**item, "techniques": tuple(item["techniques"])}) for item in data.pop("choices")
+            values = {name: value for name, value in data.items() if name != "version"}
+            frontier = tuple((peak, ns) for peak, ns in values.pop("frontier"))
+            values["choices"] = tuple(
+                Choice(**{**item, "techniques": tuple(item["techniques"])}) for item in values["choices"]
             )
-            predicted, plain = (_prediction(data.pop(name)) for name in ("predicted", "plain"))
-            frontier = tuple((peak, ns) for peak, ns in data.pop("frontier"))
-            advice, notes = tuple(data.pop("advice")), tuple(data.pop("notes"))
-            return cls(
-                choices=choices,
-                predicted=predicted,
-                plain=plain,
-                walk=lambda: frontier,
-                advice=advice,
-                notes=notes,
-                **data,
-            )
+            for name in ("predicted", "plain"):
+                values[name] = Prediction.from_dict(values[name])
+            for name in ("advice", "notes"):
+                values[name] = tuple(values[name])
+            return cls(**values, walk=lambda: frontier)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error}") from error
-
-
-def _prediction(data: dict[str, Any]) -> Prediction:
-    timeline = Timeline(**{name: tuple(values) for name, values in data["timeline"].items()})
-    low, high = data["error_band_bytes"]
-    return Prediction(**{**data, "timeline": timeline, "error_band_bytes": (low, high)})
 
 
 def _ranges(modules: Iterable[str]) -> str:
@@ -267,33 +221,3 @@ def _numbered(module: str) -> tuple[str, int, str] | None:
             head, tail = ".".join(parts[:index]), ".".join(parts[index + 1 :])
             return (head and head + "."), int(parts[index]), (tail and "." + tail)
     return None
-
-
-def timeline_of(replay: Any, phases: list[int], times_ns: array[int], recompute_ns: int) -> Timeline:
-    """A replay's byte strings as a timeline.
-
-    Args:
-        replay: what `_core.replay` returned.
-        phases: phase of each graph operation.
-        times_ns: duration of each graph operation.
-        recompute_ns: fixed cost of one checkpointed call, spent where a recompute begins.
-    """
-    live, ops = array("Q"), array("I")
-    live.frombytes(replay["live"])
-    ops.frombytes(replay["ops"])
-    recompute = tuple(replay["recompute"])
-    now, before = 0, 0
-    times: list[int] = []
-    for op, again in zip(ops, recompute, strict=True):
-        if again and not before:
-            now += recompute_ns
-        times.append(now)
-        now += times_ns[op]
-        before = again
-    phase = tuple(
-        _PHASE_OF_RECOMPUTE if again else phases[op] for op, again in zip(ops, recompute, strict=True)
-    )
-    return Timeline(tuple(live), phase, recompute, tuple(times))
-
-
-_PHASE_OF_RECOMPUTE = 1  # a second run happens in backward

@@ -51,7 +51,12 @@ class MemoryProfiler:
         self.config = config
 
     def profile(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        step: StepFacts,
+        may_run: bool = True,
     ) -> Trace:
         """Traces one step.
 
@@ -60,9 +65,10 @@ class MemoryProfiler:
             args: positional part of one training batch.
             kwargs: keyword part.
             step: what else decides the step.
+            may_run: the model may be run for real, if the trace on fakes fails.
 
         Raises:
-            ProfileError: both ways are switched off.
+            ProfileError: both ways are switched off, or the trace on fakes fails and the model may not be run.
             Exception: the model rejects the batch: its own error, with a note on what was tried.
         """
         refused = ""  # words only: an exception's traceback would keep the caller's tensors alive
@@ -74,6 +80,12 @@ class MemoryProfiler:
             except Exception as error:
                 if not self.config.use_empirical_fallback:
                     raise
+                if not may_run:
+                    raise ProfileError(
+                        f"the model cannot be traced without data ({_short(error)}), and it is not to be run: its "
+                        "tensors have no data or lie on a card. Give it with real weights on the CPU, or take "
+                        "out what depends on computed values"
+                    ) from error
                 refused = _short(error)
         if not self.config.use_empirical_fallback:
             raise ProfileError(

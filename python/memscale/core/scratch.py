@@ -116,13 +116,23 @@ def _safe_softmax(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
     return int(source.numel() + source.numel() // max(source.shape[-1], 1) + 4 * _KIB)
 
 
+def _copied(*indices: int) -> Scratch:
+    """A rule for kernels that make these operands contiguous first."""
+
+    def rule(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
+        return sum(nbytes(args[index]) for index in indices if not args[index].is_contiguous())
+
+    return rule
+
+
 def _layer_norm_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
-    """Partial weight and bias gradients, one row per thread."""
+    """Partial weight and bias gradients, one row per thread; both large operands are made contiguous."""
     normalized = args[2]
     width = 1
     for size in normalized:
         width *= int(size)
-    return 2 * torch.get_num_threads() * width * 4
+    copied = _copied(0, 1)(args, outputs)
+    return copied + 2 * torch.get_num_threads() * width * 4
 
 
 def _embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
@@ -197,6 +207,20 @@ def _per_element(width: int) -> Scratch:
     return lambda args, outputs: width * int(args[0].numel())
 
 
+def _resampled(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
+    """Interpolation works on one memory format, with copies of what lies otherwise."""
+    return 2 * max(nbytes(args[0]), *map(nbytes, outputs)) + 64 * _KIB
+
+
+def _bag_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
+    return 24 * int(args[1].numel()) + 4 * _KIB
+
+
+def _factored(times: int) -> Scratch:
+    """A rule of so many copies of the first operand (linear algebra on copies in column order)."""
+    return lambda args, outputs: times * nbytes(args[0]) + 4 * _KIB
+
+
 def _scatter(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
     return 4 * args[0].numel() if args[0].dtype in _HALF else 0
 
@@ -227,7 +251,43 @@ RULES: dict[str, Scratch] = {
     "aten::kthvalue": _selection,
     "aten::median": _selection,
     "aten::sort": _selection,
-    "aten::_unique2": _selection,
+    "aten::_unique2": _per_element(24),
+    "aten::multinomial": _factored(2),
+    "aten::masked_scatter_backward": _per_element(16),
+    "aten::index_put": _masked_index,
+    "aten::index_put_": _masked_index,
+    "aten::_embedding_bag_backward": _bag_backward,
+    "aten::col2im": lambda args, outputs: nbytes(args[0]),
+    "aten::_log_softmax": _copied(0),
+    "aten::_softmax": _copied(0),
+    "aten::_log_softmax_backward_data": _copied(0, 1),
+    "aten::_softmax_backward_data": _copied(0, 1),
+    "aten::native_layer_norm": _copied(0),
+    "aten::linalg_matrix_exp": _factored(10),
+    "aten::linalg_inv_ex": _factored(2),
+    "aten::_linalg_svd": _factored(2),
+    "aten::_linalg_eigh": _factored(2),
+    "aten::_linalg_det": _factored(1),
+    "aten::_linalg_solve_ex": _factored(1),
+    "aten::linalg_qr": _factored(1),
+    "aten::_euclidean_dist": lambda args, outputs: 2 * (nbytes(args[0]) + nbytes(args[1])) + 4 * _KIB,
+    **dict.fromkeys(
+        (
+            "aten::upsample_nearest2d",
+            "aten::upsample_nearest2d_backward",
+            "aten::_upsample_nearest_exact2d",
+            "aten::_upsample_nearest_exact2d_backward",
+            "aten::upsample_bilinear2d",
+            "aten::upsample_bilinear2d_backward",
+            "aten::_upsample_bilinear2d_aa",
+            "aten::_upsample_bilinear2d_aa_backward",
+            "aten::upsample_bicubic2d",
+            "aten::upsample_bicubic2d_backward",
+            "aten::_upsample_bicubic2d_aa",
+            "aten::_upsample_bicubic2d_aa_backward",
+        ),
+        _resampled,
+    ),
     "aten::scatter": _scatter,
     "aten::scatter_add": _scatter,
     "aten::scatter_add_": _scatter,
@@ -249,12 +309,17 @@ RULES: dict[str, Scratch] = {
 }
 
 
+_MASKED = frozenset(("where", "masked_fill", "masked_fill_"))
+"""Element-wise operators that read a boolean mask as it is."""
+
+
 def scratch_bytes(
-    rule: Scratch | None, pointwise: bool, args: Sequence[Any], outputs: Sequence[Tensor]
+    name: str, rule: Scratch | None, pointwise: bool, args: Sequence[Any], outputs: Sequence[Tensor]
 ) -> int:
     """Upper bound of what an operation's CPU kernel allocates and frees inside, bytes.
 
     Args:
+        name: the operator's, as the graph has it.
         rule: the operator's rule, if it has one.
         pointwise: the operator works element by element.
         args: positional arguments of the call.
@@ -264,13 +329,22 @@ def scratch_bytes(
         return 0
     if rule is not None:
         return rule(args, outputs)
-    return _pointwise_casts(args, outputs) if pointwise else 0
+    return _pointwise_casts(name.split(".")[0], args, outputs) if pointwise else 0
 
 
-def _pointwise_casts(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
-    """Element-wise kernels cast operands of another dtype into temporaries of the common one."""
+def _pointwise_casts(name: str, args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
+    """Element-wise kernels cast what has another dtype than the common one into temporaries.
+
+    That holds for results too, which a kernel writes in the common dtype first; not for a comparison's.
+    """
     operands = [tensor for tensor in _tensors(args) if tensor.dim() > 0]
+    if name in _MASKED:
+        operands = [tensor for tensor in operands if tensor.dtype != torch.bool]
     results = [tensor for tensor in outputs if tensor.dtype != torch.bool]
-    common = max((tensor.dtype.itemsize for tensor in (*operands, *results)), default=0)
-    casts = [tensor for tensor in (*operands, *results) if tensor.dtype.itemsize < common]
-    return sum(tensor.numel() for tensor in casts) * common
+    involved = [*operands, *results]
+    if not involved:
+        return 0
+    common = involved[0].dtype
+    for tensor in involved[1:]:
+        common = torch.promote_types(common, tensor.dtype)
+    return sum(tensor.numel() for tensor in involved if tensor.dtype != common) * common.itemsize

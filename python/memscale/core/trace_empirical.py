@@ -24,6 +24,7 @@ from memscale.core import kernels, model_state, tracer
 from memscale.core.fake_optimizer import FakeOptimizer
 from memscale.core.graph_builder import GraphRecorder, Slot
 from memscale.core.loss import loss_of
+from memscale.core.target import Target
 from memscale.errors import AttachError
 from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
 
@@ -44,8 +45,8 @@ class _HeldTensor:
 class _RealRecorder(GraphRecorder):
     """Runs everything for real, and remembers what foreign tensors held before they were written to."""
 
-    def __init__(self, graph: _core.Graph) -> None:
-        super().__init__(graph)
+    def __init__(self, graph: _core.Graph, target: Target) -> None:
+        super().__init__(graph, target)
         self.before: dict[int, tuple[Tensor, Tensor]] = {}
 
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
@@ -193,7 +194,7 @@ def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], st
 def _record(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts
 ) -> tracer.Trace:
-    recorder = _RealRecorder(_core.Graph())
+    recorder = _RealRecorder(_core.Graph(), step.target)
     calls = tracer.CallRecorder(model, recorder)
     saves = _RealSaves(recorder)
     forward = functools.partial(step.run, model, args, kwargs)
@@ -207,7 +208,7 @@ def _record(
         for parameter in trainable if step.grads_present else []:
             recorder.graph.add_resident(parameter.numel() * parameter.element_size(), _core.CATEGORY_GRADIENT)
         with observed_by(saves), calls.attached(), recorder:
-            gradients = tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward)
+            gradients = tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable)
         recorder.restore_foreign()
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
@@ -229,6 +230,7 @@ def _optimizer_phase(
         fakes: dict[int, nn.Parameter] = {}
         for parameter in trainable:
             fakes[id(parameter)] = fake = nn.Parameter(mode.from_tensor(parameter.detach()))
+            recorder.names[id(fake)] = recorder.names[id(parameter)]
             known = recorder.buffer_of(parameter)
             if known is not None:
                 recorder.same_as(fake, known)

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from memscale import _core
 from memscale.core import kernels, model_state, tracer
+from memscale.core.cuda_semantics import emulation_for
 from memscale.core.fake_optimizer import FakeOptimizer
 from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
 
@@ -33,7 +34,7 @@ def _may_be_real(tensor: Tensor) -> bool:
     return tensor.numel() <= (_REAL_ELEMENTS if exact else 1)
 
 
-class _StaticRecorder(GraphRecorder):
+class StaticRecorder(GraphRecorder):
     """Computes what is made of integers alone, fakes the rest.
 
     Token ids, positions, masks and lengths decide which way a model's code goes ("is anything padded?"), and
@@ -43,17 +44,35 @@ class _StaticRecorder(GraphRecorder):
 
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         """Runs an operation for real if all it works on is real and small, on fakes otherwise."""
+        args = _without_masks(func, args)
         operands = tensors_of(args) + tensors_of(kwargs.values())
         if any(isinstance(tensor, FakeTensor) or not _may_be_real(tensor) for tensor in operands):
-            return kernels.run(func, info, args, kwargs)
+            return super().execute(func, info, args, kwargs)
         if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
-            return kernels.run(func, info, args, kwargs)  # somebody else's tensor is not to be changed
+            return super().execute(func, info, args, kwargs)  # somebody else's tensor is not to be changed
         if not operands:
             made = func(*args, **kwargs)
             if not all(map(_may_be_real, tensors_of(made))):
                 return made
         with unset_fake_temporarily():
             return func(*args, **kwargs)
+
+
+_INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+
+
+def _without_masks(func: Any, args: Any) -> Any:
+    """Real masks among the indices as numbers: how many elements they choose is known, but not to a fake."""
+    if func._schema.name not in _INDEXING or not isinstance(args[0], FakeTensor):
+        return args
+    indices: list[Tensor | None] = []
+    for index in args[1]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8) or isinstance(index, FakeTensor):
+            indices.append(index)
+            continue
+        with unset_fake_temporarily():
+            indices.extend(index.nonzero(as_tuple=True))
+    return (args[0], indices, *args[2:])
 
 
 class _RealPlaceholder:
@@ -119,12 +138,22 @@ class _FakeSaves:
             recorder.paused = paused
 
 
+def has_data(tensor: Tensor) -> bool:
+    """False for a tensor that has a shape and no memory: a fake one, or one on "meta"."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
 class _FakeModel:
-    """The model's parameters and buffers exchanged for fakes, in place, for the time of a trace."""
+    """The model's parameters and buffers exchanged for fakes, in place, for the time of a trace.
+
+    A tensor that has data keeps its device; a card's kernels then decide. One without data (a fake one, or
+    one on "meta") gets a fake on the CPU, so that a trace needs no device.
+    """
 
     def __init__(self, model: nn.Module, mode: Any) -> None:
         self.model = model
         self.mode = mode
+        self._bases: dict[tuple[int, torch.dtype], Tensor] = {}  # storage → the fake of all of it
         self.fakes: dict[int, Tensor] = {}  # id of the real tensor → fake
         self.reals: dict[int, Tensor] = {}
 
@@ -132,7 +161,7 @@ class _FakeModel:
         known = self.fakes.get(id(tensor))
         if known is not None:
             return known
-        made: Tensor = self.mode.from_tensor(tensor.detach())
+        made = self._fake_like(tensor)
         if isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad:
@@ -141,9 +170,30 @@ class _FakeModel:
         self.reals[id(tensor)] = tensor
         return made
 
-    def fake_large(self, tensor: Tensor) -> Tensor:
-        """The fake of a batch tensor; small integer tensors stay real, as copies to write to."""
-        return tensor.clone() if _may_be_real(tensor) else self.fake(tensor)
+    def _fake_like(self, tensor: Tensor) -> Tensor:
+        if has_data(tensor) or tensor.layout is not torch.strided:
+            made: Tensor = self.mode.from_tensor(tensor.detach())
+            return made
+        storage = tensor.untyped_storage()
+        key = storage._cdata, tensor.dtype
+        with self.mode, torch.no_grad():
+            base = self._bases.get(key)
+            if base is None:
+                base = torch.empty(storage.nbytes() // tensor.dtype.itemsize, dtype=tensor.dtype)
+                self._bases[key] = base
+            whole = base.numel() == tensor.numel() and tensor.is_contiguous()
+            return base.view(tensor.shape) if whole else base.as_strided(*_geometry(tensor))
+
+    def of_batch(self, tensor: Tensor) -> Tensor:
+        """The fake of a batch tensor; small integer tensors stay real, as copies to write to.
+
+        One without data counts as ones: nothing is padded, and 1 is a token and a class of every model.
+        """
+        if not _may_be_real(tensor):
+            return self.fake(tensor)
+        if has_data(tensor):
+            return tensor.clone()
+        return torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu")
 
     def of(self, tensor: Tensor) -> Tensor | None:
         """The fake of a real tensor, or None for one that the model does not hold."""
@@ -187,8 +237,12 @@ class _FakeModel:
         return value
 
 
+def _geometry(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
 @contextmanager
-def _quiet_fakes() -> Iterator[None]:
+def quiet_fakes() -> Iterator[None]:
     """PyTorch logs a traceback for an operator without a fake kernel; the caller reports that in a line."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
@@ -213,14 +267,17 @@ def trace_static(
     Raises:
         Exception: whatever the model's code raises on fakes; control flow that depends on data does.
     """
-    recorder = _StaticRecorder(_core.Graph())
+    recorder = StaticRecorder(_core.Graph(), step.target)
+    emulation = emulation_for(step.target, model)
     calls = tracer.CallRecorder(model, recorder)
     fakes = _FakeModel(model, FakeTensorMode(allow_non_fake_inputs=True))
     with model_state.preserved(model) as changes, tracer.no_collection(), ExitStack() as stack:
-        stack.enter_context(_quiet_fakes())
+        stack.enter_context(quiet_fakes())
         stack.enter_context(tracer.training_flags(model, step.training))
         stack.enter_context(fakes.swapped())
-        batch = tree_map_only(Tensor, fakes.fake_large, (args, kwargs))
+        if emulation is not None:
+            stack.enter_context(emulation.active())
+        batch = tree_map_only(Tensor, fakes.of_batch, (args, kwargs))
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
         parameters = list(model.parameters())
@@ -233,11 +290,13 @@ def trace_static(
         forward = functools.partial(step.run, model, *batch)
 
         def backward(loss: Tensor) -> list[Tensor | None]:
+            if emulation is not None:
+                emulation.forward_is_over()
             loss.backward()
             return [parameter.grad for parameter in parameters]
 
         with calls.attached():
-            tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward)
+            tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, parameters)
         optimizer.step()
         for parameter in parameters:
             parameter.grad = None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -24,6 +24,7 @@ from memscale import _core
 from memscale.core import model_state
 from memscale.core.graph_builder import GraphRecorder
 from memscale.core.loss import loss_of
+from memscale.core.target import CPU, Target
 
 _PLAIN_ARGUMENTS = (
     Tensor,
@@ -66,6 +67,7 @@ class StepFacts:
         grads_present: gradients exist before forward (accumulation, or `zero_grad(set_to_none=False)`).
         carried_bytes: storages of the previous step's output that are still referenced.
         training: None leaves every module's flag; otherwise `train(training)` for the trace.
+        target: the device that the step is traced for.
         forward: what runs the model; None for calling it. In the middle of a call, its own forward:
             wrappers and hooks above it have seen this batch, and must not see it twice.
     """
@@ -74,6 +76,7 @@ class StepFacts:
     grads_present: bool = False
     carried_bytes: tuple[int, ...] = ()
     training: bool | None = None
+    target: Target = CPU
     forward: Callable[..., Any] | None = None
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,22 +123,37 @@ class CallRecorder:
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
         """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
         recorder = self.recorder
-        for parameter in self.model.parameters():
-            recorder.parameters.add(recorder.resident(parameter, _core.CATEGORY_PARAMETER))
-            recorder.device_kind = parameter.device.type
+        if recorder.cuda is not None:
+            self._declare_as_moved(self.model)
+        for name, parameter in self.model.named_parameters():
+            buffer = recorder.resident(parameter, _core.CATEGORY_PARAMETER)
+            recorder.parameters.add(buffer)
+            recorder.label(buffer, parameter, name)
+            recorder.names[id(parameter)] = name
         for path, module in self.model.named_modules():
             for name, value in module._buffers.items():
                 if value is not None:
                     buffer = recorder.resident(value, _core.CATEGORY_BUFFER)
+                    if buffer not in recorder.parameters:
+                        recorder.label(buffer, value, f"{path}.{name}".lstrip("."))
                     self.buffer_owners.setdefault(buffer, []).append((path, name))
         recorder.module_buffers.update(self.buffer_owners)
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
-                recorder.resident(leaf, _core.CATEGORY_INPUT)
-        for size in gemm_workspaces(recorder.device_kind):
-            recorder.graph.add_resident(size, _core.CATEGORY_TEMPORARY)
+                recorder.label(recorder.resident(leaf, _core.CATEGORY_INPUT), leaf, "")
         for size in step.carried_bytes:
             recorder.carried.append(recorder.graph.add_resident(size, _core.CATEGORY_ACTIVATION))
+
+    def _declare_as_moved(self, module: nn.Module) -> None:
+        """Enters parameters and buffers in the order in which `module.to(device)` allocates them."""
+        for child in module.children():
+            self._declare_as_moved(child)
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                self.recorder.resident(parameter, _core.CATEGORY_PARAMETER)
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                self.recorder.resident(buffer, _core.CATEGORY_BUFFER)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -155,6 +173,7 @@ class CallRecorder:
                     self.recorder.graph.mark_module(parent, _core.MODULE_HOOKED)
                 self.modules.append((path, module))
                 self._hook(module, number, undo)
+            self.recorder.modules_are_known(known)
             yield
         finally:
             for restore in reversed(undo):
@@ -213,30 +232,19 @@ def _is_frozen(value: Any) -> bool:
     )
 
 
-def gemm_workspaces(device_kind: str) -> list[int]:
-    """Workspaces that cuBLAS takes through PyTorch's allocator and keeps, bytes.
-
-    One per thread that multiplies matrices: the one that runs forward, and autograd's. Sizes from
-    aten/src/ATen/cuda/CublasHandlePool.cpp; not checked on a card yet.
-    """
-    if device_kind != "cuda" or not torch.cuda.is_available():
-        return []
-    large = torch.cuda.get_device_capability()[0] >= 9
-    return [32 * 1024 * 1024 if large else 8_519_680] * 2
-
-
 def make_gradients(recorder: GraphRecorder, parameters: list[nn.Parameter]) -> None:
     """Gives every trainable parameter a gradient that was there before the step."""
     recorder.paused = True
     for parameter in parameters:
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
-            recorder.resident(parameter.grad, _core.CATEGORY_GRADIENT)
+            buffer = recorder.resident(parameter.grad, _core.CATEGORY_GRADIENT)
+            recorder.label(buffer, parameter, recorder.names[id(parameter)])
     recorder.paused = False
 
 
 Backward = Callable[[Tensor], list[Tensor | None]]
-"""Runs backward from a loss and returns the gradients of the trainable parameters."""
+"""Runs backward from a loss and returns the gradients of some parameters."""
 
 
 def run_step(
@@ -244,8 +252,12 @@ def run_step(
     forward: Callable[[], Any],
     hooks: tuple[Callable[[Tensor], object], Callable[[Any], Tensor]],
     backward: Backward,
+    parameters: Sequence[nn.Parameter],
 ) -> list[Tensor | None]:
-    """Forward, loss and backward under the recorder. Output and loss live until backward is over."""
+    """Forward, loss and backward under the recorder. Output and loss live until backward is over.
+
+    `parameters` are those whose gradients `backward` returns, in order.
+    """
     with torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
             output = forward()
@@ -255,17 +267,34 @@ def run_step(
                 [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             )
             loss = loss_of(output)
-        recorder.graph.set_phase(_core.PHASE_BACKWARD)
+        recorder.forward_is_over()
+        recorder.set_phase(_core.PHASE_BACKWARD)
         recorder.learn_inputs = False
         if loss is not None:
             recorder.accumulation.watch(loss)
-        gradients = backward(loss) if loss is not None else []
-    for gradient in gradients:
+        with _autocast_left():
+            gradients = backward(loss) if loss is not None else []
+    for parameter, gradient in zip(parameters, gradients, strict=False):
         buffer = None if gradient is None else recorder.buffer_of(gradient)
-        if buffer is not None:
+        if buffer is not None and gradient is not None:
             recorder.graph.set_category(buffer, _core.CATEGORY_GRADIENT)
-    recorder.graph.set_phase(_core.PHASE_OPTIMIZER)
+            recorder.label(buffer, gradient, recorder.names[id(parameter)])
+    recorder.set_phase(_core.PHASE_OPTIMIZER)
     return gradients
+
+
+@contextmanager
+def _autocast_left() -> Iterator[None]:
+    """What a loop does before backward: leave autocast, which drops the casts that it has cached.
+
+    The step may be traced in the middle of a forward, inside the caller's own block.
+    """
+    torch.clear_autocast_cache()
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    with ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Changes, method: str) -> Trace:
@@ -289,8 +318,8 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
     for number, buffer in sorted(recorder.foreign_reads):
         foreign.setdefault(paths[number][0], []).append(recorder.foreign[buffer])
     return Trace(
-        graph, paths, written, foreign, changes.python_random, changes, method, recorder.output_bytes
-    )
+        graph, paths, written, foreign, changes.python_random, changes, method, recorder.output_bytes,
+    )  # fmt: skip
 
 
 def _is_inside(path: str, outer: str) -> bool:

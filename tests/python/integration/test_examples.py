@@ -50,6 +50,15 @@ def test_optimize_block(tmp_path: Path) -> None:
     assert "bit-equal to plain training: yes" in text
 
 
+def test_predict(tmp_path: Path) -> None:
+    text = run(tmp_path, "05_predict.py").stdout
+    assert "RTX 4060" in text and "does not fit" in text
+    assert "05_predict.py:27" in text and "fragmentation" in text
+    line = next(line for line in text.splitlines() if line.startswith("largest batch"))
+    planned, plain = (int(word) for word in line.replace(",", "").split() if word.isdigit())
+    assert planned > plain > 8
+
+
 def test_examples_are_short() -> None:
     for path in EXAMPLES.glob("*.py"):
         limit = 300 if path.name == "demo.py" else 120

@@ -411,4 +411,4 @@ class TestBudget:
 
 
 def test_public_names() -> None:
-    assert set(hardware.__all__) == {"Budget", "Hardware", "budget_bytes", "detect"}
+    assert set(hardware.__all__) == {"Budget", "Hardware", "budget_bytes", "card_hardware", "detect"}

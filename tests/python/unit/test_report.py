@@ -15,7 +15,6 @@ from memscale.core.plan import Choice, Plan, Prediction, Timeline
 from memscale.errors import MemScaleError
 from memscale.observability.report import write_report
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
 MIB = 1024 * 1024
@@ -131,7 +130,7 @@ def test_says_what_the_plan_says(tmp_path: Path) -> None:
     assert page.text.count("budget") >= 4  # tile, summary, and a line in both curves
     for text in ("forward", "backward", "optimizer", "runs again", "peak 650 MiB", "peak 1100 MiB", "chosen"):
         assert text in page.text
-    assert page.tags.count("svg") == 3
+    assert page.tags.count("svg") == 4  # curves, categories, what changes, frontier
 
 
 def test_kept_modules_are_folded(tmp_path: Path) -> None:
@@ -146,13 +145,11 @@ def test_kept_modules_are_folded(tmp_path: Path) -> None:
 def test_stands_alone(tmp_path: Path) -> None:
     curves = {"plain": [(0.0, MIB), (1.0, 2 * MIB)]}
     page = written(tmp_path, sample(choice("", "checkpoint")), timeline_measured=curves)
-    assert page.loads  # the charts refer to their own parts
-    assert all(load.startswith("#") for load in page.loads)
+    assert page.loads == []
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert "@import" not in page.source
-    assert not re.search(r"url\((?!#)", page.source)
-    addresses = set(re.findall(r'https?://[^\s"<>]*', page.source))
-    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}  # names, not loaded
+    assert "url(" not in page.source
+    assert "://" not in page.source
 
 
 def test_everything_is_escaped(tmp_path: Path) -> None:
@@ -209,7 +206,7 @@ def test_dark_mode_reaches_the_charts(tmp_path: Path) -> None:
     assert {"ink", "plain", "planned", "budget", "forward"} <= used
     assert used <= light
     assert used <= dark
-    assert not re.findall(r"#0[0-9a]0[0-9a]0[0-9a]\b|#000000", charts)
+    assert not re.findall(r"#[0-9a-f]{3,8}\b|rgb\(", charts)  # every colour is the page's
 
 
 def test_same_plan_same_file(tmp_path: Path) -> None:
@@ -217,7 +214,7 @@ def test_same_plan_same_file(tmp_path: Path) -> None:
     assert written(tmp_path, plan).source == written(tmp_path, plan).source
 
 
-@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+@pytest.mark.parametrize("package", ["jinja2", "markupsafe"])
 def test_missing_package_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:

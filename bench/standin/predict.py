@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predicts a case with the PyTorch at hand, for a card that is not here.
+
+predict.py CASE OUT [--capability 8.0] [--expandable] [--events]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from cases import Case
+
+from memscale import _core
+from memscale.core.target import Target
+from memscale.core.trace_static import trace_static
+from memscale.core.tracer import StepFacts
+
+
+def events_of(graph: _core.Graph) -> list[tuple[str, int, int, str]]:
+    """Allocations and releases of the plain step in order: what, bytes, buffer, operation."""
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    buffers, ops = graph.buffers(), graph.ops()
+    last = [end for _, _, end, _, _ in buffers]
+    for buffer, _, _, _, release in graph.saves():
+        last[buffer] = max(last[buffer], release)
+    for number, (_, begin, _, _, resident) in enumerate(buffers):
+        if not resident:
+            begins.setdefault(begin, []).append(number)
+        ends.setdefault(last[number], []).append(number)
+    events: list[tuple[str, int, int, str]] = []
+    sources = {op: text for op, _, text in graph.op_notes()}
+    for position in range(len(ops) + 1):
+        events += [("free", buffers[number][0], number, "") for number in ends.get(position, ())]
+        if position < len(ops):
+            where = f"{ops[position][0]} | {sources.get(position, '')}"
+            events += [("alloc", buffers[number][0], number, where) for number in begins.get(position, ())]
+    return events
+
+
+def plan_of(graph: _core.Graph, paths: list[str]) -> _core.Plan | None:
+    """The plan that checkpoints the modules of these paths."""
+    if not paths:
+        return None
+    rows = [
+        (number, "checkpoint", "chosen", 1, 0, 0)
+        for number, row in enumerate(graph.modules())
+        if row[0] in paths
+    ]
+    return _core.Plan.build(rows, None)
+
+
+def predict(
+    case: Case, capability: tuple[int, int], expandable: bool, checkpointed: list[str]
+) -> tuple[_core.Graph, dict[str, Any]]:
+    """The graph of the case and what its replay says."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # the stand-in has no cuDNN
+    model, batch = case.build()
+    optimizer = case.make_optimizer(model)
+    step = StepFacts(optimizer=optimizer, target=Target.cuda(capability))
+    began = time.perf_counter()
+    with case.autocast("cpu"):
+        trace = trace_static(model, (), batch, step)
+    seconds = time.perf_counter() - began
+    sim = {"kind": "cuda", "expandable_segments": expandable}
+    replay = _core.replay(trace.graph, plan_of(trace.graph, checkpointed), sim=sim)
+    stats = replay["stats"]
+    return trace.graph, {
+        "torch": torch.__version__,
+        "allocated": stats["allocated_peak_bytes"],
+        "reserved": stats["reserved_peak_bytes"],
+        "start": sum(-(-size // 512) * 512 for size, _, _, _, resident in trace.graph.buffers() if resident),
+        "peak_op": trace.graph.ops()[min(replay["peak_op"], trace.graph.op_count - 1)][0],
+        "seconds": seconds,
+        "notes": trace.notes,
+    }
+
+
+def main() -> None:
+    """One case."""
+    reader = argparse.ArgumentParser()
+    reader.add_argument("case")
+    reader.add_argument("out")
+    reader.add_argument("--capability", default="8.0")
+    reader.add_argument("--expandable", action="store_true")
+    reader.add_argument("--checkpointed", default="", help="paths of modules, separated by commas")
+    reader.add_argument("--events", action="store_true")
+    options = reader.parse_args()
+    major, minor = map(int, options.capability.split("."))
+    paths = [path for path in options.checkpointed.split(",") if path]
+    graph, result = predict(Case.parse(options.case), (major, minor), options.expandable, paths)
+    if options.events:
+        result["events"] = events_of(graph)
+    Path(options.out).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of `memscale`: its words, their types, its help. Imports nothing that is slow."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from memscale import __version__
+from memscale.cli.problems import UsageError
+from memscale.core.units import parse_bytes
+
+__all__ = ["DTYPES", "MODES", "OPTIMIZERS", "TASKS", "Options", "parse"]
+
+DTYPES: Final = ("fp32", "bf16", "bf16-amp", "fp16-amp")
+"""Weights in FP32 or BF16; or in FP32 with the forward under autocast."""
+
+OPTIMIZERS: Final = (
+    "adamw", "adamw-fused", "adam", "sgd", "sgd-momentum", "adafactor", "adagrad", "adamax", "nadam", "radam",
+    "rmsprop",
+)  # fmt: skip
+"""Optimizers of torch.optim."""
+
+TASKS: Final = (
+    "causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "speech-seq2seq", "image-text",
+    "semantic-segmentation", "sequence-classification", "token-classification", "question-answering", "ctc",
+    "audio-classification",
+)  # fmt: skip
+"""What a Hugging Face model can be trained for here."""
+
+MODES: Final = ("conservative", "balanced", "aggressive")
+
+_LARGEST_NUMBER: Final = 1 << 24
+_MOST_CASES: Final = 16
+
+_EPILOG: Final = """\
+MODEL is one of
+  gpt2, meta-llama/Llama-3.1-8B      a Hugging Face model: only its configuration is read
+  ./folder, config.json              the same from a file
+  package.module:function            a function that returns a module, or (module, batch); it may take
+  path/file.py:function              keyword arguments batch and seq
+  step.graph                         a memory graph, as `msc` reads it
+
+exit status: 0 it fits (plain or with a plan), 3 it does not fit, 2 the request cannot be carried out
+"""
+
+
+_SNAPSHOT_EPILOG: Final = """\
+The file is read without executing anything in it.
+
+exit status: 0, or 2 if it cannot be read
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """A parsed command line.
+
+    Attributes:
+        command: "estimate", "report" or "snapshot".
+        model: MODEL, or the snapshot's path.
+        batches, lengths: sizes to look at; empty: not given.
+        dtype, task, mode: None: not given.
+        optimizer: name; None: not given.
+        devices: names of devices; empty: not given.
+        budget_bytes: None: not given.
+        output, trace: files to write.
+        as_json, verbose, debug: switches.
+    """
+
+    command: str
+    model: str
+    batches: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    dtype: str | None = None
+    task: str | None = None
+    mode: str | None = None
+    optimizer: str | None = None
+    devices: tuple[str, ...] = ()
+    budget_bytes: int | None = None
+    output: str | None = None
+    trace: str | None = None
+    as_json: bool = False
+    verbose: bool = False
+    debug: bool = False
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as an exception: the program prints one line, not its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def parse(arguments: list[str] | None) -> Options:
+    """Reads a command line; `--help` and `--version` print and exit.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    found = _parser().parse_args(arguments)
+    values: dict[str, Any] = {name: value for name, value in vars(found).items() if value is not None}
+    device = values.pop("device", None)
+    if device is not None:
+        values["devices"] = (device,)
+    options = Options(**values)
+    cases = max(len(options.batches), 1) * max(len(options.lengths), 1) * max(len(options.devices), 1)
+    if cases > _MOST_CASES * 16:
+        raise UsageError(f"{cases} cases at once are too many; allowed: {_MOST_CASES * 16}")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="memscale",
+        description="Says what a PyTorch training step takes before it runs. No GPU is needed or touched.",
+    )
+    parser.add_argument("--version", action="version", version=f"memscale {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    estimate = _command(commands, "estimate", "what fits, where the bytes go, what would help", _EPILOG)
+    _add_step(estimate, many=True)
+    estimate.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
+    estimate.add_argument("--verbose", action="store_true", help="print every module and choice")
+    report = _command(commands, "report", "the same as one HTML file, and as a trace for Perfetto", _EPILOG)
+    _add_step(report, many=False)
+    report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="default: report.html")
+    report.add_argument(
+        "--trace", metavar="FILE", help="also write a trace to open in ui.perfetto.dev or chrome://tracing"
+    )
+    snapshot = _command(commands, "snapshot", "what a torch.cuda.memory snapshot holds", _SNAPSHOT_EPILOG)
+    snapshot.add_argument("model", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
+    snapshot.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
+    snapshot.add_argument("--verbose", action="store_true", help="print 100 lines of the program, not 8")
+    return parser
+
+
+def _command(commands: Any, name: str, words: str, epilog: str = "") -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=words, description=words[0].upper() + words[1:] + ".", epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    command.add_argument("--debug", action="store_true", help="show where an error comes from")
+    return command
+
+
+def _add_step(command: argparse.ArgumentParser, many: bool) -> None:
+    """Arguments that describe a training step and what it shall run on."""
+    more = "[,…]" if many else ""
+    numbers, words = (_numbers, _words) if many else (_number, _word)
+    command.add_argument("model", metavar="MODEL", help="what to train, see below")
+    command.add_argument(
+        "--batch", dest="batches", type=numbers, metavar=f"N{more}", help="samples per step (default: 1)"
+    )
+    command.add_argument(
+        "--seq", dest="lengths", type=numbers, metavar=f"N{more}",
+        help="tokens per sample (default: 512, or what the model takes)",
+    )  # fmt: skip
+    command.add_argument(
+        "--dtype", choices=DTYPES, metavar="TYPE",
+        help=f"{', '.join(DTYPES)}: of weights, or FP32 weights and autocast (default: fp32)",
+    )  # fmt: skip
+    command.add_argument(
+        "--optimizer", type=str.lower, choices=OPTIMIZERS, metavar="NAME",
+        help=f"{', '.join(OPTIMIZERS)} (default: adamw)",
+    )  # fmt: skip
+    command.add_argument("--task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    place = command.add_mutually_exclusive_group()
+    place.add_argument(
+        "--gpu", dest="devices", type=words, metavar=f"NAME{more}",
+        help='cards, such as "RTX 3090", "A100 40GB", or memory, such as 24GiB',
+    )  # fmt: skip
+    place.add_argument("--device", choices=("cpu", "cuda"), help="this machine, or the card in it")
+    command.add_argument(
+        "--budget", dest="budget_bytes", type=_size, metavar="SIZE",
+        help="most memory to use, such as 8GiB (default: 85 %% of the device)",
+    )  # fmt: skip
+    command.add_argument(
+        "--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES)} (default: balanced)"
+    )
+
+
+def _number(text: str) -> tuple[int, ...]:
+    return (_one_number(text),)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_one_number(part) for part in _parts(text)))
+
+
+def _one_number(text: str) -> int:
+    word = text.strip()
+    if not (word.isascii() and word.isdigit()) or not 1 <= int(word[:12]) <= _LARGEST_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_LARGEST_NUMBER}")
+    return int(word)
+
+
+def _word(text: str) -> tuple[str, ...]:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return (text.strip(),)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in _parts(text)))
+
+
+def _parts(text: str) -> list[str]:
+    parts = text.split(",")
+    if not all(part.strip() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty entry")
+    return parts
+
+
+def _size(text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no budget: give at least 1 byte")
+    return size

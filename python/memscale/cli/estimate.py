@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`memscale estimate`: what fits, where the bytes go, what would help."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from memscale.cli.arguments import Options
+from memscale.cli.problems import DOES_NOT_FIT, FITS, NoTraceError, UsageError
+from memscale.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from memscale.cli.predicting import Predicted
+    from memscale.core.config import Config
+    from memscale.core.hardware import Hardware
+
+__all__ = ["Answer", "Subject", "answers_for", "config_of", "run", "subject_of"]
+
+_GRAPH_MAGIC: Final = b"memscale-graph "
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was asked about, for the head of an answer.
+
+    Attributes:
+        name: of the model or file.
+        origin: what it is, in a few words.
+        parameters: number of weights; None for a graph, which does not know.
+        dtype: how it computes.
+        optimizer: its name; "" for a graph, which has it inside.
+        measure: what lengths count; "" where there are none.
+        notes: what the user should know, a line each.
+    """
+
+    name: str
+    origin: str
+    parameters: int | None
+    dtype: str
+    optimizer: str
+    measure: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One step on one device."""
+
+    batch: int | None
+    length: int | None
+    hardware: Hardware
+    predicted: Predicted
+
+    @property
+    def verdict(self) -> str:
+        """One of "plain" (fits without a plan), "plan" (fits with one), "no"."""
+        if not self.predicted.prediction.fits:
+            return "no"
+        return "plan" if self.predicted.plan.active else "plain"
+
+
+def run(options: Options) -> int:
+    """Carries the command out and prints the answer.
+
+    Raises:
+        UsageError: it cannot be carried out.
+    """
+    from memscale.cli import estimate_text
+    from memscale.cli.estimate_json import document
+    from memscale.cli.text import safe
+
+    with Progress() as progress:
+        subject, answers = answers_for(options, progress.say)
+        if options.as_json:
+            text = json.dumps(document(subject, answers), indent=2)
+        elif len(answers) == 1:
+            progress.say("looking for what would help")
+            text = safe(estimate_text.screen(subject, answers[0], options.verbose))
+        else:
+            text = safe(estimate_text.fit_table(subject, answers, options.verbose))
+    print(text)
+    return FITS if all(answer.verdict != "no" for answer in answers) else DOES_NOT_FIT
+
+
+def answers_for(options: Options, say: Callable[[str], None]) -> tuple[Subject, list[Answer]]:
+    """Predicts everything that a command line asks for; sizes in the outer loop, devices in the inner.
+
+    Raises:
+        UsageError: it cannot be carried out.
+    """
+    from memscale.cli.predicting import predict_graph, resolve
+
+    say("loading PyTorch")
+    hardware = resolve(options.devices)
+    config = config_of(options)
+    if _is_graph(options.model):
+        _refuse_sizes(options)
+        found = predict_graph(options.model, hardware, config)
+        answers = [Answer(None, None, *pair) for pair in zip(hardware, found, strict=True)]
+        return _graph_subject(options, found[0]), answers
+    return _answers_of_model(options, hardware, config, say)
+
+
+def _answers_of_model(
+    options: Options, hardware: Sequence[Hardware], config: Config, say: Callable[[str], None]
+) -> tuple[Subject, list[Answer]]:
+    from memscale.cli.predicting import predict_case
+    from memscale.cli.workload import Request, open_workload
+
+    say(f"building {options.model}")
+    workload = open_workload(
+        Request(
+            model=options.model,
+            batches=options.batches,
+            lengths=options.lengths,
+            dtype=options.dtype,
+            optimizer=options.optimizer or "adamw",
+            task=options.task,
+        )
+    )
+    answers = []
+    for sizes in workload.sizes:
+        case = workload.make(*sizes)
+        try:
+            found = predict_case(case, hardware, config, say)
+        except NoTraceError:
+            if workload.with_data is None:
+                raise
+            say("building with data")
+            case = workload.with_data(*sizes)
+            found = predict_case(case, hardware, config, say)
+        answers += [
+            Answer(case.batch, case.length, device, item)
+            for device, item in zip(hardware, found, strict=True)
+        ]
+    return subject_of(options, workload), answers
+
+
+def subject_of(options: Options, workload: Any) -> Subject:
+    """The head of an answer about a model."""
+    return Subject(
+        name=workload.name,
+        origin=workload.origin,
+        parameters=workload.parameters,
+        dtype=workload.dtype,
+        optimizer=options.optimizer or "adamw",
+        measure=workload.measure,
+        notes=(*workload.notes, *_without_effect(options)),
+    )
+
+
+def config_of(options: Options) -> Config:
+    """The configuration that a command line asks for."""
+    from memscale.core.config import Config
+
+    given: dict[str, Any] = {"enable_logging": False}
+    if options.mode is not None:
+        given["mode"] = options.mode
+    if options.budget_bytes is not None:
+        given["memory_budget"] = options.budget_bytes
+    return Config(**given)
+
+
+def _without_effect(options: Options) -> list[str]:
+    """What a mode that was asked for switches on and this version does not have."""
+    from memscale.observability.plan_log import fields_without_effect
+
+    if options.mode is None:
+        return []
+    fields = fields_without_effect(config_of(options))
+    return [f"no effect in this version: {', '.join(fields)}"] if fields else []
+
+
+# ---- a graph file ----------------------------------------------------------------------------------
+
+
+def _is_graph(name: str) -> bool:
+    path = Path(name).expanduser()
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_GRAPH_MAGIC)) == _GRAPH_MAGIC
+    except (OSError, ValueError):
+        if path.suffix == ".graph":
+            raise UsageError(f"cannot read {name!r}") from None
+        return False
+
+
+def _refuse_sizes(options: Options) -> None:
+    given = {
+        "--batch": options.batches,
+        "--seq": options.lengths,
+        "--dtype": options.dtype,
+        "--optimizer": options.optimizer,
+        "--task": options.task,
+    }
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name}: {options.model!r} is a graph, which is one step of one size already")
+
+
+def _graph_subject(options: Options, predicted: Predicted) -> Subject:
+    graph = predicted.plain_trace.graph
+    modules = graph.modules()
+    kind = modules[0][1] if modules else "step"
+    origin = f"graph of {kind}: {graph.op_count} operations, {graph.buffer_count} buffers"
+    return Subject(options.model, origin, None, "as recorded", "", "", tuple(_without_effect(options)))

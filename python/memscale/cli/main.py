@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point of the `memscale` program: reads the command line, runs the command, says errors in a line."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+
+from memscale.cli.arguments import Options, parse
+from memscale.cli.problems import BAD_ARGUMENTS, UsageError, one_line
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the program and returns its exit status: 0, 2 for a bad request, 3 for a step that does not fit.
+
+    Args:
+        arguments: without the program's name; None: those of this process.
+
+    Example:
+        >>> main(["estimate", "gpt2", "--batch", "4", "--gpu", "RTX 3090"])
+        0
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without "×" is no reason to fail
+    try:
+        options = parse(given)
+        return _command(options.command)(options)
+    except UsageError as error:
+        if "--debug" in given:
+            raise
+        print(f"memscale: {error}", file=sys.stderr)
+        return BAD_ARGUMENTS
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if "--debug" in given:
+            raise
+        print(f"memscale: {type(error).__name__}: {one_line(error)} (--debug shows where)", file=sys.stderr)
+        return BAD_ARGUMENTS
+
+
+def _command(name: str) -> Callable[[Options], int]:
+    """What carries a command out. Imported when it is asked for: `--help` must not wait for PyTorch."""
+    if name == "report":
+        from memscale.cli.report import run
+
+        return run
+    if name == "snapshot":
+        from memscale.cli import snapshot
+
+        return snapshot.run
+    from memscale.cli import estimate
+
+    return estimate.run
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`memscale.predict`, behind the door: a step of any model for any device, as a prediction."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from memscale.core.advice import advice_of
+from memscale.core.executor import EXECUTOR
+from memscale.core.planner import Planner
+from memscale.core.profiler import normalize_sample
+from memscale.core.scaling import Scaling
+from memscale.core.trace_static import has_data
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from memscale.core.config import Config
+    from memscale.core.hardware import Hardware
+    from memscale.core.prediction import Prediction
+    from memscale.core.tracer import StepFacts
+
+
+def predict_step(
+    model: nn.Module, config: Config, sample: Any, step: StepFacts, hardware: Hardware
+) -> Prediction:
+    """The prediction of one training step under the plan of a configuration.
+
+    Args:
+        model: wrapped or not; left as it was.
+        config: its plan is predicted, under its budget.
+        sample: one training batch, as `normalize_sample` takes it.
+        step: what else decides the step.
+        hardware: what it is to run on.
+
+    Raises:
+        ProfileError: the model has no data and cannot be traced without.
+        Exception: the model rejects the sample.
+    """
+    batch = normalize_sample(sample)
+    planner = Planner(model, config, step, hardware, may_run=may_run(model, batch))
+    with bare(model):
+        plan = planner.plan_and_plain(*batch).plan
+    return replace(
+        plan.predicted,
+        advice=advice_of(plan),
+        plan=plan,
+        plain=plan.plain,
+        scaling=Scaling(planner, sample, batch, plan, lambda: bare(model)),
+    )
+
+
+def bare(model: nn.Module) -> AbstractContextManager[None]:
+    """Takes the techniques of a wrapped model off for a block."""
+    executor = model.__dict__.get(EXECUTOR)
+    return nullcontext() if executor is None else executor.bare()
+
+
+def may_run(model: nn.Module, batch: Any) -> bool:
+    """Whether a real step would touch nothing but this machine's memory."""
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return all(has_data(tensor) and tensor.device.type == "cpu" for tensor in tensors)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory over the operations of one step."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PHASES = ("forward", "backward", "optimizer")
+
+_PHASE_OF_RECOMPUTE = 1  # a second run happens in backward
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Memory over one step, one entry per operation that runs.
+
+    Attributes:
+        live_bytes: highest number of allocated bytes while the operation runs.
+        phase: index into `PHASES`.
+        recompute: 1 where the operation runs for the second time.
+        time_ns: when the operation starts, by the cost model.
+    """
+
+    live_bytes: tuple[int, ...]
+    phase: tuple[int, ...]
+    recompute: tuple[int, ...]
+    time_ns: tuple[int, ...]
+
+    def phase_peaks(self) -> dict[str, int]:
+        """Highest number of allocated bytes in each phase; "recompute" is that within second runs."""
+        peaks: dict[str, int] = {}
+        for live, phase, again in zip(self.live_bytes, self.phase, self.recompute, strict=True):
+            for name in (PHASES[phase], "recompute")[: 1 + again]:
+                peaks[name] = max(peaks.get(name, 0), live)
+        return peaks
+
+
+def timeline_of(
+    replay: Mapping[str, Any], phases: list[int], times_ns: array[int], recompute_ns: int
+) -> Timeline:
+    """A replay's byte strings as a timeline.
+
+    Args:
+        replay: what `_core.replay` returned.
+        phases: phase of each graph operation.
+        times_ns: duration of each graph operation.
+        recompute_ns: fixed cost of one checkpointed call, spent where a recompute begins.
+    """
+    live, ops = array("Q"), array("I")
+    live.frombytes(replay["live"])
+    ops.frombytes(replay["ops"])
+    recompute = tuple(replay["recompute"])
+    now, before = 0, 0
+    times: list[int] = []
+    for op, again in zip(ops, recompute, strict=True):
+        if again and not before:
+            now += recompute_ns
+        times.append(now)
+        now += times_ns[op]
+        before = again
+    phase = tuple(
+        _PHASE_OF_RECOMPUTE if again else phases[op] for op, again in zip(ops, recompute, strict=True)
+    )
+    return Timeline(tuple(live), phase, recompute, tuple(times))

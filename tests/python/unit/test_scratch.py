@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CPU kernels allocate: measured at plan time, bound otherwise; the error band over a prediction."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import memscale
+from memscale.core import scratch, scratch_probe
+from memscale.core.error_band import error_band
+from memscale.core.fake_optimizer import _each_pair
+from memscale.core.scratch_probe import Shape, describe, measured_scratch
+
+aten = torch.ops.aten
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known() -> None:
+    scratch_probe._known.clear()
+
+
+def convolution(batch: int, channels: int = 64, side: int = 28, dtype: torch.dtype = torch.float32) -> Any:
+    """Arguments of a 3 x 3 convolution, on the meta device."""
+    source = torch.empty(batch, channels, side, side, dtype=dtype, device="meta")
+    weight = torch.empty(2 * channels, channels, 3, 3, dtype=dtype, device="meta")
+    return (source, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+
+def outputs_of(func: Any, args: Any) -> int:
+    """Bytes that a call returns."""
+    made = func(*args)
+    return int(made.numel() * made.element_size())
+
+
+def seen_by_profiler(func: Any, args: Any) -> int:
+    """The peak of a real call, by PyTorch's profiler."""
+    real = [torch.zeros(arg.shape, dtype=arg.dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        result = func(*real)
+    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    live = peak = 0
+    for _, size in memory:
+        live += size
+        peak = max(peak, live)
+    del result
+    return peak
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_measured_is_what_the_profiler_sees(dtype: torch.dtype) -> None:
+    args = convolution(2, dtype=dtype)
+    func = aten.convolution.default
+    outputs = outputs_of(func, args)
+    found = measured_scratch(scratch_probe.MEASURES["aten::convolution"], func, args, {}, outputs)
+    assert found == seen_by_profiler(func, args) - outputs
+
+
+def test_product_is_what_the_profiler_sees() -> None:
+    args = (
+        torch.empty(256, 300, dtype=BF16, device="meta"),
+        torch.empty(300, 200, dtype=BF16, device="meta"),
+    )
+    func = aten.mm.default
+    outputs = outputs_of(func, args)
+    found = measured_scratch(scratch_probe.MEASURES["aten::mm"], func, args, {}, outputs)
+    assert found == seen_by_profiler(func, args) - outputs
+
+
+def test_batch_beyond_the_limit_follows_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, func, args = (
+        scratch_probe.MEASURES["aten::convolution"],
+        aten.convolution.default,
+        convolution(16),
+    )
+    outputs = outputs_of(func, args)
+    whole = measured_scratch(measure, func, args, {}, outputs)
+    flops = 2 * 64 * 9 * outputs // 4
+    monkeypatch.setattr(scratch_probe, "_FLOPS", flops // 2)
+    scratch_probe._known.clear()
+    assert measured_scratch(measure, func, args, {}, outputs) == whole
+    sizes = {key[0][1][0].size[0] for key in scratch_probe._known}
+    assert sizes == {8, 4}
+
+
+def test_single_image_beyond_the_limit_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch_probe, "_FLOPS", 1000)
+    args = convolution(2)
+    func = aten.convolution.default
+    assert measured_scratch(scratch_probe.MEASURES["aten::convolution"], func, args, {}, 1 << 20) is None
+    assert scratch_probe._known == {}
+
+
+def test_large_product_runs_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch_probe, "_PRODUCT_FLOPS", 2 * 64 * 64 * 128)
+    bias = torch.empty(512, dtype=BF16, device="meta")
+    args = (
+        bias,
+        *(torch.empty(256, 128, dtype=BF16, device="meta"), torch.empty(128, 512, dtype=BF16, device="meta")),
+    )
+    found = measured_scratch(
+        scratch_probe.MEASURES["aten::addmm"], aten.addmm.default, args, {}, 256 * 512 * 2
+    )
+    (key,) = scratch_probe._known
+    shapes = [value.size for value in key[0][1] if isinstance(value, Shape)]
+    assert shapes == [(64,), (64, 128), (128, 64)]
+    assert found is not None and found >= scratch_probe._SHRUNK_MARGIN_BYTES
+
+
+def test_fp32_products_are_not_run() -> None:
+    args = (torch.empty(64, 64, device="meta"), torch.empty(64, 64, device="meta"))
+    assert measured_scratch(scratch_probe.MEASURES["aten::mm"], aten.mm.default, args, {}, 64 * 64 * 4) == 0
+    assert scratch_probe._known == {}
+
+
+def test_same_signature_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Any] = []
+    aside = scratch_probe._run_aside
+    monkeypatch.setattr(scratch_probe, "_run_aside", lambda call: runs.append(call) or aside(call))
+    args = convolution(2)
+    for _ in range(2):
+        measured_scratch(
+            scratch_probe.MEASURES["aten::convolution"], aten.convolution.default, args, {}, 1 << 20
+        )
+    assert len(runs) == 1
+    transposed = (args[0].transpose(2, 3), *args[1:])
+    measured_scratch(
+        scratch_probe.MEASURES["aten::convolution"], aten.convolution.default, transposed, {}, 1 << 20
+    )
+    assert len(runs) == 2
+
+
+def test_refused_call_is_not_measured() -> None:
+    args = (torch.empty(3, 4, dtype=BF16, device="meta"), torch.empty(5, 6, dtype=BF16, device="meta"))
+    assert measured_scratch(scratch_probe._light, aten.mm.default, args, {}, 0) is None
+
+
+def test_measuring_leaves_the_caller_alone() -> None:
+    torch.manual_seed(3)
+    state, threads = torch.get_rng_state(), threading.active_count()
+    with (
+        torch.autocast("cpu", BF16),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
+    ):
+        args = convolution(2)
+        measured_scratch(
+            scratch_probe.MEASURES["aten::convolution"], aten.convolution.default, args, {}, 1 << 20
+        )
+        assert torch.is_autocast_enabled("cpu")
+    assert len(scratch_probe._known) == 1
+    assert torch.equal(torch.get_rng_state(), state)
+    assert threading.active_count() == threads
+    assert all("conv" not in event.name for event in profiled.events())  # type: ignore[union-attr]
+
+
+def test_description_is_a_key() -> None:
+    source = torch.empty(2, 3, 4, device="meta")
+    call = describe(aten.add.Tensor, [source, [source, 2]], {"alpha": 2}, 7)
+    assert hash(call) == hash(describe(aten.add.Tensor, (source, (source, 2)), {"alpha": 2}, 7))
+    assert call.args[0] == Shape((2, 3, 4), (12, 4, 1), torch.float32)
+
+
+def test_shape_of_a_broadcast_takes_one_row() -> None:
+    assert Shape((1000, 8), (0, 1), torch.float32).bytes == 32
+    assert Shape((0, 8), (8, 1), torch.float32).bytes == 0
+    assert Shape((2, 8), (20, 1), BF16).zeros().untyped_storage().nbytes() == 56
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes", "result", "expected"),
+    [
+        ("add.Tensor", (torch.float32, torch.float32), torch.float32, 0),
+        ("add.Tensor", (torch.float32, BF16), torch.float32, 100 * 4),
+        ("add_.Tensor", (BF16, torch.float16), BF16, 3 * 100 * 4),
+        ("mul.Tensor", (BF16, torch.int64), BF16, 100 * 2),
+        ("gt.Tensor", (BF16, torch.float16), torch.bool, 2 * 100 * 4),
+        ("where.self", (torch.bool, torch.float32), torch.float32, 0),
+        ("mul.Tensor", (torch.bool, torch.float32), torch.float32, 100 * 4),
+    ],
+)
+def test_pointwise_casts(name: str, dtypes: Any, result: torch.dtype, expected: int) -> None:
+    args = [torch.empty(100, dtype=dtype, device="meta") for dtype in dtypes]
+    outputs = [torch.empty(100, dtype=result, device="meta")]
+    assert scratch.scratch_bytes(name, None, True, args, outputs) == expected
+
+
+def test_strided_operand_is_copied() -> None:
+    source = torch.empty(4, 8, 16, device="meta").transpose(1, 2)
+    rule = scratch.RULES["aten::native_layer_norm"]
+    assert rule([source], [source]) == 4 * 8 * 16 * 4
+    assert rule([source.contiguous()], [source]) == 0
+
+
+def test_every_pair_of_neighbours_is_chosen() -> None:
+    keys = ["a", "b", "c", "a", "b", "c", "a", "c"]
+    chosen = sorted(_each_pair(keys))
+    pairs = {(keys[i - 1], keys[i]) for i in range(1, len(keys))}
+    kept = {(keys[i - 1], keys[i]) for i in chosen if i - 1 in chosen}
+    assert kept == pairs
+    assert len(_each_pair(["w", "b"] * 50)) < 6
+
+
+def test_backward_is_traced_outside_autocast() -> None:
+    """A plan that is made inside the caller's autocast block: the casts it caches end with the block."""
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]).train()
+    batch = torch.randn(8, 256)
+    settings = memscale.Config(memory_budget=1 << 40, enable_logging=False)
+    with memscale.optimize(model, config=settings) as executor, torch.autocast("cpu", BF16):
+        model(batch)
+        planned = executor.planned
+    assert planned is not None
+    names = [op[0] for op in planned.trace.graph.ops()]
+    backward = names[names.index("ones_like") :]
+    casts = backward.count("_to_copy")
+    assert casts <= 2 * 4 + 2  # each gradient once, to FP32; autocast would cast every operand again
+
+
+def band(peak: int, output: int, context: int = 0) -> tuple[int, int]:
+    """The band of a prediction."""
+    trace: Any = SimpleNamespace(output_bytes=output)
+    hardware: Any = SimpleNamespace(context_bytes=context, device_kind="cpu")
+    return error_band(peak, trace, hardware)
+
+
+def test_band_holds_the_peak_and_the_dropped_output() -> None:
+    low, high = band(100 << 20, 20 << 20)
+    assert low < (80 << 20) < (100 << 20) < high
+    assert high - (100 << 20) < (1 << 20)
+
+
+def test_band_of_a_small_peak_is_not_empty() -> None:
+    low, high = band(1000, 0)
+    assert low == 0 and high > 1000
+
+
+def test_band_does_not_count_the_context() -> None:
+    context = 400 << 20
+    low, high = band(context + (100 << 20), 0, context)
+    plain_low, plain_high = band(100 << 20, 0)
+    assert (low - context, high - context) == (plain_low, plain_high)
