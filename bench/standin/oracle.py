@@ -110,11 +110,11 @@ def main() -> None:
         forward = torch.cuda.max_memory_allocated()
         loss = out["loss"]
         loss.backward()
-        del out, loss
         backward = torch.cuda.max_memory_allocated()
         optimizer.step()
         done = torch.cuda.max_memory_allocated()
         optimizer.zero_grad()
+        del out, loss
         result["steps"].append(
             {
                 "before": before,

@@ -69,6 +69,7 @@ class GraphRecorder(TorchDispatchMode):
         accumulation: tells the engine's own sums of gradients.
         carried: buffers of the previous step's output, which end when forward returns.
         output_bytes: storages of the model's output.
+        held: the output and the loss, which a loop's variables hold until the step is over.
         target: the device that the step is traced for.
         cuda: what its kernels take beside their results, when it is a card.
         module_ids: path → graph module; empty until the modules have been entered.
@@ -101,6 +102,7 @@ class GraphRecorder(TorchDispatchMode):
         self.carried: list[int] = []
         self.accumulation = AccumulationWatch(self.origins.node_begins)
         self.output_bytes = 0
+        self.held: Any = None
         self.cost_scale = 1.0
         self._buffers: dict[int, int] = {}  # address of a live storage → graph buffer
         self._refs: dict[int, _StorageRef] = {}

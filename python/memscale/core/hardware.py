@@ -9,7 +9,7 @@ measurements (see `hardware_rates`): the same machine gives the same plan on eve
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from memscale.core import hardware_host as host
@@ -67,6 +67,7 @@ class Hardware:
         context_bytes: What the process takes from the card outside the allocator; 0 on a CPU, where the
             interpreter's memory cannot be told from the tensors'.
         process_bytes: Resident memory of this process at the moment, tensors included.
+        multiprocessors: Of a card that is present; 0: as many as a usual card of its capability has.
     """
 
     device_kind: str
@@ -90,11 +91,14 @@ class Hardware:
     recompute_ns: int
     context_bytes: int
     process_bytes: int
+    multiprocessors: int = 0
 
     @property
     def target(self) -> Target:
         """What a trace has to know of the device."""
-        return CPU if self.compute_capability is None else Target.cuda(self.compute_capability)
+        if self.compute_capability is None:
+            return CPU
+        return Target.cuda(self.compute_capability, self.multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,8 @@ def _detect_cuda(wanted: int | None) -> Hardware:
         raise MemScaleError(f"cannot plan for device 'cuda:{index}': PyTorch sees {count} CUDA device(s)")
     free, total = torch.cuda.mem_get_info(index)
     card = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-    return card_hardware(*card, total, free_bytes=free, index=index)
+    units = torch.cuda.get_device_properties(index).multi_processor_count
+    return replace(card_hardware(*card, total, free_bytes=free, index=index), multiprocessors=units)
 
 
 def card_hardware(

@@ -213,6 +213,7 @@ def _record(
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
         recorder.closed = recorder.paused = True
+        recorder.held = None
         model_state.settle(model, changes, forward)
     trace = tracer.finish(recorder, calls, changes, "empirical")
     trace.notes += notes

@@ -16,7 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.utils._pytree import tree_map_only
 
 from memscale import _core
@@ -28,10 +34,14 @@ from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensor
 _REAL_ELEMENTS = 1 << 24
 """Integer tensors up to this size are computed for real."""
 
+_REAL_ELEMENTS_ON_CARD = 1 << 18
+"""The same for tensors that lie on a card: what is computed there takes its memory, if only for a moment."""
+
 
 def _may_be_real(tensor: Tensor) -> bool:
     exact = not (tensor.is_floating_point() or tensor.is_complex())
-    return tensor.numel() <= (_REAL_ELEMENTS if exact else 1)
+    most = _REAL_ELEMENTS_ON_CARD if tensor.is_cuda else _REAL_ELEMENTS
+    return tensor.numel() <= (most if exact else 1)
 
 
 class StaticRecorder(GraphRecorder):
@@ -50,12 +60,20 @@ class StaticRecorder(GraphRecorder):
             return super().execute(func, info, args, kwargs)
         if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
             return super().execute(func, info, args, kwargs)  # somebody else's tensor is not to be changed
-        if not operands:
-            made = func(*args, **kwargs)
+        if not operands or any(tensor.is_cuda for tensor in operands):
+            made = _made_of_nothing(func, args, kwargs)
             if not all(map(_may_be_real, tensors_of(made))):
                 return made
         with unset_fake_temporarily():
             return func(*args, **kwargs)
+
+
+def _made_of_nothing(func: Any, args: Any, kwargs: Any) -> Any:
+    """The fake result of an operation on real tensors; None where its shape depends on their values."""
+    try:
+        return func(*args, **kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return None
 
 
 _INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
@@ -301,6 +319,7 @@ def trace_static(
         for parameter in parameters:
             parameter.grad = None
         recorder.closed = recorder.paused = True
+        recorder.held = None
         model_state.settle(model, changes, forward)
         del batch, forward
     trace = tracer.finish(recorder, calls, changes, "static")

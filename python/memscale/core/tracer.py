@@ -96,7 +96,7 @@ class Trace:
         python_random: the forward draws from Python's or NumPy's generator.
         changes: Python attributes that the forward changes.
         method: "static" or "empirical".
-        output_bytes: storages of the model's output, which the trace assumes to live until backward is over.
+        output_bytes: storages of the model's output, which the trace assumes to live until the step is over.
         notes: remarks for the log, such as why the static trace was not possible.
     """
 
@@ -254,8 +254,9 @@ def run_step(
     backward: Backward,
     parameters: Sequence[nn.Parameter],
 ) -> list[Tensor | None]:
-    """Forward, loss and backward under the recorder. Output and loss live until backward is over.
+    """Forward, loss and backward under the recorder.
 
+    Output and loss live until the step is over, as a loop's variables do: the recorder holds them.
     `parameters` are those whose gradients `backward` returns, in order.
     """
     with torch.enable_grad():
@@ -267,6 +268,7 @@ def run_step(
                 [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             )
             loss = loss_of(output)
+            recorder.held = (output, loss)
         recorder.forward_is_over()
         recorder.set_phase(_core.PHASE_BACKWARD)
         recorder.learn_inputs = False
