@@ -1,25 +1,33 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds a release and runs all benchmarks: bench/run.sh [--quick] [--dry]
+# Builds a release and runs all benchmarks: bench/run.sh [--quick | --all] [--dry]
 #
-# The C benchmarks' rows are appended to bench/results/c.csv, the Python scripts append to a file each. --quick
-# leaves out what takes longest, --dry appends nothing. The build goes to $MEMSCALE_BENCH_BUILD, else to a
-# temporary folder.
+# The C benchmarks' rows are appended to bench/results/c.csv, the Python scripts append to a file each, row by row:
+# a run that is cut off leaves what it has done. --quick leaves out what takes longest, --dry appends nothing.
+# Published measurements (bench/published) are predicted in part and only printed; --all predicts every row and
+# appends it. The build goes to $MEMSCALE_BENCH_BUILD, else to a temporary folder, which is removed at the end.
 # Python: $PYTHON (python3), with torch and transformers.
+# Not here, because it needs a CUDA build of PyTorch: bench/standin, see CONTRIBUTING.md.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
-quick= dry=
+quick= all= dry=
 for word in "$@"; do
   case $word in
     --quick) quick=--quick ;;
+    --all) all=--all ;;
     --dry) dry=--dry ;;
-    *) sed -n '4,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '4,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
 done
-work=${MEMSCALE_BENCH_BUILD:-$(mktemp -d)}
+work=${MEMSCALE_BENCH_BUILD:-}
+if [ -z "$work" ]; then
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+fi
+trap 'exit 130' INT TERM
 
 [ -f "$work/build.ninja" ] || meson setup "$work" "$root" --buildtype=release -Dbench=true -Dpython=true \
   -Dcli=false -Dtests=false >/dev/null
@@ -37,29 +45,40 @@ commit=$(git -C "$root" rev-parse --short=12 HEAD 2>/dev/null || true)
 [ -z "$(git -C "$root" status --porcelain -uno 2>/dev/null)" ] || commit=$commit+
 compiler=$(meson introspect --compilers "$work" | "$python" -c \
   'import json, sys; made = json.load(sys.stdin)["host"]["c"]; print(made["id"], made["version"])')
-for program in bench_sim bench_decide; do
-  echo "== $program"
+run_c() { # program, its arguments: prints rows "bench,case,kind,number,…" and appends them
+  echo "== $1"
   if [ -n "$dry" ]; then
-    "$work/bench/c/$program"
-    continue
+    "$work/bench/c/$@"
+    return
   fi
   [ -f "$results" ] || echo "date,commit,machine,cores,compiler,bench,case,kind,numbers" >"$results"
-  "$work/bench/c/$program" --csv | while IFS= read -r row; do
+  # what the numbers mean, each program's opening comment tells; that of a snapshot has neither case nor kind
+  "$work/bench/c/$1" --csv "${@:2}" | sed -u 's/^snapshot,/snapshot,pickle,load,/' | while IFS= read -r row; do
     echo "$row"
-    # bench,case,kind and then numbers, whose meaning each program's opening comment gives
     numbers=$(cut -d, -f4- <<<"$row" | tr , ' ')
     printf '%s,%s,"%s",%s,%s,%s,%s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$commit" "$processor" "$(nproc)" "$compiler" \
       "$(cut -d, -f1-3 <<<"$row")" "$numbers" >>"$results"
   done
-done
+}
+run_c bench_sim
+run_c bench_decide
+run_c bench_snapshot "$([ -n "$quick" ] && echo 64 || echo 256)" "$work/snapshot.pickle"
 
 cd "$root/bench/python"
 echo "== startup"
 "$python" startup.py $dry
+echo "== predict_speed"
+"$python" predict_speed.py $dry ${quick:+--runs 1 --model gpt2-medium}
 echo "== truth"
 "$python" truth.py $dry $quick
 echo "== frontier"
 "$python" frontier.py $dry ${quick:+--runs 5 --dropout 0}
+echo "== published"
+case $all$dry in
+  --all) "$python" ../published/run.py --csv ;;
+  --all--dry) "$python" ../published/run.py ;;
+  *) "$python" ../published/run.py --quick ;;
+esac
 if [ -z "$quick" ]; then
   echo "== scratch"
   "$python" scratch.py $dry

@@ -29,7 +29,7 @@ SRC_LAYERS: dict[str, frozenset[str]] = {
 }
 
 #: Public headers that are not named after their module.
-HEADER_MODULES = {"status": "base"}
+HEADER_MODULES = {"status": "base", "replay": "sim"}
 
 #: The header that includes all others.
 UMBRELLA = "memscale.h"

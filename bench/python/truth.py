@@ -12,7 +12,7 @@ and release of tensor memory; the highest sum is the truth. It includes building
 
 Workloads marked "tuned" were looked at while rules and error band were made; the rest are held out.
 "dropped": the loop keeps the loss alone (`loss = model(**batch).loss`). The prediction takes the output to
-live until backward is over, and so is high by it there; the summary gives both kinds.
+live until the step is over, and so is high by it there; the summary gives both kinds.
 """
 
 from __future__ import annotations

@@ -218,11 +218,18 @@ MSC_API msc_status msc_graph_add_resident(msc_graph *graph, uint64_t size_bytes,
 
 /**
  * Adds a resident buffer that only later steps of a run find: in the first one it appears with the operation
- * added last, after its results, and stays (a library's workspace, say). Otherwise as `msc_graph_add_resident`.
- * Errors: also ESTATE (no operation yet).
+ * added last, after its results, and stays (a library's workspace, say). Otherwise as
+ * `msc_graph_add_resident`. Errors: also ESTATE (no operation yet).
  */
 MSC_API msc_status msc_graph_add_late(msc_graph *graph, uint64_t size_bytes, msc_category category,
                                       uint32_t *out, msc_error *err);
+
+/**
+ * Says that a resident buffer appears with the operation to come, before its results, when a run starts:
+ * state that an optimizer makes when it steps for the first time. State that is there from the start is not
+ * late. Errors: EINVAL (no such buffer, or not resident), ESTATE.
+ */
+MSC_API msc_status msc_graph_make_late(msc_graph *graph, uint32_t buffer, msc_error *err);
 
 /** Sets the category of a buffer, e.g. once it is known to be a gradient. Errors: EINVAL, ESTATE. */
 MSC_API msc_status msc_graph_set_category(msc_graph *graph, uint32_t buffer, msc_category category,

@@ -12,6 +12,7 @@
 #include "decide.h"
 #include "graph.h"
 #include "plan.h"
+#include "replay.h"
 #include "sim.h"
 #include "snapshot.h"
 #include "status.h"

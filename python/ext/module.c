@@ -21,6 +21,7 @@
 
 #include "convert.h"
 #include "memscale/base.h"
+#include "memscale/replay.h"
 #include "py_decide.h"
 #include "py_events.h"
 #include "py_graph.h"

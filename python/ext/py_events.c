@@ -15,7 +15,7 @@
 
 #include "convert.h"
 #include "error.h"
-#include "memscale/sim.h"
+#include "memscale/replay.h"
 #include "py_graph.h"
 #include "py_plan.h"
 

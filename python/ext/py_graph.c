@@ -403,6 +403,7 @@ static PyObject *with_id(id_function function, msc_graph *graph, PyObject *value
 
 ID_METHOD(end_call, "call")
 ID_METHOD(end_buffer, "buffer")
+ID_METHOD(make_late, "buffer")
 ID_METHOD(add_write, "buffer")
 ID_METHOD(unpack, "save")
 ID_METHOD(release, "save")
@@ -552,6 +553,9 @@ static PyMethodDef graph_methods[] = {
     MSC_PY_METHOD("add_late", graph_add_late, 0,
                   "add_late($self, /, size_bytes, category)\n--\n\n"
                   "Adds a buffer that only later steps find before they begin; returns its id."),
+    MSC_PY_METHOD("make_late", graph_make_late, 0,
+                  "make_late($self, /, buffer)\n--\n\n"
+                  "Says that a resident buffer appears with the operation to come."),
     MSC_PY_METHOD("note_op", graph_note_op, 0,
                   "note_op($self, /, module, source)\n--\n\nPuts a note on the operation added last."),
     MSC_PY_METHOD("note_buffer", graph_note_buffer, 0,

@@ -20,6 +20,7 @@
 
 #include "convert.h"
 #include "error.h"
+#include "memscale/replay.h"
 #include "py_graph.h"
 #include "py_plan.h"
 
@@ -301,8 +302,9 @@ static PyObject *run_result(const replay_run *run)
 
     return Py_BuildValue(
         "{s:K,s:K,s:I,s:N,s:N,s:N,s:N,s:O,s:O,s:O,s:K}", "peak_bytes", (unsigned long long)result->peak_bytes,
-        "peak_event", (unsigned long long)result->peak_event, "peak_op", (unsigned)result->peak_op, "peak_in_recompute", PyBool_FromLong(result->peak_in_recompute),
-        "stats", msc__py_record_to_dict(&stats_record, &result->stats), "category_peak_bytes",
+        "peak_event", (unsigned long long)result->peak_event, "peak_op", (unsigned)result->peak_op,
+        "peak_in_recompute", PyBool_FromLong(result->peak_in_recompute), "stats",
+        msc__py_record_to_dict(&stats_record, &result->stats), "category_peak_bytes",
         category_dict(result->category_peak_bytes), "peak_live", live_list(run), "live", run->live, "ops",
         run->ops, "recompute", run->recompute, "event_count", (unsigned long long)run->event_count);
 }

@@ -134,8 +134,8 @@ class _StepEvents(TypedDict):
     Instances, indexed by an event's ``id``: ``instance_buffer`` (uint32: buffer of the graph, 2^32 - 1 for
     what an operation needs inside and for state of a checkpointed call), ``instance_op`` (uint32: operation
     that made it, number of operations for what was there before the step), ``instance_appears`` (uint32: of
-    what was there before, the operation with which it appears in the first step of a run, 2^32 - 1 for what is
-    there from the start; optimizer state before that operation's results, others after them),
+    what was there before, the operation with which it appears in the first step of a run, 2^32 - 1 for what
+    is there from the start; optimizer state before that operation's results, others after them),
     ``instance_recomputed`` (uint8).
     """
 
@@ -246,6 +246,12 @@ class Graph:
         """Adds a buffer that only later steps of a run find before they begin; returns its id.
 
         In the first step it appears with the operation added last, and stays: a library's workspace, say.
+        """
+
+    def make_late(self, buffer: SupportsIndex) -> None:
+        """Says that a resident buffer appears with the operation to come, before its results.
+
+        That is state which an optimizer makes when it steps for the first time.
         """
 
     def note_op(self, module: SupportsIndex, source: str) -> None:
@@ -543,7 +549,7 @@ class Simulator:
         """
 
     def stats(self) -> dict[str, int]:
-        """Statistics under the names of ``torch.cuda.memory_stats``: ``"allocated_bytes.all.peak"`` …"""
+        """Statistics named as in ``torch.cuda.memory_stats``, such as ``"allocated_bytes.all.peak"``."""
 
     def segments(self) -> list[_Segment]:
         """What is reserved now, in order of address, as ``torch.cuda.memory_snapshot``."""
@@ -677,8 +683,8 @@ class Snapshot:
             count: At most so many.
 
         Returns:
-            (file, line, function, requested bytes, allocations), most bytes first. The file is ``""`` for what
-            has no stack.
+            (file, line, function, requested bytes, allocations), most bytes first. The file is ``""`` for
+            what has no stack.
         """
 
 def decide(

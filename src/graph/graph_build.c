@@ -278,11 +278,24 @@ msc_status msc_graph_add_late(msc_graph *graph, uint64_t size_bytes, msc_categor
     msc_buffer buffer = {
         .size_bytes = size_bytes, .end = MSC_NONE, .category = narrow_category(category), .resident = 1};
 
-    if (graph != NULL && graph->ops.count == 0)
+    if (graph->ops.count == 0)
         return msc__fail(err, MSC_ESTATE, "a buffer cannot appear with an operation before there is one");
-    if (graph != NULL)
-        buffer.begin = graph->ops.count - 1;
+    buffer.begin = graph->ops.count - 1;
     return push_buffer(graph, &buffer, out, err);
+}
+
+msc_status msc_graph_make_late(msc_graph *graph, uint32_t buffer, msc_error *err)
+{
+    msc_status status = require(graph, MSC__GRAPH_BUFFER, buffer, err);
+    msc_buffer *late;
+
+    if (status != MSC_OK)
+        return status;
+    late = (msc_buffer *)graph->buffers.items + buffer;
+    if (!late->resident)
+        return msc__fail(err, MSC_EINVAL, "buffer %u is not resident: it cannot appear late", buffer);
+    late->begin = graph->ops.count;
+    return MSC_OK;
 }
 
 msc_status msc_graph_set_category(msc_graph *graph, uint32_t buffer, msc_category category, msc_error *err)

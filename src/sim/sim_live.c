@@ -65,12 +65,14 @@ msc_status msc_trace_live_at(const msc_trace *trace, const msc_graph *graph, uin
         return msc__fail(err, MSC_EINVAL, "cannot list what is alive: there is no event %llu, only %llu",
                          (unsigned long long)event, (unsigned long long)msc_trace_event_count(trace));
     instances = msc_trace_instances(trace);
+    *count = 0;
+    if (msc_trace_instance_count(trace) == 0)
+        return MSC_OK;
     bytes = (size_t)msc_trace_instance_count(trace) * sizeof *marks;
     marks = msc__alloc(msc__trace_context(trace), bytes);
-    if (bytes > 0 && marks == NULL)
+    if (marks == NULL)
         return msc__fail_memory(err, "what is alive", bytes);
-    if (marks != NULL)
-        mark_until(trace, event, marks);
+    mark_until(trace, event, marks);
     for (i = 0; i < msc_trace_instance_count(trace); i++) {
         if (!marks[i].alive)
             continue;

@@ -28,7 +28,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "memscale/sim.h"
+#include "memscale/replay.h"
 #include "sim/sim_trace.h"
 
 typedef struct player {

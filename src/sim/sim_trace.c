@@ -54,7 +54,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
-#include "memscale/sim.h"
+#include "memscale/replay.h"
 #include "sim/sim_derive.h"
 
 struct msc_trace {
@@ -75,8 +75,7 @@ typedef struct emitter {
     uint64_t op_events;
     uint32_t *ids; /* per object: its instance */
     uint32_t next_id;
-    uint32_t op;           /* that runs; op count before the first */
-    uint32_t optimizer_op; /* first of the optimizer's, or MSC_NONE */
+    uint32_t op; /* that runs; op count before the first */
     uint8_t recomputed;
 } emitter;
 
@@ -108,23 +107,12 @@ static void object_facts(const msc__derivation *d, uint32_t object, uint64_t *si
     }
 }
 
-static uint32_t first_optimizer_op(const msc__derivation *d)
-{
-    uint32_t op = d->op_count;
-
-    while (op > 0 && d->ops[op - 1].phase == MSC_PHASE_OPTIMIZER)
-        op--;
-    return op < d->op_count ? op : MSC_NONE;
-}
-
 /* With which operation of the first step a buffer appears that later steps find. */
-static uint32_t appearance(const emitter *e, const msc__derivation *d, uint32_t buffer)
+static uint32_t appearance(const msc__derivation *d, uint32_t buffer)
 {
-    if (buffer == MSC_NONE || !d->buffers[buffer].resident)
+    if (buffer == MSC_NONE || !d->buffers[buffer].resident || d->buffers[buffer].begin == 0)
         return MSC_NONE;
-    if (d->buffers[buffer].begin > 0)
-        return d->buffers[buffer].begin;
-    return d->buffers[buffer].category == MSC_CATEGORY_OPTIMIZER_STATE ? e->optimizer_op : MSC_NONE;
+    return d->buffers[buffer].begin;
 }
 
 /* Hands out the next instance id. */
@@ -134,7 +122,7 @@ static uint32_t new_instance(emitter *e, const msc__derivation *d, uint32_t buff
         msc_instance *instance = &e->instances[e->next_id];
         instance->buffer = buffer;
         instance->op = e->op;
-        instance->appears = appearance(e, d, buffer);
+        instance->appears = appearance(d, buffer);
         instance->recomputed = e->recomputed;
     }
     return e->next_id++;
@@ -229,7 +217,6 @@ static void walk(emitter *e, const msc__derivation *d)
     uint32_t i;
 
     e->op = d->op_count;
-    e->optimizer_op = first_optimizer_op(d);
     for (i = 0; i < d->buffer_count; i++)
         if (d->buffers[i].resident)
             emit_alloc(e, d, i);

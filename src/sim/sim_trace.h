@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-#include "memscale/sim.h"
+#include "memscale/replay.h"
 
 /** The context that the trace lives in. */
 msc_context *msc__trace_context(const msc_trace *trace);

@@ -244,7 +244,11 @@ def test_truncated_file(graph: Path) -> None:
 
 
 def test_other_version(graph: Path) -> None:
-    graph.write_text(graph.read_text().replace("memscale-graph 1", "memscale-graph 3").replace("memscale-graph 2", "memscale-graph 3"))
+    graph.write_text(
+        graph.read_text()
+        .replace("memscale-graph 1", "memscale-graph 3")
+        .replace("memscale-graph 2", "memscale-graph 3")
+    )
     assert_refused(msc("inspect", graph), USAGE, "line 1: a version other than 1 and 2")
 
 

@@ -59,6 +59,13 @@ def unmet_advice(predicted: Prediction, checkpointing: bool) -> tuple[str, ...]:
             "a smaller batch would not do: weights, gradients and optimizer state alone take "
             f"{format_bytes(fixed)}; an optimizer with less state, or fewer trainable weights, would"
         )
+    temporary = predicted.by_category.get("temporary", 0)
+    if predicted.peak.phase == "optimizer" and temporary * 50 > predicted.reserved_peak_bytes:
+        lines.append(
+            f"the peak is in the optimizer's step, where {format_bytes(temporary)} are temporary: an "
+            "optimizer made with fused=True works without them, one with foreach=False on one weight at "
+            "a time"
+        )
     if not checkpointing:
         lines.append("allow checkpointing (enable_checkpointing=True)")
     return tuple(lines)
@@ -75,8 +82,8 @@ def allocator_hint(predicted: Prediction, used_bytes: int) -> str:
     if saved * 50 < predicted.device_used_peak_bytes:
         return ""
     return (
-        f"PYTORCH_ALLOC_CONF={EXPANDABLE} would save {format_bytes(saved)} of fragmentation: the same plan would "
-        f"peak at {format_bytes(used_bytes)}"
+        f"PYTORCH_ALLOC_CONF={EXPANDABLE} would save {format_bytes(saved)} of fragmentation: the same plan "
+        f"would peak at {format_bytes(used_bytes)}"
     )
 
 

@@ -9,7 +9,7 @@ right here, from above to below:
     operators                attention    which implementation, and what it saves      cuda_attention
                              results      sizes that a CPU kernel returns otherwise    cuda_scratch.mended
     kernels                  scratch      what is allocated inside, and freed          cuda_scratch,
-    cuda_reduce
+                                                                                       cuda_reduce
                              workspaces   what cuBLAS takes once per thread, and keeps cuda_matrix, here
 
 The last three hold for fake CUDA tensors as well, which a trace on a CUDA build has.

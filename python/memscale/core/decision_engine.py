@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DecisionEngine", "reserve_bytes"]
 
+
 @dataclass(frozen=True)
 class DecisionEngine:
     """Decides for one machine and one configuration. The same trace gives the same plan, anywhere."""

@@ -7,8 +7,9 @@ What a trace cannot know falls on both sides of it, and not evenly:
      ├───────────── output ─────────────┬────┼────┤
       a loop that drops the output early  slack  Python numbers, losses outside of the model, ...
 
-The trace takes the model's output to live until backward is over, as in `out = model(**batch)`. A loop that
-only takes `model(**batch).loss` frees the rest of it before, so the truth may lie lower by its bytes.
+The trace takes the model's output to live until the step is over, as in `out = model(**batch)`. A loop that
+only takes `model(**batch).loss` frees the rest of it before, so the truth may lie lower by its bytes. The
+same bytes leave room for a loss outside of the model that needs less than the one that `loss.py` assumes.
 
 The other two parts were set with the workloads that `bench/python/truth.py` marks "tuned": half of its
 workloads, plain and under three modes each. Of their errors, with kept outputs, the largest over-estimate

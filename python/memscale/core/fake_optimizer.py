@@ -101,6 +101,7 @@ class FakeOptimizer:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer | None = None
         self._prepared: torch.optim.Optimizer | None = None
+        self._late: list[int] = []  # state that appears in the first step
         if not self.parameters:
             return
         recorder.paused = True
@@ -157,6 +158,7 @@ class FakeOptimizer:
         self.alike = self._representatives(optimizer, covered)
         try:
             missing = [parameter for parameter in self.alike if not optimizer.state.get(parameter)]
+            lacking = set(missing)
             if missing:
                 for parameter in missing:
                     parameter.grad = torch.empty_like(parameter)
@@ -168,17 +170,21 @@ class FakeOptimizer:
         for parameter, stands_for in self.alike.items():
             for leaf in tree_leaves(optimizer.state.get(parameter, {})):
                 if isinstance(leaf, Tensor):
-                    self._declare(leaf, stands_for)
+                    self._declare(leaf, stands_for, is_late=parameter in lacking)
         self.optimizer = optimizer
 
-    def _declare(self, state: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        """Enters a state tensor of the first parameter, and one like it for each of the others."""
+    def _declare(self, state: Tensor, parameters: Sequence[nn.Parameter], is_late: bool) -> None:
+        """Enters a state tensor of the first parameter, and one like it for each of the others.
+
+        `is_late`: the optimizer makes it when it steps for the first time.
+        """
         recorder, size = self.recorder, state.untyped_storage().nbytes()
         if recorder.cuda is not None and state.numel() == 1 and not self._counts_on_card():
             recorder.on_host(state)
             return
         first = recorder.resident(state, _core.CATEGORY_OPTIMIZER_STATE)
         others = [recorder.graph.add_resident(size, _core.CATEGORY_OPTIMIZER_STATE) for _ in parameters[1:]]
+        self._late += (first, *others) if is_late else ()
         for buffer, parameter in zip((first, *others), parameters, strict=True):
             recorder.label(buffer, state, recorder.names.get(id(parameter), ""))
 
@@ -210,6 +216,8 @@ class FakeOptimizer:
         """Records one step. Gradients must be in place; they stay alive during the step."""
         if self.optimizer is None:
             return
+        for buffer in self._late:
+            self.recorder.graph.make_late(buffer)
         gradients = {parameter: parameter.grad for parameter in self.parameters}
         elements = sum(parameter.numel() for parameter in self.parameters if parameter.grad is not None)
         shown = sum(parameter.numel() for parameter in self.alike if parameter.grad is not None)

@@ -68,7 +68,7 @@ class GraphRecorder(TorchDispatchMode):
         foreign_reads: (module, buffer) for every foreign tensor that was used inside a module.
         accumulation: tells the engine's own sums of gradients.
         carried: buffers of the previous step's output, which end when forward returns.
-        output_bytes: storages of the model's output.
+        output_bytes: storages of the model's output and of the loss.
         held: the output and the loss, which a loop's variables hold until the step is over.
         target: the device that the step is traced for.
         cuda: what its kernels take beside their results, when it is a card.

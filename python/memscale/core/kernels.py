@@ -84,7 +84,7 @@ def scratch(
 
 
 def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], on_cpu: bool = True) -> Any:
-    """Runs an operation, and mends fake results that have another size than what the real kernel returns."""
+    """Runs an operation, and mends fake results that differ from what the real kernel returns."""
     result = func(*args, **kwargs)
     if not on_cpu:
         return mended(info.schema, args, result)
@@ -119,6 +119,12 @@ def _own_dtype(args: Sequence[Any], result: Any) -> Any:
     )
 
 
+def _row_major(args: Sequence[Any], result: Any) -> Any:
+    """The input's gradient is contiguous, the fake one lies as the output's gradient does."""
+    made = result[0]
+    return result if made is None or made.is_contiguous() else (made.contiguous(), *result[1:])
+
+
 def _whole_loss(args: Sequence[Any], result: Any) -> Any:
     """The kernel writes every element into the loss's storage and then shrinks its shape, not its storage."""
     reduction = args[2] if len(args) > 2 else 1
@@ -142,6 +148,7 @@ def _folded_view(args: Sequence[Any], result: Any) -> Any:
 _MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "mkldnn_rnn_layer": _lstm_workspace,
     "native_layer_norm": _full_statistics,
+    "native_layer_norm_backward": _row_major,
     "native_batch_norm": _full_statistics,
     "native_group_norm": _full_statistics,
     "native_group_norm_backward": _own_dtype,
@@ -149,7 +156,10 @@ _MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "smooth_l1_loss": _whole_loss,
     "col2im": _folded_view,
 }
-"""Operators whose fake result takes less memory than the CPU kernel's."""
+"""Operators whose fake result has another size or layout than the CPU kernel's.
+
+A layout counts where later operations copy what is not contiguous.
+"""
 
 
 def _flop_formula(func: Any) -> Callable[..., int] | None:

@@ -68,7 +68,8 @@ class MemoryProfiler:
             may_run: the model may be run for real, if the trace on fakes fails.
 
         Raises:
-            ProfileError: both ways are switched off, or the trace on fakes fails and the model may not be run.
+            ProfileError: both ways are switched off, or the trace on fakes fails and the model may not be
+                run.
             Exception: the model rejects the batch: its own error, with a note on what was tried.
         """
         refused = ""  # words only: an exception's traceback would keep the caller's tensors alive
@@ -82,9 +83,9 @@ class MemoryProfiler:
                     raise
                 if not may_run:
                     raise ProfileError(
-                        f"the model cannot be traced without data ({_short(error)}), and it is not to be run: its "
-                        "tensors have no data or lie on a card. Give it with real weights on the CPU, or take "
-                        "out what depends on computed values"
+                        f"the model cannot be traced without data ({_short(error)}), and it is not to be "
+                        "run: its tensors have no data or lie on a card. Give it with real weights on the "
+                        "CPU, or take out what depends on computed values"
                     ) from error
                 refused = _short(error)
         if not self.config.use_empirical_fallback:

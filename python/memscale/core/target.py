@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step is traced for: the facts about the device that change which memory a step takes.
 
-A trace always runs on fake CPU tensors, on any machine. Where a card behaves differently (other attention
-kernels, matrix workspaces, an optimizer that works on all parameters at once), it asks the target.
+A trace for a card that the model does not lie on runs on fake CPU tensors, on any machine. Where a card
+behaves differently (other attention kernels, matrix workspaces, an optimizer that works on all parameters at
+once), the trace asks the target.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ class Trace:
         python_random: the forward draws from Python's or NumPy's generator.
         changes: Python attributes that the forward changes.
         method: "static" or "empirical".
-        output_bytes: storages of the model's output, which the trace assumes to live until the step is over.
+        output_bytes: storages of the model's output and of the loss, which the trace assumes to live until
+            the step is over.
         notes: remarks for the log, such as why the static trace was not possible.
     """
 
@@ -264,10 +265,10 @@ def run_step(
             output = forward()
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
-            recorder.output_bytes = model_state.storage_bytes(
-                [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-            )
             loss = loss_of(output)
+            recorder.output_bytes = model_state.storage_bytes(
+                [leaf for leaf in tree_leaves((output, loss)) if isinstance(leaf, Tensor)]
+            )
             recorder.held = (output, loss)
         recorder.forward_is_over()
         recorder.set_phase(_core.PHASE_BACKWARD)

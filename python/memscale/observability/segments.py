@@ -162,7 +162,9 @@ class _Run:
 
 def _reserved(run: _Run, events: Sequence[Mapping[str, Any]]) -> list[int]:
     """Highest reserved bytes while each operation ran, over all steps."""
-    changes = sorted((event["call"], event["size"] * (1 if event["action"] in _TAKES else -1)) for event in events)
+    changes = sorted(
+        (event["call"], event["size"] * (1 if event["action"] in _TAKES else -1)) for event in events
+    )
     held, at = 0, 0
     rows: list[int] = []
     ends = [*run.calls[1:], 1 << 63]

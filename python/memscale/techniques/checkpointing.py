@@ -191,7 +191,8 @@ class _Region:
                 self.forward.original(*args, **kwargs)
         except (_Stop, Exception):
             # Not always _Stop: while PyTorch records the memory history, it loses the exception on its way
-            # through the operator and raises SystemError; and a forward may turn what it catches into its own.
+            # through the operator and raises SystemError; and a forward may turn what it catches into its
+            # own.
             if not stopped:
                 raise
         finally:

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -309,6 +310,8 @@ def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(7, 5), (8, 6)][index])
+    facts = [SimpleNamespace(multi_processor_count=40), SimpleNamespace(multi_processor_count=82)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts[index])
     monkeypatch.setattr(
         torch.cuda, "mem_get_info", lambda index: [(10 * GIB, 15 * GIB), (20 * GIB, 24 * GIB)][index]
     )
@@ -321,14 +324,14 @@ class TestDetectCuda:
         found = detect(torch.device("cuda"))
         assert (found.device_kind, found.device_index, found.name) == ("cuda", 1, "NVIDIA GeForce RTX 3090")
         assert (found.total_bytes, found.free_bytes) == (24 * GIB, 20 * GIB)
-        assert found.compute_capability == (8, 6)
+        assert (found.compute_capability, found.multiprocessors) == ((8, 6), 82)
         assert (found.supports_bf16, found.supports_fp16) == (True, True)
         assert found.moved_bytes_per_us == 748_800
         assert found.host_total_bytes == hardware_host.host_memory().total_bytes
 
     def test_a_card_by_index(self) -> None:
         found = detect(torch.device("cuda", 0))
-        assert (found.device_index, found.name) == (0, "Tesla T4")
+        assert (found.device_index, found.name, found.multiprocessors) == (0, "Tesla T4", 40)
         assert (found.supports_bf16, found.supports_fp16) == (False, True)
 
     def test_neither_half_precision_below_7(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,9 @@ static msc_graph *training_step(msc_context *ctx)
     msc_graph_add_buffer(graph, 3 * MIB, MSC_CATEGORY_GRADIENT, NULL, NULL);
     msc_graph_end_buffer(graph, 4, NULL);
     msc_graph_set_phase(graph, MSC_PHASE_OPTIMIZER, NULL);
+    assert_int_equal(msc_graph_make_late(graph, 1, NULL), MSC_OK);
+    assert_int_equal(msc_graph_make_late(graph, 2, NULL), MSC_OK);
+    assert_int_equal(msc_graph_make_late(graph, 4, NULL), MSC_EINVAL);
     msc_graph_add_op(graph, "optimizer", &op, NULL, NULL);
     msc_graph_add_buffer(graph, 5 * MIB, MSC_CATEGORY_TEMPORARY, NULL, NULL);
     msc_graph_end_buffer(graph, 6, NULL);

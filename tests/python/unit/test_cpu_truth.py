@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trace on fakes says of a CPU step is what PyTorch's profiler sees when the step runs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+
+import memscale
+from memscale.core import kernels
+
+aten = torch.ops.aten
+AMPLE = memscale.Config(memory_budget=1 << 40, enable_logging=False)
+
+
+def measured(run: Callable[[], object]) -> int:
+    """Highest number of tensor bytes that `run` has at once."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    events = profiled.profiler.kineto_results.events()
+    live = peak = 0
+    for _, size in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
+        live += size
+        peak = max(peak, live)
+    return peak
+
+
+def train(build: Callable[[], nn.Module], config: memscale.Config | None = None) -> int:
+    """Two steps of a model that returns its loss. The predicted peak; 0 without a configuration."""
+    model, batch = build().train(), torch.zeros(16, 64, 48)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if config is None:
+        for _ in range(2):
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return 0
+    with memscale.optimize(model, optimizer, config) as executor:
+        model(batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert executor.planned is not None
+        assert executor.planned.plan.profile == "static"
+        return executor.planned.plan.predicted.allocated_peak_bytes
+
+
+class Gathered(nn.Module):
+    """Scores over far more positions than are picked from them: backward of the pick fills large zeros."""
+
+    def __init__(self, pick: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scores = nn.Linear(48, 1024)
+        self.pick = pick
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(64).expand(16, 64, 64)
+        return self.pick(self.scores(x), places).sin().sum()
+
+
+PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gather": lambda scores, places: scores.gather(-1, places),
+    "gather/transposed": lambda scores, places: scores.transpose(0, 1).gather(-1, places.transpose(0, 1)),
+    "index-select": lambda scores, places: scores.index_select(2, places[0, 0]),
+    "index": lambda scores, places: scores[:, :, places[0, 0]],
+}
+
+
+class Pooled(nn.Module):
+    """The gradient comes to the norm transposed, as from a pooling, and goes on along two paths at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.up, self.down = nn.Linear(48, 64), nn.Linear(64, 1024), nn.Linear(1024, 64)
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.wide(x)
+        states = states + self.down(nn.functional.gelu(self.up(states)))
+        return nn.functional.adaptive_avg_pool1d(self.norm(states).transpose(1, 2), 1).sum()
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_fills_of_backward_take_one_tensor(pick: str) -> None:
+    predicted = train(lambda: Gathered(PICKS[pick]), AMPLE)
+    truth = measured(lambda: train(lambda: Gathered(PICKS[pick])))
+    assert abs(predicted - truth) <= 1024  # a second filled tensor would be 4 MiB
+
+
+def test_a_transposed_gradient_is_copied_once() -> None:
+    predicted = train(Pooled, AMPLE)
+    truth = measured(lambda: train(Pooled))
+    assert abs(predicted - truth) <= 1024  # a second copy would be 256 KiB
+
+
+def test_the_assumed_loss_counts_among_what_a_loop_may_drop() -> None:
+    """A squared error keeps one value per element in its result's storage; other losses one value."""
+    model = nn.Conv2d(3, 5, 3, padding=1)
+    with memscale.optimize(model, config=AMPLE) as executor:
+        model(torch.zeros(2, 3, 16, 16)).sum().backward()
+        assert executor.planned is not None
+        trace = executor.planned.trace
+    elements = 2 * 5 * 16 * 16
+    assert trace.output_bytes == 4 * elements + 4 * elements
+
+
+def strided(*sizes: int) -> Tensor:
+    """A tensor whose last two dimensions are swapped in memory."""
+    return torch.zeros(*sizes[:-2], sizes[-1], sizes[-2]).transpose(-1, -2)
+
+
+def layouts(func: Any, args: tuple[Any, ...]) -> list[tuple[tuple[int, ...], int]]:
+    """Strides and bytes of what a call returns."""
+    result = kernels.run(func, kernels.facts(func), args, {})
+    return [
+        (part.stride(), part.untyped_storage().nbytes())
+        for part in (result if isinstance(result, tuple) else (result,))
+        if isinstance(part, Tensor)
+    ]
+
+
+@pytest.mark.parametrize("grad_is_strided", [False, True])
+@pytest.mark.parametrize("source_is_strided", [False, True])
+def test_layer_norm_backward_on_fakes_lies_as_the_kernels_result(
+    grad_is_strided: bool, source_is_strided: bool
+) -> None:
+    def arguments() -> tuple[Any, ...]:
+        grad = strided(4, 6, 8) if grad_is_strided else torch.zeros(4, 6, 8)
+        source = strided(4, 6, 8) if source_is_strided else torch.zeros(4, 6, 8)
+        statistics = torch.zeros(4, 6, 1)
+        weight, bias = torch.ones(8), torch.zeros(8)
+        return grad, source, [8], statistics, statistics, weight, bias, [True, True, True]
+
+    real = layouts(aten.native_layer_norm_backward.default, arguments())
+    with FakeTensorMode():
+        assert layouts(aten.native_layer_norm_backward.default, arguments()) == real
