@@ -60,10 +60,13 @@ def build(name: str, device: str = "meta") -> tuple[Any, Any]:
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     }
     config, model = kinds[facts["kind"]]
-    with torch.device(device):
-        made = model(config(**facts["config"]))
-    if facts["kind"] == "llama":
-        made = made.to(torch.bfloat16)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16 if facts["kind"] == "llama" else usual)
+    try:
+        with torch.device(device):
+            made = model(config(**facts["config"]))
+    finally:
+        torch.set_default_dtype(usual)
     return made.train(), torch.zeros(facts["batch"], facts["sequence"], dtype=torch.long)
 
 

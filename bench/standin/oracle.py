@@ -95,8 +95,6 @@ def main() -> None:
         plain = int(os.environ["STANDIN_PLAIN_PEAK"])
         config = memscale.Config(memory_budget=plain * case.share // 100, enable_logging=False)
         memscale.wrap(model, config, sample_input=batch)
-        plan = model._memscale_executor.plan  # type: ignore[union-attr]
-        result["checkpointed"] = [choice.module for choice in plan.choices if choice.techniques]
     optimizer = case.make_optimizer(model)
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
@@ -126,6 +124,9 @@ def main() -> None:
         )
     result["allocated"] = torch.cuda.max_memory_allocated()
     result["reserved"] = torch.cuda.max_memory_reserved()
+    if case.share:  # the plan in force: autocast, and the real optimizer, have made the first one anew
+        plan = model._memscale_executor.plan  # type: ignore[union-attr]
+        result["checkpointed"] = [choice.module for choice in plan.choices if choice.techniques]
     if options.events:
         result["events"] = _events()
     Path(options.out).write_text(json.dumps(result))

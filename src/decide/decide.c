@@ -21,7 +21,7 @@
 #include "sim/sim_trace.h"
 
 /* CUDA: plans of the frontier that are kept, since each may have to be replayed. */
-#define MOST_CUDA_PLANS 80u
+#define MOST_CUDA_PLANS 48u
 
 /* One decision under way. */
 typedef struct decision {

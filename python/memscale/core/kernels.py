@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memscale.core.cuda_scratch import mended
@@ -85,11 +86,26 @@ def scratch(
 
 def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], on_cpu: bool = True) -> Any:
     """Runs an operation, and mends fake results that differ from what the real kernel returns."""
-    result = func(*args, **kwargs)
+    refused = info.schema == _GROUPED_PRODUCT and isinstance(args[0], FakeTensor)
+    result = _grouped_product(func, args, kwargs) if refused else func(*args, **kwargs)
     if not on_cpu:
         return mended(info.schema, args, result)
     mend = _MENDS.get(info.name)
     return result if mend is None else mend(args, result)
+
+
+_GROUPED_PRODUCT = "aten::_grouped_mm"
+
+
+def _grouped_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The products of a mixture of experts: their fake kernel takes BF16 alone, the real ones take more."""
+    dtype = args[0].dtype
+    if dtype is torch.bfloat16:
+        return func(*args, **kwargs)
+    low = [
+        arg.to(torch.bfloat16) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args
+    ]
+    return torch.empty_like(func(*low, **{**kwargs, "out_dtype": None}), dtype=kwargs.get("out_dtype") or dtype)
 
 
 def _lstm_workspace(args: Sequence[Any], result: Any) -> Any:
