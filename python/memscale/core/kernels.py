@@ -105,7 +105,8 @@ def _grouped_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     low = [
         arg.to(torch.bfloat16) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args
     ]
-    return torch.empty_like(func(*low, **{**kwargs, "out_dtype": None}), dtype=kwargs.get("out_dtype") or dtype)
+    result = func(*low, **{**kwargs, "out_dtype": None})
+    return torch.empty_like(result, dtype=kwargs.get("out_dtype") or dtype)
 
 
 def _lstm_workspace(args: Sequence[Any], result: Any) -> Any:

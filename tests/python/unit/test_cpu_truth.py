@@ -141,3 +141,17 @@ def test_layer_norm_backward_on_fakes_lies_as_the_kernels_result(
     real = layouts(aten.native_layer_norm_backward.default, arguments())
     with FakeTensorMode():
         assert layouts(aten.native_layer_norm_backward.default, arguments()) == real
+
+
+@pytest.mark.skipif(not hasattr(aten, "_grouped_mm"), reason="this PyTorch has no grouped product")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_grouped_product_on_fakes_is_as_large_as_the_kernels_result(dtype: torch.dtype) -> None:
+    """The fake kernel takes BF16 alone, the CPU's more."""
+
+    def arguments() -> tuple[Any, ...]:
+        ends = torch.tensor([8, 16, 32], dtype=torch.int32)
+        return torch.zeros(32, 16, dtype=dtype), torch.zeros(3, 16, 24, dtype=dtype), ends
+
+    real = layouts(aten._grouped_mm.default, arguments())
+    with FakeTensorMode():
+        assert layouts(aten._grouped_mm.default, arguments()) == real
