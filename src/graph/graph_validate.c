@@ -124,7 +124,8 @@ static const char *check_buffer(const msc_buffer *buffer, uint32_t op_count)
         return "no such category";
     if (buffer->resident > 1)
         return "resident is neither 0 nor 1";
-    if (buffer->begin >= op_count && (buffer->resident == 0 || buffer->begin > 0))
+    /* What was to appear with an operation that never came appears at the end. */
+    if (buffer->begin > op_count || (buffer->resident == 0 && buffer->begin == op_count))
         return "no such operation makes it";
     if (buffer->begin > buffer->end || buffer->end > op_count + 1)
         return "begin <= end <= operations + 1 does not hold";

@@ -117,6 +117,7 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "Graph.add_buffer": built(lambda g: g.add_buffer(10**12, 6)),
     "Graph.add_resident": built(lambda g: g.add_resident(10**12, 0)),
     "Graph.add_late": built(lambda g: g.add_late(10**12, 7)),
+    "Graph.make_late": built(lambda g: g.make_late(g.add_resident(10**12, 3))),
     "Graph.set_category": built(lambda g: g.set_category(0, 2)),
     "Graph.note_op": built(lambda g: g.note_op(0, "x" * 300)),
     "Graph.note_buffer": built(lambda g: (g.note_buffer(0, 0, "x" * 300), g.note_buffer(0, -1, "y" * 300))),

@@ -130,7 +130,7 @@ static void test_buffers(void **state)
     assert_refused(f, 14, "buffer 100 8 1 0 5", "graph, line 14: buffer 0: no such category");
     assert_refused(f, 14, "buffer 100 0 2 0 5", "graph, line 14: buffer 0: resident is neither 0 nor 1");
     assert_int_equal(parse_with(f, 14, "buffer 100 7 1 1 5"), MSC_OK);
-    assert_refused(f, 14, "buffer 100 7 1 4 5", "graph, line 14: buffer 0: no such operation makes it");
+    assert_refused(f, 14, "buffer 100 7 1 5 5", "graph, line 14: buffer 0: no such operation makes it");
     assert_refused(f, 16, "buffer 300 5 0 4 4", "graph, line 16: buffer 2: no such operation makes it");
     assert_refused(f, 16, "buffer 300 5 0 2 1",
                    "graph, line 16: buffer 2: begin <= end <= operations + 1 does not hold");
