@@ -62,7 +62,7 @@ run_c() { # program, its arguments: prints rows "bench,case,kind,number,…" and
 }
 run_c bench_sim
 run_c bench_decide
-run_c bench_snapshot "$([ -n "$quick" ] && echo 64 || echo 256)" "$work/snapshot.pickle"
+run_c bench_snapshot "$([ -n "$quick" ] && echo 64 || echo 1024)" "$work/snapshot.pickle"
 
 cd "$root/bench/python"
 echo "== startup"
