@@ -58,8 +58,8 @@ void msc_graph_destroy(msc_graph *graph)
     msc__array_fini(ctx, &graph->buffer_notes, sizeof(msc_note));
     msc__array_fini(ctx, &graph->chars, sizeof(char));
     msc__array_fini(ctx, &graph->strings, sizeof(uint32_t));
-    msc__graph_table_fini(ctx, &graph->string_table);
-    msc__graph_table_fini(ctx, &graph->input_table);
+    msc__hash_index_fini(ctx, &graph->string_table);
+    msc__hash_index_fini(ctx, &graph->input_table);
     msc__free(ctx, graph, sizeof *graph);
 }
 

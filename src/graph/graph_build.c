@@ -167,17 +167,17 @@ msc_status msc__graph_push_input(msc_graph *graph, msc_input input, bool *added,
     msc_status status;
 
     *added = false;
-    while ((found = msc__graph_table_next(&graph->input_table, hash, &probe)) != MSC_NONE) {
+    while ((found = msc__hash_index_next(&graph->input_table, hash, &probe)) != MSC_NONE) {
         const msc_input *known = (const msc_input *)graph->inputs.items + found;
         if (known->call == input.call && known->buffer == input.buffer)
             return MSC_OK;
     }
-    status = msc__graph_table_reserve(graph->ctx, &graph->input_table, err);
+    status = msc__hash_index_reserve(graph->ctx, &graph->input_table, "inputs", err);
     if (status == MSC_OK)
         status = msc__array_push(graph->ctx, &graph->inputs, sizeof input, &input, err);
     if (status != MSC_OK)
         return status;
-    msc__graph_table_insert(&graph->input_table, hash, graph->inputs.count - 1);
+    msc__hash_index_insert(&graph->input_table, hash, graph->inputs.count - 1);
     *added = true;
     return MSC_OK;
 }
@@ -463,7 +463,7 @@ static void close_open_records(msc_graph *graph)
 
 void msc__graph_freeze(msc_graph *graph)
 {
-    msc__graph_table_fini(graph->ctx, &graph->input_table);
+    msc__hash_index_fini(graph->ctx, &graph->input_table);
     graph->finished = 1;
     graph->digest = msc__graph_text_digest(graph);
 }

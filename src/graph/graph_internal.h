@@ -4,7 +4,6 @@
  * The graph's own structure, shared by the files of this folder and by nobody else.
  *
  * graph.c           lifecycle and queries
- * graph_table.c     the hash table behind interned strings and the set of inputs
  * graph_strings.c   interned strings
  * graph_build.c     streaming builders
  * graph_notes.c     notes on operations and buffers
@@ -19,6 +18,7 @@
 #include <stdbool.h>
 
 #include "base/array.h"
+#include "base/hash_index.h"
 #include "memscale/graph.h"
 
 #define MSC__GRAPH_MOST_STRING_BYTES 4096u
@@ -27,19 +27,6 @@
 #define MSC__GRAPH_MODULE_FLAGS                                                                              \
     ((uint32_t)(MSC_MODULE_ROOT | MSC_MODULE_PYTHON_STATE | MSC_MODULE_NO_FORWARD | MSC_MODULE_NOT_TENSORS | \
                 MSC_MODULE_EXCLUDED | MSC_MODULE_HOOKED))
-
-/** One slot of a hash table. */
-typedef struct msc__graph_slot {
-    uint32_t hash;
-    uint32_t item; /**< index + 1; 0: empty */
-} msc__graph_slot;
-
-/** Open addressing, linear probing, at most half full. A zeroed one is empty. */
-typedef struct msc__graph_table {
-    msc__graph_slot *slots;
-    uint32_t capacity; /**< power of two, or 0 */
-    uint32_t count;
-} msc__graph_table;
 
 struct msc_graph {
     msc_context *ctx;
@@ -54,12 +41,12 @@ struct msc_graph {
     msc__array buffer_notes; /**< msc_note; sorted once finished */
     msc__array chars;        /**< char: all strings, each terminated */
     msc__array strings;      /**< uint32_t: offset of each string in `chars` */
-    msc__graph_table string_table;
-    msc__graph_table input_table; /**< only while building */
-    uint64_t buffer_bytes;        /**< sum over `buffers` */
-    uint64_t digest;              /**< of the canonical text, once finished */
-    uint32_t open_call;           /**< innermost, while building */
-    uint8_t phase;                /**< msc_phase of the operations to come */
+    msc__hash_index string_table;
+    msc__hash_index input_table; /**< only while building */
+    uint64_t buffer_bytes;       /**< sum over `buffers` */
+    uint64_t digest;             /**< of the canonical text, once finished */
+    uint32_t open_call;          /**< innermost, while building */
+    uint8_t phase;               /**< msc_phase of the operations to come */
     uint8_t finished;
 };
 
@@ -99,16 +86,6 @@ typedef struct msc__graph_problem {
 const char *msc__graph_record_word(msc__graph_record record);
 /** Number of records of a kind. */
 uint32_t msc__graph_record_count(const msc_graph *graph, msc__graph_record record);
-
-/* graph_table.c */
-
-/** Makes room for one more entry. Errors: ENOMEM, EOVERFLOW; the table is unchanged on error. */
-msc_status msc__graph_table_reserve(msc_context *ctx, msc__graph_table *table, msc_error *err);
-/** Adds an entry. There must be room. */
-void msc__graph_table_insert(msc__graph_table *table, uint32_t hash, uint32_t index);
-/** Next entry with this hash, or MSC_NONE. `*probe` is the hash at first. */
-uint32_t msc__graph_table_next(const msc__graph_table *table, uint32_t hash, uint32_t *probe);
-void msc__graph_table_fini(msc_context *ctx, msc__graph_table *table);
 
 /* graph_strings.c */
 

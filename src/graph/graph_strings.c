@@ -46,7 +46,7 @@ static uint32_t find_string(const msc_graph *graph, uint32_t hash, const char *s
     uint32_t probe = hash;
     uint32_t found;
 
-    while ((found = msc__graph_table_next(&graph->string_table, hash, &probe)) != MSC_NONE) {
+    while ((found = msc__hash_index_next(&graph->string_table, hash, &probe)) != MSC_NONE) {
         const char *known = msc_graph_string(graph, found);
         if (strlen(known) == bytes && memcmp(known, string, bytes) == 0)
             break;
@@ -71,13 +71,13 @@ msc_status msc__graph_intern(msc_graph *graph, const char *string, size_t bytes,
     if (status == MSC_OK)
         status = msc__array_reserve(graph->ctx, &graph->strings, sizeof offset, 1, err);
     if (status == MSC_OK)
-        status = msc__graph_table_reserve(graph->ctx, &graph->string_table, err);
+        status = msc__hash_index_reserve(graph->ctx, &graph->string_table, "names", err);
     if (status != MSC_OK)
         return status;
     *out = graph->strings.count;
     memcpy((char *)graph->chars.items + offset, string, bytes);
     ((char *)graph->chars.items)[offset + bytes] = '\0';
     graph->chars.count += (uint32_t)bytes + 1;
-    msc__graph_table_insert(&graph->string_table, hash, graph->strings.count);
+    msc__hash_index_insert(&graph->string_table, hash, graph->strings.count);
     return msc__array_push(graph->ctx, &graph->strings, sizeof offset, &offset, err);
 }

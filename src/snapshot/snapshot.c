@@ -76,9 +76,9 @@ void msc_snapshot_destroy(msc_snapshot *snapshot)
     msc__array_fini(ctx, &snapshot->events, sizeof(msc_snapshot_event));
     msc__array_fini(ctx, &snapshot->annotations, sizeof(msc_snapshot_annotation));
     msc__array_fini(ctx, &snapshot->traces, sizeof(msc__snapshot_range));
-    msc__snapshot_table_fini(ctx, &snapshot->string_table);
-    msc__snapshot_table_fini(ctx, &snapshot->frame_table);
-    msc__snapshot_table_fini(ctx, &snapshot->stack_table);
+    msc__hash_index_fini(ctx, &snapshot->string_table);
+    msc__hash_index_fini(ctx, &snapshot->frame_table);
+    msc__hash_index_fini(ctx, &snapshot->stack_table);
     msc__free(ctx, snapshot, sizeof *snapshot);
 }
 
@@ -147,9 +147,9 @@ static void shrink_all(msc_snapshot *snapshot)
     shrink(ctx, &snapshot->blocks, sizeof(msc_snapshot_block));
     shrink(ctx, &snapshot->events, sizeof(msc_snapshot_event));
     shrink(ctx, &snapshot->annotations, sizeof(msc_snapshot_annotation));
-    msc__snapshot_table_fini(ctx, &snapshot->string_table);
-    msc__snapshot_table_fini(ctx, &snapshot->frame_table);
-    msc__snapshot_table_fini(ctx, &snapshot->stack_table);
+    msc__hash_index_fini(ctx, &snapshot->string_table);
+    msc__hash_index_fini(ctx, &snapshot->frame_table);
+    msc__hash_index_fini(ctx, &snapshot->stack_table);
 }
 
 static msc_status finish(msc_snapshot *snapshot, msc_error *err)

@@ -34,7 +34,7 @@ typedef struct walk {
     msc__history *history;
     msc_context *ctx;
     msc_error *err;
-    msc__snapshot_table table;
+    msc__hash_index table;
     msc__array places;
     uint32_t number;
 } walk;
@@ -55,18 +55,17 @@ static msc_status place_of(walk *w, uint64_t address, place **out)
     uint32_t index;
     msc_status status;
 
-    while (w->places.items != NULL &&
-           (index = msc__snapshot_table_next(&w->table, hash, &probe)) != MSC_NONE) {
+    while (w->places.items != NULL && (index = msc__hash_index_next(&w->table, hash, &probe)) != MSC_NONE) {
         *out = (place *)w->places.items + index;
         if ((*out)->address == address)
             return MSC_OK;
     }
-    status = msc__snapshot_table_reserve(w->ctx, &w->table, w->err);
+    status = msc__hash_index_reserve(w->ctx, &w->table, "addresses", w->err);
     if (status == MSC_OK)
         status = msc__array_push(w->ctx, &w->places, sizeof added, &added, w->err);
     if (status != MSC_OK)
         return status;
-    msc__snapshot_table_insert(&w->table, hash, w->places.count - 1);
+    msc__hash_index_insert(&w->table, hash, w->places.count - 1);
     *out = (place *)w->places.items + (w->places.count - 1);
     return MSC_OK;
 }
@@ -245,7 +244,7 @@ msc_status msc__history_init(msc__history *history, const msc_snapshot *snapshot
     if (status == MSC_OK)
         status = visit_blocks(&w);
     drop_unseen(history, seen_count);
-    msc__snapshot_table_fini(w.ctx, &w.table);
+    msc__hash_index_fini(w.ctx, &w.table);
     msc__array_fini(w.ctx, &w.places, sizeof(place));
     if (status != MSC_OK)
         msc__history_fini(history);

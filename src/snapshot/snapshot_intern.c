@@ -14,69 +14,8 @@
 #include "base/error.h"
 #include "snapshot/snapshot_internal.h"
 
-#define FIRST_SLOTS 64u
-#define MOST_SLOTS 0x80000000u
 #define FNV_OFFSET_32 2166136261u /* FNV-1a, 32 bit */
 #define FNV_PRIME_32 16777619u
-
-/* ---- table -------------------------------------------------------------------------------------- */
-
-static void insert(msc__snapshot_slot *slots, uint32_t capacity, msc__snapshot_slot entry)
-{
-    uint32_t at = entry.hash & (capacity - 1);
-
-    while (slots[at].item != 0)
-        at = (at + 1) & (capacity - 1);
-    slots[at] = entry;
-}
-
-msc_status msc__snapshot_table_reserve(msc_context *ctx, msc__snapshot_table *table, msc_error *err)
-{
-    msc__snapshot_slot *slots;
-    uint32_t capacity = table->capacity == 0 ? FIRST_SLOTS : table->capacity * 2;
-    uint32_t i;
-
-    if (table->count < table->capacity / 2)
-        return MSC_OK;
-    if (capacity > MOST_SLOTS || capacity == 0)
-        return msc__fail(err, MSC_EOVERFLOW, "more than %u strings, frames or stacks", MOST_SLOTS / 2);
-    slots = msc__alloc(ctx, capacity * sizeof *slots);
-    if (slots == NULL)
-        return msc__fail_memory(err, "a table", capacity * sizeof *slots);
-    for (i = 0; i < table->capacity; i++) {
-        if (table->slots[i].item != 0)
-            insert(slots, capacity, table->slots[i]);
-    }
-    msc__free(ctx, table->slots, table->capacity * sizeof *slots);
-    table->slots = slots;
-    table->capacity = capacity;
-    return MSC_OK;
-}
-
-void msc__snapshot_table_insert(msc__snapshot_table *table, uint32_t hash, uint32_t index)
-{
-    insert(table->slots, table->capacity, (msc__snapshot_slot){.hash = hash, .item = index + 1});
-    table->count++;
-}
-
-uint32_t msc__snapshot_table_next(const msc__snapshot_table *table, uint32_t hash, uint32_t *probe)
-{
-    if (table->capacity == 0)
-        return MSC_NONE;
-    for (;;) {
-        const msc__snapshot_slot *slot = &table->slots[(*probe)++ & (table->capacity - 1)];
-        if (slot->item == 0)
-            return MSC_NONE;
-        if (slot->hash == hash)
-            return slot->item - 1;
-    }
-}
-
-void msc__snapshot_table_fini(msc_context *ctx, msc__snapshot_table *table)
-{
-    msc__free(ctx, table->slots, table->capacity * sizeof *table->slots);
-    *table = (msc__snapshot_table){.slots = NULL, .capacity = 0, .count = 0};
-}
 
 static uint32_t hash_bytes(const void *bytes, size_t size_bytes)
 {
@@ -110,7 +49,7 @@ msc_status msc__snapshot_intern_string(msc_snapshot *snapshot, const void *bytes
     uint32_t probe = hash;
     msc_status status;
 
-    while ((*out = msc__snapshot_table_next(&snapshot->string_table, hash, &probe)) != MSC_NONE) {
+    while ((*out = msc__hash_index_next(&snapshot->string_table, hash, &probe)) != MSC_NONE) {
         if (string_is(snapshot, *out, bytes, size_bytes))
             return MSC_OK;
     }
@@ -118,7 +57,7 @@ msc_status msc__snapshot_intern_string(msc_snapshot *snapshot, const void *bytes
         return msc__fail(err, MSC_EOVERFLOW, "a string of %zu bytes", size_bytes);
     status = msc__array_reserve(snapshot->ctx, &snapshot->chars, 1, (uint32_t)size_bytes + 1, err);
     if (status == MSC_OK)
-        status = msc__snapshot_table_reserve(snapshot->ctx, &snapshot->string_table, err);
+        status = msc__hash_index_reserve(snapshot->ctx, &snapshot->string_table, "strings", err);
     if (status == MSC_OK)
         status = msc__array_push(snapshot->ctx, &snapshot->strings, sizeof offset, &offset, err);
     if (status != MSC_OK)
@@ -128,7 +67,7 @@ msc_status msc__snapshot_intern_string(msc_snapshot *snapshot, const void *bytes
     ((char *)snapshot->chars.items)[offset + size_bytes] = '\0';
     snapshot->chars.count += (uint32_t)size_bytes + 1;
     *out = snapshot->strings.count - 1;
-    msc__snapshot_table_insert(&snapshot->string_table, hash, *out);
+    msc__hash_index_insert(&snapshot->string_table, hash, *out);
     return MSC_OK;
 }
 
@@ -142,17 +81,17 @@ msc_status msc__snapshot_intern_frame(msc_snapshot *snapshot, const msc_snapshot
     uint32_t probe = hash;
     msc_status status;
 
-    while ((*out = msc__snapshot_table_next(&snapshot->frame_table, hash, &probe)) != MSC_NONE) {
+    while ((*out = msc__hash_index_next(&snapshot->frame_table, hash, &probe)) != MSC_NONE) {
         if (memcmp(&frames[*out], frame, sizeof *frame) == 0)
             return MSC_OK;
     }
-    status = msc__snapshot_table_reserve(snapshot->ctx, &snapshot->frame_table, err);
+    status = msc__hash_index_reserve(snapshot->ctx, &snapshot->frame_table, "frames", err);
     if (status == MSC_OK)
         status = msc__array_push(snapshot->ctx, &snapshot->frames, sizeof *frame, frame, err);
     if (status != MSC_OK)
         return status;
     *out = snapshot->frames.count - 1;
-    msc__snapshot_table_insert(&snapshot->frame_table, hash, *out);
+    msc__hash_index_insert(&snapshot->frame_table, hash, *out);
     return MSC_OK;
 }
 
@@ -189,13 +128,13 @@ msc_status msc__snapshot_intern_stack(msc_snapshot *snapshot, const uint32_t *fr
         *out = 0;
         return MSC_OK;
     }
-    while ((*out = msc__snapshot_table_next(&snapshot->stack_table, hash, &probe)) != MSC_NONE) {
+    while ((*out = msc__hash_index_next(&snapshot->stack_table, hash, &probe)) != MSC_NONE) {
         if (stack_is(snapshot, *out, frames, count))
             return MSC_OK;
     }
     status = msc__array_reserve(snapshot->ctx, &snapshot->stack_frames, sizeof *frames, count, err);
     if (status == MSC_OK)
-        status = msc__snapshot_table_reserve(snapshot->ctx, &snapshot->stack_table, err);
+        status = msc__hash_index_reserve(snapshot->ctx, &snapshot->stack_table, "stacks", err);
     if (status == MSC_OK)
         status = msc__array_push(snapshot->ctx, &snapshot->stacks, sizeof range, &range, err);
     if (status != MSC_OK)
@@ -203,6 +142,6 @@ msc_status msc__snapshot_intern_stack(msc_snapshot *snapshot, const uint32_t *fr
     memcpy((uint32_t *)snapshot->stack_frames.items + range.first, frames, count * sizeof *frames);
     snapshot->stack_frames.count += count;
     *out = snapshot->stacks.count - 1;
-    msc__snapshot_table_insert(&snapshot->stack_table, hash, *out);
+    msc__hash_index_insert(&snapshot->stack_table, hash, *out);
     return MSC_OK;
 }

@@ -14,32 +14,11 @@
 #include <stdbool.h>
 
 #include "base/array.h"
+#include "base/hash_index.h"
 #include "memscale/snapshot.h"
 
 /** Most devices that a snapshot may have. */
 #define MSC__SNAPSHOT_MOST_DEVICES 1024u
-
-/* ---- interning ---------------------------------------------------------------------------------- */
-
-typedef struct msc__snapshot_slot {
-    uint32_t hash;
-    uint32_t item; /**< index + 1; 0: empty */
-} msc__snapshot_slot;
-
-/** Open hash table of hashes and indices; the records stay where they are. A zeroed one is empty. */
-typedef struct msc__snapshot_table {
-    msc__snapshot_slot *slots;
-    uint32_t capacity;
-    uint32_t count;
-} msc__snapshot_table;
-
-/** Makes room for one more. Errors: ENOMEM, EOVERFLOW. */
-msc_status msc__snapshot_table_reserve(msc_context *ctx, msc__snapshot_table *table, msc_error *err);
-/** Enters an index; room must have been made. */
-void msc__snapshot_table_insert(msc__snapshot_table *table, uint32_t hash, uint32_t index);
-/** Next index with this hash, or MSC_NONE; `*probe` starts as the hash. */
-uint32_t msc__snapshot_table_next(const msc__snapshot_table *table, uint32_t hash, uint32_t *probe);
-void msc__snapshot_table_fini(msc_context *ctx, msc__snapshot_table *table);
 
 /* ---- the snapshot ------------------------------------------------------------------------------- */
 
@@ -61,9 +40,9 @@ struct msc_snapshot {
     msc__array events;       /**< of msc_snapshot_event */
     msc__array annotations;  /**< of msc_snapshot_annotation */
     msc__array traces;       /**< of msc__snapshot_range, by device once read */
-    msc__snapshot_table string_table;
-    msc__snapshot_table frame_table;
-    msc__snapshot_table stack_table;
+    msc__hash_index string_table;
+    msc__hash_index frame_table;
+    msc__hash_index stack_table;
     msc_snapshot_settings settings;
     uint32_t device_count;
 };

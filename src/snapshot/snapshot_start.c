@@ -57,7 +57,7 @@ typedef struct start {
     msc__array blocks; /* of held */
     msc__array pieces; /* of msc__sim_restored_block */
     msc__array touched_keys;
-    msc__snapshot_table touched; /* addresses that an event named first */
+    msc__hash_index touched; /* addresses that an event named first */
 } start;
 
 /* ---- what was there ----------------------------------------------------------------------------- */
@@ -77,16 +77,16 @@ static msc_status touch(start *s, uint64_t address, bool *first)
     msc_status status;
 
     *first = false;
-    while (keys != NULL && (index = msc__snapshot_table_next(&s->touched, hash, &probe)) != MSC_NONE) {
+    while (keys != NULL && (index = msc__hash_index_next(&s->touched, hash, &probe)) != MSC_NONE) {
         if (keys[index] == address)
             return MSC_OK;
     }
     *first = true;
-    status = msc__snapshot_table_reserve(s->ctx, &s->touched, s->err);
+    status = msc__hash_index_reserve(s->ctx, &s->touched, "addresses", s->err);
     if (status == MSC_OK)
         status = msc__array_push(s->ctx, &s->touched_keys, sizeof address, &address, s->err);
     if (status == MSC_OK)
-        msc__snapshot_table_insert(&s->touched, hash, s->touched_keys.count - 1);
+        msc__hash_index_insert(&s->touched, hash, s->touched_keys.count - 1);
     return status;
 }
 
@@ -463,6 +463,6 @@ msc_status msc__replay_start(msc__replay *replay)
     msc__array_fini(s.ctx, &s.blocks, sizeof(held));
     msc__array_fini(s.ctx, &s.pieces, sizeof(msc__sim_restored_block));
     msc__array_fini(s.ctx, &s.touched_keys, sizeof(uint64_t));
-    msc__snapshot_table_fini(s.ctx, &s.touched);
+    msc__hash_index_fini(s.ctx, &s.touched);
     return status;
 }
