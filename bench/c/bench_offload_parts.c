@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the offload engine stands on: bench_offload_parts [--csv] [MiB] [directory]
+ *
+ *   ring     entries through one ring: pushed and taken by one thread, and from one thread to another, where who
+ *            finds it full or empty lets others run
+ *   ranges   one take and one give among 1,000 ranges of a training step's sizes
+ *   slabs    the same with blocks of memory, all slabs mapped before
+ *   file     MiB (256) written and read in blocks of 1 and 4 MiB with 4, 8 and 16 in flight, by io_uring and by
+ *            threads, past the page cache where the file system of `directory` (/tmp) allows it; and "plain", which
+ *            does what `dd oflag=direct` and `dd iflag=direct` do: one block after the other with pwrite and pread
+ *
+ * The median of five runs counts; the ways of the file take turns in each run, so a disk that slows down slows all.
+ * Space is reserved and written once before. Throughput of a disk means nothing by itself: compare with plain.
+ *
+ * With --csv one row per case, to be appended to a results file: bench, case, kind, then for ring, ranges and slabs
+ * operations, million per second and ns each; for file the block's bytes, depth, MiB per second, percent of plain.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* O_DIRECT, O_TMPFILE */
+#endif
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "offload/offload_file.h"
+#include "offload/offload_ranges.h"
+#include "offload/offload_ring.h"
+#include "offload/offload_slabs.h"
+
+#define RUNS 5
+#define ENTRIES 4000000u
+#define RANGES 1000u
+#define ROUNDS 2000u
+#define DEPTH_MOST 16u
+#define MIB (UINT64_C(1) << 20)
+
+static int csv;
+
+static void require(int condition, const char *what)
+{
+    if (!condition) {
+        (void)fprintf(stderr, "bench_offload_parts: %s\n", what);
+        exit(1);
+    }
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a;
+    double y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static double median(double *values)
+{
+    qsort(values, RUNS, sizeof *values, by_size);
+    return values[RUNS / 2];
+}
+
+static void row(const char *name, const char *kind, double operations, double *taken)
+{
+    double each = median(taken) / operations;
+
+    if (csv)
+        printf("offload_parts,%s,%s,%.0f,%.2f,%.1f\n", name, kind, operations, 1e-6 / each, 1e9 * each);
+    else
+        printf("%-8s %-24s %8.2f M/s %8.1f ns\n", name, kind, 1e-6 / each, 1e9 * each);
+}
+
+/* ---- ring ------------------------------------------------------------------------------------------- */
+
+static void *push_all(void *argument)
+{
+    uint64_t i;
+
+    for (i = 0; i < ENTRIES; i++)
+        while (msc__ring_push(argument, i) != MSC_OK)
+            (void)sched_yield();
+    return NULL;
+}
+
+static double ring_alone(msc__ring *ring)
+{
+    double start = seconds();
+    uint64_t sum = 0;
+    uint64_t entry = 0;
+    uint64_t i;
+
+    for (i = 0; i < ENTRIES; i++) {
+        require(msc__ring_push(ring, i) == MSC_OK && msc__ring_pop(ring, &entry) == MSC_OK,
+                "the ring is stuck");
+        sum += entry;
+    }
+    require(sum == (uint64_t)ENTRIES * (ENTRIES - 1) / 2, "the ring is wrong");
+    return seconds() - start;
+}
+
+static double ring_between_threads(msc__ring *ring)
+{
+    double start = seconds();
+    pthread_t writer;
+    uint64_t entry = 0;
+    uint64_t i;
+
+    require(pthread_create(&writer, NULL, push_all, ring) == 0, "no thread");
+    for (i = 0; i < ENTRIES; i++) {
+        while (msc__ring_pop(ring, &entry) != MSC_OK)
+            (void)sched_yield();
+        require(entry == i, "the ring is wrong");
+    }
+    (void)pthread_join(writer, NULL);
+    return seconds() - start;
+}
+
+static void bench_ring(msc_context *ctx)
+{
+    msc__ring *ring;
+    double alone[RUNS], between[RUNS];
+    int i;
+
+    require(msc__ring_create(ctx, 1024, &ring, NULL) == MSC_OK, "no ring");
+    for (i = 0; i < RUNS; i++) {
+        alone[i] = ring_alone(ring);
+        between[i] = ring_between_threads(ring);
+    }
+    row("ring", "one thread", ENTRIES, alone);
+    row("ring", "thread to thread", ENTRIES, between);
+    msc__ring_destroy(ring);
+}
+
+/* ---- ranges and slabs -------------------------------------------------------------------------------- */
+
+static uint64_t random_state;
+
+static uint64_t random_size(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return 512 + (random_state >> 8) % (UINT64_C(1) << (10 + random_state % 14)); /* up to 8 MiB */
+}
+
+/* Each round gives a random range back and takes one of another size. */
+static double ranges_in_turn(msc__ranges *ranges, uint32_t *out)
+{
+    double start = seconds();
+    uint64_t at;
+    uint32_t i;
+
+    for (i = 0; i < ROUNDS * 100; i++) {
+        uint32_t *one = &out[random_state % RANGES];
+        msc__ranges_give(ranges, *one);
+        require(msc__ranges_take(ranges, random_size(), &at, one, NULL) == MSC_OK, "no range");
+    }
+    return seconds() - start;
+}
+
+static double slabs_in_turn(msc__slabs *slabs, msc__slab_block *out)
+{
+    double start = seconds();
+    uint32_t i;
+
+    for (i = 0; i < ROUNDS * 100; i++) {
+        msc__slab_block *one = &out[random_state % RANGES];
+        msc__slabs_give(slabs, *one);
+        require(msc__slabs_take(slabs, random_size(), one, NULL) == MSC_OK, "no block");
+    }
+    return seconds() - start;
+}
+
+static void bench_ranges(msc_context *ctx)
+{
+    static uint32_t ranges_out[RANGES];
+    static msc__slab_block blocks_out[RANGES];
+    double in_ranges[RUNS], in_slabs[RUNS];
+    msc__ranges *ranges;
+    msc__slabs *slabs;
+    uint64_t at;
+    uint32_t i;
+
+    random_state = 88172645463325252u;
+    require(msc__ranges_create(ctx, UINT64_C(64) << 30, 512, &ranges, NULL) == MSC_OK, "no ranges");
+    require(msc__slabs_create(ctx, NULL, UINT64_C(64) << 30, &slabs, NULL) == MSC_OK, "no slabs");
+    for (i = 0; i < RANGES; i++) {
+        require(msc__ranges_take(ranges, random_size(), &at, &ranges_out[i], NULL) == MSC_OK, "no range");
+        require(msc__slabs_take(slabs, random_size(), &blocks_out[i], NULL) == MSC_OK, "no block");
+    }
+    (void)slabs_in_turn(slabs, blocks_out); /* maps what it needs */
+    for (i = 0; i < RUNS; i++) {
+        in_ranges[i] = ranges_in_turn(ranges, ranges_out);
+        in_slabs[i] = slabs_in_turn(slabs, blocks_out);
+    }
+    row("ranges", "give and take", ROUNDS * 100, in_ranges);
+    row("slabs", "give and take", ROUNDS * 100, in_slabs);
+    msc__ranges_destroy(ranges);
+    msc__slabs_destroy(slabs);
+}
+
+/* ---- file -------------------------------------------------------------------------------------------- */
+
+typedef struct disk {
+    msc__file *ways[2]; /* io_uring, or NULL; threads */
+    int plain;          /* descriptor of a file like theirs */
+    uint64_t bytes;
+    unsigned char *memory; /* DEPTH_MOST blocks of 4 MiB */
+} disk;
+
+static double move_plain(const disk *d, int writes, uint64_t block)
+{
+    double start = seconds();
+    uint64_t at;
+
+    for (at = 0; at < d->bytes; at += block) {
+        ssize_t moved = writes ? pwrite(d->plain, d->memory, block, (off_t)at)
+                               : pread(d->plain, d->memory, block, (off_t)at);
+        require(moved == (ssize_t)block, "the disk failed");
+    }
+    return seconds() - start;
+}
+
+static double move(const disk *d, msc__file *file, int writes, uint64_t block, uint32_t depth)
+{
+    double start = seconds();
+    uint32_t slots[DEPTH_MOST];
+    uint64_t count = d->bytes / block;
+    uint64_t i;
+
+    for (i = 0; i < count + depth; i++) {
+        uint32_t lane = (uint32_t)(i % depth);
+        unsigned char *memory = d->memory + lane * block;
+        if (i >= depth)
+            require(msc__file_wait(file, slots[lane], NULL) == MSC_OK, "the disk failed");
+        if (i < count)
+            require((writes ? msc__file_write(file, memory, block, i * block, &slots[lane], NULL)
+                            : msc__file_read(file, memory, block, i * block, &slots[lane], NULL)) == MSC_OK,
+                    "no operation");
+    }
+    return seconds() - start;
+}
+
+static void bench_moves(const disk *d, int writes, uint64_t block, uint32_t depth)
+{
+    static const char *const names[2][2] = {{"ring read", "threads read"}, {"ring write", "threads write"}};
+    double plain[RUNS];
+    double taken[2][RUNS];
+    uint32_t way;
+    int i;
+
+    for (i = 0; i < RUNS; i++) {
+        plain[i] = move_plain(d, writes, block);
+        for (way = 0; way < 2; way++)
+            if (d->ways[way] != NULL)
+                taken[way][i] = move(d, d->ways[way], writes, block, depth);
+    }
+    for (way = 0; way < 2; way++) {
+        double speed, share;
+        if (d->ways[way] == NULL)
+            continue;
+        share = 100 * median(plain) / median(taken[way]);
+        speed = (double)(d->bytes / MIB) / median(taken[way]);
+        if (csv)
+            printf("offload_parts,file,%s,%llu,%u,%.0f,%.0f\n", names[writes][way], (unsigned long long)block,
+                   depth, speed, share);
+        else
+            printf("file     %-14s %llu MiB x %-2u %9.0f MiB/s %6.0f %% of plain\n", names[writes][way],
+                   (unsigned long long)(block / MIB), depth, speed, share);
+        (void)fflush(stdout);
+    }
+}
+
+/* A file like the tier's, opened by hand: direct if that one is. */
+static int open_plain(const char *directory, int direct, uint64_t bytes)
+{
+    int fd = open(directory, O_TMPFILE | O_RDWR | (direct ? O_DIRECT : 0), 0600);
+
+    require(fd >= 0 && posix_fallocate(fd, 0, (off_t)bytes) == 0, "no file");
+    return fd;
+}
+
+static void bench_file(msc_context *ctx, const char *directory, uint64_t bytes)
+{
+    static const uint32_t depths[] = {4, 8, 16};
+    disk d = {.bytes = bytes};
+    uint64_t block;
+    size_t i;
+
+    for (i = 0; i < 2; i++) {
+        msc__file_options options = {
+            .directory = directory, .depth = DEPTH_MOST, .way = i == 0 ? MSC__FILE_RING : MSC__FILE_THREADS};
+        msc_status status = msc__file_create(ctx, &options, &d.ways[i], NULL);
+        require(status == MSC_OK || (status == MSC_EUNSUPPORTED && i == 0), "no file");
+        require(d.ways[i] == NULL || msc__file_reserve(d.ways[i], bytes, NULL) == MSC_OK, "no space");
+    }
+    d.plain = open_plain(directory, msc__file_facts_of(d.ways[1]).direct, bytes);
+    require(posix_memalign((void **)&d.memory, 4096, DEPTH_MOST * 4 * MIB) == 0, "no memory");
+    memset(d.memory, 0x5a, DEPTH_MOST * 4 * MIB);
+    (void)move_plain(&d, 1, MIB); /* space that was never written is not read from the disk */
+    for (i = 0; i < 2; i++)
+        if (d.ways[i] != NULL)
+            (void)move(&d, d.ways[i], 1, MIB, 4);
+    for (block = MIB; block <= 4 * MIB; block *= 4)
+        for (i = 0; i < sizeof depths / sizeof depths[0]; i++) {
+            bench_moves(&d, 1, block, depths[i]);
+            bench_moves(&d, 0, block, depths[i]);
+        }
+    msc__file_destroy(d.ways[0]);
+    msc__file_destroy(d.ways[1]);
+    (void)close(d.plain);
+    free(d.memory);
+}
+
+int main(int argc, char **argv)
+{
+    msc_context *ctx = NULL;
+    uint64_t mib = 256;
+    const char *directory = "/tmp";
+
+    if (argc > 1 && strcmp(argv[1], "--csv") == 0) {
+        csv = 1;
+        argc--;
+        argv++;
+    }
+    if (argc > 1)
+        mib = strtoull(argv[1], NULL, 10);
+    if (argc > 2)
+        directory = argv[2];
+    require(mib >= 64 && mib % 64 == 0, "MiB: a multiple of 64");
+    require(msc_context_create(NULL, &ctx, NULL) == MSC_OK, "no context");
+    bench_ring(ctx);
+    bench_ranges(ctx);
+    bench_file(ctx, directory, mib * MIB);
+    msc_context_destroy(ctx);
+    return 0;
+}

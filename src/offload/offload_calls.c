@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The calls of a program that change a block: put, settle, get, arrive, drop.
+ *
+ * Each takes the mutex, looks, changes the state of a block, and passes its ticket to a lane or waits for
+ * `changed`. Bytes move in the lanes alone.
+ */
+#include <unistd.h>
+
+#include "base/error.h"
+#include "offload/offload_engine.h"
+
+#define MOST_BYTES (1ull << 60) /* so that rounding up cannot overflow */
+
+msc_status msc__offload_enter(msc_offload *engine, msc_ticket ticket, msc__block **out, msc_error *err)
+{
+    if (engine->process != getpid())
+        return msc__fail(err, MSC_ESTATE,
+                         "this engine belongs to process %ld, and this is its child: create one here",
+                         (long)engine->process);
+    if (out == NULL) {
+        msc__mutex_lock(&engine->mutex);
+        return MSC_OK;
+    }
+    msc__mutex_lock(&engine->mutex);
+    *out = msc__block_find(engine, ticket);
+    if (*out != NULL && !(*out)->dropped)
+        return MSC_OK;
+    msc__mutex_unlock(&engine->mutex);
+    return msc__fail(err, MSC_EINVAL, "no block has ticket %016llx: it was dropped, or never put",
+                     (unsigned long long)ticket);
+}
+
+/* A record, a place and an ordinal, or nothing. */
+static msc_status make_block(msc_offload *engine, uint64_t bytes, msc__block **out, msc_error *err)
+{
+    msc__place place;
+    msc__block *block = NULL;
+    msc_status status = msc__place_take(engine, bytes, MSC_TIER_PINNED, MSC_TIER_FILE, &place, err);
+
+    if (status != MSC_OK) {
+        engine->counters.refused_count++;
+        return status;
+    }
+    block = msc__block_take(engine, err);
+    if (block == NULL) {
+        msc__place_give(engine, &place, bytes);
+        return err != NULL ? err->status : MSC_ENOMEM;
+    }
+    block->place = place;
+    block->bytes = bytes;
+    status = msc__array_reserve(engine->ctx, &engine->step_tickets, sizeof(msc_ticket), 1, err);
+    if (status == MSC_OK)
+        status = msc__schedule_put(engine->ctx, &engine->schedule, bytes, &block->ordinal, err);
+    if (status != MSC_OK) {
+        msc__block_give(engine, block);
+        return status;
+    }
+    *out = block;
+    return MSC_OK;
+}
+
+static msc_status put(msc_offload *engine, const void *source, uint64_t bytes, void *stream, msc_ticket *out,
+                      msc_error *err)
+{
+    msc__block *block = NULL;
+    msc_status status;
+
+    if (engine->live_count == 0 && engine->used_in_step)
+        msc__offload_begin_step(engine);
+    status = make_block(engine, bytes, &block, err);
+    if (status != MSC_OK)
+        return status;
+    status = engine->device->ops->event_record(engine->device, block->events[MSC__OUT_READY], stream, err);
+    if (status != MSC_OK) {
+        msc__block_give(engine, block);
+        return status;
+    }
+    block->source = source;
+    block->group = engine->group;
+    engine->live_count++;
+    engine->counters.put_count[block->place.tier]++;
+    *out = msc__block_ticket(block);
+    (void)msc__array_push(engine->ctx, &engine->step_tickets, sizeof *out, out, NULL); /* there is room */
+    msc__lane_submit(&engine->out, *out);
+    return MSC_OK;
+}
+
+msc_status msc_offload_put(msc_offload *engine, const void *source, uint64_t bytes, void *stream,
+                           msc_ticket *out, msc_error *err)
+{
+    msc_status status;
+
+    if (out == NULL)
+        return msc__fail(err, MSC_EINVAL, "out is NULL");
+    *out = 0;
+    if (source == NULL || bytes == 0 || bytes > MOST_BYTES)
+        return msc__fail(err, MSC_EINVAL, "source is %p and bytes is %llu: there must be something to copy",
+                         source, (unsigned long long)bytes);
+    status = msc__offload_enter(engine, 0, NULL, err);
+    if (status != MSC_OK)
+        return status;
+    status = put(engine, source, bytes, stream, out, err);
+    msc__mutex_unlock(&engine->mutex);
+    return status;
+}
+
+/* Why a copy failed. */
+static msc_status failure(const msc_offload *engine, const msc__transfer *move, msc_error *err)
+{
+    if (err != NULL) {
+        *err = engine->failure;
+        err->status = move->failure;
+    }
+    return move->failure;
+}
+
+/* Whether a stream can be made to wait for a copy that is only on its way: the host has none but the caller. */
+static bool has_streams(const msc_offload *engine)
+{
+    return engine->device->kind != MSC_DEVICE_HOST;
+}
+
+/* Waits until the block is in its tier, or behind an event that a stream can wait for. */
+static void wait_out(msc_offload *engine, msc__block *block)
+{
+    int64_t begin_ns;
+
+    if (block->out == MSC__OUT_STORED || (block->out == MSC__OUT_ISSUED && has_streams(engine)))
+        return;
+    begin_ns = msc__clock_ns();
+    while (block->out == MSC__OUT_QUEUED || block->out == MSC__OUT_RUNNING ||
+           (block->out == MSC__OUT_ISSUED && !has_streams(engine)))
+        msc__cond_wait(&engine->changed, &engine->mutex);
+    engine->counters.settle_wait_ns += (uint64_t)(msc__clock_ns() - begin_ns);
+    msc__trace_add(engine, MSC_OFFLOAD_WAIT_SETTLE, block, begin_ns);
+}
+
+msc_status msc_offload_settle(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err)
+{
+    const msc_device_ops *ops = engine->device->ops;
+    msc__block *block = NULL;
+    msc_status status = msc__offload_enter(engine, ticket, &block, err);
+
+    if (status != MSC_OK)
+        return status;
+    wait_out(engine, block);
+    if (block->out == MSC__OUT_FAILED)
+        status = failure(engine, &block->leaving, err);
+    else if (block->out == MSC__OUT_ISSUED)
+        status = ops->stream_wait(engine->device, stream, block->events[MSC__OUT_DONE], err);
+    block->settled = block->settled || status == MSC_OK;
+    msc__mutex_unlock(&engine->mutex);
+    return status;
+}
+
+msc_status msc_offload_settled(msc_offload *engine, msc_ticket ticket, msc_error *err)
+{
+    msc__block *block = NULL;
+    msc_status status = msc__offload_enter(engine, ticket, &block, err);
+
+    if (status != MSC_OK)
+        return status;
+    if (block->out == MSC__OUT_FAILED)
+        status = failure(engine, &block->leaving, err);
+    else if (block->out != MSC__OUT_STORED)
+        status = MSC_EAGAIN;
+    block->settled = block->settled || status == MSC_OK;
+    msc__mutex_unlock(&engine->mutex);
+    return status;
+}
+
+static bool may_get(const msc__block *block)
+{
+    return block->in == MSC__IN_NONE || block->in == MSC__IN_OVER || block->in == MSC__IN_FAILED ||
+           (block->in == MSC__IN_ISSUED && block->arrived);
+}
+
+static msc_status get(msc_offload *engine, msc__block *block, void *destination, void *stream, msc_error *err)
+{
+    msc_status status;
+
+    if (block->out == MSC__OUT_FAILED)
+        return msc__fail(err, MSC_ESTATE, "the copy out of this block failed: its source is all there is");
+    if (!may_get(block))
+        return msc__fail(err, MSC_ESTATE, "an earlier get of this block has not arrived");
+    status = engine->device->ops->event_record(engine->device, block->events[MSC__IN_READY], stream, err);
+    if (status != MSC_OK)
+        return status;
+    block->destination = destination;
+    block->in = MSC__IN_QUEUED;
+    block->arrived = false;
+    msc__lane_submit(&engine->in, msc__block_ticket(block));
+    return MSC_OK;
+}
+
+msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void *destination, void *stream,
+                           msc_error *err)
+{
+    msc__block *block = NULL;
+    msc_status status;
+
+    if (destination == NULL)
+        return msc__fail(err, MSC_EINVAL, "destination is NULL");
+    status = msc__offload_enter(engine, ticket, &block, err);
+    if (status != MSC_OK)
+        return status;
+    status = get(engine, block, destination, stream, err);
+    msc__mutex_unlock(&engine->mutex);
+    return status;
+}
+
+static bool in_is_awaited(const msc_offload *engine, const msc__block *block)
+{
+    return block->in == MSC__IN_QUEUED || block->in == MSC__IN_RUNNING ||
+           (block->in == MSC__IN_ISSUED && !has_streams(engine));
+}
+
+static void wait_in(msc_offload *engine, msc__block *block)
+{
+    int64_t begin_ns;
+
+    if (!in_is_awaited(engine, block))
+        return;
+    begin_ns = msc__clock_ns();
+    while (in_is_awaited(engine, block))
+        msc__cond_wait(&engine->changed, &engine->mutex);
+    engine->counters.arrive_wait_ns += (uint64_t)(msc__clock_ns() - begin_ns);
+    msc__trace_add(engine, MSC_OFFLOAD_WAIT_ARRIVE, block, begin_ns);
+}
+
+msc_status msc_offload_arrive(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err)
+{
+    const msc_device_ops *ops = engine->device->ops;
+    msc__block *block = NULL;
+    msc_status status = msc__offload_enter(engine, ticket, &block, err);
+
+    if (status != MSC_OK)
+        return status;
+    wait_in(engine, block);
+    if (block->in == MSC__IN_NONE)
+        status = msc__fail(err, MSC_ESTATE, "nothing is on its way: get comes before arrive");
+    else if (block->in == MSC__IN_FAILED)
+        status = failure(engine, block->out == MSC__OUT_FAILED ? &block->leaving : &block->returning, err);
+    else if (has_streams(engine))
+        status = ops->stream_wait(engine->device, stream, block->events[MSC__IN_DONE], err);
+    block->arrived = true;
+    msc__mutex_unlock(&engine->mutex);
+    return status;
+}
+
+/* Whether a lane may still touch memory that the program would free after the drop. */
+static bool is_touched(const msc__block *block)
+{
+    return (block->out_busy && !block->settled) || (block->in_busy && !block->arrived);
+}
+
+void msc_offload_drop(msc_offload *engine, msc_ticket ticket)
+{
+    msc__block *block = NULL;
+
+    if (msc__offload_enter(engine, ticket, &block, NULL) != MSC_OK)
+        return;
+    if (block->in == MSC__IN_QUEUED)
+        block->in = MSC__IN_NONE;
+    if (block->out == MSC__OUT_QUEUED)
+        block->out = MSC__OUT_FAILED;
+    msc__cond_broadcast(&engine->changed); /* lane in may wait for the copy out */
+    while (is_touched(block))
+        msc__cond_wait(&engine->changed, &engine->mutex);
+    msc__window_leave(engine, block);
+    block->dropped = true;
+    engine->live_count--;
+    msc__block_settle_drop(engine, block);
+    msc__mutex_unlock(&engine->mutex);
+}
+
+uint64_t msc_offload_bytes_of(msc_offload *engine, msc_ticket ticket)
+{
+    msc__block *block = NULL;
+    uint64_t bytes;
+
+    if (msc__offload_enter(engine, ticket, &block, NULL) != MSC_OK)
+        return 0;
+    bytes = block->bytes;
+    msc__mutex_unlock(&engine->mutex);
+    return bytes;
+}

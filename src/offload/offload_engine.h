@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file offload_engine.h
+ * What the files of the engine share: the block, the lane, the engine, and who may touch what when.
+ *
+ *      caller ── put ──► ring ──► lane out ──► tier          caller ── get ──► ring ──► lane in ──► destination
+ *                                 (a thread)                                          (a thread)
+ *
+ * Everything in `msc_offload` and in its blocks is guarded by `mutex`, except what is constant after create and
+ * the two `msc__transfer` of a block, which belong to their lanes. No lane holds the mutex while bytes move. `changed` is broadcast
+ * when the state of any block changes.
+ *
+ * A lane never waits for a caller. Lane in waits for lane out (a block that is asked for before it is
+ * stored); lane out waits for nobody: so there is no circle.
+ */
+#ifndef MSC_OFFLOAD_ENGINE_H
+#define MSC_OFFLOAD_ENGINE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "base/array.h"
+#include "base/thread.h"
+#include "device/device_internal.h"
+#include "memscale/offload.h"
+#include "offload/offload_file.h"
+#include "offload/offload_ranges.h"
+#include "offload/offload_ring.h"
+#include "offload/offload_schedule.h"
+#include "offload/offload_slabs.h"
+
+#define MSC__OFFLOAD_RING_CAPACITY 4096u
+#define MSC__OFFLOAD_ITEMS 64u /* copies that a lane has under way at most; above the most staging buffers */
+#define MSC__OFFLOAD_BLOCKS_PER_PAGE 256u
+
+/** The copy out of a block. */
+typedef enum msc__out_state {
+    MSC__OUT_QUEUED,
+    MSC__OUT_RUNNING, /* the lane has it */
+    MSC__OUT_ISSUED, /* likewise, and `out_done` is recorded behind its last copy: a stream may wait for it */
+    MSC__OUT_STORED,
+    MSC__OUT_FAILED
+} msc__out_state;
+
+/** The latest copy back of a block. */
+typedef enum msc__in_state {
+    MSC__IN_NONE,
+    MSC__IN_QUEUED,
+    MSC__IN_RUNNING, /* the lane has it */
+    MSC__IN_ISSUED,  /* `in_done` is recorded behind its last copy */
+    MSC__IN_OVER,    /* likewise, and the lane has seen the end of it */
+    MSC__IN_FAILED
+} msc__in_state;
+
+/** Where a block lies. */
+typedef struct msc__place {
+    msc_tier tier;
+    msc__slab_block slab; /* PINNED, HOST */
+    uint64_t offset;      /* FILE */
+    uint32_t range;       /* FILE */
+} msc__place;
+
+/** How far a copy in one direction is. It is the lane's alone from the moment that it took the block. */
+typedef struct msc__transfer {
+    uint32_t pieces_left; /* begun and not over */
+    uint64_t offset;      /* in: what goes to the device next begins here */
+    uint64_t checksum;    /* debug only; the one of `leaving` is read by lane in, after the block is stored */
+    int64_t begin_ns;
+    msc_status failure; /* the first; its text is in the engine's `failure` */
+} msc__transfer;
+
+typedef struct msc__block {
+    uint32_t index;
+    uint32_t generation; /* odd: in use */
+    uint32_t group;
+    uint32_t ordinal; /* in its step */
+    uint32_t next_free;
+
+    uint64_t bytes;
+    msc__place place;
+    const void *source;
+    void *destination;
+    void *events[4]; /* out_ready, out_done, in_ready, in_done; made when the block is used first */
+
+    msc__out_state out;
+    msc__in_state in;
+    bool
+        out_busy; /* a lane has it: set by the lane when it takes the block, reset when the last piece is over */
+    bool in_busy;
+    bool settled; /* nobody waits for the copy out: the source's fate is the program's */
+    bool arrived; /* likewise for the latest copy back */
+    bool dropped; /* the last lane that has it frees it */
+    bool ahead;   /* counts in the prefetch window */
+
+    msc__transfer leaving;   /* lane out's */
+    msc__transfer returning; /* lane in's */
+} msc__block;
+
+enum { MSC__OUT_READY, MSC__OUT_DONE, MSC__IN_READY, MSC__IN_DONE };
+
+/** One copy of a lane that is under way: a whole block, or a piece of one in a staging buffer. */
+typedef struct msc__item {
+    msc__block *block;
+    uint64_t offset;
+    uint64_t bytes;
+    uint32_t staging; /* MSC_NONE: no buffer */
+    uint32_t slot;    /* of the file operation */
+    bool in_file;     /* the file operation is under way */
+    bool copied;      /* out: the device's copy is over; in: it has begun */
+} msc__item;
+
+typedef struct msc__staging {
+    void *memory;
+    msc__slab_block slab;
+    void *event;
+    bool busy; /* an item has it */
+} msc__staging;
+
+/** A thread that moves blocks in one direction. */
+typedef struct msc__lane {
+    msc_offload *engine;
+    msc__ring *ring; /* tickets */
+    msc__thread thread;
+    bool ready;      /* initialised as far as `awake` */
+    msc__cond awake; /* with the engine's mutex */
+    bool asleep;
+    void *stream;
+    msc__file *file; /* NULL: no file tier */
+    msc__staging *staging;
+    msc__item items[MSC__OFFLOAD_ITEMS]; /* a ring: first … first + count */
+    uint32_t first, count;
+} msc__lane;
+
+struct msc_offload {
+    msc_context *ctx;
+    msc_device *device;
+    msc_offload_options options;
+    char *directory;
+    pid_t process;
+    int64_t born_ns;
+
+    msc__mutex mutex;
+    msc__cond changed;
+    atomic_bool ending; /* set under the mutex; lanes look without it, and stop one block later at worst */
+
+    msc__array pages; /* msc__block *: MSC__OFFLOAD_BLOCKS_PER_PAGE blocks each, which never move */
+    uint32_t free_block;
+
+    msc__slabs *slabs[MSC_TIER_COUNT]; /* NULL: not used; never for the file */
+    msc__slabs *staging_slabs;         /* NULL: every copy is direct */
+    msc_tier staging_tier;             /* whose limit the staging buffers count for */
+    msc__ranges *file_space;
+    msc__file *file; /* lane out's, who also reserves; NULL: not used */
+    char notes[MSC_TIER_COUNT][MSC_ERROR_MESSAGE_BYTES];
+
+    msc__lane out, in;
+    msc__schedule schedule;
+    msc__array step_tickets; /* msc_ticket: ordinal → block of this step, which may be gone */
+    uint32_t live_count;     /* blocks that the program has not dropped */
+    bool used_in_step;
+    uint32_t group;  /* of the blocks put now */
+    uint32_t window; /* blocks on their way back at most, now */
+    uint32_t ahead_count;
+    uint64_t ahead_bytes;
+    msc_offload_counters counters;
+    msc_error failure; /* the latest one of a copy */
+
+    msc_offload_event *trace; /* a ring of options.trace_count */
+    uint64_t traced;          /* events ever */
+};
+
+/* offload_blocks.c: the table of blocks. The mutex is held. */
+
+/** A block with its events, or NULL: ENOMEM, EDRIVER. */
+msc__block *msc__block_take(msc_offload *engine, msc_error *err);
+
+/** Gives its place and itself back. No lane has it. */
+void msc__block_give(msc_offload *engine, msc__block *block);
+
+/** The block that a ticket names, or NULL. */
+msc__block *msc__block_find(msc_offload *engine, msc_ticket ticket);
+msc_ticket msc__block_ticket(const msc__block *block);
+void msc__blocks_fini(msc_offload *engine);
+
+/** Gives a dropped block back if no lane has it. */
+void msc__block_settle_drop(msc_offload *engine, msc__block *block);
+
+/* offload_calls.c */
+
+/** Takes the mutex and, unless `out` is NULL, finds a block that the program has not dropped. On failure the
+    mutex is free. Errors: ESTATE (a child of fork), EINVAL (no such block). */
+msc_status msc__offload_enter(msc_offload *engine, msc_ticket ticket, msc__block **out, msc_error *err);
+
+/* offload_use.c: steps and prefetch. The mutex is held. */
+
+/** Begins a step, if anything happened in the present one. */
+void msc__offload_begin_step(msc_offload *engine);
+
+/** The block is used or gone, and counts no more as on its way. */
+void msc__window_leave(msc_offload *engine, msc__block *block);
+
+/* offload_place.c: room in the tiers. The mutex is held. */
+
+msc_status msc__places_init(msc_offload *engine, msc_error *err);
+void msc__places_fini(msc_offload *engine);
+
+/** Finds room in the tiers from `first` to `last`. EAGAIN: none has room, with the reason. */
+msc_status msc__place_take(msc_offload *engine, uint64_t bytes, msc_tier first, msc_tier last,
+                           msc__place *out, msc_error *err);
+void msc__place_give(msc_offload *engine, const msc__place *place, uint64_t bytes);
+
+/** Whether copies between the device and the place need no staging buffer. */
+bool msc__place_is_direct(const msc_offload *engine, const msc__place *place);
+
+/** Bytes that a tier has taken from the machine. */
+uint64_t msc__place_taken_bytes(const msc_offload *engine, msc_tier tier);
+
+/* offload_lane.c: what both directions share. */
+
+msc_status msc__lane_init(msc_offload *engine, msc__lane *lane, msc_error *err);
+
+/** Starts the thread. */
+msc_status msc__lane_start(msc__lane *lane, const char *name, void *(*run)(void *), msc_error *err);
+void msc__lane_fini(msc__lane *lane);
+
+/** Passes a block to a lane. The mutex is held; it is released while the ring is full. */
+void msc__lane_submit(msc__lane *lane, msc_ticket ticket);
+
+/** The next ticket; 0 where there is none now and `wait` is false, or where the engine ends. */
+msc_ticket msc__lane_next(msc__lane *lane, bool wait);
+
+/** Notes the first failure of the copy under way. */
+void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, const msc_error *why);
+
+/** A staging buffer that no item has. */
+bool msc__lane_staging(const msc__lane *lane, uint32_t *out);
+
+msc__item *msc__lane_oldest(msc__lane *lane);
+msc__item *msc__lane_append(msc__lane *lane);
+void msc__lane_retire_oldest(msc__lane *lane);
+
+/* offload_out.c, offload_in.c: the threads. */
+
+void *msc__lane_out_run(void *lane);
+void *msc__lane_in_run(void *lane);
+
+/* offload_trace.c: counters and events. The mutex is held. */
+
+void msc__trace_add(msc_offload *engine, msc_offload_event_kind kind, const msc__block *block,
+                    int64_t begin_ns);
+
+/** Sum over a piece of a block that follows `sum`; order matters. */
+uint64_t msc__checksum(uint64_t sum, const void *memory, uint64_t bytes);
+
+#endif /* MSC_OFFLOAD_ENGINE_H */

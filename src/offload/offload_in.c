@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lane in: copies from the tiers back to the device.
+ *
+ *      direct    place ──device──► destination
+ *      staged    place ──file or memcpy──► buffer ──device──► destination  a piece of chunk_bytes at a time
+ *
+ * A block is begun when its copy out is in its tier, or, where that copy is on a stream, behind it on ours. Its
+ * pieces go to the device in their order, while the file reads the next ones. `in_done` is recorded behind the
+ * last of them, and only then may a stream of the program wait for it.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "offload/offload_engine.h"
+
+static void retire(msc__lane *lane);
+
+/* What a ticket in the ring asks for, as things are now. The mutex is held. */
+typedef enum ask { ASK_NOTHING, ASK_LATER, ASK_NOW } ask;
+
+static ask look(msc_offload *engine, msc__block *block)
+{
+    if (block == NULL || block->in != MSC__IN_QUEUED || atomic_load(&engine->ending))
+        return ASK_NOTHING;
+    if (block->out == MSC__OUT_QUEUED || block->out == MSC__OUT_RUNNING)
+        return ASK_LATER;
+    if (block->out == MSC__OUT_ISSUED &&
+        engine->options.debug) /* its checksum comes with the end of the copy */
+        return ASK_LATER;
+    if (block->out == MSC__OUT_FAILED) {
+        block->in = MSC__IN_FAILED;
+        msc__cond_broadcast(&engine->changed);
+        return ASK_NOTHING;
+    }
+    return ASK_NOW;
+}
+
+/*
+ * True if the block is still wanted, once it can be read; it is the lane's from then on. A program that got a
+ * block, and gets it again while the end of the first copy is still on the stream, waits for that end here.
+ */
+static bool claim(msc__lane *lane, msc_ticket ticket, msc__block **out)
+{
+    msc_offload *engine = lane->engine;
+    ask asked;
+
+    msc__mutex_lock(&engine->mutex);
+    msc__cond_broadcast(&engine->changed); /* the ring has room */
+    for (;;) {
+        *out = msc__block_find(engine, ticket);
+        asked = look(engine, *out);
+        if (asked == ASK_LATER) {
+            msc__cond_wait(&engine->changed, &engine->mutex);
+        } else if (asked == ASK_NOW && (*out)->returning.pieces_left > 0) {
+            msc__mutex_unlock(&engine->mutex);
+            retire(lane);
+            msc__mutex_lock(&engine->mutex);
+        } else {
+            break;
+        }
+    }
+    if (asked == ASK_NOW) {
+        (*out)->in = MSC__IN_RUNNING;
+        (*out)->in_busy = true;
+    }
+    msc__mutex_unlock(&engine->mutex);
+    return asked == ASK_NOW;
+}
+
+/* A block that the program asked for again meanwhile stays queued. */
+static void report(msc__lane *lane, msc__block *block, msc__in_state state)
+{
+    msc_offload *engine = lane->engine;
+
+    msc__mutex_lock(&engine->mutex);
+    if (block->in != MSC__IN_QUEUED)
+        block->in = state;
+    block->in_busy = state == MSC__IN_ISSUED;
+    if (state == MSC__IN_OVER)
+        engine->counters.in_bytes[block->place.tier] += block->bytes;
+    if (state == MSC__IN_FAILED)
+        engine->counters.lost_count++;
+    if (state != MSC__IN_ISSUED)
+        msc__trace_add(engine, MSC_OFFLOAD_IN, block, block->returning.begin_ns);
+    msc__cond_broadcast(&engine->changed);
+    msc__block_settle_drop(engine, block);
+    msc__mutex_unlock(&engine->mutex);
+}
+
+static void end_piece(msc__lane *lane, msc__block *block)
+{
+    if (--block->returning.pieces_left > 0)
+        return;
+    report(lane, block, block->returning.failure == MSC_OK ? MSC__IN_OVER : MSC__IN_FAILED);
+}
+
+/* The bytes that are about to go to the device, in the order of the block. */
+static msc_status check(const msc_offload *engine, msc__block *block, const void *memory, uint64_t bytes,
+                        msc_error *err)
+{
+    if (!engine->options.debug)
+        return MSC_OK;
+    block->returning.checksum = msc__checksum(block->returning.checksum, memory, bytes);
+    if (block->returning.offset + bytes < block->bytes ||
+        block->returning.checksum == block->leaving.checksum)
+        return MSC_OK;
+    return msc__fail(
+        err, MSC_EIO, "a block of %llu bytes changed in tier %d: its checksum is %016llx and was %016llx",
+        (unsigned long long)block->bytes, (int)block->place.tier,
+        (unsigned long long)block->returning.checksum, (unsigned long long)block->leaving.checksum);
+}
+
+/* Submits the copy of the block's next `bytes` to the device, and the events behind it. */
+static msc_status deliver(msc__lane *lane, msc__block *block, const void *from, uint64_t bytes, void *event,
+                          msc_error *err)
+{
+    msc_device *device = lane->engine->device;
+    bool last = block->returning.offset + bytes == block->bytes;
+    void *to = (char *)block->destination + block->returning.offset;
+    msc_status status = check(lane->engine, block, from, bytes, err);
+
+    if (status == MSC_OK)
+        status = device->ops->copy(device, to, from, bytes, MSC_COPY_IN, lane->stream, err);
+    if (status == MSC_OK && event != NULL)
+        status = device->ops->event_record(device, event, lane->stream, err);
+    if (status == MSC_OK && last)
+        status = device->ops->event_record(device, block->events[MSC__IN_DONE], lane->stream, err);
+    if (status != MSC_OK)
+        return status;
+    block->returning.offset += bytes;
+    if (last)
+        report(lane, block, MSC__IN_ISSUED);
+    return MSC_OK;
+}
+
+/* The item's bytes are in its buffer, or on their way into it from the file. True when they were passed on. */
+static bool pass_on(msc__lane *lane, msc__item *item, bool wait)
+{
+    msc__staging *staging = &lane->staging[item->staging];
+    msc_error why;
+    msc_status status = MSC_OK;
+
+    if (item->copied)
+        return true;
+    if (item->in_file && !wait && !msc__file_done(lane->file, item->slot))
+        return false;
+    if (item->in_file)
+        status = msc__file_wait(lane->file, item->slot, &why);
+    item->in_file = false;
+    item->copied = true;
+    if (status == MSC_OK && item->block->returning.failure == MSC_OK)
+        status = deliver(lane, item->block, staging->memory, item->bytes, staging->event, &why);
+    if (status != MSC_OK)
+        msc__lane_fail(lane, &item->block->returning, status, &why);
+    return true;
+}
+
+/*
+ * Waits for the end of an item's copy to the device. A direct one may have begun when the copy out was only on its
+ * stream: had that failed, what was copied back is not what the program gave.
+ */
+static msc_status wait_for(msc__lane *lane, const msc__item *item, msc_error *err)
+{
+    msc_device *device = lane->engine->device;
+    void *const *events = item->block->events;
+    msc_status status;
+
+    if (item->staging != MSC_NONE)
+        return device->ops->event_wait(device, lane->staging[item->staging].event, err);
+    status = device->ops->event_wait(device, events[MSC__IN_DONE], err);
+    return status == MSC_OK ? device->ops->event_wait(device, events[MSC__OUT_DONE], err) : status;
+}
+
+/* Passes on the oldest item and those behind it that have been read, then waits for the end of the oldest. */
+static void retire(msc__lane *lane)
+{
+    msc__item *item = msc__lane_oldest(lane);
+    msc__block *block = item->block;
+    bool staged = item->staging != MSC_NONE;
+    msc_error why;
+    msc_status status;
+    uint32_t i;
+
+    for (i = 0; i < lane->count; i++) {
+        msc__item *other = &lane->items[(lane->first + i) % MSC__OFFLOAD_ITEMS];
+
+        if (other->staging != MSC_NONE && !pass_on(lane, other, i == 0))
+            break;
+    }
+    status = wait_for(lane, item, &why);
+    if (status != MSC_OK)
+        msc__lane_fail(lane, &block->returning, status, &why);
+    if (staged)
+        lane->staging[item->staging].busy = false;
+    msc__lane_retire_oldest(lane);
+    end_piece(lane, block);
+}
+
+static void append(msc__lane *lane, msc__item item)
+{
+    item.block->returning.pieces_left++;
+    *msc__lane_append(lane) = item;
+}
+
+static msc_status begin_direct(msc__lane *lane, msc__block *block, msc_error *err)
+{
+    const msc_device_ops *ops = lane->engine->device->ops;
+    msc_status status;
+
+    while (lane->count == MSC__OFFLOAD_ITEMS)
+        retire(lane);
+    status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__OUT_DONE], err);
+    if (status == MSC_OK)
+        status = deliver(lane, block, block->place.slab.memory, block->bytes, NULL, err);
+    if (status == MSC_OK)
+        append(lane, (msc__item){.block = block, .bytes = block->bytes, .staging = MSC_NONE});
+    return status;
+}
+
+static msc_status fetch(msc__lane *lane, msc__item *item, msc_error *err)
+{
+    const msc__place *place = &item->block->place;
+    void *buffer = lane->staging[item->staging].memory;
+
+    if (place->tier != MSC_TIER_FILE) {
+        memcpy(buffer, (const char *)place->slab.memory + item->offset, (size_t)item->bytes);
+        return MSC_OK;
+    }
+    item->in_file = true;
+    return msc__file_read(lane->file, buffer, item->bytes, place->offset + item->offset, &item->slot, err);
+}
+
+static msc_status begin_pieces(msc__lane *lane, msc__block *block, msc_error *err)
+{
+    uint64_t chunk = lane->engine->options.chunk_bytes;
+    uint64_t offset;
+
+    for (offset = 0; offset < block->bytes && block->returning.failure == MSC_OK; offset += chunk) {
+        uint64_t rest = block->bytes - offset;
+        msc__item item = {.block = block, .offset = offset, .bytes = rest < chunk ? rest : chunk};
+        msc_status status;
+
+        while (lane->count == MSC__OFFLOAD_ITEMS || !msc__lane_staging(lane, &item.staging))
+            retire(lane);
+        status = fetch(lane, &item, err);
+        if (status != MSC_OK)
+            return status;
+        lane->staging[item.staging].busy = true;
+        append(lane, item);
+    }
+    return MSC_OK;
+}
+
+/* Beginning counts as a piece, so that the block is not over before all its pieces have begun. */
+static void begin(msc__lane *lane, msc__block *block)
+{
+    const msc_device_ops *ops = lane->engine->device->ops;
+    msc_error why;
+    msc_status status;
+
+    block->returning.failure = MSC_OK;
+    block->returning.pieces_left = 1;
+    block->returning.checksum = 0;
+    block->returning.offset = 0;
+    block->returning.begin_ns = msc__clock_ns();
+    status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__IN_READY], &why);
+    if (status == MSC_OK)
+        status = msc__place_is_direct(lane->engine, &block->place) ? begin_direct(lane, block, &why)
+                                                                   : begin_pieces(lane, block, &why);
+    if (status != MSC_OK)
+        msc__lane_fail(lane, &block->returning, status, &why);
+    end_piece(lane, block);
+}
+
+void *msc__lane_in_run(void *argument)
+{
+    msc__lane *lane = argument;
+    msc__block *block;
+    msc_ticket ticket;
+
+    for (;;) {
+        ticket = msc__lane_next(lane, lane->count == 0);
+        if (ticket != 0) {
+            if (claim(lane, ticket, &block))
+                begin(lane, block);
+        } else if (lane->count > 0) {
+            retire(lane);
+        } else {
+            return NULL;
+        }
+    }
+}

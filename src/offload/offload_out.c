@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lane out: copies from the device into the tiers.
+ *
+ *      direct    source ──device──► place
+ *      staged    source ──device──► buffer ──memcpy or file──► place       a piece of chunk_bytes at a time
+ *
+ * A piece has two stages, and several pieces are under way: while one is being written the next is being copied
+ * from the device. Every block waits for the program's stream on the lane's stream, once, before its first
+ * copy. Where the file fails, the block begins anew in host memory; its source is still there, because nobody
+ * is told that it may go before all pieces are in their place.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "offload/offload_engine.h"
+
+/* True if the block is still to be copied; it is the lane's from then on. */
+static bool claim(msc__lane *lane, msc_ticket ticket, msc__block **out)
+{
+    msc_offload *engine = lane->engine;
+    msc__block *block;
+
+    msc__mutex_lock(&engine->mutex);
+    block = msc__block_find(engine, ticket);
+    if (block != NULL && block->out == MSC__OUT_QUEUED) {
+        block->out = MSC__OUT_RUNNING;
+        block->out_busy = true;
+    } else {
+        block = NULL;
+    }
+    msc__cond_broadcast(&engine->changed); /* the ring has room */
+    msc__mutex_unlock(&engine->mutex);
+    *out = block;
+    return block != NULL;
+}
+
+static void report(msc__lane *lane, msc__block *block, msc__out_state state)
+{
+    msc_offload *engine = lane->engine;
+
+    msc__mutex_lock(&engine->mutex);
+    block->out = state;
+    block->out_busy = state == MSC__OUT_ISSUED;
+    if (state == MSC__OUT_STORED)
+        engine->counters.out_bytes[block->place.tier] += block->bytes;
+    if (state == MSC__OUT_FAILED)
+        engine->counters.failed_count++;
+    if (state != MSC__OUT_ISSUED)
+        msc__trace_add(engine, MSC_OFFLOAD_OUT, block, block->leaving.begin_ns);
+    msc__cond_broadcast(&engine->changed);
+    msc__block_settle_drop(engine, block);
+    msc__mutex_unlock(&engine->mutex);
+}
+
+/* The file failed. True if host memory has room for the block. */
+static bool move_to_memory(msc_offload *engine, msc__block *block)
+{
+    msc__place place;
+    bool moved;
+
+    if (block->place.tier != MSC_TIER_FILE)
+        return false;
+    msc__mutex_lock(&engine->mutex);
+    moved = msc__place_take(engine, block->bytes, MSC_TIER_PINNED, MSC_TIER_HOST, &place, NULL) == MSC_OK;
+    if (moved) {
+        msc__place_give(engine, &block->place, block->bytes);
+        block->place = place;
+        engine->counters.moved_count++;
+    }
+    msc__mutex_unlock(&engine->mutex);
+    return moved;
+}
+
+static void begin(msc__lane *lane, msc__block *block); /* finish begins a block anew where the file failed */
+
+/* All pieces that were begun are over. */
+static void finish(msc__lane *lane, msc__block *block)
+{
+    if (block->leaving.failure == MSC_OK)
+        report(lane, block, MSC__OUT_STORED);
+    else if (move_to_memory(lane->engine, block))
+        begin(lane, block);
+    else
+        report(lane, block, MSC__OUT_FAILED);
+}
+
+static void sum_up(const msc_offload *engine, msc__block *block, const void *memory, uint64_t bytes)
+{
+    if (engine->options.debug)
+        block->leaving.checksum = msc__checksum(block->leaving.checksum, memory, bytes);
+}
+
+/* The device's copy into the buffer is over: the file gets it, or the place in memory has it at once. */
+static msc_status pass_on(msc__lane *lane, msc__item *item, msc_error *err)
+{
+    msc__block *block = item->block;
+    const void *buffer = lane->staging[item->staging].memory;
+
+    sum_up(lane->engine, block, buffer, item->bytes);
+    if (block->place.tier != MSC_TIER_FILE) {
+        memcpy((char *)block->place.slab.memory + item->offset, buffer, (size_t)item->bytes);
+        return MSC_OK;
+    }
+    item->in_file = true;
+    return msc__file_write(lane->file, buffer, item->bytes, block->place.offset + item->offset, &item->slot,
+                           err);
+}
+
+/* Waits for the device's copy of an item, and begins what follows it. */
+static void advance(msc__lane *lane, msc__item *item)
+{
+    const msc_device_ops *ops = lane->engine->device->ops;
+    bool staged = item->staging != MSC_NONE;
+    void *event = staged ? lane->staging[item->staging].event : item->block->events[MSC__OUT_DONE];
+    msc_error why;
+    msc_status status = ops->event_wait(lane->engine->device, event, &why);
+
+    item->copied = true;
+    if (status == MSC_OK && staged)
+        status = pass_on(lane, item, &why);
+    else if (status == MSC_OK)
+        sum_up(lane->engine, item->block, item->block->place.slab.memory, item->bytes);
+    if (status != MSC_OK) {
+        item->in_file = false;
+        msc__lane_fail(lane, &item->block->leaving, status, &why);
+    }
+}
+
+static void end_piece(msc__lane *lane, msc__block *block)
+{
+    if (--block->leaving.pieces_left == 0)
+        finish(lane, block);
+}
+
+/* Ends the oldest item. Those behind it go on to the file first, so that the disk has work meanwhile. */
+static void retire(msc__lane *lane)
+{
+    msc__item *item = msc__lane_oldest(lane);
+    msc__block *block = item->block;
+    msc_error why;
+    msc_status status;
+    uint32_t i;
+
+    for (i = 0; i < lane->count; i++) {
+        msc__item *other = &lane->items[(lane->first + i) % MSC__OFFLOAD_ITEMS];
+
+        if (!other->copied)
+            advance(lane, other);
+    }
+    if (item->in_file) {
+        status = msc__file_wait(lane->file, item->slot, &why);
+        if (status != MSC_OK)
+            msc__lane_fail(lane, &block->leaving, status, &why);
+    }
+    if (item->staging != MSC_NONE)
+        lane->staging[item->staging].busy = false;
+    msc__lane_retire_oldest(lane);
+    end_piece(lane, block);
+}
+
+/* Submits one copy and the event behind it. */
+static msc_status copy(msc__lane *lane, void *to, const void *from, uint64_t bytes, void *event,
+                       msc_error *err)
+{
+    msc_device *device = lane->engine->device;
+    msc_status status = device->ops->copy(device, to, from, bytes, MSC_COPY_OUT, lane->stream, err);
+
+    return status == MSC_OK ? device->ops->event_record(device, event, lane->stream, err) : status;
+}
+
+static void append(msc__lane *lane, msc__item item)
+{
+    item.block->leaving.pieces_left++;
+    *msc__lane_append(lane) = item;
+}
+
+static msc_status begin_direct(msc__lane *lane, msc__block *block, msc_error *err)
+{
+    msc_status status;
+
+    while (lane->count == MSC__OFFLOAD_ITEMS)
+        retire(lane);
+    status =
+        copy(lane, block->place.slab.memory, block->source, block->bytes, block->events[MSC__OUT_DONE], err);
+    if (status != MSC_OK)
+        return status;
+    append(lane, (msc__item){.block = block, .bytes = block->bytes, .staging = MSC_NONE});
+    report(lane, block, MSC__OUT_ISSUED);
+    return MSC_OK;
+}
+
+static msc_status begin_pieces(msc__lane *lane, msc__block *block, msc_error *err)
+{
+    uint64_t chunk = lane->engine->options.chunk_bytes;
+    uint64_t offset;
+
+    for (offset = 0; offset < block->bytes && block->leaving.failure == MSC_OK; offset += chunk) {
+        uint64_t rest = block->bytes - offset;
+        msc__item item = {.block = block, .offset = offset, .bytes = rest < chunk ? rest : chunk};
+        msc__staging *staging;
+        msc_status status;
+
+        while (lane->count == MSC__OFFLOAD_ITEMS || !msc__lane_staging(lane, &item.staging))
+            retire(lane);
+        staging = &lane->staging[item.staging];
+        status = copy(lane, staging->memory, (const char *)block->source + offset, item.bytes, staging->event,
+                      err);
+        if (status != MSC_OK)
+            return status;
+        staging->busy = true;
+        append(lane, item);
+    }
+    return MSC_OK;
+}
+
+/* Beginning counts as a piece, so that the block is not over before all its pieces have begun. */
+static void begin(msc__lane *lane, msc__block *block)
+{
+    const msc_device_ops *ops = lane->engine->device->ops;
+    msc_error why;
+    msc_status status;
+
+    block->leaving.failure = MSC_OK;
+    block->leaving.pieces_left = 1;
+    block->leaving.checksum = 0;
+    block->leaving.begin_ns = msc__clock_ns();
+    status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__OUT_READY], &why);
+    if (status == MSC_OK)
+        status = msc__place_is_direct(lane->engine, &block->place) ? begin_direct(lane, block, &why)
+                                                                   : begin_pieces(lane, block, &why);
+    if (status != MSC_OK)
+        msc__lane_fail(lane, &block->leaving, status, &why);
+    end_piece(lane, block);
+}
+
+void *msc__lane_out_run(void *argument)
+{
+    msc__lane *lane = argument;
+    msc__block *block;
+    msc_ticket ticket;
+
+    for (;;) {
+        ticket = msc__lane_next(lane, lane->count == 0);
+        if (ticket != 0) {
+            if (claim(lane, ticket, &block))
+                begin(lane, block);
+        } else if (lane->count > 0) {
+            retire(lane);
+        } else {
+            return NULL;
+        }
+    }
+}

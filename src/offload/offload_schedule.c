@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The recorded order of uses.
+ *
+ * Two sets of arrays change places at the end of a step, so that a run that repeats allocates nothing after
+ * its second step. `latest` of the reverse order is not stored: the last entry of `uses` has it.
+ */
+#include "offload/offload_schedule.h"
+
+#include <string.h>
+
+static uint64_t size_at(const msc__array *sizes, uint32_t i)
+{
+    return ((const uint64_t *)sizes->items)[i];
+}
+
+static uint32_t ordinal_at(const msc__array *ordinals, uint32_t i)
+{
+    return ((const uint32_t *)ordinals->items)[i];
+}
+
+void msc__schedule_fini(msc_context *ctx, msc__schedule *schedule)
+{
+    msc__array_fini(ctx, &schedule->bytes, sizeof(uint64_t));
+    msc__array_fini(ctx, &schedule->uses, sizeof(uint32_t));
+    msc__array_fini(ctx, &schedule->known, sizeof(uint64_t));
+    msc__array_fini(ctx, &schedule->order, sizeof(uint32_t));
+    msc__array_fini(ctx, &schedule->places, sizeof(uint32_t));
+}
+
+msc_status msc__schedule_put(msc_context *ctx, msc__schedule *schedule, uint64_t bytes, uint32_t *ordinal,
+                             msc_error *err)
+{
+    uint32_t mine = schedule->bytes.count;
+    msc_status status = msc__array_push(ctx, &schedule->bytes, sizeof bytes, &bytes, err);
+
+    if (status != MSC_OK)
+        return status;
+    if (mine >= schedule->known.count || size_at(&schedule->known, mine) != bytes)
+        schedule->differs = true;
+    *ordinal = mine;
+    return MSC_OK;
+}
+
+/* Whether the order of the step before is to be followed. Fewer puts than then show at the first use. */
+static bool is_known(const msc__schedule *schedule)
+{
+    return !schedule->differs && schedule->bytes.count == schedule->known.count && schedule->order.count > 0;
+}
+
+static void follow(msc__schedule *schedule, uint32_t ordinal)
+{
+    uint32_t place;
+
+    if (schedule->position < schedule->order.count &&
+        ordinal_at(&schedule->order, schedule->position) == ordinal) {
+        schedule->position++;
+        return;
+    }
+    schedule->surprised = true;
+    place = ordinal_at(&schedule->places, ordinal);
+    if (place != MSC_NONE)
+        schedule->position = place + 1;
+}
+
+void msc__schedule_use(msc_context *ctx, msc__schedule *schedule, uint32_t ordinal)
+{
+    if (is_known(schedule))
+        follow(schedule, ordinal);
+    if (msc__array_push(ctx, &schedule->uses, sizeof ordinal, &ordinal, NULL) != MSC_OK)
+        schedule->differs = true;
+}
+
+uint32_t msc__schedule_expected(const msc__schedule *schedule, uint32_t ahead)
+{
+    uint32_t used = schedule->uses.count;
+    uint32_t next; /* one above the next in reverse order */
+
+    if (is_known(schedule)) {
+        if (ahead >= schedule->order.count - schedule->position)
+            return MSC_NONE;
+        return ordinal_at(&schedule->order, schedule->position + ahead);
+    }
+    next = used > 0 ? ordinal_at(&schedule->uses, used - 1) : schedule->bytes.count;
+    return ahead < next ? next - 1 - ahead : MSC_NONE;
+}
+
+static void swap(msc__array *first, msc__array *second)
+{
+    msc__array kept = *first;
+
+    *first = *second;
+    *second = kept;
+}
+
+/* Position of each ordinal in `order`; false without memory. */
+static bool find_places(msc_context *ctx, msc__schedule *schedule)
+{
+    uint32_t count = schedule->known.count;
+    uint32_t *places;
+    uint32_t i;
+
+    schedule->places.count = 0;
+    if (msc__array_reserve(ctx, &schedule->places, sizeof *places, count, NULL) != MSC_OK)
+        return false;
+    schedule->places.count = count;
+    places = schedule->places.items;
+    for (i = 0; i < count; i++)
+        places[i] = MSC_NONE;
+    for (i = schedule->order.count; i-- > 0;)
+        places[ordinal_at(&schedule->order, i)] = i;
+    return true;
+}
+
+bool msc__schedule_step(msc_context *ctx, msc__schedule *schedule)
+{
+    bool expected = is_known(schedule) && !schedule->surprised;
+
+    swap(&schedule->bytes, &schedule->known);
+    swap(&schedule->uses, &schedule->order);
+    schedule->bytes.count = 0;
+    schedule->uses.count = 0;
+    schedule->position = 0;
+    schedule->surprised = false;
+    schedule->differs = !find_places(ctx, schedule);
+    return expected;
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Steps, and what to fetch ahead of its use.
+ *
+ * The window is how many blocks may be on their way back, or back and not yet used. It begins with one and
+ * grows by one whenever a block was not there when it was used, up to prefetch_count: as deep as the link needs
+ * and no deeper, since each block that is back early takes memory on the device.
+ */
+#include "offload/offload_engine.h"
+
+void msc__offload_begin_step(msc_offload *engine)
+{
+    if (engine->schedule.bytes.count == 0 && engine->schedule.uses.count == 0)
+        return;
+    engine->counters.step_count++;
+    if (!msc__schedule_step(engine->ctx, &engine->schedule))
+        engine->counters.reorder_count++;
+    engine->step_tickets.count = 0;
+    engine->used_in_step = false;
+}
+
+void msc_offload_group(msc_offload *engine)
+{
+    if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
+        return;
+    engine->group++;
+    msc__mutex_unlock(&engine->mutex);
+}
+
+void msc_offload_step(msc_offload *engine)
+{
+    if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
+        return;
+    msc__offload_begin_step(engine);
+    msc__mutex_unlock(&engine->mutex);
+}
+
+void msc__window_leave(msc_offload *engine, msc__block *block)
+{
+    if (!block->ahead)
+        return;
+    block->ahead = false;
+    engine->ahead_count--;
+    engine->ahead_bytes -= block->bytes;
+}
+
+static void enter_window(msc_offload *engine, msc__block *block)
+{
+    block->ahead = true;
+    engine->ahead_count++;
+    engine->ahead_bytes += block->bytes;
+}
+
+static bool is_back(msc_offload *engine, const msc__block *block)
+{
+    const msc_device_ops *ops = engine->device->ops;
+
+    return block->in == MSC__IN_OVER ||
+           (block->in == MSC__IN_ISSUED &&
+            ops->event_query(engine->device, block->events[MSC__IN_DONE], NULL) == MSC_OK);
+}
+
+/* Whether nobody has asked for the block since it was used last. */
+static bool is_away(const msc__block *block)
+{
+    return !block->ahead && (block->in == MSC__IN_NONE || block->in == MSC__IN_OVER ||
+                             block->in == MSC__IN_FAILED || (block->in == MSC__IN_ISSUED && block->arrived));
+}
+
+/* Counts how the block was met. Returns whether it is to be got now. */
+static bool meet(msc_offload *engine, msc__block *block)
+{
+    bool ahead = block->ahead;
+    bool asked = ahead && block->in != MSC__IN_NONE && block->in != MSC__IN_FAILED;
+    bool missed = !asked && (ahead || is_away(block));
+
+    if (missed)
+        engine->counters.missed_count++;
+    else if (is_back(engine, block))
+        engine->counters.prefetched_count++;
+    else
+        engine->counters.late_count++;
+    if ((missed || (ahead && !is_back(engine, block))) && engine->window < engine->options.prefetch_count)
+        engine->window++;
+    msc__window_leave(engine, block);
+    return missed;
+}
+
+static msc__block *block_of(msc_offload *engine, uint32_t ordinal)
+{
+    const msc_ticket *tickets = engine->step_tickets.items;
+    msc__block *block = NULL;
+
+    if (ordinal >= engine->step_tickets.count)
+        return NULL;
+    block = msc__block_find(engine, tickets[ordinal]);
+    return block != NULL && !block->dropped && block->out != MSC__OUT_FAILED ? block : NULL;
+}
+
+static bool has_room(const msc_offload *engine, const msc__block *block)
+{
+    return engine->ahead_count < engine->window && engine->ahead_count < engine->options.prefetch_count &&
+           engine->ahead_bytes + block->bytes <= engine->options.prefetch_bytes;
+}
+
+/* The blocks that follow the one in use, as far as the window goes. */
+static uint32_t look_ahead(msc_offload *engine, const msc__block *in_use, msc_ticket *soon, uint32_t most)
+{
+    uint32_t count = 0;
+    uint32_t ahead;
+
+    for (ahead = 0; count < most && ahead < engine->options.prefetch_count; ahead++) {
+        uint32_t ordinal = msc__schedule_expected(&engine->schedule, ahead);
+        msc__block *block = ordinal == MSC_NONE ? NULL : block_of(engine, ordinal);
+
+        if (ordinal == MSC_NONE)
+            break;
+        if (block == NULL || block == in_use || !is_away(block))
+            continue;
+        if (block->group != in_use->group)
+            break;
+        if (!has_room(engine, block))
+            break;
+        enter_window(engine, block);
+        soon[count++] = msc__block_ticket(block);
+    }
+    return count;
+}
+
+uint32_t msc_offload_use(msc_offload *engine, msc_ticket ticket, msc_ticket *soon, uint32_t most)
+{
+    msc__block *block = NULL;
+    uint32_t count = 0;
+
+    if (msc__offload_enter(engine, ticket, &block, NULL) != MSC_OK)
+        return 0;
+    if (meet(engine, block) && most > 0)
+        soon[count++] = ticket;
+    engine->used_in_step = true;
+    if (block_of(engine, block->ordinal) == block)
+        msc__schedule_use(engine->ctx, &engine->schedule, block->ordinal);
+    count += look_ahead(engine, block, soon + count, most - count);
+    msc__mutex_unlock(&engine->mutex);
+    return count;
+}

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine on the host: every byte comes back, limits hold, calls in a wrong order say so. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "offload_training.h"
+
+static const training_step usual = {
+    .seed = 1, .block_count = 24, .most_bytes = 300000, .behind = 3, .same_sizes = true};
+
+static msc_error err;
+
+static void steps_in(msc_tier tier, training_step step, uint32_t debug)
+{
+    msc_offload_options options = training_options(tier);
+    msc_offload_counters counters;
+    training t;
+    uint32_t run;
+
+    options.debug = debug;
+    training_open(&t, &options, NULL);
+    for (run = 0; run < 4; run++) {
+        step.seed += run;
+        assert_int_equal(training_run(&t, &step), step.ends_early ? step.block_count / 2 : step.block_count);
+        counters = msc_offload_counters_now(t.engine);
+        assert_int_equal(counters.block_count, 0);
+        assert_int_equal(counters.held_bytes[tier], 0);
+        assert_true(counters.taken_bytes[tier] <= options.limit_bytes[tier]);
+    }
+    assert_int_equal(counters.put_count[tier], 4 * step.block_count);
+    assert_int_equal(counters.lost_count + counters.failed_count + counters.moved_count, 0);
+    training_close(&t);
+}
+
+static void every_tier(void **state)
+{
+    msc_tier tier;
+    uint32_t debug;
+
+    (void)state;
+    for (tier = 0; tier < MSC_TIER_COUNT; tier++)
+        for (debug = 0; debug < 2; debug++)
+            steps_in(tier, usual, debug);
+}
+
+static void every_way_to_go_back(void **state)
+{
+    msc_tier tier;
+
+    (void)state;
+    for (tier = 0; tier < MSC_TIER_COUNT; tier++) {
+        training_step step = usual;
+
+        step.shuffled = true;
+        steps_in(tier, step, 1);
+        step.twice = true;
+        steps_in(tier, step, 1);
+        step.same_sizes = false;
+        steps_in(tier, step, 1);
+        step.ends_early = true;
+        step.behind = 100;
+        steps_in(tier, step, 1);
+    }
+}
+
+/* From the second step on every block but the first is there, or on its way, when it is used. */
+static void prefetches_what_it_has_seen(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    training_step step = usual;
+    msc_offload_counters before;
+    msc_offload_counters after;
+    training t;
+
+    (void)state;
+    step.shuffled = true;
+    training_open(&t, &options, NULL);
+    (void)training_run(&t, &step);
+    before = msc_offload_counters_now(t.engine);
+    (void)training_run(&t, &step);
+    after = msc_offload_counters_now(t.engine);
+    assert_int_equal(after.missed_count - before.missed_count, 1);
+    assert_int_equal(after.prefetched_count + after.late_count - before.prefetched_count - before.late_count,
+                     step.block_count - 1);
+    (void)training_run(&t, &step);
+    msc_offload_step(t.engine);
+    after = msc_offload_counters_now(t.engine);
+    assert_int_equal(after.step_count, 3);
+    assert_int_equal(after.reorder_count, 1); /* the first */
+    training_close(&t);
+}
+
+static void without_prefetch_all_are_missed(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    training t;
+
+    (void)state;
+    options.prefetch_count = 0;
+    training_open(&t, &options, NULL);
+    (void)training_run(&t, &usual);
+    (void)training_run(&t, &usual);
+    assert_int_equal(msc_offload_counters_now(t.engine).missed_count, 2 * usual.block_count);
+    training_close(&t);
+}
+
+static void a_step_that_repeats_allocates_nothing(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_FILE);
+    uint64_t requests = 0;
+    uint64_t device_requests = 0;
+    training t;
+    int run;
+
+    (void)state;
+    training_open(&t, &options, NULL);
+    for (run = 0; run < 6; run++) {
+        if (run == 3) {
+            requests = t.heap.request_count;
+            device_requests = t.device_heap.request_count;
+        }
+        (void)training_run(&t, &usual);
+    }
+    assert_int_equal(t.heap.request_count, requests);
+    assert_int_equal(t.device_heap.request_count, device_requests);
+    training_close(&t);
+}
+
+/* Blocks fill the first tier, then the next, and are refused where no tier has room. */
+static void limits_hold(void **state)
+{
+    enum { BYTES = 1 << 20, MOST = 16 };
+    msc_offload_options options = training_options(MSC_TIER_PINNED);
+    msc_offload_counters counters;
+    msc_ticket tickets[MOST];
+    char *source = malloc(BYTES);
+    training t;
+    uint32_t count = 0;
+
+    (void)state;
+    assert_non_null(source);
+    training_fill(source, BYTES, 7);
+    options.limit_bytes[MSC_TIER_PINNED] = 3 * BYTES;
+    options.limit_bytes[MSC_TIER_HOST] = 3 * BYTES;
+    options.limit_bytes[MSC_TIER_FILE] = 2 * BYTES;
+    training_open(&t, &options, NULL);
+    while (count < MOST && msc_offload_put(t.engine, source, BYTES, NULL, &tickets[count], &err) == MSC_OK)
+        count++;
+    counters = msc_offload_counters_now(t.engine);
+    assert_int_equal(err.status, MSC_EAGAIN);
+    assert_non_null(strstr(err.message, "no tier has room for 1048576 bytes"));
+    assert_int_equal(tickets[count], 0);
+    assert_int_equal(counters.put_count[MSC_TIER_PINNED], 3);
+    assert_int_equal(counters.put_count[MSC_TIER_HOST], 2); /* staging has the rest */
+    assert_int_equal(counters.put_count[MSC_TIER_FILE], 2);
+    assert_int_equal(counters.refused_count, 1);
+    for (msc_tier tier = 0; tier < MSC_TIER_COUNT; tier++)
+        assert_true(counters.taken_bytes[tier] <= options.limit_bytes[tier]);
+    msc_offload_drop(t.engine, tickets[0]);
+    assert_int_equal(msc_offload_put(t.engine, source, BYTES, NULL, &tickets[0], &err), MSC_OK);
+    while (count > 0)
+        msc_offload_drop(t.engine, tickets[--count]);
+    training_close(&t);
+    free(source);
+}
+
+/* What is refused once closes the tier, with one line, and the next tier serves. */
+static void pinning_refused(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_PINNED);
+    msc_device_faults faults = {.refuse_pins = 1};
+    msc_offload_counters counters;
+    training t;
+
+    (void)state;
+    options.limit_bytes[MSC_TIER_HOST] = 64u << 20;
+    training_open(&t, &options, &faults);
+    (void)training_run(&t, &usual);
+    counters = msc_offload_counters_now(t.engine);
+    assert_int_equal(counters.put_count[MSC_TIER_PINNED], 0);
+    assert_int_equal(counters.put_count[MSC_TIER_HOST], usual.block_count);
+    assert_true(strlen(msc_offload_note(t.engine, MSC_TIER_PINNED)) > 0);
+    assert_string_equal(msc_offload_note(t.engine, MSC_TIER_HOST), "");
+    training_close(&t);
+}
+
+static void calls_in_a_wrong_order(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    char bytes[64] = {1};
+    char back[64];
+    msc_ticket ticket;
+    training t;
+
+    (void)state;
+    training_open(&t, &options, NULL);
+    assert_int_equal(msc_offload_put(t.engine, NULL, 4, NULL, &ticket, &err), MSC_EINVAL);
+    assert_int_equal(msc_offload_put(t.engine, bytes, 0, NULL, &ticket, &err), MSC_EINVAL);
+    assert_int_equal(msc_offload_settle(t.engine, 77, NULL, &err), MSC_EINVAL);
+    assert_int_equal(msc_offload_put(t.engine, bytes, sizeof bytes, NULL, &ticket, &err), MSC_OK);
+    assert_int_equal(msc_offload_bytes_of(t.engine, ticket), sizeof bytes);
+    assert_int_equal(msc_offload_arrive(t.engine, ticket, NULL, &err), MSC_ESTATE);
+    assert_non_null(strstr(err.message, "get comes before arrive"));
+    assert_int_equal(msc_offload_get(t.engine, ticket, back, NULL, &err), MSC_OK);
+    assert_int_equal(msc_offload_arrive(t.engine, ticket, NULL, &err), MSC_OK);
+    assert_memory_equal(back, bytes, sizeof bytes);
+    msc_offload_drop(t.engine, ticket);
+    msc_offload_drop(t.engine, ticket);
+    msc_offload_drop(t.engine, 0);
+    assert_int_equal(msc_offload_get(t.engine, ticket, back, NULL, &err), MSC_EINVAL);
+    assert_non_null(strstr(err.message, "it was dropped"));
+    assert_int_equal(msc_offload_use(t.engine, ticket, &ticket, 1), 0);
+    training_close(&t);
+}
+
+static void refused_options(void **state)
+{
+    static const struct {
+        msc_offload_options options;
+        const char *words;
+    } cases[] = {
+        {{.struct_bytes = 1}, "struct_bytes is 1"},
+        {{.struct_bytes = sizeof(msc_offload_options)}, "limit_bytes are all 0"},
+        {{.struct_bytes = sizeof(msc_offload_options), .limit_bytes = {1, 0, 0}, .chunk_bytes = 5000},
+         "chunk_bytes is 5000"},
+        {{.struct_bytes = sizeof(msc_offload_options),
+          .limit_bytes = {1, 0, 0},
+          .chunk_bytes = 4096,
+          .staging_count = 1},
+         "staging_count is 1"},
+        {{.struct_bytes = sizeof(msc_offload_options),
+          .limit_bytes = {1, 0, 0},
+          .chunk_bytes = 4096,
+          .staging_count = 4,
+          .prefetch_count = 2000},
+         "prefetch_count is 2000"},
+        {{.struct_bytes = sizeof(msc_offload_options),
+          .limit_bytes = {0, 4096, 1 << 20},
+          .chunk_bytes = 4096,
+          .staging_count = 4},
+         "the staging buffers alone take 32768"},
+        {{.struct_bytes = sizeof(msc_offload_options),
+          .limit_bytes = {0, 0, 1 << 20},
+          .chunk_bytes = 4096,
+          .staging_count = 4,
+          .directory = "/nowhere/at/all"},
+         "/nowhere/at/all"},
+    };
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    msc_offload *engine;
+    msc_context *ctx;
+    training t;
+    size_t i;
+
+    (void)state;
+    training_open(&t, &options, NULL);
+    assert_int_equal(msc_context_create(NULL, &ctx, NULL), MSC_OK);
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        engine = (void *)&t;
+        assert_int_not_equal(msc_offload_create(ctx, t.device, &cases[i].options, &engine, &err), MSC_OK);
+        assert_null(engine);
+        if (strstr(err.message, cases[i].words) == NULL)
+            fail_msg("case %zu says: %s", i, err.message);
+    }
+    msc_context_destroy(ctx);
+    training_close(&t);
+}
+
+static void a_child_is_refused(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    char bytes[64] = {1};
+    msc_ticket ticket;
+    training t;
+    int status;
+    pid_t child;
+
+    (void)state;
+    training_open(&t, &options, NULL);
+    child = fork();
+    if (child == 0) {
+        bool right = msc_offload_put(t.engine, bytes, sizeof bytes, NULL, &ticket, NULL) == MSC_ESTATE;
+
+        msc_offload_destroy(t.engine);
+        _exit(right ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    (void)training_run(&t, &usual);
+    training_close(&t);
+}
+
+/* Fails allocation 0, 1, 2 … of the engine until it lives. */
+static void without_memory(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_FILE);
+    training t;
+    uint64_t n;
+
+    (void)state;
+    options.trace_count = 8;
+    training_open(&t, &options, NULL);
+    for (n = 0;; n++) {
+        failing_alloc heap;
+        msc_context *ctx;
+        msc_offload *engine = (void *)&t;
+        msc_status status;
+
+        failing_alloc_init(&heap, n);
+        ctx = failing_alloc_context(&heap);
+        if (ctx == NULL)
+            continue;
+        status = msc_offload_create(ctx, t.device, &options, &engine, &err);
+        if (status == MSC_OK)
+            msc_offload_destroy(engine);
+        else
+            assert_null(engine);
+        msc_context_destroy(ctx);
+        assert_true(failing_alloc_is_clean(&heap));
+        if (heap.failed_count == 0)
+            break;
+        assert_int_equal(status, MSC_ENOMEM);
+    }
+    assert_true(n > 8);
+    training_close(&t);
+}
+
+static void events(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    msc_offload_event trace[512];
+    uint32_t kinds[MSC_OFFLOAD_EVENT_COUNT] = {0};
+    training t;
+    uint32_t count;
+    uint32_t i;
+
+    (void)state;
+    options.trace_count = 512;
+    training_open(&t, &options, NULL);
+    (void)training_run(&t, &usual);
+    count = msc_offload_trace(t.engine, trace, 512);
+    for (i = 0; i < count; i++) {
+        assert_true(trace[i].begin_ns >= 0 && trace[i].end_ns >= trace[i].begin_ns);
+        assert_int_equal(trace[i].tier, MSC_TIER_HOST);
+        kinds[trace[i].kind]++;
+    }
+    assert_int_equal(kinds[MSC_OFFLOAD_OUT], usual.block_count);
+    assert_int_equal(kinds[MSC_OFFLOAD_IN], usual.block_count);
+    assert_int_equal(msc_offload_trace(t.engine, trace, 3), 3);
+    training_close(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_tier),
+        cmocka_unit_test(every_way_to_go_back),
+        cmocka_unit_test(prefetches_what_it_has_seen),
+        cmocka_unit_test(without_prefetch_all_are_missed),
+        cmocka_unit_test(a_step_that_repeats_allocates_nothing),
+        cmocka_unit_test(limits_hold),
+        cmocka_unit_test(pinning_refused),
+        cmocka_unit_test(calls_in_a_wrong_order),
+        cmocka_unit_test(refused_options),
+        cmocka_unit_test(a_child_is_refused),
+        cmocka_unit_test(without_memory),
+        cmocka_unit_test(events),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
