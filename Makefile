@@ -98,7 +98,7 @@ test-fast: bootstrap-test | build-folder ## the C unit suite with gcc and the Py
 	$(call setup,build/gcc,gcc,g++,$(INSTALLED))
 	@$(MESON_TEST) -C build/gcc --suite unit --suite headers
 	@$(MAKE) .stamps/package
-	@$(PYTHON) -m pytest -q $(wildcard tests/python/unit tests/tools) $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest -q -n auto --dist loadfile $(wildcard tests/python/unit tests/tools) $(PYTEST_ARGS)
 
 .PHONY: test-examples
 test-examples: c-builds ## examples/c, compiled against an installed library
@@ -108,7 +108,7 @@ test-examples: c-builds ## examples/c, compiled against an installed library
 .PHONY: test-python
 test-python: c-builds ## the Python tests, against the installed package
 	@$(MAKE) .stamps/package
-	@MSC=$(CURDIR)/build/gcc/cli/msc $(PYTHON) -m pytest $(PYTEST_FOLDERS) $(PYTEST_ARGS) | tee build/pytest.log
+	@MSC=$(CURDIR)/build/gcc/cli/msc $(PYTHON) -m pytest -n auto --dist loadfile $(PYTEST_FOLDERS) $(PYTEST_ARGS) | tee build/pytest.log
 
 .PHONY: lint
 lint: c-builds ## every static check
@@ -121,10 +121,10 @@ lint-fast: bootstrap-test
 .PHONY: sanitize
 sanitize: c-builds ## C tests under address, undefined-behaviour and thread sanitizers and valgrind
 	$(call setup,build/asan,clang,clang++,-Db_sanitize=address$(,)undefined -Db_lundef=false)
-	@$(MESON_TEST) -C build/asan $(DEFAULT_SUITES)
+	@$(MESON_TEST) -C build/asan $(DEFAULT_SUITES) --no-suite longest
 	$(call setup,build/tsan,clang,clang++,-Db_sanitize=thread -Db_lundef=false)
-	@$(MESON_TEST) -C build/tsan --suite unit
-	@$(MESON_TEST) -C build/gcc --suite unit --wrapper '$(VALGRIND)' --timeout-multiplier 10
+	@$(MESON_TEST) -C build/tsan --suite unit --no-suite long
+	@$(MESON_TEST) -C build/gcc --suite unit --no-suite long --wrapper '$(VALGRIND)' --timeout-multiplier 10
 
 .PHONY: fuzz
 fuzz: bootstrap-test | build-folder ## each fuzz target for FUZZ_SECONDS (20)

@@ -62,6 +62,8 @@ run_c() { # program, its arguments: prints rows "bench,case,kind,number,…" and
 }
 run_c bench_sim
 run_c bench_decide
+run_c bench_optimal "$([ -n "$quick" ] && echo 0.1 || echo 2)"
+run_c bench_offload_parts "$([ -n "$quick" ] && echo 64 || echo 512)" "$work"
 run_c bench_snapshot "$([ -n "$quick" ] && echo 64 || echo 1024)" "$work/snapshot.pickle"
 
 cd "$root/bench/python"
@@ -73,6 +75,32 @@ echo "== truth"
 "$python" truth.py $dry $quick
 echo "== frontier"
 "$python" frontier.py $dry ${quick:+--runs 5 --dropout 0}
+if [ -z "$quick" ]; then
+  echo "== step_time"
+  "$python" step_time.py $dry
+fi
+failed=
+check() { # these compare with what must hold: the rest still runs, and the exit status tells at the end
+  echo "== $1"
+  "$python" "$@" $dry || failed="$failed $1"
+}
+check budgets.py $quick
+check by_hand.py $quick
+check selective.py $quick
+check offload_hooks.py
+check checkpoint_overhead.py ${quick:+--rounds 20}
+if [ -z "$quick" ]; then
+  check loss_tile.py
+  check mlp_tile.py
+  check attention_tile.py
+fi
+if [ -n "$quick" ]; then
+  echo "== sac_ilp.py: left out"
+elif "$python" -c 'import pulp, pwlf' 2>/dev/null; then
+  check sac_ilp.py
+else
+  echo "== sac_ilp.py: left out, it needs: pip install pulp pwlf"
+fi
 echo "== published"
 case $all$dry in
   --all) "$python" ../published/run.py --csv ;;
@@ -83,3 +111,4 @@ if [ -z "$quick" ]; then
   echo "== scratch"
   "$python" scratch.py $dry
 fi
+[ -z "$failed" ] || { echo "failed:$failed" >&2 && exit 1; }

@@ -18,6 +18,7 @@
 
 #define MOST_BYTES ((uint64_t)1 << 62)
 #define MOST_FRACTION 1000000u
+#define LEAST_RATE 1000000u /* the core counts bytes per microsecond */
 
 enum {
     OPTION_BUDGET = 256,
@@ -27,7 +28,8 @@ enum {
     OPTION_DEVICE,
     OPTION_JSON,
     OPTION_HELP,
-    OPTION_REPLAY
+    OPTION_REPLAY,
+    OPTION_OFFLOAD
 };
 
 static const struct option options[] = {
@@ -39,6 +41,7 @@ static const struct option options[] = {
     {"json", no_argument, NULL, OPTION_JSON},
     {"help", no_argument, NULL, OPTION_HELP},
     {"replay", no_argument, NULL, OPTION_REPLAY},
+    {"offload", required_argument, NULL, OPTION_OFFLOAD},
     {NULL, 0, NULL, 0},
 };
 
@@ -128,6 +131,14 @@ static bool set_budget(const char *text, cli_args *args)
     return false;
 }
 
+static bool set_offload(const char *text, cli_args *args)
+{
+    if (cli_parse_size(text, &args->offload_bytes) && args->offload_bytes >= LEAST_RATE)
+        return true;
+    cli_error(NULL, "--offload %s is not a rate: write bytes per second, at least 1MB, such as 12GB", text);
+    return false;
+}
+
 static bool set_device(const char *text, cli_args *args)
 {
     if (strcmp(text, "cpu") == 0)
@@ -155,6 +166,8 @@ static unsigned bit_of(int option)
         return CLI_TAKES_ALL;
     case OPTION_REPLAY:
         return CLI_TAKES_REPLAY;
+    case OPTION_OFFLOAD:
+        return CLI_TAKES_OFFLOAD;
     default:
         return 0;
     }
@@ -167,6 +180,8 @@ static bool set_option(int option, cli_args *args)
         return set_budget(optarg, args);
     case OPTION_DEVICE:
         return set_device(optarg, args);
+    case OPTION_OFFLOAD:
+        return set_offload(optarg, args);
     case OPTION_PLAN:
         args->plan_path = optarg;
         return true;

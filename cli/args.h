@@ -14,7 +14,8 @@ enum {
     CLI_TAKES_OUTPUT = 1u << 2,
     CLI_TAKES_ALL = 1u << 3,
     CLI_TAKES_REPLAY = 1u << 4,
-    CLI_TAKES_NO_DEVICE = 1u << 5 /**< --device is refused */
+    CLI_TAKES_NO_DEVICE = 1u << 5, /**< --device is refused */
+    CLI_TAKES_OFFLOAD = 1u << 6
 };
 
 /** What a user asked for. Texts point into argv. */
@@ -23,6 +24,7 @@ typedef struct cli_args {
     const char *plan_path;   /**< --plan, or NULL */
     const char *output_path; /**< --output, or NULL */
     uint64_t budget_bytes;   /**< --budget; 0: not given */
+    uint64_t offload_bytes;  /**< --offload: bytes per second each way; 0: not given */
     msc_sim_kind device;     /**< --device; HOST by default */
     bool json;
     bool replay; /**< --replay: play a snapshot's trace into the simulator */

@@ -11,19 +11,21 @@
 #include "cmd.h"
 
 static const char usage[] =
-    "usage: msc plan GRAPH --budget SIZE [--device cpu|cuda] [--output FILE] [--all] [--json]\n"
+    "usage: msc plan GRAPH --budget SIZE [--device cpu|cuda] [--offload SIZE] [--output FILE] [--all] "
+    "[--json]\n"
     "       msc replay GRAPH [--plan FILE] [--device cpu|cuda] [--json]\n"
     "       msc inspect GRAPH [--json]\n"
     "       msc snapshot FILE [--replay] [--json]\n"
     "       msc --version | --help\n"
     "\n"
-    "plan     decides which modules to checkpoint so that the step fits SIZE, and prints why\n"
+    "plan     decides which modules to checkpoint or offload so that the step fits SIZE, and prints why\n"
     "replay   plays the step, plain or under a plan, and prints where memory peaks\n"
     "inspect  prints what the graph holds\n"
     "snapshot prints what a file of torch.cuda.memory._dump_snapshot holds\n"
     "\n"
     "  --budget SIZE   123, 8GB (1000s), 8GiB (1024s), 1.5GiB, 512MiB ...\n"
     "  --device NAME   cpu: live bytes; cuda: PyTorch's caching allocator (default: cpu)\n"
+    "  --offload SIZE  tensors may leave the device, at SIZE per second each way\n"
     "  --plan FILE     plan written by `msc plan --output`\n"
     "  --output FILE   write the plan there\n"
     "  --replay        play the snapshot's trace into the allocator simulator and compare\n"
@@ -40,7 +42,7 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"plan", CLI_TAKES_BUDGET | CLI_TAKES_OUTPUT | CLI_TAKES_ALL, cmd_plan},
+    {"plan", CLI_TAKES_BUDGET | CLI_TAKES_OUTPUT | CLI_TAKES_ALL | CLI_TAKES_OFFLOAD, cmd_plan},
     {"replay", CLI_TAKES_PLAN, cmd_replay},
     {"inspect", 0, cmd_inspect},
     {"snapshot", CLI_TAKES_REPLAY | CLI_TAKES_NO_DEVICE, cmd_snapshot},

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
 from common import RESULTS, Table, parser
-from zoo import bert, gpt2
+from architectures import bert, gpt2
 
 import memscale
 

@@ -11,10 +11,12 @@ import argparse
 import csv
 import datetime
 import gc
+import json
 import os
 import platform
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -143,6 +145,40 @@ class Table:
             os.fsync(file.fileno())
 
 
+# ---- a process of its own ------------------------------------------------------------------------------
+
+
+def rows_of(script: str, *words: str, timeout_s: float = 600) -> list[dict[str, Any]]:
+    """What a script beside this one prints when it runs in a process of its own: a JSON object per line.
+
+    Returns:
+        The objects; a single one with "failed" where the script took too long or printed none.
+    """
+    command = [sys.executable, str(Path(__file__).with_name(script)), *words]
+    # Threads that wait actively slow each other down where the machine is shared; memory is the same.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
+    except subprocess.TimeoutExpired:
+        return [{"failed": f"took more than {timeout_s:.0f} s"}]
+    rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    if rows:
+        return rows
+    last = run.stderr.strip().splitlines()[-1:] or ["nothing"]
+    return [{"failed": f"exit status {run.returncode}: {last[0]}"}]
+
+
+def print_rows(made: Callable[[], Sequence[dict[str, Any]]]) -> None:
+    """Prints objects as `rows_of` reads them, or why they could not be made."""
+    with quiet_stderr():
+        try:
+            texts = [json.dumps(row) for row in made()]
+        except Exception as error:
+            failed = {"failed": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+            texts = [json.dumps(failed)]
+    print("\n".join(texts))
+
+
 # ---- measuring -----------------------------------------------------------------------------------------
 
 
@@ -159,6 +195,19 @@ def quiet_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(null)
+
+
+def calibrate() -> None:
+    """Lets MemScale measure this machine's rates now, so that no later measurement contains that.
+
+    Says so where the machine is too busy: then the plans rest on the rates of a table.
+    """
+    from memscale.core.calibration import calibrated, is_on
+    from memscale.core.hardware import detect
+
+    found = detect(torch.device("cpu"))
+    if is_on() and calibrated(found).cost is found.cost:
+        print("# this machine is too busy to be calibrated: plans rest on a table's rates", file=sys.stderr)
 
 
 def memory_events(run: Callable[[], object]) -> list[tuple[int, int]]:

@@ -12,19 +12,13 @@ The claim to check: half-way between, MemScale is clearly faster than checkpoint
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
-import torch
-from common import Table, measure_peak, median, parser
+from architectures import Entry, gpt2, text
+from common import Table, calibrate, median, parser
+from contest import Prepare, Run, alternate, as_it_is, measure, under
+from hand import every_second
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-import memscale
-from zoo import gpt2
-
-Prepare = Callable[[nn.Module], object]
 
 
 def checkpoint_all(model: nn.Module) -> None:
@@ -34,51 +28,11 @@ def checkpoint_all(model: nn.Module) -> None:
 
 def checkpoint_half(model: nn.Module) -> None:
     """Every second block, by hand."""
-    for block in list(model.transformer.h)[::2]:  # type: ignore[union-attr]
-        inner = block.forward
-        block.forward = lambda *args, _inner=inner, **kwargs: checkpoint(
-            _inner, *args, use_reentrant=False, **kwargs
-        )
-
-
-def wrapped(budget: int) -> Prepare:
-    """MemScale under a budget."""
-    return lambda model: memscale.wrap(model, memscale.Config(memory_budget=budget, enable_logging=False))
-
-
-class Run:
-    """One variant of the model, its optimizer and its batch."""
-
-    def __init__(
-        self, build: Callable[[], nn.Module], prepare: Prepare, shape: tuple[int, int], vocabulary: int
-    ) -> None:
-        torch.manual_seed(0)
-        self.model = build().train()
-        prepare(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        ids = torch.randint(0, vocabulary, shape)
-        self.batch = {"input_ids": ids, "labels": ids}
-        self.seconds: list[float] = []
-
-    def step(self) -> None:
-        """One timed training step."""
-        began = time.perf_counter()
-        output = self.model(**self.batch)
-        output.loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.seconds.append(time.perf_counter() - began)
-
-    @property
-    def plan(self) -> Any:
-        """MemScale's plan, or None."""
-        executor = getattr(self.model, "_memscale_executor", None)
-        return None if executor is None else executor.plan
+    every_second([[[block] for block in model.transformer.h]])  # type: ignore[union-attr]
 
 
 def compare(arguments: Any, dropout: float, table: Table) -> None:
     """All variants at one dropout."""
-    shape = (arguments.batch, arguments.length)
     build = gpt2(
         arguments.layers,
         arguments.width,
@@ -87,37 +41,22 @@ def compare(arguments: Any, dropout: float, table: Table) -> None:
         dropout,
         arguments.length,
     )
-
-    def make(prepare: Prepare) -> Run:
-        return Run(build, prepare, shape, arguments.vocabulary)
-
-    def peak(prepare: Prepare) -> int:
-        def two_steps() -> None:
-            run = make(prepare)
-            run.step()
-            run.step()
-
-        return measure_peak(two_steps)
-
+    entry = Entry(build, text(arguments.batch, arguments.length, arguments.vocabulary))
     variants: dict[str, Prepare] = {
-        "plain": lambda model: None,
+        "plain": as_it_is,
         "every block": checkpoint_all,
         "every second block": checkpoint_half,
     }
-    peaks = {name: peak(prepare) for name, prepare in variants.items()}
+    peaks = {name: measure(entry, prepare).peak_bytes for name, prepare in variants.items()}
     plain, smallest = peaks["plain"], peaks["every block"]
     budgets = {"memscale plain": plain + plain // 50}
     budgets |= {f"memscale {part}/4": smallest + (plain - smallest) * part // 4 for part in (3, 2, 1)}
     budgets["memscale every block"] = smallest
     for name, budget in budgets.items():
-        variants[name] = wrapped(budget)
-        peaks[name] = peak(variants[name])
-    runs = {name: make(prepare) for name, prepare in variants.items()}
-    for repetition in range(arguments.runs + 1):
-        for run in runs.values():
-            run.step()
-            if not repetition:
-                run.seconds.clear()  # warm-up, and where MemScale plans
+        variants[name] = under(budget)
+        peaks[name] = measure(entry, variants[name]).peak_bytes
+    runs = {name: Run(entry, prepare) for name, prepare in variants.items()}
+    alternate(runs.values(), arguments.runs)
     tabulate(table, runs, peaks, budgets, dropout)
 
 
@@ -176,6 +115,7 @@ def main() -> None:
         "predicted_of_plain",
         "checkpointed",
     )
+    calibrate()
     table = Table("frontier", columns, arguments.dry)
     for dropout in arguments.dropout or (0.0, 0.1):
         compare(arguments, dropout, table)

@@ -15,12 +15,12 @@ import time
 from typing import Any
 
 import torch
+from architectures import gpt2
 from common import ROOT, Table, median, parser
 
 import memscale
 from memscale import _core
 from memscale.core import trace_static
-from zoo import gpt2
 
 TARGETS = {"import": 60.0, "wrap": 2500.0, "core": 20.0}
 CORE_CALLS = ("decide", "frontier", "replay", "op_times_ns")

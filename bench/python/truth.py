@@ -19,15 +19,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import Table, median, parser
+from common import Table, median, parser, rows_of
 from truth_workloads import WORKLOADS
 
 QUICK = ("gpt2-autocast", "llama-lora", "convnet-sgd", "unet", "lstm", "recommender")
@@ -59,22 +57,12 @@ COLUMNS = (
 Row = dict[str, Any]
 """A `truth_run.Row` as a dictionary, with what is derived from it."""
 
-_TIMEOUT_S = 600
-
 
 def measure(name: str) -> list[Row]:
     """The rows of one workload; a single one with "failed" where it could not run."""
-    command = [sys.executable, str(Path(__file__).with_name("truth_run.py")), name]
-    # Threads that wait actively slow each other down where the machine is shared; memory is the same.
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment)
-    except subprocess.TimeoutExpired:
-        return [{"workload": name, "failed": f"took more than {_TIMEOUT_S} s"}]
-    rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
-    if not rows:
-        last = run.stderr.strip().splitlines()[-1:] or ["nothing"]
-        return [{"workload": name, "failed": f"exit status {run.returncode}: {last[0]}"}]
+    rows = rows_of("truth_run.py", name)
+    if "failed" in rows[0]:
+        return [{"workload": name, **rows[0]}]
     return [derive(row, rows[0]) for row in rows]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain PyTorch models of `truth.py` beyond `zoo.py`: each has something that a tracer can get wrong."""
+"""Plain PyTorch models for `truth.py`: each has something that a tracer can get wrong."""
 
 from __future__ import annotations
 

@@ -9,21 +9,19 @@ prints one JSON object per line: a `Row`'s fields, or `{"failed": ...}`.
 from __future__ import annotations
 
 import gc
-import json
 import sys
-import traceback
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import architectures
 import torch
-from common import measure_peak, quiet_stderr
+from common import calibrate, measure_peak, print_rows
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from truth_workloads import WORKLOADS, Workload
 
 import memscale
-import zoo
 
 MODES = (("conservative", 80), ("balanced", 65), ("aggressive", 50))
 """Mode and budget, in percent of the plain peak. The lowest is below what most of the models can reach."""
@@ -71,14 +69,14 @@ class Row:
     peer_error: str = ""
 
 
-def step(work: Workload, model: nn.Module, batch: zoo.Batch, held: list[Any]) -> None:
+def step(work: Workload, model: nn.Module, batch: architectures.Batch, held: list[Any]) -> None:
     """Forward and backward. `held` is what the loop's variables hold: the last output, forward to forward."""
     with torch.autocast("cpu", torch.bfloat16, enabled=work.precision == "autocast"):
         if work.keeps:
-            held[:] = [zoo.call(model, batch)]
+            held[:] = [architectures.call(model, batch)]
             loss = work.loss(held[0])
         else:
-            loss = work.loss(zoo.call(model, batch))
+            loss = work.loss(architectures.call(model, batch))
     loss.backward()
 
 
@@ -107,7 +105,8 @@ def train(work: Workload, config: memscale.Config | None = None) -> list[Any]:
     return seen
 
 
-def _settings(budget: int, mode: str | None = None) -> memscale.Config:
+def settings(budget: int, mode: str | None = None) -> memscale.Config:
+    """A configuration that says nothing, with a budget in bytes."""
     chosen = {} if mode is None else {"mode": mode}
     return memscale.Config(memory_budget=budget, enable_logging=False, **chosen)
 
@@ -115,23 +114,31 @@ def _settings(budget: int, mode: str | None = None) -> memscale.Config:
 def rows(name: str) -> list[Row]:
     """Measures one workload."""
     work = WORKLOADS[name]
+    calibrate()
     measured = measure_peak(lambda: train(work))
     peer, why = peer_peak(work)
-    ample = train(work, _settings(_AMPLE))
+    ample = train(work, settings(_AMPLE))
     made = [_row(name, work, "plain", 0, measured, ample)]
     made[0].peer_bytes, made[0].peer_error = peer, why
     for mode, share in MODES:
         budget, seen = measured * share // 100, []
-        config = _settings(budget, mode)
+        config = settings(budget, mode)
         truth = measure_peak(lambda: seen.extend(train(work, config)))  # noqa: B023 - runs here and now
         made.append(_row(name, work, mode, budget, truth, seen))
         gc.collect()
     return made
 
 
+def highest(seen: list[Any]) -> Any:
+    """What was planned for the step with the highest peak.
+
+    The plans of a run's steps differ: gradients are present in some, an output is still held.
+    """
+    return max(seen, key=lambda planned: planned.plan.predicted.allocated_peak_bytes)
+
+
 def _row(name: str, work: Workload, mode: str, budget: int, measured: int, seen: list[Any]) -> Row:
-    """The plans of a run's steps differ (gradients present, an output still held): the highest counts."""
-    top = max(seen, key=lambda planned: planned.plan.predicted.allocated_peak_bytes)
+    top = highest(seen)
     predicted = top.plan.predicted
     low, high = predicted.error_band_bytes
     return Row(
@@ -180,15 +187,7 @@ def peer_peak(work: Workload) -> tuple[int, str]:
 
 def main() -> None:
     """Prints the rows of the workload that is named."""
-    torch.manual_seed(0)
-    with quiet_stderr():
-        try:
-            texts = [json.dumps(asdict(row)) for row in rows(sys.argv[1])]
-        except Exception as error:
-            texts = [
-                json.dumps({"failed": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
-            ]
-    print("\n".join(texts))
+    print_rows(lambda: [asdict(row) for row in rows(sys.argv[1])])
 
 
 if __name__ == "__main__":

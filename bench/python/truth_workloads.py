@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import architectures
 import torch
 import torch.nn.functional as F
 import truth_models as models
+from architectures import Entry, hugging_face, images, labels, text, tokens
 from torch import Tensor, nn
-
-import zoo
-from zoo import Entry, hugging_face, images, labels, text, tokens
 
 Parameters = Iterable[nn.Parameter]
 
@@ -72,7 +71,7 @@ class Workload:
             self.adapt(model)
         return model.to(torch.bfloat16) if self.precision == "bf16" else model
 
-    def batch(self) -> zoo.Batch:
+    def batch(self) -> architectures.Batch:
         """A batch of the right precision."""
         made = self.entry.batch()
         if self.precision != "bf16":
@@ -121,27 +120,6 @@ def _segmentation(output: Tensor) -> Tensor:
     return F.cross_entropy(output, torch.zeros(output.shape[0], *output.shape[2:], dtype=torch.long))
 
 
-_WHISPER = hugging_face(
-    "WhisperForConditionalGeneration",
-    "WhisperConfig",
-    d_model=192,
-    encoder_layers=2,
-    decoder_layers=2,
-    encoder_attention_heads=4,
-    decoder_attention_heads=4,
-    encoder_ffn_dim=768,
-    decoder_ffn_dim=768,
-    vocab_size=1000,
-    num_mel_bins=80,
-    max_source_positions=400,
-    use_cache=False,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-    decoder_start_token_id=1,
-    suppress_tokens=None,
-    begin_suppress_tokens=None,
-)
 _BART = hugging_face(
     "BartForConditionalGeneration",
     "BartConfig",
@@ -192,43 +170,43 @@ _DEBERTA = hugging_face(
 )
 
 
-def _sounds() -> zoo.Batch:
+def _sounds() -> architectures.Batch:
     return {"input_features": torch.randn(4, 80, 800), "labels": torch.randint(3, 1000, (4, 64))}
 
 
-def _pictures(batch: int, size: int, kinds: int = 2) -> Callable[[], zoo.Batch]:
-    def make() -> zoo.Batch:
+def _pictures(batch: int, size: int, kinds: int = 2) -> Callable[[], architectures.Batch]:
+    def make() -> architectures.Batch:
         picture = torch.randn(batch, 3, size, size)
         return {"pixel_values": picture, "labels": torch.randint(0, kinds, (batch,))}
 
     return make
 
 
-def _segments() -> zoo.Batch:
+def _segments() -> architectures.Batch:
     return {"pixel_values": torch.randn(4, 3, 128, 128), "labels": torch.randint(0, 8, (4, 128, 128))}
 
 
-def _sentences() -> zoo.Batch:
+def _sentences() -> architectures.Batch:
     ids = torch.randint(3, 4000, (8, 128))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.randint(0, 2, (8,))}
 
 
-def _clicks() -> zoo.Batch:
+def _clicks() -> architectures.Batch:
     bags = torch.randint(0, 20_000, (2048, 6, 5))
     return (torch.randn(2048, 13), bags, torch.randint(0, 2, (2048,)).float())
 
 
-def _graph() -> zoo.Batch:
+def _graph() -> architectures.Batch:
     return (torch.randn(2000, 128), torch.randint(0, 2000, (2, 20_000)))
 
 
-def _pair() -> zoo.Batch:
+def _pair() -> architectures.Batch:
     return (torch.randn(16, 64, 384), torch.randn(16, 64, 384))
 
 
-_Z = zoo.ZOO
-_UNET = Entry(zoo.UNet, images(4, 64), _segmentation)
-_GPT2_WIDE = Entry(zoo.gpt2(4, 256, 4, vocabulary=16_000), text(4, 256, 16_000))
+_Z = architectures.ZOO
+_UNET = Entry(architectures.UNet, images(4, 64), _segmentation)
+_GPT2_WIDE = Entry(architectures.gpt2(4, 256, 4, vocabulary=16_000), text(4, 256, 16_000))
 _MIXER = Entry(models.Mixer, images(8, 128), labels)
 _GROUPED = Entry(models.GroupedNet, images(4, 128), _regression)
 _NOISE = Entry(models.TwoHeads, lambda: (torch.randn(32, 64, 1, 1), torch.randn(32, 3, 32, 32)))
@@ -258,7 +236,7 @@ WORKLOADS: dict[str, Workload] = {
     "convnext-autocast": Workload(Entry(_CONVNEXT, _pictures(4, 160)), False, "autocast"),
     "segformer": Workload(Entry(_SEGFORMER, _segments), True),
     "hubert": Workload(_Z["hubert"], True),
-    "whisper": Workload(Entry(_WHISPER, _sounds), False),
+    "whisper": Workload(Entry(architectures.whisper(2, 192), _sounds), False),
     "convnet-sgd": Workload(_Z["convnet"], True, optimizer=_sgd),
     "convnet-autocast-rmsprop": Workload(_Z["convnet"], False, "autocast", _rmsprop),
     "convnet-bf16": Workload(_Z["convnet"], True, "bf16"),

@@ -126,7 +126,8 @@ def main() -> None:
     result["reserved"] = torch.cuda.max_memory_reserved()
     if case.share:  # the plan in force: autocast, and the real optimizer, have made the first one anew
         plan = model._memscale_executor.plan  # type: ignore[union-attr]
-        result["checkpointed"] = [choice.module for choice in plan.choices if choice.techniques]
+        result["checkpointed"] = len(plan.active)
+        result["plan"] = plan.to_json()
     if options.events:
         result["events"] = _events()
     Path(options.out).write_text(json.dumps(result))

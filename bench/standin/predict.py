@@ -20,9 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cases import Case
 
 from memscale import _core
+from memscale.core.plan import Plan
 from memscale.core.target import Target
 from memscale.core.trace_static import trace_static
 from memscale.core.tracer import StepFacts
+from memscale.observability.step_view import core_plan
 
 
 def events_of(graph: _core.Graph) -> list[tuple[str, int, int, str]]:
@@ -47,22 +49,10 @@ def events_of(graph: _core.Graph) -> list[tuple[str, int, int, str]]:
     return events
 
 
-def plan_of(graph: _core.Graph, paths: list[str]) -> _core.Plan | None:
-    """The plan that checkpoints the modules of these paths."""
-    if not paths:
-        return None
-    rows = [
-        (number, "checkpoint", "chosen", 1, 0, 0)
-        for number, row in enumerate(graph.modules())
-        if row[0] in paths
-    ]
-    return _core.Plan.build(rows, None)
-
-
 def predict(
-    case: Case, capability: tuple[int, int], expandable: bool, checkpointed: list[str]
+    case: Case, capability: tuple[int, int], expandable: bool, plan: Plan | None
 ) -> tuple[_core.Graph, dict[str, Any]]:
-    """The graph of the case and what its replay says."""
+    """The graph of the case and what its replay under a plan says."""
     torch.backends.cuda.enable_cudnn_sdp(False)  # the stand-in has no cuDNN
     model, batch = case.build()
     optimizer = case.make_optimizer(model)
@@ -72,7 +62,7 @@ def predict(
         trace = trace_static(model, (), batch, step)
     seconds = time.perf_counter() - began
     sim = {"kind": "cuda", "expandable_segments": expandable}
-    replay = _core.replay(trace.graph, plan_of(trace.graph, checkpointed), sim=sim)
+    replay = _core.replay(trace.graph, None if plan is None else core_plan(plan, trace.graph), sim=sim)
     stats = replay["stats"]
     return trace.graph, {
         "torch": torch.__version__,
@@ -92,12 +82,12 @@ def main() -> None:
     reader.add_argument("out")
     reader.add_argument("--capability", default="8.0")
     reader.add_argument("--expandable", action="store_true")
-    reader.add_argument("--checkpointed", default="", help="paths of modules, separated by commas")
+    reader.add_argument("--plan", help="file of the plan that was in force, as JSON")
     reader.add_argument("--events", action="store_true")
     options = reader.parse_args()
     major, minor = map(int, options.capability.split("."))
-    paths = [path for path in options.checkpointed.split(",") if path]
-    graph, result = predict(Case.parse(options.case), (major, minor), options.expandable, paths)
+    plan = None if options.plan is None else Plan.from_json(Path(options.plan).read_text())
+    graph, result = predict(Case.parse(options.case), (major, minor), options.expandable, plan)
     if options.events:
         result["events"] = events_of(graph)
     Path(options.out).write_text(json.dumps(result))

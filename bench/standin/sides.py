@@ -47,15 +47,18 @@ def run_real(
 
 
 def run_prediction(
-    case: str, capability: str, expandable: bool = False, events: bool = False, checkpointed: str = ""
+    case: str, capability: str, expandable: bool = False, events: bool = False, plan: str = ""
 ) -> Any:
-    """What is predicted, with the modules of these paths (separated by commas) checkpointed."""
+    """What is predicted under a plan (as JSON; none: without)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "ours.json"
         python = os.environ.get("STANDIN_PREDICT", os.environ["STANDIN_VENV"] + "/bin/python")
         command = [python, str(HERE / "predict.py"), case, str(out), "--capability", capability]
         command += ["--expandable"] * expandable + ["--events"] * events
-        command += ["--checkpointed", checkpointed] if checkpointed else []
+        if plan:
+            file = Path(folder) / "plan.json"
+            file.write_text(plan)
+            command += ["--plan", str(file)]
         _run(command, {"PYTHONPATH": str(ROOT / "python")})
         return json.loads(out.read_text())
 

@@ -57,8 +57,7 @@ def compare(case: str, capability: str, expandable: bool) -> dict[str, Any]:
                 "reserved"
             ]  # budgets are shares of it
         real = run_real(case, capability, expandable, plain=plain)
-        paths = real.get("checkpointed", [])
-        ours = run_prediction(case, capability, expandable, checkpointed=",".join(paths))
+        ours = run_prediction(case, capability, expandable, plan=real.get("plan", ""))
     except SideError as error:
         lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("USDT")]
         return row | {"error": lines[-1][:160]}
@@ -68,7 +67,7 @@ def compare(case: str, capability: str, expandable: bool) -> dict[str, Any]:
         row[f"{name}_bytes"], row[f"predicted_{name}_bytes"] = real[name], ours[name]
         row[f"{name}_error_bytes"] = ours[name] - real[name]
     row["reserved_error_pct"] = round(100 * row["reserved_error_bytes"] / real["reserved"], 3)
-    row["checkpointed"] = len(paths)
+    row["checkpointed"] = real.get("checkpointed", 0)
     return row
 
 

@@ -63,17 +63,46 @@ typedef enum msc_category {
 
 /** Flags of an operation. */
 enum {
-    MSC_OP_RANDOM = 1u << 0 /**< draws random numbers */
+    MSC_OP_RANDOM = 1u << 0, /**< draws random numbers */
+    MSC_OP_HALF = 1u << 1    /**< works on half precision: BF16, FP16 or less */
 };
 
-/** Flags of a module: reasons, found while tracing, why its calls must not be executed a second time. */
+/**
+ * What limits an operation: its class. Operations of one class on one machine move, or compute, at about the
+ * same rate; between classes the rates differ by up to two orders of magnitude.
+ */
+typedef enum msc_work {
+    MSC_WORK_OTHER,            /**< none of the others, or unknown */
+    MSC_WORK_MOVE,             /**< element by element, waits for memory: copies, sums, ReLU */
+    MSC_WORK_MATH,             /**< element by element, with a function in it: exp, GELU, sigmoid */
+    MSC_WORK_SLOW_MATH,        /**< the same, with one that takes longer: tanh, power */
+    MSC_WORK_REDUCE,           /**< over the innermost dimension: softmax, layer norm, sums */
+    MSC_WORK_CHANNEL,          /**< statistics of channels: batch norm, variance */
+    MSC_WORK_SELECT,           /**< by a mask, or in another order: where, copies that transpose */
+    MSC_WORK_WINDOW,           /**< pooling, interpolation */
+    MSC_WORK_RANDOM,           /**< draws a random number per element */
+    MSC_WORK_GATHER,           /**< rows by index: embedding, scatter */
+    MSC_WORK_MATRIX,           /**< matrix products */
+    MSC_WORK_BATCH,            /**< many small matrix products at once */
+    MSC_WORK_ATTENTION,        /**< scaled dot-product attention in one kernel */
+    MSC_WORK_CONVOLUTION,      /**< dense convolutions */
+    MSC_WORK_GROUPED,          /**< convolutions of each channel, or few, by itself */
+    MSC_WORK_GROUPED_GRADIENT, /**< gradients of such */
+    MSC_WORK_RECURRENT,        /**< recurrent layers in one kernel */
+    MSC_WORK_COUNT
+} msc_work;
+
+/** Flags of a module: reasons, found while tracing, why its calls must not be executed a second time; and the
+ *  last one, which is none. */
 enum {
     MSC_MODULE_ROOT = 1u << 0,         /**< the whole model */
     MSC_MODULE_PYTHON_STATE = 1u << 1, /**< forward changed an attribute that is not a buffer */
     MSC_MODULE_NO_FORWARD = 1u << 2,   /**< not called through its own forward in a usual way */
     MSC_MODULE_NOT_TENSORS = 1u << 3,  /**< fills an object that is not a tensor, e.g. a cache */
     MSC_MODULE_EXCLUDED = 1u << 4,     /**< the caller forbids it */
-    MSC_MODULE_HOOKED = 1u << 5        /**< a module below has forward hooks, which would fire twice */
+    MSC_MODULE_HOOKED = 1u << 5,       /**< a module below has forward hooks, which would fire twice */
+    MSC_MODULE_CHAIN = 1u << 6         /**< no reason: its forward calls its children one after another, each
+                                            on the result of the one before, and does nothing else */
 };
 
 /** One operation. */
@@ -82,7 +111,8 @@ typedef struct msc_op {
     uint32_t call;          /**< innermost call, or MSC_NONE */
     uint8_t phase;          /**< msc_phase */
     uint8_t flags;          /**< MSC_OP_… */
-    uint16_t pad;           /**< zero */
+    uint8_t work;           /**< msc_work */
+    uint8_t pad;            /**< zero */
     uint32_t pad2;          /**< zero */
     uint64_t flops;         /**< floating-point operations */
     uint64_t moved_bytes;   /**< bytes read plus bytes written */

@@ -10,7 +10,9 @@
 
 #include "base.h"
 #include "decide.h"
+#include "device.h"
 #include "graph.h"
+#include "offload.h"
 #include "plan.h"
 #include "replay.h"
 #include "sim.h"

@@ -26,13 +26,15 @@ typedef enum msc_event_kind {
     MSC_EVENT_FREE,
     MSC_EVENT_OP,        /**< an operation starts; `id` is its index in the graph */
     MSC_EVENT_RECOMPUTE, /**< the same, inside a recompute */
+    MSC_EVENT_PUT,       /**< the copy of an instance out of the device begins: so many bytes more are away */
+    MSC_EVENT_DROP,      /**< that copy is needed no longer: so many bytes fewer are away */
     MSC_EVENT_KIND_COUNT
 } msc_event_kind;
 
 /** One event of a derived step: 16 bytes. */
 typedef struct msc_event {
-    uint64_t size_bytes; /**< ALLOC, FREE: size; otherwise 0 */
-    uint32_t id;         /**< ALLOC, FREE: instance id, dense from 0; otherwise operation index */
+    uint64_t size_bytes; /**< OP, RECOMPUTE: 0; otherwise size */
+    uint32_t id;         /**< OP, RECOMPUTE: operation index; otherwise instance id, dense from 0 */
     uint8_t kind;        /**< msc_event_kind */
     uint8_t category;    /**< msc_category of the instance */
     uint16_t pad;        /**< zero */
@@ -45,7 +47,8 @@ typedef struct msc_trace msc_trace;
  *
  * What is resident is allocated first, in buffer order. Each operation then gives its event, the
  * allocation of its outputs in buffer order, allocation and free of its scratch, and the frees that
- * follow it in buffer order. What a checkpoint does is written at the top of src/sim/sim_trace.c. Buffers
+ * follow it in buffer order. What a checkpoint does is written at the top of src/sim/sim_trace.c, what an offload
+ * does at the top of src/sim/sim_moves.c; its windows are those of the plan's summary. Buffers
  * that outlive the step are not freed.
  *
  * @param plan NULL for the plain step.
@@ -67,7 +70,8 @@ typedef struct msc_instance {
                            run, or MSC_NONE: there from the start. Optimizer state appears before the
                            operation's results, any other buffer after them */
     uint8_t recomputed; /**< 1: made by a second run */
-    uint8_t pad[3];     /**< zero */
+    uint8_t returned;   /**< 1: the copy of one that had left the device; `op` is the one before it came */
+    uint8_t pad[2];     /**< zero */
 } msc_instance;
 
 /** One entry per instance, `msc_trace_instance_count` of them. */
@@ -81,7 +85,8 @@ typedef struct msc_live {
     uint32_t module; /**< that it belongs to, or MSC_NONE */
     uint8_t category;
     uint8_t recomputed;
-    uint16_t pad; /**< zero */
+    uint8_t returned; /**< as in msc_instance */
+    uint8_t pad;      /**< zero */
 } msc_live;
 
 /**
@@ -108,6 +113,11 @@ typedef struct msc_replay {
     uint8_t peak_in_recompute;
     uint8_t pad[3];
     uint64_t category_peak_bytes[MSC_CATEGORY_COUNT]; /**< live bytes per category at that moment */
+    uint64_t away_peak_bytes;                         /**< most bytes off the device at once */
+    uint64_t moved_bytes;                             /**< that leave the device in a step */
+    uint32_t moved_count;                             /**< in so many pieces */
+    uint32_t away_peak_op; /**< operation that ran before the first moment with the most bytes away; op count:
+                                   nothing is moved */
 } msc_replay;
 
 /**

@@ -8,7 +8,7 @@
  *     py_graph   Graph, and py_graph_read what it shows      py_plan   Plan
  *     py_sim     replay, options of a simulator              py_simulator Simulator
  *     py_decide  decide, frontier, op_times_ns
- *     py_snapshot Snapshot
+ *     py_snapshot Snapshot                                   py_offload OffloadEngine, with its store and hooks
  *     convert    arguments and records                       error     status to exception
  *
  * Built against the limited API of CPython 3.10, so one binary serves every later version. It is
@@ -21,10 +21,12 @@
 
 #include "convert.h"
 #include "memscale/base.h"
+#include "memscale/decide.h"
 #include "memscale/replay.h"
 #include "py_decide.h"
 #include "py_events.h"
 #include "py_graph.h"
+#include "py_offload.h"
 #include "py_plan.h"
 #include "py_sim.h"
 #include "py_simulator.h"
@@ -61,10 +63,10 @@ static PyObject *core_version(PyObject *self, PyObject *unused)
 static PyMethodDef core_functions[] = {
     MSC_PY_METHOD("decide", msc__py_decide, 0,
                   "decide($module, /, graph, budget_bytes, *, sim=None, rates=None, allow_checkpoint=True,\n"
-                  "       force=False)\n--\n\n"
+                  "       allow_selective=True, force=False)\n--\n\n"
                   "The fastest plan whose replayed peak is within a budget."),
     MSC_PY_METHOD("frontier", msc__py_frontier, 0,
-                  "frontier($module, /, graph, *, sim=None, rates=None)\n--\n\n"
+                  "frontier($module, /, graph, *, sim=None, rates=None, allow_selective=True)\n--\n\n"
                   "(peak_bytes, step_ns) of every plan that decide chooses from, fastest first."),
     MSC_PY_METHOD("replay", msc__py_replay, 0,
                   "replay($module, /, graph, plan=None, *, sim=None)\n--\n\n"
@@ -107,12 +109,32 @@ static const constant constants[] = {
     CONSTANT(CATEGORY_WORKSPACE),
     CONSTANT(REPLAY_STEPS),
     CONSTANT(OP_RANDOM),
+    CONSTANT(OP_HALF),
     CONSTANT(MODULE_ROOT),
     CONSTANT(MODULE_PYTHON_STATE),
     CONSTANT(MODULE_NO_FORWARD),
     CONSTANT(MODULE_NOT_TENSORS),
     CONSTANT(MODULE_EXCLUDED),
     CONSTANT(MODULE_HOOKED),
+    CONSTANT(MODULE_CHAIN),
+    CONSTANT(WORK_OTHER),
+    CONSTANT(WORK_MOVE),
+    CONSTANT(WORK_MATH),
+    CONSTANT(WORK_SLOW_MATH),
+    CONSTANT(WORK_REDUCE),
+    CONSTANT(WORK_CHANNEL),
+    CONSTANT(WORK_SELECT),
+    CONSTANT(WORK_WINDOW),
+    CONSTANT(WORK_RANDOM),
+    CONSTANT(WORK_GATHER),
+    CONSTANT(WORK_MATRIX),
+    CONSTANT(WORK_BATCH),
+    CONSTANT(WORK_ATTENTION),
+    CONSTANT(WORK_CONVOLUTION),
+    CONSTANT(WORK_GROUPED),
+    CONSTANT(WORK_GROUPED_GRADIENT),
+    CONSTANT(WORK_RECURRENT),
+    CONSTANT(WORK_COUNT),
 };
 
 static int add_constants(PyObject *module)
@@ -124,19 +146,28 @@ static int add_constants(PyObject *module)
     return 0;
 }
 
-static int add_category_names(PyObject *module)
+/** The name of the i-th of some numbered things. */
+typedef const char *(*name_function)(uint32_t i);
+
+static const char *category_name(uint32_t i)
 {
-    PyObject *names = PyTuple_New(MSC_CATEGORY_COUNT);
+    return msc__py_category_name((int)i);
+}
+
+/** Adds a tuple with the names of `count` things. */
+static int add_names(PyObject *module, const char *what, uint32_t count, name_function name_of)
+{
+    PyObject *names = PyTuple_New((Py_ssize_t)count);
     int result = -1;
 
-    for (int i = 0; names != NULL && i < MSC_CATEGORY_COUNT; i++) {
-        PyObject *name = PyUnicode_FromString(msc__py_category_name(i));
+    for (uint32_t i = 0; names != NULL && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(name_of(i));
 
-        if (name == NULL || PyTuple_SetItem(names, i, name) < 0)
+        if (name == NULL || PyTuple_SetItem(names, (Py_ssize_t)i, name) < 0)
             Py_CLEAR(names);
     }
     if (names != NULL)
-        result = PyModule_AddObjectRef(module, "CATEGORY_NAMES", names);
+        result = PyModule_AddObjectRef(module, what, names);
     Py_XDECREF(names);
     return result;
 }
@@ -158,9 +189,16 @@ static int core_exec(PyObject *module)
         return -1;
     if (state->snapshot_type == NULL || PyModule_AddType(module, state->snapshot_type) < 0)
         return -1;
+    state->saved_type = msc__py_saved_type_new(module);
+    state->engine_type = msc__py_engine_type_new(module);
+    if (state->saved_type == NULL || state->engine_type == NULL ||
+        PyModule_AddType(module, state->saved_type) < 0 || PyModule_AddType(module, state->engine_type) < 0)
+        return -1;
     if (add_constants(module) < 0)
         return -1;
-    return add_category_names(module);
+    if (add_names(module, "CATEGORY_NAMES", MSC_CATEGORY_COUNT, category_name) < 0)
+        return -1;
+    return add_names(module, "RATE_NAMES", MSC_RATE_COUNT, msc_rate_name);
 }
 
 static int core_traverse(PyObject *module, visitproc visit, void *arg)
@@ -171,6 +209,8 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->plan_type);
     Py_VISIT(state->snapshot_type);
     Py_VISIT(state->simulator_type);
+    Py_VISIT(state->engine_type);
+    Py_VISIT(state->saved_type);
     return 0;
 }
 
@@ -182,6 +222,8 @@ static int core_clear(PyObject *module)
     Py_CLEAR(state->plan_type);
     Py_CLEAR(state->snapshot_type);
     Py_CLEAR(state->simulator_type);
+    Py_CLEAR(state->engine_type);
+    Py_CLEAR(state->saved_type);
     return 0;
 }
 

@@ -10,6 +10,8 @@ typedef struct msc__py_state {
     PyTypeObject *plan_type;
     PyTypeObject *snapshot_type;
     PyTypeObject *simulator_type;
+    PyTypeObject *engine_type;
+    PyTypeObject *saved_type;
 } msc__py_state;
 
 /** State of a module object. Never fails for ours. */

@@ -38,6 +38,7 @@ static const column instance_columns[] = {
     {"instance_op", offsetof(msc_instance, op), sizeof(uint32_t)},
     {"instance_appears", offsetof(msc_instance, appears), sizeof(uint32_t)},
     {"instance_recomputed", offsetof(msc_instance, recomputed), sizeof(uint8_t)},
+    {"instance_returned", offsetof(msc_instance, returned), sizeof(uint8_t)},
 };
 
 /* Records of one kind. */

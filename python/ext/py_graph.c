@@ -223,14 +223,15 @@ MSC_PY_FASTCALL(graph_add_input)
     return none_result(status, &err);
 }
 
-MSC_PY_SIGNATURE(add_op, 3, 5, "name", "flops", "moved_bytes", "scratch_bytes", "flags");
+MSC_PY_SIGNATURE(add_op, 3, 6, "name", "flops", "moved_bytes", "scratch_bytes", "flags", "work");
 
 MSC_PY_FASTCALL(graph_add_op)
 {
-    PyObject *values[5];
+    PyObject *values[6];
     const char *name = NULL;
     msc_op op = {0};
     uint32_t flags = 0;
+    uint32_t work = MSC_WORK_OTHER;
     uint32_t id = MSC_NONE;
     msc_error err;
     msc_status status;
@@ -239,71 +240,49 @@ MSC_PY_FASTCALL(graph_add_op)
         !msc__py_to_string(values[0], "name", &name) || !msc__py_to_u64(values[1], "flops", &op.flops) ||
         !msc__py_to_u64(values[2], "moved_bytes", &op.moved_bytes) ||
         !msc__py_to_u64(values[3], "scratch_bytes", &op.scratch_bytes) ||
-        !msc__py_to_u32(values[4], "flags", UINT8_MAX, &flags))
+        !msc__py_to_u32(values[4], "flags", UINT8_MAX, &flags) ||
+        !msc__py_to_u32(values[5], "work", MSC_WORK_COUNT - 1, &work))
         return NULL;
     op.flags = (uint8_t)flags;
+    op.work = (uint8_t)work;
     status = msc_graph_add_op(msc__py_graph_self(self), name, &op, &id, &err);
     return id_result(status, id, &err);
 }
 
-MSC_PY_SIGNATURE(add_buffer, 2, 2, "size_bytes", "category");
-MSC_PY_SIGNATURE(add_resident, 2, 2, "size_bytes", "category");
+/** A builder function of the core that takes size and category and gives an id. */
+typedef msc_status (*buffer_function)(msc_graph *graph, uint64_t size_bytes, msc_category category,
+                                      uint32_t *out, msc_error *err);
 
-static bool bind_buffer(PyObject *const *values, uint64_t *size_bytes, uint32_t *category)
+/** Converts the two parameters and runs one. */
+static PyObject *with_size(buffer_function function, msc_graph *graph, PyObject *const *values)
 {
-    return msc__py_to_u64(values[0], "size_bytes", size_bytes) &&
-           msc__py_to_u32(values[1], "category", MSC_CATEGORY_COUNT - 1, category);
-}
-
-MSC_PY_FASTCALL(graph_add_buffer)
-{
-    PyObject *values[2];
     uint64_t size_bytes = 0;
     uint32_t category = 0;
     uint32_t id = MSC_NONE;
     msc_error err;
     msc_status status;
 
-    if (!msc__py_bind(&add_buffer_signature, args, nargs, kwnames, values) ||
-        !bind_buffer(values, &size_bytes, &category))
+    if (!msc__py_to_u64(values[0], "size_bytes", &size_bytes) ||
+        !msc__py_to_u32(values[1], "category", MSC_CATEGORY_COUNT - 1, &category))
         return NULL;
-    status = msc_graph_add_buffer(msc__py_graph_self(self), size_bytes, (msc_category)category, &id, &err);
+    status = function(graph, size_bytes, (msc_category)category, &id, &err);
     return id_result(status, id, &err);
 }
 
-MSC_PY_FASTCALL(graph_add_resident)
-{
-    PyObject *values[2];
-    uint64_t size_bytes = 0;
-    uint32_t category = 0;
-    uint32_t id = MSC_NONE;
-    msc_error err;
-    msc_status status;
+#define BUFFER_METHOD(name)                                                                                  \
+    MSC_PY_SIGNATURE(name, 2, 2, "size_bytes", "category");                                                  \
+    MSC_PY_FASTCALL(graph_##name)                                                                            \
+    {                                                                                                        \
+        PyObject *values[2];                                                                                 \
+                                                                                                             \
+        if (!msc__py_bind(&name##_signature, args, nargs, kwnames, values))                                  \
+            return NULL;                                                                                     \
+        return with_size(msc_graph_##name, msc__py_graph_self(self), values);                                \
+    }
 
-    if (!msc__py_bind(&add_resident_signature, args, nargs, kwnames, values) ||
-        !bind_buffer(values, &size_bytes, &category))
-        return NULL;
-    status = msc_graph_add_resident(msc__py_graph_self(self), size_bytes, (msc_category)category, &id, &err);
-    return id_result(status, id, &err);
-}
-
-MSC_PY_SIGNATURE(add_late, 2, 2, "size_bytes", "category");
-
-MSC_PY_FASTCALL(graph_add_late)
-{
-    PyObject *values[2];
-    uint64_t size_bytes = 0;
-    uint32_t category = 0;
-    uint32_t id = MSC_NONE;
-    msc_error err;
-    msc_status status;
-
-    if (!msc__py_bind(&add_late_signature, args, nargs, kwnames, values) ||
-        !bind_buffer(values, &size_bytes, &category))
-        return NULL;
-    status = msc_graph_add_late(msc__py_graph_self(self), size_bytes, (msc_category)category, &id, &err);
-    return id_result(status, id, &err);
-}
+BUFFER_METHOD(add_buffer)
+BUFFER_METHOD(add_resident)
+BUFFER_METHOD(add_late)
 
 MSC_PY_SIGNATURE(set_category, 2, 2, "buffer", "category");
 
@@ -542,7 +521,7 @@ static PyMethodDef graph_methods[] = {
     MSC_PY_METHOD("add_input", graph_add_input, 0,
                   "add_input($self, /, call, buffer)\n--\n\nSays that a buffer is an argument of a call."),
     MSC_PY_METHOD("add_op", graph_add_op, 0,
-                  "add_op($self, /, name, flops, moved_bytes, scratch_bytes=0, flags=0)\n--\n\n"
+                  "add_op($self, /, name, flops, moved_bytes, scratch_bytes=0, flags=0, work=0)\n--\n\n"
                   "Adds an operation; returns its id."),
     MSC_PY_METHOD("add_buffer", graph_add_buffer, 0,
                   "add_buffer($self, /, size_bytes, category)\n--\n\n"
@@ -580,7 +559,8 @@ static PyMethodDef graph_methods[] = {
                   "parse($type, /, text)\n--\n\nReads a graph from canonical text."),
     {"to_text", graph_to_text, METH_NOARGS, "to_text($self, /)\n--\n\nThe canonical text."},
     {"ops", msc__py_graph_ops, METH_NOARGS,
-     "ops($self, /)\n--\n\n(name, call, phase, flags, flops, moved_bytes, scratch_bytes) per operation."},
+     "ops($self, /)\n--\n\n(name, call, phase, flags, flops, moved_bytes, scratch_bytes, work) per "
+     "operation."},
     {"buffers", msc__py_graph_buffers, METH_NOARGS,
      "buffers($self, /)\n--\n\n(size_bytes, begin, end, category, resident) per buffer."},
     {"saves", msc__py_graph_saves, METH_NOARGS,

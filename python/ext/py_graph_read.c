@@ -38,9 +38,10 @@ static PyObject *op_row(const msc_graph *graph, uint32_t i)
 {
     const msc_op *op = &msc_graph_ops(graph)[i];
 
-    return Py_BuildValue("(NLIIKKK)", string(graph, op->name), msc__py_id(op->call), (unsigned)op->phase,
+    return Py_BuildValue("(NLIIKKKI)", string(graph, op->name), msc__py_id(op->call), (unsigned)op->phase,
                          (unsigned)op->flags, (unsigned long long)op->flops,
-                         (unsigned long long)op->moved_bytes, (unsigned long long)op->scratch_bytes);
+                         (unsigned long long)op->moved_bytes, (unsigned long long)op->scratch_bytes,
+                         (unsigned)op->work);
 }
 
 static PyObject *buffer_row(const msc_graph *graph, uint32_t i)

@@ -27,7 +27,8 @@ static const msc__py_field summary_fields[] = {
     SUMMARY_FIELD(plain_step_ns, MSC_PY_I64),      SUMMARY_FIELD(step_ns, MSC_PY_I64),
     SUMMARY_FIELD(time_bound_ppm, MSC_PY_U32),     SUMMARY_FIELD(peak_op, MSC_PY_U32),
     SUMMARY_FIELD(peak_in_recompute, MSC_PY_BOOL), SUMMARY_FIELD(fits, MSC_PY_BOOL),
-    SUMMARY_FIELD(graph_digest, MSC_PY_HEX64),
+    SUMMARY_FIELD(graph_digest, MSC_PY_HEX64),     SUMMARY_FIELD(window_out_bytes, MSC_PY_U64),
+    SUMMARY_FIELD(window_in_bytes, MSC_PY_U64),    SUMMARY_FIELD(away_peak_bytes, MSC_PY_U64),
 };
 
 static const msc__py_record summary_record = {"summary", summary_fields, MSC_PY_COUNT(summary_fields)};
@@ -60,21 +61,20 @@ static bool to_action(PyObject *value, const char *what, msc_action *out)
             return true;
         }
     }
-    msc__py_refuse("%s must be 'keep' or 'checkpoint', not %R", what, value);
+    msc__py_refuse("%s must be 'keep', 'checkpoint', 'selective' or 'offload', not %R", what, value);
     return false;
 }
 
+/* A choice in Python: shorter forms are its first 6 or 10 elements, the rest is then zero and empty. */
+enum { SHORT_CHOICE = 6, STAYING_CHOICE = 10, WHOLE_CHOICE = 15, KEPT_OFFSETS = 9, MOVED_ORDINALS = 14 };
+
 /** Reads (module, action, rule, call_count, saved_bytes, cost_ns). */
-static bool to_choice(PyObject *tuple, msc_choice *out)
+static bool to_short_choice(PyObject *tuple, msc_choice *out)
 {
     msc_action action = MSC_ACTION_KEEP;
     msc_rule rule = MSC_RULE_NOT_NEEDED;
     uint32_t call_count = 0;
 
-    if (PyTuple_Size(tuple) != 6) {
-        msc__py_refuse("a choice must have 6 elements, not %zd", PyTuple_Size(tuple));
-        return false;
-    }
     if (!msc__py_to_id(PyTuple_GetItem(tuple, 0), "module", &out->module) ||
         !to_action(PyTuple_GetItem(tuple, 1), "action", &action) ||
         !msc__py_to_rule(PyTuple_GetItem(tuple, 2), "rule", &rule) ||
@@ -88,11 +88,64 @@ static bool to_choice(PyObject *tuple, msc_choice *out)
     return true;
 }
 
-static PyObject *from_choice(const msc_choice *choice)
+/** Reads (boundary, moved_bytes, moved_count, transfer_ns). */
+static bool to_moves(PyObject *tuple, msc_choice *out)
 {
-    return Py_BuildValue("(IssIKL)", (unsigned)choice->module, msc_action_name((msc_action)choice->action),
-                         msc_rule_key((msc_rule)choice->rule), (unsigned)choice->call_count,
-                         (unsigned long long)choice->saved_bytes, (long long)choice->cost_ns);
+    return msc__py_to_bool(PyTuple_GetItem(tuple, 10), "boundary", &out->boundary) &&
+           msc__py_to_u64(PyTuple_GetItem(tuple, 11), "moved_bytes", &out->moved_bytes) &&
+           msc__py_to_u32(PyTuple_GetItem(tuple, 12), "moved_count", UINT32_MAX, &out->moved_count) &&
+           msc__py_to_i64(PyTuple_GetItem(tuple, 13), "transfer_ns", &out->transfer_ns);
+}
+
+/** Reads a choice but for its kept operations and what it moves. */
+static bool to_choice(PyObject *tuple, msc_choice *out)
+{
+    Py_ssize_t count = PyTuple_Size(tuple);
+
+    if (count != SHORT_CHOICE && count != STAYING_CHOICE && count != WHOLE_CHOICE) {
+        msc__py_refuse("a choice must have %d, %d or %d elements, not %zd", SHORT_CHOICE, STAYING_CHOICE,
+                       WHOLE_CHOICE, count);
+        return false;
+    }
+    if (!to_short_choice(tuple, out))
+        return false;
+    if (count > SHORT_CHOICE &&
+        (!msc__py_to_u64(PyTuple_GetItem(tuple, 6), "other_peak_bytes", &out->other_peak_bytes) ||
+         !msc__py_to_i64(PyTuple_GetItem(tuple, 7), "other_step_ns", &out->other_step_ns) ||
+         !msc__py_to_bool(PyTuple_GetItem(tuple, 8), "joined", &out->joined)))
+        return false;
+    return count < WHOLE_CHOICE || to_moves(tuple, out);
+}
+
+static PyObject *from_offsets(const uint32_t *offsets, uint32_t count)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)count);
+
+    for (uint32_t i = 0; tuple != NULL && i < count; i++) {
+        PyObject *offset = PyLong_FromUnsignedLong(offsets[i]);
+
+        if (offset == NULL || PyTuple_SetItem(tuple, (Py_ssize_t)i, offset) < 0)
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+static PyObject *from_choice(const msc_plan *plan, uint32_t i)
+{
+    const msc_choice *choice = &msc_plan_choices(plan)[i];
+    uint32_t kept_count = 0;
+    uint32_t moved_count = 0;
+    const uint32_t *kept = msc_plan_kept(plan, i, &kept_count);
+    const uint32_t *moved = msc_plan_moved(plan, i, &moved_count);
+
+    return Py_BuildValue("(IssIKLKLNNNKILN)", (unsigned)choice->module,
+                         msc_action_name((msc_action)choice->action), msc_rule_key((msc_rule)choice->rule),
+                         (unsigned)choice->call_count, (unsigned long long)choice->saved_bytes,
+                         (long long)choice->cost_ns, (unsigned long long)choice->other_peak_bytes,
+                         (long long)choice->other_step_ns, PyBool_FromLong(choice->joined),
+                         from_offsets(kept, kept_count), PyBool_FromLong(choice->boundary),
+                         (unsigned long long)choice->moved_bytes, (unsigned)choice->moved_count,
+                         (long long)choice->transfer_ns, from_offsets(moved, moved_count));
 }
 
 /* ---- lifecycle ---------------------------------------------------------------------------------- */
@@ -136,19 +189,46 @@ static const msc_plan *self_plan(PyObject *self)
 
 /* ---- making ------------------------------------------------------------------------------------- */
 
+/** True when the core took it; else raises its error. */
+static bool taken(msc_status status, const msc_error *err)
+{
+    if (status != MSC_OK)
+        msc__py_raise(err);
+    return status == MSC_OK;
+}
+
+typedef msc_status push_item(msc_plan *plan, uint32_t item, msc_error *err);
+
+/** Adds numbers to the choice that was added last: what it keeps, or what it moves. */
+static bool add_offsets(msc_plan *plan, PyObject *item, const char *what, push_item *push)
+{
+    PyObject *offsets = PySequence_Tuple(item);
+    bool ok = offsets != NULL;
+    msc_error err;
+
+    for (Py_ssize_t i = 0; ok && i < PyTuple_Size(offsets); i++) {
+        uint32_t offset = 0;
+
+        ok = msc__py_to_id(PyTuple_GetItem(offsets, i), what, &offset) &&
+             taken(push(plan, offset, &err), &err);
+    }
+    Py_XDECREF(offsets);
+    return ok;
+}
+
 /** Appends one choice given as any sequence. */
 static bool add_choice(msc_plan *plan, PyObject *item)
 {
     msc_choice choice = {0};
     msc_error err;
     PyObject *tuple = PySequence_Tuple(item);
-    bool ok = tuple != NULL && to_choice(tuple, &choice);
+    bool ok = tuple != NULL && to_choice(tuple, &choice) && taken(msc_plan_add(plan, &choice, &err), &err);
 
+    if (ok && PyTuple_Size(tuple) > SHORT_CHOICE)
+        ok = add_offsets(plan, PyTuple_GetItem(tuple, KEPT_OFFSETS), "a kept offset", msc_plan_keep);
+    if (ok && PyTuple_Size(tuple) == WHOLE_CHOICE)
+        ok = add_offsets(plan, PyTuple_GetItem(tuple, MOVED_ORDINALS), "a moved ordinal", msc_plan_move);
     Py_XDECREF(tuple);
-    if (ok && msc_plan_add(plan, &choice, &err) != MSC_OK) {
-        msc__py_raise(&err);
-        ok = false;
-    }
     return ok;
 }
 
@@ -173,10 +253,7 @@ static bool set_summary(msc_plan *plan, PyObject *dict)
 
     if (!msc__py_record_from_dict(&summary_record, dict, &summary))
         return false;
-    if (msc_plan_set_summary(plan, &summary, &err) == MSC_OK)
-        return true;
-    msc__py_raise(&err);
-    return false;
+    return taken(msc_plan_set_summary(plan, &summary, &err), &err);
 }
 
 MSC_PY_SIGNATURE(build, 2, 2, "choices", "summary");
@@ -245,12 +322,11 @@ static PyObject *plan_to_text(PyObject *self, PyObject *unused)
 static PyObject *get_choices(PyObject *self, void *closure)
 {
     uint32_t count = msc_plan_choice_count(self_plan(self));
-    const msc_choice *choices = msc_plan_choices(self_plan(self));
     PyObject *list = PyList_New((Py_ssize_t)count);
 
     (void)closure;
     for (uint32_t i = 0; list != NULL && i < count; i++) {
-        PyObject *tuple = from_choice(&choices[i]);
+        PyObject *tuple = from_choice(self_plan(self), i);
 
         if (tuple == NULL || PyList_SetItem(list, (Py_ssize_t)i, tuple) < 0)
             Py_CLEAR(list);
@@ -274,11 +350,11 @@ static PyObject *plan_repr(PyObject *self)
 {
     const msc_plan *plan = self_plan(self);
     uint32_t count = msc_plan_choice_count(plan);
-    unsigned long checkpointed = 0;
+    unsigned long treated = 0;
 
     for (uint32_t i = 0; i < count; i++)
-        checkpointed += msc_plan_choices(plan)[i].action == MSC_ACTION_CHECKPOINT;
-    return PyUnicode_FromFormat("<Plan: %lu of %lu modules checkpointed, %s>", checkpointed,
+        treated += msc_plan_choices(plan)[i].action != MSC_ACTION_KEEP;
+    return PyUnicode_FromFormat("<Plan: %lu of %lu modules checkpointed or offloaded, %s>", treated,
                                 (unsigned long)count,
                                 msc_plan_get_summary(plan)->fits ? "fits" : "does not fit");
 }
@@ -296,7 +372,10 @@ static PyMethodDef plan_methods[] = {
 
 static PyGetSetDef plan_properties[] = {
     {"choices", get_choices, NULL,
-     "(module, action, rule, call_count, saved_bytes, cost_ns) per module considered, in module order.",
+     "(module, action, rule, call_count, saved_bytes, cost_ns, other_peak_bytes, other_step_ns, joined, "
+     "kept_offsets, boundary, moved_bytes, moved_count, transfer_ns, moved_ordinals) per module considered, "
+     "in "
+     "module order.",
      NULL},
     {"summary", get_summary, NULL, "The plan as a whole, every field of msc_plan_summary by name.", NULL},
     {"digest", get_digest, NULL, "Digest of the canonical text.", NULL},

@@ -301,12 +301,14 @@ static PyObject *run_result(const replay_run *run)
     const msc_replay *result = &run->result;
 
     return Py_BuildValue(
-        "{s:K,s:K,s:I,s:N,s:N,s:N,s:N,s:O,s:O,s:O,s:K}", "peak_bytes", (unsigned long long)result->peak_bytes,
-        "peak_event", (unsigned long long)result->peak_event, "peak_op", (unsigned)result->peak_op,
-        "peak_in_recompute", PyBool_FromLong(result->peak_in_recompute), "stats",
-        msc__py_record_to_dict(&stats_record, &result->stats), "category_peak_bytes",
+        "{s:K,s:K,s:I,s:N,s:N,s:N,s:N,s:O,s:O,s:O,s:K,s:K,s:K,s:I}", "peak_bytes",
+        (unsigned long long)result->peak_bytes, "peak_event", (unsigned long long)result->peak_event,
+        "peak_op", (unsigned)result->peak_op, "peak_in_recompute", PyBool_FromLong(result->peak_in_recompute),
+        "stats", msc__py_record_to_dict(&stats_record, &result->stats), "category_peak_bytes",
         category_dict(result->category_peak_bytes), "peak_live", live_list(run), "live", run->live, "ops",
-        run->ops, "recompute", run->recompute, "event_count", (unsigned long long)run->event_count);
+        run->ops, "recompute", run->recompute, "event_count", (unsigned long long)run->event_count,
+        "away_peak_bytes", (unsigned long long)result->away_peak_bytes, "moved_bytes",
+        (unsigned long long)result->moved_bytes, "moved_count", (unsigned)result->moved_count);
 }
 
 static PyObject *replay(const msc_graph *graph, const msc_plan *plan, const msc_sim_options *options)

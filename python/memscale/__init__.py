@@ -20,6 +20,7 @@ __all__ = [
     "Plan",
     "Prediction",
     "__version__",
+    "apply_all_optimizations",
     "detach",
     "errors",
     "optimize",
@@ -31,7 +32,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from memscale import errors
-    from memscale.api import detach, optimize, plan, predict, verify, wrap
+    from memscale.api import apply_all_optimizations, detach, optimize, plan, predict, verify, wrap
     from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
     from memscale.core.plan import Plan
     from memscale.core.prediction import Prediction
@@ -43,6 +44,7 @@ _HOME = {
     "OptimizationMode": "memscale.core.config",
     "Plan": "memscale.core.plan",
     "Prediction": "memscale.core.prediction",
+    "apply_all_optimizations": "memscale.api",
     "detach": "memscale.api",
     "optimize": "memscale.api",
     "plan": "memscale.api",

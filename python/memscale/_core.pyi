@@ -21,7 +21,7 @@ Threads:
 
 from collections.abc import Iterable, Sequence
 from os import PathLike
-from typing import Any, Final, Literal, SupportsIndex, TypedDict, final
+from typing import Any, Final, Literal, SupportsIndex, TypeAlias, TypedDict, final
 
 PHASE_FORWARD: Final = 0
 PHASE_BACKWARD: Final = 1
@@ -41,6 +41,46 @@ CATEGORY_NAMES: Final[tuple[str, ...]]
 
 OP_RANDOM: Final = 1
 """Operation flag: draws random numbers."""
+OP_HALF: Final = 2
+"""Operation flag: works on half precision, BF16, FP16 or less."""
+
+WORK_OTHER: Final = 0
+"""Class of work: none of the others, or unknown."""
+WORK_MOVE: Final = 1
+"""Class of work: element by element, waits for memory: copies, sums, ReLU."""
+WORK_MATH: Final = 2
+"""Class of work: element by element, with a function in it: exp, GELU, sigmoid."""
+WORK_SLOW_MATH: Final = 3
+"""Class of work: the same, with a function that takes longer: tanh, power."""
+WORK_REDUCE: Final = 4
+"""Class of work: over the innermost dimension: softmax, layer norm, sums."""
+WORK_CHANNEL: Final = 5
+"""Class of work: statistics of channels: batch norm, variance."""
+WORK_SELECT: Final = 6
+"""Class of work: by a mask, or in another order: where, copies that transpose."""
+WORK_WINDOW: Final = 7
+"""Class of work: pooling, interpolation."""
+WORK_RANDOM: Final = 8
+"""Class of work: draws a random number per element."""
+WORK_GATHER: Final = 9
+"""Class of work: rows by index: embedding, scatter."""
+WORK_MATRIX: Final = 10
+"""Class of work: matrix products."""
+WORK_BATCH: Final = 11
+"""Class of work: many small matrix products at once."""
+WORK_ATTENTION: Final = 12
+"""Class of work: scaled dot-product attention in one kernel."""
+WORK_CONVOLUTION: Final = 13
+"""Class of work: dense convolutions."""
+WORK_GROUPED: Final = 14
+"""Class of work: convolutions of each channel, or few, by itself."""
+WORK_GROUPED_GRADIENT: Final = 15
+"""Class of work: gradients of such."""
+WORK_RECURRENT: Final = 16
+"""Class of work: recurrent layers in one kernel."""
+WORK_COUNT: Final = 17
+RATE_NAMES: Final[tuple[str, ...]]
+"""Kinds of rates: the classes of work by ``WORK_…``, then the same with ``"_half"`` at the end."""
 
 MODULE_ROOT: Final = 1
 """Module flag: the whole model."""
@@ -54,6 +94,8 @@ MODULE_EXCLUDED: Final = 16
 """Module flag: the caller forbids checkpointing it."""
 MODULE_HOOKED: Final = 32
 """Module flag: a module below it has forward hooks, which a second run would fire again."""
+MODULE_CHAIN: Final = 64
+"""Module flag: its forward calls its children one after another, each on the result of the one before."""
 
 class _SimOptions(TypedDict, total=False):
     """The allocator that the step will run on; what is left out has the default of the kind."""
@@ -70,12 +112,29 @@ class _SimOptions(TypedDict, total=False):
     expandable_segments: bool
 
 class _Rates(TypedDict, total=False):
-    """Rates of the machine that the step will run on, all above 0; what is left out has its default."""
+    """Rates of the machine that the step will run on, all above 0; what is left out has its default.
 
-    flops_per_us: int
-    moved_bytes_per_us: int
-    launch_ns: int
-    recompute_ns: int
+    ``flops_per_us`` and ``moved_bytes_per_us``: one number for all kinds of rate, or a dict by `RATE_NAMES`.
+    """
+
+    flops_per_us: int | dict[str, int]
+    moved_bytes_per_us: int | dict[str, int]
+    fresh_from_bytes: int  # buffers and scratch of this size and above come from the system each time
+    fresh_bytes_per_us: int  # at this rate
+    launch_ns: int  # of one operation
+    recompute_ns: int  # of one checkpointed call
+    intercept_ns: int  # of one operation inside a selective checkpoint
+
+class _Offload(TypedDict, total=False):
+    """How tensors may leave the device: the fields of ``msc_link``; what is left out has its default."""
+
+    out_bytes_per_us: int  # above 0
+    in_bytes_per_us: int  # above 0
+    offload_ns: int  # of one copy
+    least_bytes: int  # of a storage that is moved, above 0
+    limit_bytes: int | None  # most bytes off the device at once; None: no limit
+    window_out_bytes: int  # of one call, most that wait on the device for their copy out
+    window_in_bytes: int  # of one call, most that come back ahead of their use
 
 class _Summary(TypedDict):
     """A plan as a whole: the fields of ``msc_plan_summary``."""
@@ -91,6 +150,21 @@ class _Summary(TypedDict):
     peak_in_recompute: bool
     fits: bool
     graph_digest: str
+    window_out_bytes: int
+    window_in_bytes: int
+    away_peak_bytes: int
+
+_Choice: TypeAlias = tuple[
+    int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...]
+]
+"""A choice of a plan: the fields of ``msc_choice``, and what `msc_plan_kept` and `msc_plan_moved` give.
+
+``(module, action, rule, call_count, saved_bytes, cost_ns, other_peak_bytes, other_step_ns, joined,
+kept_offsets, boundary, moved_bytes, moved_count, transfer_ns, moved_ordinals)``. ``action`` is ``"keep"``,
+``"checkpoint"``, ``"selective"`` or ``"offload"``; ``rule`` is a key for `rule_text`. A kept offset counts
+operations from the begin of the module's call, a moved ordinal what is saved in it, or for a ``boundary`` its
+inputs.
+"""
 
 class _Stats(TypedDict):
     """Statistics of a simulator, named as in ``torch.cuda.memory_stats``."""
@@ -123,20 +197,25 @@ class _Replay(TypedDict):
     ops: bytes
     recompute: bytes
     event_count: int
+    away_peak_bytes: int
+    moved_bytes: int
+    moved_count: int
 
 class _StepEvents(TypedDict):
     """What `step_events` returns: columns of native numbers.
 
     Events, in order: ``kind`` (uint8: 0 allocation, 1 free, 2 an operation starts, 3 the same inside a
-    recompute), ``category`` (uint8: ``CATEGORY_…``, of allocations and frees), ``id`` (uint32: instance of an
-    allocation or free, otherwise index of the operation), ``size`` (uint64: bytes, 0 for operations).
+    recompute, 4 an instance's copy out of the device begins, 5 that copy is needed no longer), ``category``
+    (uint8: ``CATEGORY_…``, 0 for operations), ``id`` (uint32: index of the operation, otherwise instance),
+    ``size`` (uint64: bytes, 0 for operations).
 
     Instances, indexed by an event's ``id``: ``instance_buffer`` (uint32: buffer of the graph, 2^32 - 1 for
     what an operation needs inside and for state of a checkpointed call), ``instance_op`` (uint32: operation
     that made it, number of operations for what was there before the step), ``instance_appears`` (uint32: of
     what was there before, the operation with which it appears in the first step of a run, 2^32 - 1 for what
     is there from the start; optimizer state before that operation's results, others after them),
-    ``instance_recomputed`` (uint8).
+    ``instance_recomputed`` (uint8), ``instance_returned`` (uint8: 1 for the copy of one that had left the
+    device).
     """
 
     kind: bytes
@@ -147,6 +226,7 @@ class _StepEvents(TypedDict):
     instance_op: bytes
     instance_appears: bytes
     instance_recomputed: bytes
+    instance_returned: bytes
 
 @final
 class Graph:
@@ -218,6 +298,7 @@ class Graph:
         moved_bytes: SupportsIndex,
         scratch_bytes: SupportsIndex = 0,
         flags: SupportsIndex = 0,
+        work: SupportsIndex = 0,
     ) -> int:
         """Adds an operation inside the innermost open call and in the present phase.
 
@@ -227,6 +308,7 @@ class Graph:
             moved_bytes: Bytes read plus bytes written.
             scratch_bytes: Allocated and freed inside the kernel, beyond its outputs.
             flags: ``OP_…`` combined.
+            work: ``WORK_…``.
 
         Returns:
             The id of the operation.
@@ -352,8 +434,8 @@ class Graph:
     def digest(self) -> str:
         """Digest of the canonical text, 16 hexadecimal digits; all zeros while the graph is open."""
 
-    def ops(self) -> list[tuple[str, int, int, int, int, int, int]]:
-        """``(name, call, phase, flags, flops, moved_bytes, scratch_bytes)`` per operation."""
+    def ops(self) -> list[tuple[str, int, int, int, int, int, int, int]]:
+        """``(name, call, phase, flags, flops, moved_bytes, scratch_bytes, work)`` per operation."""
 
     def buffers(self) -> list[tuple[int, int, int, int, bool]]:
         """``(size_bytes, begin, end, category, resident)`` per buffer; ``end`` is the natural end."""
@@ -389,11 +471,14 @@ class Plan:
         """Makes a plan from its parts.
 
         Args:
-            choices: As `choices` returns them; module ids must rise.
+            choices: As `choices` returns them, or only the first 6 or 10 elements of each (the others are
+                then zero and empty); module ids must rise.
             summary: As `summary` returns it, a dict; fields that are left out are 0.
 
         Raises:
-            ValueError: An unknown action, rule or field, or module ids that do not rise.
+            ValueError: An unknown action, rule or field, module ids, kept offsets or moved ordinals that do
+                not rise, kept offsets where the action is not ``"selective"``, or moves where nothing is
+                offloaded.
         """
 
     @classmethod
@@ -401,7 +486,7 @@ class Plan:
         """Reads a plan from canonical text.
 
         Raises:
-            ValueError: Malformed (``EFORMAT``, the message names the line) or of a newer version
+            ValueError: Malformed (``EFORMAT``, the message names the line) or of another version
                 (``EVERSION``).
         """
 
@@ -409,11 +494,8 @@ class Plan:
         """The canonical text."""
 
     @property
-    def choices(self) -> list[tuple[int, str, str, int, int, int]]:
-        """``(module, action, rule, call_count, saved_bytes, cost_ns)`` per module considered.
-
-        ``action`` is ``"keep"`` or ``"checkpoint"``; ``rule`` is a key for `rule_text`.
-        """
+    def choices(self) -> list[_Choice]:
+        """What is done with each module that was considered, in module order."""
     @property
     def summary(self) -> _Summary:
         """The plan as a whole."""
@@ -454,6 +536,87 @@ class _SegmentEvent(TypedDict):
     pool: int
     segment_type: Literal["small", "large"]
     call: int
+
+@final
+class Saved:
+    """What autograd holds in place of a tensor that it saved; `OffloadEngine.unpack` gives the tensor."""
+
+@final
+class OffloadEngine:
+    """Saved tensors leave the device in forward and come back for backward: a pair of hooks for autograd.
+
+    Args:
+        tensor_type: ``torch.Tensor``.
+        parameter_type: ``torch.nn.Parameter``.
+        directory: Folder of the file tier; None: the system's for temporary files.
+        options: By name: ``pinned_bytes``, ``host_bytes``, ``file_bytes`` (limits; 0: not used),
+            ``chunk_bytes``, ``staging_count``, ``prefetch_count``, ``prefetch_bytes``, ``trace_count``,
+            ``debug``, ``cuda``, ``ordinal``, ``least_bytes`` (smaller storages stay), ``window_bytes``
+            (sources that wait for their copy); ``fault_...``: trouble on purpose, on the host.
+
+    Raises:
+        ValueError: An unknown option, or one out of range, named in the message.
+        OSError: The directory cannot hold the file.
+        NotImplementedError: This PyTorch has no DLPack exchange interface.
+        MemScaleError: No such card, or its driver refuses (status ``ENODEV``, ``EDRIVER``).
+
+    Example:
+        >>> engine = OffloadEngine(torch.Tensor, torch.nn.Parameter, None, {"host_bytes": 1 << 30})
+        >>> with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
+        ...     loss = model(batch).sum()
+        >>> loss.backward()
+    """
+
+    def __new__(
+        cls, tensor_type: type, parameter_type: type, directory: str | None = None, options: Any = None
+    ) -> OffloadEngine: ...
+    def pack(self, tensor: Any, /) -> Saved:
+        """Starts the copy of the tensor's storage, if it is one that leaves.
+
+        Raises:
+            ValueError: The engine is closed.
+            MemScaleError: A copy could not be submitted.
+        """
+
+    def unpack(self, saved: Saved, /) -> Any:
+        """The tensor, on the device, with its dtype, sizes and strides.
+
+        Raises:
+            RuntimeError: It was changed in place before its copy was complete; or the engine is closed.
+            OSError: It could not be read back.
+            MemScaleError: There is no room for it on the device, or its copy failed.
+        """
+
+    def region(self, ordinals: tuple[int, ...] | None, /) -> None:
+        """A forward begins: saves are counted from 0, and only those of the tuple leave. None: all may.
+
+        Tensors that are saved in one region are fetched ahead together; no fetch goes beyond it.
+        """
+
+    def settle(self) -> None:
+        """Waits until no source waits for its copy.
+
+        Raises:
+            RuntimeError: The engine is closed.
+        """
+
+    def step(self) -> None:
+        """A training step begins. Without this call one begins when all saved tensors are gone."""
+
+    def counters(self) -> dict[str, int]:
+        """What was done so far: bytes and counts by tier, prefetch, time waited, what became of saves."""
+
+    def trace(self) -> list[tuple[str, str, int, int, int, int]]:
+        """The latest events, oldest first: (kind, tier, bytes, begin_ns, end_ns, ticket).
+
+        Kinds are ``"out"``, ``"in"``, ``"wait_settle"`` and ``"wait_arrive"``; time 0 is the engine's start.
+        """
+
+    def notes(self) -> dict[str, str]:
+        """Per tier, why it is not used as asked; "" if there is nothing to say."""
+
+    def close(self) -> None:
+        """Gives everything back. What was saved cannot be unpacked any more."""
 
 @final
 class Simulator:
@@ -694,7 +857,9 @@ def decide(
     sim: _SimOptions | dict[str, Any] | None = None,
     rates: _Rates | dict[str, Any] | None = None,
     allow_checkpoint: bool = True,
+    allow_selective: bool = True,
     force: bool = False,
+    offload: _Offload | dict[str, Any] | None = None,
 ) -> Plan:
     """Decides: the fastest plan whose replayed peak is within a budget.
 
@@ -707,7 +872,9 @@ def decide(
         sim: The allocator that the step will run on; None: the host.
         rates: Rates of the machine; None: a 2-core host.
         allow_checkpoint: False: every module is kept.
+        allow_selective: False: a checkpoint keeps nothing of what it runs again.
         force: Plan even if the plain step fits.
+        offload: How tensors may leave the device; None: they stay.
 
     Returns:
         The plan.
@@ -722,6 +889,9 @@ def frontier(
     *,
     sim: _SimOptions | dict[str, Any] | None = None,
     rates: _Rates | dict[str, Any] | None = None,
+    allow_selective: bool = True,
+    allow_checkpoint: bool = True,
+    offload: _Offload | dict[str, Any] | None = None,
 ) -> list[tuple[int, int]]:
     """``(peak_bytes, step_ns)`` of every plan that `decide` chooses from, fastest first, peaks falling.
 
@@ -776,6 +946,8 @@ def step_events(graph: Graph, plan: Plan | None = None) -> _StepEvents:
 
 def op_times_ns(graph: Graph, rates: _Rates | dict[str, Any] | None = None) -> bytes:
     """Time of each operation by the cost model: native int64 values, for ``array.array("q")``.
+
+    With what the buffers that it makes take, where `fresh_from_bytes` says that they take something.
 
     Raises:
         ValueError: An unknown or invalid rate, named in the message.

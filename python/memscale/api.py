@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from memscale.core.config import AsyncOffloadConfig, Config
+from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.core.devices import resolve_device
+from memscale.core.eight_bit import is_8bit, with_8bit_state
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.plan import Plan
 from memscale.core.planner import make_plan
@@ -23,8 +25,11 @@ from memscale.core.tracer import StepFacts
 from memscale.core.verification import VerifyReport, compare
 from memscale.errors import ConfigError
 from memscale.observability import logs
+from memscale.techniques.loss_scale import LossScale
+from memscale.techniques.replicas import refuse, wrapped_one
 
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -35,6 +40,7 @@ def wrap(
     sample_input: Any = None,
     async_offload: bool | None = None,
     async_config: AsyncOffloadConfig | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> T:
     """Makes a model's training steps fit a memory budget. Loss and gradients keep every bit.
 
@@ -50,12 +56,15 @@ def wrap(
         async_offload: overrides the environment variable `MEMSCALE_ASYNC_OFFLOAD`, which overrides
             `config.async_offload`.
         async_config: overrides `config.async_config`.
+        optimizer: trains the model; makes the plan count its state (without it an AdamW is assumed), and
+            lets mixed precision compute in FP16 on cards that have no BF16. A trainer brings its own.
 
     Returns:
         `target`, the same object.
 
     Raises:
-        TypeError: `target` is neither, or `config` or `sample_input` is of a wrong type.
+        TypeError: `target` is neither, `config`, `sample_input` or `optimizer` is of a wrong type, or there
+            is an optimizer beside a trainer.
         ValueError: contradictory settings.
         BudgetError: the budget cannot be met and `config.strict_budget` is set.
 
@@ -64,7 +73,17 @@ def wrap(
         >>> memscale.wrap(model, memscale.Config(memory_budget="1GiB")) is model
         True
     """
-    _begin(_model_of(target), _resolve(config, async_offload, async_config), sample_input)
+    settings = _resolve(config, async_offload, async_config)
+    integration = _integration_of(target)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: a torch.optim.Optimizer")
+    if integration is None:
+        _begin(_model_of(target), settings, sample_input, optimizer)
+    elif optimizer is not None:
+        raise TypeError("optimizer is given beside a trainer, which brings its own")
+    else:
+        integration.begin(target, settings, sample_input, _begin)
+    _say_where_8bit_is(settings, optimizer)
     return target
 
 
@@ -90,12 +109,60 @@ def optimize(
         >>> with memscale.optimize(model, optimizer, sample_input=batch) as executor:
         ...     print(executor.plan.explain())
     """
-    executor = _begin(_model_of(model), _resolve(config), sample_input, optimizer)
+    settings = _resolve(config)
+    executor = _begin(_model_of(model), settings, sample_input, optimizer)
     try:
+        _say_where_8bit_is(settings, optimizer)
         yield executor
     finally:
         if model.__dict__.get(EXECUTOR) is executor:  # not if it was wrapped anew or detached inside
             detach(model)
+
+
+def apply_all_optimizations(
+    model: M,
+    optimizer: torch.optim.Optimizer,
+    config: Config | None = None,
+    sample_input: Any = None,
+) -> tuple[M, torch.optim.Optimizer]:
+    """The full stack: `wrap`, with an optimizer in place of yours that keeps its state in 8 bits.
+
+    The new optimizer has the parameters of the old one in the same groups with the same settings. It comes
+    from `bitsandbytes` or `torchao`, whichever is installed and can (see `Config.eight_bit_backend`); both
+    round the state, so weights differ a little from those of 32-bit state. Where neither can, where the
+    optimizer has stepped already, or where a scheduler or hook holds it, it is returned as it is; one log
+    line says why. Make schedulers afterwards, on the optimizer that is returned, and load only checkpoints of
+    its state that come from the same package.
+
+    Args:
+        model: the module; it is wrapped.
+        optimizer: AdamW, Adam, SGD with momentum or Lion, before its first step. It is not changed.
+        config: what to do; None for `Config(mode="aggressive")`.
+        sample_input: as for `wrap`.
+
+    Returns:
+        `model`, the same object, and the optimizer to train it with.
+
+    Raises:
+        TypeError: `optimizer` is no optimizer, and as `wrap`.
+        ValueError: as `wrap`.
+        BudgetError: as `wrap`; then the model is as it was.
+
+    Example:
+        >>> model, optimizer = memscale.apply_all_optimizations(model, optimizer, sample_input=batch)
+    """
+    module, settings = (
+        _model_of(model),
+        _resolve(Config(OptimizationMode.AGGRESSIVE) if config is None else config),
+    )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: a torch.optim.Optimizer")
+    logs.setup(settings)
+    if settings.use_8bit_optimizer:
+        optimizer, line = with_8bit_state(optimizer, settings.eight_bit_backend)
+        logs.LOGGER.info("%s", line)
+    _begin(module, settings, sample_input, optimizer)
+    return model, optimizer
 
 
 def detach(model: Any) -> None:
@@ -104,6 +171,9 @@ def detach(model: Any) -> None:
     Args:
         model: what was given to `wrap`. A model that is not wrapped gives a logged warning.
     """
+    integration = _integration_of(model)
+    if integration is not None:
+        integration.end(model)
     executor = _model_of(model).__dict__.get(EXECUTOR)
     if executor is None:
         logs.LOGGER.warning("detach: this model is not wrapped")
@@ -199,6 +269,9 @@ def verify(
     A wrapped model is verified with its own plan. Another one is wrapped for the comparison, with a plan
     that checkpoints something even if nothing need be. The model is left as it was.
 
+    With `DistributedDataParallel` it is a step of this process alone. With `fully_shard` gradients are those
+    over all processes, and every one of them has to call this, between two steps.
+
     Args:
         model: the module.
         sample_input: one training batch, as for `wrap`.
@@ -206,9 +279,13 @@ def verify(
         config: as for `wrap`; ignored for a wrapped model.
 
     Returns:
-        The report: `.equal`, `.first_difference`, `.table()`.
+        The report: `.passed`, `.equal` (every bit), `.first_difference`, `.table()`.
+
+    Raises:
+        TypeError: the model is a part of a wrapped one, or an argument is of a wrong type.
+        VerificationError: the model is sharded, and accumulates gradients without reducing them.
     """
-    module = _model_of(model)
+    module = wrapped_one(_model_of(model))
     args, kwargs = normalize_sample(sample_input)
     facts = StepFacts(training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
@@ -220,22 +297,51 @@ def verify(
 
 
 def _begin(
-    model: nn.Module, config: Config, sample_input: Any, optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module,
+    config: Config,
+    sample_input: Any,
+    optimizer: torch.optim.Optimizer | None = None,
+    grads_present: bool = False,
 ) -> Executor:
     """The pipeline, in order: sample, old plan off, log, new executor (profile → decide → attach)."""
+    refuse(model)
     sample = None if sample_input is None else normalize_sample(sample_input)
     wrapped: Executor | None = model.__dict__.get(EXECUTOR)
     if wrapped is not None:
         wrapped.stop()
     logs.setup(config)
     executor = Executor(model, config, optimizer)
+    if wrapped is not None and isinstance(executor.loss_scale, LossScale):
+        executor.loss_scale.take_over(wrapped.loss_scale)
     try:
-        executor.start(sample)
+        executor.start(sample, grads_present)
     except BaseException:
         if wrapped is not None:
             wrapped.resume()
         raise
     return executor
+
+
+def _say_where_8bit_is(config: Config, optimizer: torch.optim.Optimizer | None) -> None:
+    """What `wrap` and `optimize` cannot do: the loop goes on with the optimizer that it has."""
+    if config.use_8bit_optimizer and (optimizer is None or not is_8bit(optimizer)):
+        logs.LOGGER.info(
+            "8-bit optimizer state: not used, the loop keeps its own optimizer; "
+            "memscale.apply_all_optimizations returns one with 8-bit state"
+        )
+
+
+_INTEGRATIONS = {("transformers.trainer", "Trainer"): "memscale.integrations.trainer"}
+"""Module and name of a trainer class → what knows it; imported when such a trainer is wrapped."""
+
+
+def _integration_of(target: Any) -> Any:
+    """The module that knows this kind of trainer, or None."""
+    for kind in type(target).__mro__:
+        name = _INTEGRATIONS.get((kind.__module__, kind.__name__))
+        if name is not None:
+            return importlib.import_module(name)
+    return None
 
 
 def _model_of(target: Any) -> nn.Module:

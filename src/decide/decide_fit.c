@@ -17,8 +17,13 @@
  *     there depends on nothing else, so M is one number;
  *  2. from there on, by instances that internal saves hold, each up to its release: fixed as well;
  *  3. from its begin, by the module's state: fixed;
- *  4. by buffers made in it and by its inputs, whose forward instances end elsewhere. Only this depends on
- * the rest of the set: a buffer ends at the latest of the holds that apply.
+ *  4. by buffers made in it, kept or not, and by its inputs, whose forward instances end elsewhere. Only this
+ *     depends on the rest of the set: a buffer ends at the latest of the holds that apply.
+ *
+ * A region may also move buffers. Their saves then hold nothing, the copy out does for a while (one more hold, by
+ * the region), and each comes back at a point and stays up to another one. When they are off the device is
+ * summed in a row of changes of its own, which is only looked at when all that the set moves is more than
+ * what may be away.
  *
  * The fixed part is a list of points (slot, change). A buffer has its holds sorted, latest first, so its end
  * is the first that applies. Slots between which no set can make a difference are one *segment*, of which
@@ -30,7 +35,7 @@
  * Changing the set costs its points and holds, a few dozen; the peak costs the touched blocks and one pass
  * over the block list. Nothing is allocated.
  */
-#include "decide/decide_internal.h"
+#include "decide/decide_fit.h"
 
 static void add_change(msc__fit *fit, uint32_t segment, int64_t delta_bytes)
 {
@@ -40,23 +45,27 @@ static void add_change(msc__fit *fit, uint32_t segment, int64_t delta_bytes)
         return;
     fit->delta_bytes[segment] += delta_bytes;
     fit->block_stale[block] = 1;
+    fit->block_excess[block].known = 0;
 }
 
-static bool hold_applies(const msc__fit *fit, const msc__fit_hold *hold, uint32_t home)
+/* Whether a hold applies to a buffer that is made in the region `home` and moved by the region `mover`. */
+static bool hold_applies(const msc__fit *fit, const msc__fit_hold *hold, uint32_t home, uint32_t mover)
 {
     if (hold->kind == MSC__FIT_ALWAYS)
         return true;
-    if (hold->kind == MSC__FIT_INPUT)
-        return fit->active[hold->call] != 0;
-    return home == MSC_NONE || hold->call < home || hold->call > fit->model->last_call[home] ||
-           hold->release <= fit->model->regions[home].end;
+    if (hold->kind == MSC__FIT_REGION)
+        return fit->active[hold->by] != 0;
+    if (mover != MSC_NONE)
+        return false;
+    return home == MSC_NONE || hold->by < fit->model->regions[home].first_call ||
+           hold->by > fit->model->regions[home].last_call || hold->release <= fit->model->regions[home].end;
 }
 
 static void settle_buffer(msc__fit *fit, msc__fit_buffer *buffer)
 {
     const msc__fit_hold *hold = (const msc__fit_hold *)fit->holds.items + buffer->first_hold;
 
-    while (!hold_applies(fit, hold, buffer->home))
+    while (!hold_applies(fit, hold, buffer->home, buffer->mover))
         hold++;
     if (hold->segment == buffer->end)
         return;
@@ -65,21 +74,36 @@ static void settle_buffer(msc__fit *fit, msc__fit_buffer *buffer)
     buffer->end = hold->segment;
 }
 
-static void set_region(msc__fit *fit, const msc__fit_region *region, bool active)
+static void set_away(msc__fit *fit, const msc__fit_region *region, bool active)
 {
+    const msc__fit_point *away = (const msc__fit_point *)fit->away.items + region->first_away;
+    uint32_t i;
+
+    for (i = 0; i < region->away_count; i++)
+        if (away[i].segment < fit->segment_count)
+            fit->away_bytes[away[i].segment] += active ? away[i].delta_bytes : -away[i].delta_bytes;
+    fit->moved_bytes += active ? region->moved_bytes : 0 - region->moved_bytes;
+}
+
+static void set_region(msc__fit *fit, uint32_t r, bool active)
+{
+    const msc__fit_region *region = &fit->regions[r];
     const msc__fit_point *points = (const msc__fit_point *)fit->points.items + region->first_point;
     const uint32_t *touches = (const uint32_t *)fit->touches.items + region->first_touch;
     msc__fit_buffer *buffers = fit->buffers.items;
     uint32_t i;
 
-    fit->active[region->call] = active;
+    fit->active[r] = active;
     for (i = 0; i < region->point_count; i++)
         add_change(fit, points[i].segment, active ? points[i].delta_bytes : -points[i].delta_bytes);
     for (i = 0; i < region->touch_count; i++) {
         if (i < region->home_count)
-            buffers[touches[i]].home = active ? region->call : MSC_NONE;
+            buffers[touches[i]].home = active ? r : MSC_NONE;
+        else if (i < region->home_count + region->moved_count)
+            buffers[touches[i]].mover = active ? r : MSC_NONE;
         settle_buffer(fit, &buffers[touches[i]]);
     }
+    set_away(fit, region, active);
 }
 
 void msc__fit_set(msc__fit *fit, uint32_t candidate, bool active)
@@ -88,7 +112,7 @@ void msc__fit_set(msc__fit *fit, uint32_t candidate, bool active)
     uint32_t i;
 
     for (i = 0; i < changed->region_count; i++)
-        set_region(fit, &fit->regions[changed->first_region + i], active);
+        set_region(fit, changed->first_region + i, active);
 }
 
 static uint32_t block_end(const msc__fit *fit, uint32_t block)
@@ -116,12 +140,27 @@ static void sum_block(msc__fit *fit, uint32_t block)
     fit->block_stale[block] = 0;
 }
 
+uint64_t msc__fit_away(const msc__fit *fit)
+{
+    int64_t sum = 0;
+    int64_t most = 0;
+    uint32_t i;
+
+    for (i = 0; i < fit->segment_count && fit->moved_bytes > 0; i++) {
+        sum += fit->away_bytes[i];
+        most = sum > most ? sum : most;
+    }
+    return (uint64_t)most;
+}
+
 uint64_t msc__fit_peak(msc__fit *fit)
 {
     int64_t sum = 0;
     int64_t peak = 0;
     uint32_t i;
 
+    if (fit->moved_bytes > fit->model->link.limit_bytes && msc__fit_away(fit) > fit->model->link.limit_bytes)
+        return MSC__FIT_NO_PEAK;
     for (i = 0; i < fit->block_count; i++) {
         if (fit->block_stale[i])
             sum_block(fit, i);
@@ -132,18 +171,55 @@ uint64_t msc__fit_peak(msc__fit *fit)
     return (uint64_t)peak;
 }
 
-uint64_t msc__fit_excess(const msc__fit *fit, uint64_t level_bytes)
+/* Excess within a block whose first segment starts from `sum`. */
+static uint64_t sum_excess(const msc__fit *fit, uint32_t block, int64_t sum)
 {
-    int64_t sum = -(int64_t)level_bytes;
+    uint32_t end = block_end(fit, block);
     uint64_t excess = 0;
     uint32_t i;
 
-    for (i = 0; i < fit->segment_count; i++) {
+    for (i = block * MSC__FIT_BLOCK; i < end; i++) {
         sum += fit->delta_bytes[i];
         if (fit->base_bytes[i] + sum > 0)
             excess += ((uint64_t)(fit->base_bytes[i] + sum) >> fit->excess_shift) * fit->width[i];
     }
     return excess;
+}
+
+/* A block's excess depends on its changes and on the sum before it, and is remembered with that. */
+uint64_t msc__fit_excess(msc__fit *fit, uint64_t level_bytes)
+{
+    int64_t sum = -(int64_t)level_bytes;
+    uint64_t excess = 0;
+    uint32_t i;
+
+    for (i = 0; i < fit->block_count; i++) {
+        msc__fit_excess_of *of = &fit->block_excess[i];
+        if (fit->block_stale[i])
+            sum_block(fit, i);
+        if (!of->known || of->sum != sum) {
+            of->value = sum + fit->block_peak_bytes[i] > 0 ? sum_excess(fit, i, sum) : 0;
+            of->sum = sum;
+            of->known = 1;
+        }
+        excess += of->value;
+        sum += fit->block_delta_bytes[i];
+    }
+    return excess;
+}
+
+/* Blocks that are not stale are as in the plain step. */
+bool msc__fit_lowers(const msc__fit *fit)
+{
+    int64_t sum = 0;
+    uint32_t b;
+    uint32_t i;
+
+    for (b = 0; b < fit->block_count && sum >= 0; b++)
+        if (fit->block_stale[b])
+            for (i = b * MSC__FIT_BLOCK; i < block_end(fit, b) && sum >= 0; i++)
+                sum += fit->delta_bytes[i];
+    return sum < 0;
 }
 
 int64_t msc__fit_freed(const msc__fit *fit, uint32_t segment)
@@ -156,18 +232,21 @@ int64_t msc__fit_freed(const msc__fit *fit, uint32_t segment)
     return -sum;
 }
 
-/* What a region drops at a segment, if nothing else held it. */
-static int64_t most_dropped(const msc__fit *fit, const msc__fit_region *region, uint32_t segment)
+/* What a region drops or moves at a segment, if nothing else held it. */
+static int64_t most_dropped(const msc__fit *fit, uint32_t r, uint32_t segment)
 {
+    const msc__fit_region *region = &fit->regions[r];
     const uint32_t *touches = (const uint32_t *)fit->touches.items + region->first_touch;
     const msc__fit_buffer *buffers = fit->buffers.items;
     int64_t sum = 0;
     uint32_t i;
 
-    for (i = 0; i < region->home_count; i++) {
+    for (i = 0; i < region->home_count + region->moved_count; i++) {
         const msc__fit_buffer *buffer = &buffers[touches[i]];
         const msc__fit_hold *hold = (const msc__fit_hold *)fit->holds.items + buffer->first_hold;
-        while (hold->kind == MSC__FIT_INPUT || !hold_applies(fit, hold, region->call))
+        uint32_t home = i < region->home_count ? r : MSC_NONE;
+        uint32_t mover = i < region->home_count ? MSC_NONE : r;
+        while (hold->kind == MSC__FIT_REGION ? hold->by != r : !hold_applies(fit, hold, home, mover))
             hold++;
         if (buffer->plain_end > segment && hold->segment <= segment)
             sum += buffer->size_bytes;
@@ -175,20 +254,15 @@ static int64_t most_dropped(const msc__fit *fit, const msc__fit_region *region, 
     return sum;
 }
 
-int64_t msc__fit_most_freed(const msc__fit *fit, uint32_t candidate, uint32_t segment)
+int64_t msc__fit_most_freed(const msc__fit *fit, uint32_t r, uint32_t segment)
 {
-    const msc__candidate *asked = &fit->model->candidates[candidate];
-    int64_t sum = 0;
-    uint32_t i;
+    const msc__fit_region *region = &fit->regions[r];
+    const msc__fit_point *points = (const msc__fit_point *)fit->points.items + region->first_point;
+    int64_t sum = most_dropped(fit, r, segment);
     uint32_t k;
 
-    for (i = 0; i < asked->region_count; i++) {
-        const msc__fit_region *region = &fit->regions[asked->first_region + i];
-        const msc__fit_point *points = (const msc__fit_point *)fit->points.items + region->first_point;
-        sum += most_dropped(fit, region, segment);
-        for (k = 0; k < region->point_count && points[k].segment <= segment; k++)
-            sum -= points[k].delta_bytes;
-    }
+    for (k = 0; k < region->point_count && points[k].segment <= segment; k++)
+        sum -= points[k].delta_bytes;
     return sum;
 }
 

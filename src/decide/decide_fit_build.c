@@ -33,23 +33,52 @@ static void number_slots(msc__fit_builder *b, const msc__buckets *redos)
     b->fit->slot_count = next;
 }
 
+/* Of regions at one position the one with the later call comes first, as in a trace. */
 static void lay_out_slots(msc__fit_builder *b)
 {
     const msc__model *model = b->model;
     msc__buckets redos;
     int pass;
     uint32_t c;
+    uint32_t i;
 
     msc__buckets_init(&b->scratch, &redos, model->op_count + 1);
     for (pass = 0; pass < 2; pass++) {
-        for (c = model->call_count; c-- > 0;) /* the later call first */
-            if (b->is_region[c])
-                msc__buckets_add(&redos, model->regions[c].redo, c);
+        for (c = model->call_count; c-- > 0;)
+            for (i = b->by_call.first[c]; i < b->by_call.first[c + 1]; i++)
+                msc__buckets_add(&redos, model->regions[b->by_call.items[i]].redo, b->by_call.items[i]);
         if (pass == 0)
             msc__buckets_place(&b->scratch, &redos);
     }
     if (b->scratch.failed_bytes == 0)
         number_slots(b, &redos);
+}
+
+static void find_owners(msc__fit_builder *b)
+{
+    const msc__model *model = b->model;
+    int pass;
+    uint32_t i;
+    uint32_t r;
+
+    for (i = 0; i < model->candidate_count; i++)
+        for (r = 0; r < model->candidates[i].region_count; r++)
+            b->owner[model->candidates[i].first_region + r] = i;
+    msc__buckets_init(&b->scratch, &b->by_call, model->call_count);
+    for (pass = 0; pass < 2; pass++) {
+        for (r = 0; r < model->region_count; r++)
+            msc__buckets_add(&b->by_call, model->regions[r].first_call, r);
+        if (pass == 0)
+            msc__buckets_place(&b->scratch, &b->by_call);
+    }
+    for (r = 0; r < model->region_count; r++)
+        if (!model->regions[r].offload)
+            b->is_region[model->regions[r].first_call] = 1;
+    /* Of a run, saves may be dropped that none of its calls would drop alone. */
+    for (r = 0; r < model->region_count; r++)
+        if (msc__fit_owner(b, r)->is_run)
+            for (i = model->regions[r].first_call; i <= model->regions[r].last_call; i++)
+                b->is_region[i] = MSC__IN_RUN;
 }
 
 /* ---- 2. plain ------------------------------------------------------------------------------------- */
@@ -92,7 +121,11 @@ static void mark_slots(msc__fit_builder *b)
     const msc__fit_point *points = b->fit->points.items;
     uint32_t i;
 
+    const msc__fit_point *away = b->fit->away.items;
+
     b->marks[0] = 1;
+    for (i = 0; i < b->fit->away.count; i++)
+        b->marks[away[i].segment] = 1;
     for (i = 0; i < b->fit->holds.count; i++)
         b->marks[holds[i].segment] = 1;
     for (i = 0; i < b->fit->points.count; i++)
@@ -118,6 +151,7 @@ static void slots_to_segments(msc__fit *fit)
 {
     msc__fit_hold *holds = fit->holds.items;
     msc__fit_point *points = fit->points.items;
+    msc__fit_point *away = fit->away.items;
     msc__fit_buffer *buffers = fit->buffers.items;
     uint32_t i;
 
@@ -125,6 +159,8 @@ static void slots_to_segments(msc__fit *fit)
         holds[i].segment = fit->segment_of[holds[i].segment];
     for (i = 0; i < fit->points.count; i++)
         points[i].segment = fit->segment_of[points[i].segment];
+    for (i = 0; i < fit->away.count; i++)
+        away[i].segment = fit->segment_of[away[i].segment];
     for (i = 0; i < fit->buffers.count; i++) {
         buffers[i].end = fit->segment_of[buffers[i].end];
         buffers[i].plain_end = buffers[i].end;
@@ -156,6 +192,35 @@ static void fill_segments(msc__fit_builder *b)
         fit->excess_shift++;
 }
 
+/* If every buffer went as early as any set could let it go, and nothing were recomputed: what is left is a
+ * lower bound of any peak. Uses the changes of the fit, which are
+ * zero before and after. */
+static void find_floor(msc__fit *fit)
+{
+    const msc__fit_buffer *buffers = fit->buffers.items;
+    const msc__fit_hold *holds = fit->holds.items;
+    int64_t *freed_bytes = fit->delta_bytes;
+    int64_t sum = 0;
+    uint32_t i;
+
+    for (i = 0; i < fit->buffers.count; i++) {
+        const msc__fit_hold *hold = &holds[buffers[i].first_hold];
+        while (hold->kind != MSC__FIT_ALWAYS)
+            hold++;
+        if (hold->segment >= buffers[i].plain_end)
+            continue;
+        freed_bytes[hold->segment] += buffers[i].size_bytes;
+        if (buffers[i].plain_end < fit->segment_count)
+            freed_bytes[buffers[i].plain_end] -= buffers[i].size_bytes;
+    }
+    for (i = 0; i < fit->segment_count; i++) {
+        sum += freed_bytes[i];
+        freed_bytes[i] = 0;
+        if (fit->base_bytes[i] - sum > (int64_t)fit->floor_bytes)
+            fit->floor_bytes = (uint64_t)(fit->base_bytes[i] - sum);
+    }
+}
+
 static msc_status build_segments(msc__fit_builder *b, msc_error *err)
 {
     msc__fit *fit = b->fit;
@@ -166,13 +231,17 @@ static msc_status build_segments(msc__fit_builder *b, msc_error *err)
     fit->base_bytes = msc__scratch_take(scratch, fit->segment_count, sizeof *fit->base_bytes);
     fit->width = msc__scratch_take(scratch, fit->segment_count, sizeof *fit->width);
     fit->delta_bytes = msc__scratch_take(scratch, fit->segment_count, sizeof *fit->delta_bytes);
+    if (fit->away.count > 0)
+        fit->away_bytes = msc__scratch_take(scratch, fit->segment_count, sizeof *fit->away_bytes);
     fit->block_delta_bytes = msc__scratch_take(scratch, fit->block_count, sizeof *fit->block_delta_bytes);
     fit->block_peak_bytes = msc__scratch_take(scratch, fit->block_count, sizeof *fit->block_peak_bytes);
     fit->block_stale = msc__scratch_take(scratch, fit->block_count, sizeof *fit->block_stale);
+    fit->block_excess = msc__scratch_take(scratch, fit->block_count, sizeof *fit->block_excess);
     if (scratch->failed_bytes > 0)
         return msc__scratch_check(scratch, "a decision", err);
     slots_to_segments(fit);
     fill_segments(b);
+    find_floor(fit);
     return MSC_OK;
 }
 
@@ -182,17 +251,17 @@ static msc_status take_arrays(msc__fit_builder *b, msc_error *err)
 {
     const msc__model *model = b->model;
     msc__fit *fit = b->fit;
-    size_t slots = (size_t)model->op_count + model->region_count + 3;
-    uint32_t i;
+    size_t slots = (size_t)model->op_count + model->region_count + 3; /* one behind a recompute at the end */
 
     fit->op_slot = msc__scratch_take(&fit->scratch, (size_t)model->op_count + 1, sizeof *fit->op_slot);
-    fit->redo_slot = msc__scratch_take(&fit->scratch, model->call_count, sizeof *fit->redo_slot);
+    fit->redo_slot = msc__scratch_take(&fit->scratch, model->region_count, sizeof *fit->redo_slot);
     fit->segment_of = msc__scratch_take(&fit->scratch, slots, sizeof *fit->segment_of);
     fit->regions = msc__scratch_take(&fit->scratch, model->region_count, sizeof *fit->regions);
-    fit->active = msc__scratch_take(&fit->scratch, model->call_count, sizeof *fit->active);
+    fit->active = msc__scratch_take(&fit->scratch, model->region_count, sizeof *fit->active);
     b->live_bytes = msc__scratch_take(&b->scratch, slots, sizeof *b->live_bytes);
     b->marks = msc__scratch_take(&b->scratch, slots, sizeof *b->marks);
     b->is_region = msc__scratch_take(&b->scratch, model->call_count, sizeof *b->is_region);
+    b->owner = msc__scratch_take(&b->scratch, model->region_count, sizeof *b->owner);
     b->index_of = msc__scratch_take(&b->scratch, model->buffer_count, sizeof *b->index_of);
     b->stamps = msc__scratch_take(&b->scratch, model->buffer_count, sizeof *b->stamps);
     b->redo_end = msc__scratch_take(&b->scratch, model->buffer_count, sizeof *b->redo_end);
@@ -201,9 +270,8 @@ static msc_status take_arrays(msc__fit_builder *b, msc_error *err)
         return msc__scratch_check(&fit->scratch, "a decision", err);
     if (b->scratch.failed_bytes > 0)
         return msc__scratch_check(&b->scratch, "a decision", err);
-    for (i = 0; i < model->region_count; i++)
-        b->is_region[model->region_calls[i]] = 1;
-    return MSC_OK;
+    find_owners(b);
+    return msc__scratch_check(&b->scratch, "a decision", err);
 }
 
 /* Room for one of each, so that the arrays of a graph without candidates are empty rather than NULL. */
@@ -213,6 +281,8 @@ static msc_status open_lists(msc__fit_builder *b, msc_error *err)
     msc__fit *fit = b->fit;
     msc_status status = msc__array_reserve(ctx, &fit->points, sizeof(msc__fit_point), 1, err);
 
+    if (status == MSC_OK)
+        status = msc__array_reserve(ctx, &fit->away, sizeof(msc__fit_point), 1, err);
     if (status == MSC_OK)
         status = msc__array_reserve(ctx, &fit->holds, sizeof(msc__fit_hold), 1, err);
     if (status == MSC_OK)
@@ -240,7 +310,9 @@ static msc_status build(msc__fit_builder *b, msc_error *err)
     fill_live(b, plain_ends);
     status = msc__fit_add_buffers(b, plain_ends, err);
     if (status == MSC_OK)
-        status = msc__fit_add_regions(b, err);
+        status = msc__fit_add_touches(b, err);
+    if (status == MSC_OK)
+        status = msc__fit_add_points(b, err);
     if (status == MSC_OK)
         status = build_segments(b, err);
     return status;
@@ -264,6 +336,7 @@ void msc__fit_fini(msc__fit *fit)
     if (ctx == NULL)
         return;
     msc__array_fini(ctx, &fit->points, sizeof(msc__fit_point));
+    msc__array_fini(ctx, &fit->away, sizeof(msc__fit_point));
     msc__array_fini(ctx, &fit->holds, sizeof(msc__fit_hold));
     msc__array_fini(ctx, &fit->buffers, sizeof(msc__fit_buffer));
     msc__array_fini(ctx, &fit->touches, sizeof(uint32_t));

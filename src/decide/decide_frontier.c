@@ -136,15 +136,54 @@ msc_status msc__frontier_offer(msc__frontier *frontier, uint64_t peak_bytes, int
     return MSC_OK;
 }
 
+msc_status msc__frontier_insert(msc__frontier *frontier, const msc__frontier_plan *plan, const uint64_t *set,
+                                msc_error *err)
+{
+    msc__frontier_plan entry = *plan;
+    uint32_t place = find_place(frontier, plan->added_ns);
+    msc_status status = take_set(frontier, &entry.set, err);
+
+    if (status != MSC_OK)
+        return status;
+    memcpy((uint64_t *)frontier->sets.items + (size_t)entry.set * frontier->word_count, set,
+           frontier->word_count * sizeof *set);
+    while (place < frontier->plans.count && msc__frontier_plans(frontier)[place].added_ns == plan->added_ns)
+        place++;
+    splice(frontier, place, place, &entry);
+    return MSC_OK;
+}
+
+void msc__frontier_clear(msc__frontier *frontier)
+{
+    frontier->plans.count = 0;
+    frontier->sets.count = 0;
+    frontier->free_sets.count = 0;
+}
+
+/* For each of `most` peaks, evenly spaced from the highest to the lowest, the fastest plan below it. */
 void msc__frontier_thin(msc__frontier *frontier, uint32_t most)
 {
     msc__frontier_plan *plans = frontier->plans.items;
     uint32_t count = frontier->plans.count;
-    uint32_t i;
+    uint64_t highest;
+    uint64_t lowest;
+    uint32_t kept = 0;
+    uint32_t i = 0;
+    uint32_t k;
 
     if (count <= most || most < 2)
         return;
-    for (i = 0; i < most; i++)
-        plans[i] = plans[(uint64_t)i * (count - 1) / (most - 1)];
-    frontier->plans.count = most;
+    highest = plans[0].peak_bytes;
+    lowest = plans[count - 1].peak_bytes;
+    for (k = 0; k < most && i < count; k++) {
+        uint64_t level = highest - (highest - lowest) / (most - 1) * k;
+        if (k == most - 1)
+            level = lowest;
+        for (; plans[i].peak_bytes > level; i++)
+            if (plans[kept - 1].set != plans[i].set)
+                give_back_set(frontier, plans[i].set);
+        if (kept == 0 || plans[kept - 1].set != plans[i].set)
+            plans[kept++] = plans[i];
+    }
+    frontier->plans.count = kept;
 }

@@ -11,7 +11,7 @@
 
 #include "decide/decide_walker.h"
 
-#define IMPROVE_BLOCK_VISITS ((uint64_t)1 << 20) /* some milliseconds of evaluations */
+#define IMPROVE_WORK ((uint64_t)1 << 22) /* some milliseconds */
 
 /* ---- improve --------------------------------------------------------------------------------------- */
 
@@ -51,6 +51,30 @@ static void try_swaps(msc__walker *s, uint32_t leaving, uint32_t entering_count)
     }
 }
 
+/* The way to treat a module that comes after another: first those that move nothing, then the others. */
+static uint32_t next_way(const msc__model *model, uint32_t way)
+{
+    const msc__candidate *c = &model->candidates[way];
+
+    if (msc__moves(c))
+        return c->also;
+    return c->next != MSC_NONE ? c->next : model->candidates[c->base].also;
+}
+
+/* The other ways to treat the module of an active candidate. */
+static void try_ways(msc__walker *s, uint32_t active)
+{
+    uint32_t way = s->model->candidates[active].base;
+
+    for (; way != MSC_NONE && msc__walker_may_go_on(s); way = next_way(s->model, way)) {
+        if (way == active || !s->model->candidates[way].usable)
+            continue;
+        msc__walker_make(s, (msc__move){MSC__MOVE_ADD, way});
+        msc__walker_evaluate(s);
+        msc__walker_undo(s);
+    }
+}
+
 static void try_neighbours(msc__walker *s)
 {
     uint32_t leaving_count = list_ends(s, true);
@@ -69,6 +93,7 @@ static void try_neighbours(msc__walker *s)
         msc__walker_make(s, (msc__move){MSC__MOVE_SPLIT, s->leaving[i]});
         msc__walker_evaluate(s);
         msc__walker_undo(s);
+        try_ways(s, s->leaving[i]);
         try_swaps(s, s->leaving[i], entering_count);
     }
 }
@@ -95,46 +120,90 @@ static bool improve_every(msc__walker *s, uint32_t stride)
 /* Coarse passes first, so that a limit leaves the frontier equally good everywhere. */
 void msc__walk_improve(msc__walker *s)
 {
-    uint64_t allowed = IMPROVE_BLOCK_VISITS / (s->fit->block_count + 64);
-    uint64_t later = s->evaluations > allowed ? s->evaluations - allowed : 0;
+    uint64_t held = msc__walker_hold(s, IMPROVE_WORK);
     uint32_t stride;
 
-    s->evaluations -= later;
     for (stride = 64; stride > 1; stride /= 4)
         (void)improve_every(s, stride);
     while (improve_every(s, 1) && msc__walker_may_go_on(s)) {
     }
-    s->evaluations += later;
+    s->work += held;
 }
 
 /* ---- exhaustive ------------------------------------------------------------------------------------ */
 
-/* Gray code: consecutive sets differ in one candidate. Overlapping sets are stepped over. */
-void msc__walk_everywhere(msc__walker *s)
+#define WORD 64u
+
+/* Per candidate of `by_cost`, as bits: itself and those that it overlaps. */
+static void fill_overlaps(const msc__walker *s, uint64_t *overlaps)
 {
     uint32_t count = s->model->usable_count;
-    uint64_t target = 0;
-    uint64_t i;
+    uint32_t i;
     uint32_t k;
+    uint32_t n;
 
-    for (i = 1; i < (uint64_t)1 << count && s->status == MSC_OK; i++) {
-        bool overlap = false;
-        for (k = 0; (i >> k & 1) == 0;)
-            k++;
-        target ^= (uint64_t)1 << k;
-        memset(s->start, 0, s->frontier->word_count * sizeof *s->start);
-        for (k = 0; k < count; k++)
-            if ((target >> k & 1) != 0)
-                s->start[s->by_cost[k] / 64] |= (uint64_t)1 << (s->by_cost[k] % 64);
-        for (k = 0; k < count && !overlap; k++) {
-            uint32_t c = s->by_cost[k];
-            uint32_t j;
-            for (j = s->model->below.first[c]; j < s->model->below.first[c + 1] && (target >> k & 1); j++)
-                overlap |= msc__set_has(s->start, s->model->below.items[j]);
+    for (i = 0; i < count; i++) {
+        const msc__buckets *lists = &s->model->below;
+        overlaps[i] |= (uint64_t)1 << i;
+        for (n = lists->first[s->by_cost[i]]; n < lists->first[s->by_cost[i] + 1]; n++) {
+            for (k = 0; k < count; k++) {
+                if (s->by_cost[k] == lists->items[n]) {
+                    overlaps[i] |= (uint64_t)1 << k;
+                    overlaps[k] |= (uint64_t)1 << i;
+                }
+            }
         }
-        if (overlap)
-            continue;
-        msc__walker_go_to(s, s->start);
-        msc__walker_evaluate(s);
     }
+}
+
+/* Next candidate from `next` on that overlaps none of the present set; `count`: none. */
+static uint32_t next_free(const uint64_t *overlaps, uint64_t set, uint32_t next, uint32_t count)
+{
+    while (next < count && (overlaps[next] & set) != 0)
+        next++;
+    return next;
+}
+
+/* Depth first over all antichains, in the order of `by_cost`: from each set, the sets with one more candidate
+ * that comes later and overlaps none. Looks at them, or only counts them, up to `most`. */
+static uint64_t visit_antichains(msc__walker *s, const uint64_t *overlaps, uint64_t most, bool look)
+{
+    uint32_t count = s->model->usable_count;
+    uint32_t stack[WORD];
+    uint64_t set = 0;
+    uint64_t seen = 0;
+    uint32_t depth = 0;
+    uint32_t next = next_free(overlaps, 0, 0, count);
+
+    while (s->status == MSC_OK && seen < most && (next < count || depth > 0)) {
+        if (next < count) {
+            set |= (uint64_t)1 << next;
+            seen++;
+            stack[depth++] = next;
+        } else {
+            next = stack[--depth];
+            set ^= (uint64_t)1 << next;
+        }
+        if (look && (set >> next & 1) == 0)
+            msc__walker_make(s, (msc__move){MSC__MOVE_DROP, s->by_cost[next]});
+        if (look && (set >> next & 1) != 0) {
+            msc__walker_make(s, (msc__move){MSC__MOVE_ADD, s->by_cost[next]});
+            msc__walker_evaluate(s);
+        }
+        next = next_free(overlaps, set, next + 1, count);
+    }
+    return seen;
+}
+
+void msc__walk_everywhere(msc__walker *s, uint64_t most)
+{
+    uint64_t overlaps[WORD] = {0};
+
+    if (s->model->usable_count > WORD)
+        return;
+    fill_overlaps(s, overlaps);
+    if (visit_antichains(s, overlaps, most + 1, false) > most)
+        return;
+    msc__walker_go_to(s, NULL);
+    (void)visit_antichains(s, overlaps, most + 1, true);
 }

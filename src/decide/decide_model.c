@@ -19,6 +19,7 @@
 
 static void read_graph(msc__model *model, const msc_graph *graph)
 {
+    model->graph = graph;
     model->ops = msc_graph_ops(graph);
     model->buffers = msc_graph_buffers(graph);
     model->saves = msc_graph_saves(graph);
@@ -50,19 +51,6 @@ static uint32_t find_forward_end(const msc__model *model)
     return low;
 }
 
-static void find_last_calls(msc__model *model)
-{
-    uint32_t c;
-
-    for (c = model->call_count; c-- > 0;) {
-        uint32_t parent = model->calls[c].parent;
-        if (model->last_call[c] < c)
-            model->last_call[c] = c;
-        if (parent != MSC_NONE && model->last_call[parent] < model->last_call[c])
-            model->last_call[parent] = model->last_call[c];
-    }
-}
-
 static void fill_buckets(msc__model *model)
 {
     int pass;
@@ -85,7 +73,7 @@ static void fill_buckets(msc__model *model)
 }
 
 /* The sum of everything that could ever be alive at once, rounding included. */
-static msc_status check_sizes(msc__model *model, msc_error *err)
+static msc_status check_sizes(msc__model *model, bool allow_offload, msc_error *err)
 {
     uint64_t unit = model->unit_bytes;
     uint64_t sum = 0;
@@ -95,6 +83,8 @@ static msc_status check_sizes(msc__model *model, msc_error *err)
     for (i = 0; i < model->buffer_count; i++) {
         uint64_t rounded = msc__round_up_u64(model->buffers[i].size_bytes, unit);
         sum = msc__sat_add_u64(sum, msc__sat_add_u64(rounded, rounded));
+        if (allow_offload) /* what came back may be there beside both */
+            sum = msc__sat_add_u64(sum, rounded);
     }
     for (i = 0; i < model->call_count; i++)
         sum = msc__sat_add_u64(sum,
@@ -114,13 +104,33 @@ static void take_arrays(msc__model *model)
 {
     msc__scratch *scratch = &model->scratch;
 
-    model->regions = msc__scratch_take(scratch, model->call_count, sizeof *model->regions);
+    model->call_regions = msc__scratch_take(scratch, model->call_count, sizeof *model->call_regions);
     model->last_call = msc__scratch_take(scratch, model->call_count, sizeof *model->last_call);
     model->time_before_ns =
         msc__scratch_take(scratch, (size_t)model->op_count + 1, sizeof *model->time_before_ns);
     model->subjects = msc__scratch_take(scratch, model->module_count, sizeof *model->subjects);
-    model->candidates = msc__scratch_take(scratch, model->module_count, sizeof *model->candidates);
-    model->region_calls = msc__scratch_take(scratch, model->call_count, sizeof *model->region_calls);
+}
+
+/* Room for one of each, so that the lists of a graph without candidates are empty rather than NULL. */
+static msc_status open_lists(msc__model *model, msc_error *err)
+{
+    msc_context *ctx = model->scratch.ctx;
+    msc_status status = msc__array_reserve(ctx, &model->candidate_list, sizeof *model->candidates, 1, err);
+
+    if (status == MSC_OK)
+        status = msc__array_reserve(ctx, &model->region_list, sizeof *model->regions, 1, err);
+    if (status == MSC_OK)
+        status = msc__array_reserve(ctx, &model->kept_list, sizeof *model->kept, 1, err);
+    if (status == MSC_OK)
+        status = msc__array_reserve(ctx, &model->moved_list, sizeof *model->moved, 1, err);
+    if (status == MSC_OK)
+        status = msc__array_reserve(ctx, &model->move_list, sizeof *model->moves, 1, err);
+    model->candidates = model->candidate_list.items;
+    model->regions = model->region_list.items;
+    model->kept = model->kept_list.items;
+    model->moved = model->moved_list.items;
+    model->moves = model->move_list.items;
+    return status;
 }
 
 msc_status msc__model_init(msc__model *model, msc_context *ctx, const msc_graph *graph,
@@ -131,7 +141,8 @@ msc_status msc__model_init(msc__model *model, msc_context *ctx, const msc_graph 
     *model = (msc__model){.scratch = {.ctx = ctx}};
     read_graph(model, graph);
     model->unit_bytes = options->sim.kind == MSC_SIM_CUDA ? CUDA_UNIT_BYTES : 1;
-    status = check_sizes(model, err);
+    model->link = options->link;
+    status = check_sizes(model, options->allow_offload != 0, err);
     if (status != MSC_OK)
         return status;
     take_arrays(model);
@@ -139,13 +150,53 @@ msc_status msc__model_init(msc__model *model, msc_context *ctx, const msc_graph 
     if (model->scratch.failed_bytes > 0)
         return msc__scratch_check(&model->scratch, "a decision", err);
     model->forward_end = find_forward_end(model);
-    find_last_calls(model);
-    msc__regions_derive(graph, model->regions);
+    msc__last_calls(graph, model->last_call);
+    msc__regions_derive(graph, model->call_regions);
     msc__cost_times(model, &options->rates);
-    return msc__model_judge(model, err);
+    status = open_lists(model, err);
+    return status == MSC_OK ? msc__model_judge(model, options, err) : status;
+}
+
+uint32_t msc__first_input(const msc__model *model, uint32_t call)
+{
+    uint32_t low = 0;
+    uint32_t high = model->input_count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (model->inputs[middle].call < call)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+uint32_t msc__first_write(const msc__model *model, uint32_t op)
+{
+    uint32_t low = 0;
+    uint32_t high = model->write_count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (model->writes[middle].op < op)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 void msc__model_fini(msc__model *model)
 {
+    msc_context *ctx = model->scratch.ctx;
+
+    if (ctx == NULL)
+        return;
+    msc__array_fini(ctx, &model->candidate_list, sizeof *model->candidates);
+    msc__array_fini(ctx, &model->region_list, sizeof *model->regions);
+    msc__array_fini(ctx, &model->kept_list, sizeof *model->kept);
+    msc__array_fini(ctx, &model->moved_list, sizeof *model->moved);
+    msc__array_fini(ctx, &model->move_list, sizeof *model->moves);
     msc__scratch_fini(&model->scratch);
 }

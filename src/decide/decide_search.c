@@ -5,21 +5,25 @@
  * No walk knows the budget. Each moves from set to set, and every set that is looked at, also one that is not
  * taken, is offered to the frontier with its exact peak and time. The walks complement each other:
  *
- *  forward     from the plain step, always the move with the most peak bytes per nanosecond. A move
- * checkpoints one more module, in place of what is checkpointed inside it. Of a group of interchangeable
- *              modules only the first and the last are tried. When no move lowers the peak (it is reached at
- *              several moments, say), the move that best lowers bytes above a level just under it.
- *  whole       whole groups at a time, towards the smallest peak: the shape of good plans for repeated
- * blocks. polish      from the smallest plan so far: any change of one module that makes the peak smaller
- * still. backward    from the smallest plan: as the target rises in steps, drop what costs most time while
- * the peak stays below the target. sweep       of each group the first k, the last k, k evenly spaced; on the
- * plain step and on the smallest. exhaustive  every antichain, when there are few candidates.
+ *  forward     from the plain step, always the move with the most peak bytes per nanosecond. A move takes one
+ *              more candidate, in place of what overlaps it. Of a group of interchangeable candidates only the
+ *              first and the last are tried. When no move lowers the peak (it is reached at several moments,
+ *              say), the move that best lowers bytes above a level just under it.
+ *  whole       whole groups at a time, added or split into what lies inside, towards the smallest peak: the
+ *              shape of good plans for repeated blocks, whose peaks all have to fall before the peak does.
+ *  polish      from the smallest plan so far: any change of one candidate that makes the peak smaller still.
+ *  backward    from the smallest plan: as the target rises in steps, drop what costs most time, or keep more
+ *              of what it recomputes, while the peak stays below the target.
+ *  sweep       of each group the first k, the last k, k evenly spaced; on the plain step and on the smallest.
+ *  improve     the neighbours of every plan of the frontier, and theirs (decide_improve.c).
+ *  everywhere  every antichain, when there are few.
  *
  * All is deterministic: order is by group and module, ties go to what comes first, and the effort is limited
- * by a count of evaluations, not by a clock. Walks never recurse. Sets are rows of bits; `covered` and
- * `split` count, per candidate, the active candidates above and below it.
+ * by a count of work, not by a clock. Each walk has its share of that, so that on a huge graph none takes from
+ * the others what they need. Groups of very many members are walked in larger steps. Walks never recurse.
+ * Sets are rows of bits; `covered` and `split` count, per candidate, the active candidates above and below it.
  *
- * Cost: evaluations × (points of a candidate + blocks of the fit).
+ * Cost: at most MOST_WORK, about a second; of most graphs much less.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -27,13 +31,17 @@
 #include "base/error.h"
 #include "decide/decide_walker.h"
 
-#define EXHAUSTIVE_CANDIDATES 12u
-#define MOST_SWEEPS 32u /* numbers k that a sweep tries */
+#define EXHAUSTIVE_SETS 4096u
+#define EXHAUSTIVE_MOVES 32768u /* where something may move: small graphs have many more ways then */
+#define MOST_SWEEPS 32u         /* numbers k that a sweep tries */
 #define BACKWARD_TARGETS 24u
 #define POLISH_EVALUATIONS 2048u
-/* Evaluations, times blocks of the fit: about a second of work. */
-#define MOST_BLOCK_VISITS ((uint64_t)1 << 28)
+#define MOST_WORK ((uint64_t)5 << 26) /* blocks of the fit visited: about a second */
 #define LEAST_EVALUATIONS 4096u
+/* The frontier may hold as many bytes per operation as the graph does. */
+#define PLAN_WORDS_PER_OPERATION 8u
+#define LEAST_PLANS 1024u
+#define MANY_MEMBERS 128u /* groups of more are walked in larger steps */
 
 static void go_to_smallest(msc__walker *s)
 {
@@ -57,7 +65,9 @@ static uint64_t measure(msc__walker *s, const contest *c)
 {
     uint64_t peak_bytes = msc__walker_evaluate(s);
 
-    return c->level_bytes == UINT64_MAX ? peak_bytes : msc__fit_excess(s->fit, c->level_bytes);
+    return c->level_bytes == UINT64_MAX || peak_bytes == MSC__FIT_NO_PEAK
+               ? peak_bytes
+               : msc__fit_excess(s->fit, c->level_bytes);
 }
 
 static void try_move(msc__walker *s, contest *c, msc__move m)
@@ -109,6 +119,30 @@ static void try_all(msc__walker *s, contest *c)
             try_move(s, c, (msc__move){MSC__MOVE_ADD, i});
 }
 
+/* What was best for one member of a very large group is done with the next few at the same end, too. */
+static void go_on(msc__walker *s, const contest *c)
+{
+    const msc__buckets *members = &s->model->members;
+    uint32_t group = s->model->candidates[c->best.id].group;
+    uint32_t more = (members->first[group + 1] - members->first[group]) / MANY_MEMBERS;
+    uint64_t before = measure(s, c);
+    bool last = msc__walker_end_member(s, group, true, false) != c->best.id;
+
+    for (; more > 0 && msc__walker_may_go_on(s); more--) {
+        uint32_t member = msc__walker_end_member(s, group, false, last);
+        uint64_t after;
+        if (member == MSC_NONE)
+            return;
+        msc__walker_make(s, (msc__move){MSC__MOVE_ADD, member});
+        after = measure(s, c);
+        if (after >= before) {
+            msc__walker_undo(s);
+            return;
+        }
+        before = after;
+    }
+}
+
 static bool step_forward(msc__walker *s, uint64_t level_bytes)
 {
     contest c = {.level_bytes = level_bytes, .before_ns = s->added_ns};
@@ -119,6 +153,8 @@ static bool step_forward(msc__walker *s, uint64_t level_bytes)
     else
         try_ends_of_groups(s, &c);
     msc__walker_make(s, c.best);
+    if (c.best.kind != MSC__MOVE_NONE)
+        go_on(s, &c);
     s->log_count = 0;
     return c.best.kind != MSC__MOVE_NONE;
 }
@@ -133,6 +169,8 @@ static void walk_forward(msc__walker *s)
 
     while (moved && msc__walker_may_go_on(s)) {
         uint64_t peak_bytes = msc__walker_evaluate(s);
+        if (peak_bytes <= s->fit->floor_bytes)
+            return;
         moved = step_forward(s, UINT64_MAX);
         for (i = 0; i < sizeof shifts / sizeof shifts[0] && !moved; i++)
             moved = step_forward(s, peak_bytes - (peak_bytes >> shifts[i]));
@@ -167,7 +205,8 @@ static void walk_whole(msc__walker *s)
     while (moved && msc__walker_may_go_on(s)) {
         moved = false;
         for (i = 0; i < s->model->group_count && msc__walker_may_go_on(s); i++)
-            moved |= take_if_smaller(s, (msc__move){MSC__MOVE_GROUP, s->by_merit[i]});
+            moved |= take_if_smaller(s, (msc__move){MSC__MOVE_GROUP, s->by_merit[i]}) ||
+                     take_if_smaller(s, (msc__move){MSC__MOVE_SPLIT_GROUP, s->by_merit[i]});
     }
 }
 
@@ -180,28 +219,51 @@ static msc__move polish_move(const msc__walker *s, uint32_t candidate, uint32_t 
 
 static void polish(msc__walker *s)
 {
-    uint64_t left = s->evaluations > POLISH_EVALUATIONS ? s->evaluations - POLISH_EVALUATIONS : 0;
+    uint64_t held = msc__walker_hold(s, POLISH_EVALUATIONS * msc__walker_visit(s));
     bool moved = true;
     uint32_t round;
     uint32_t i;
 
     msc__walker_evaluate(s);
-    while (moved && msc__walker_may_go_on(s) && s->evaluations > left) {
+    while (moved && msc__walker_may_go_on(s)) {
         moved = false;
         for (round = 0; round < 2; round++) {
-            for (i = 0; i < s->model->usable_count && s->evaluations > left && msc__walker_may_go_on(s);
-                 i++) {
+            for (i = 0; i < s->model->usable_count && msc__walker_may_go_on(s); i++) {
                 msc__move m = polish_move(s, s->by_cost[i], round);
                 if (m.kind != MSC__MOVE_NONE)
                     moved |= take_if_smaller(s, m);
             }
         }
     }
+    s->work += held;
 }
 
 /* ---- backward -------------------------------------------------------------------------------------- */
 
-/* Drops what can be dropped with the peak at most `target_bytes`. */
+/* Makes a move unless the peak then exceeds a target. */
+static bool take_under(msc__walker *s, msc__move m, uint64_t target_bytes)
+{
+    bool taken;
+
+    msc__walker_make(s, m);
+    taken = msc__walker_evaluate(s) <= target_bytes;
+    if (!taken)
+        msc__walker_undo(s);
+    s->log_count = 0;
+    return taken;
+}
+
+/* Of an active candidate, keeps more and more as long as the peak stays below the target. */
+static void relax_under(msc__walker *s, uint32_t candidate, uint64_t target_bytes)
+{
+    uint32_t way = s->model->candidates[candidate].next;
+
+    for (; way != MSC_NONE && msc__walker_may_go_on(s); way = s->model->candidates[way].next)
+        if (s->model->candidates[way].usable && !take_under(s, (msc__move){MSC__MOVE_ADD, way}, target_bytes))
+            return;
+}
+
+/* Drops what can be dropped with the peak at most `target_bytes`, and relaxes the rest. */
 static void drop_under(msc__walker *s, uint64_t target_bytes, const uint32_t *order)
 {
     uint32_t i;
@@ -209,10 +271,8 @@ static void drop_under(msc__walker *s, uint64_t target_bytes, const uint32_t *or
     for (i = 0; i < s->model->usable_count && msc__walker_may_go_on(s); i++) {
         if (!msc__walker_has(s, order[i]))
             continue;
-        msc__walker_make(s, (msc__move){MSC__MOVE_DROP, order[i]});
-        if (msc__walker_evaluate(s) > target_bytes)
-            msc__walker_undo(s);
-        s->log_count = 0;
+        if (!take_under(s, (msc__move){MSC__MOVE_DROP, order[i]}, target_bytes))
+            relax_under(s, order[i], target_bytes);
     }
 }
 
@@ -252,7 +312,8 @@ static void sweep_end(msc__walker *s, uint32_t group, const uint64_t *ground, bo
     for (i = 0; i < count && msc__walker_may_go_on(s); i++) {
         msc__walker_make(
             s, (msc__move){MSC__MOVE_ADD, members->items[last ? first + count - 1 - i : first + i]});
-        msc__walker_evaluate(s);
+        if (i % (count / MANY_MEMBERS + 1) == 0 || i == count - 1)
+            msc__walker_evaluate(s);
     }
 }
 
@@ -276,9 +337,10 @@ static void sweep_evenly(msc__walker *s, uint32_t group, const uint64_t *ground)
 
 static void sweep_groups(msc__walker *s, const uint64_t *ground)
 {
-    uint32_t g;
+    uint32_t i;
 
-    for (g = 0; g < s->model->group_count && msc__walker_may_go_on(s); g++) {
+    for (i = 0; i < s->model->group_count && msc__walker_may_go_on(s); i++) {
+        uint32_t g = s->by_merit[i];
         if (s->model->members.first[g + 1] - s->model->members.first[g] < 2)
             continue;
         sweep_end(s, g, ground, false);
@@ -351,6 +413,18 @@ static void rank(msc__walker *s, ranked *list)
         s->by_merit[i] = list[i].id;
 }
 
+static void set_limits(msc__walker *s)
+{
+    uint64_t most_plans = (uint64_t)s->model->op_count * PLAN_WORDS_PER_OPERATION / s->frontier->word_count;
+
+    s->work = LEAST_EVALUATIONS * msc__walker_visit(s);
+    if (s->work < MOST_WORK)
+        s->work = MOST_WORK;
+    if (most_plans < LEAST_PLANS)
+        most_plans = LEAST_PLANS;
+    s->most_plans = most_plans < UINT32_MAX ? (uint32_t)most_plans : UINT32_MAX;
+}
+
 static msc_status prepare(msc__walker *s, msc__scratch *scratch)
 {
     size_t count = s->model->candidate_count;
@@ -369,29 +443,50 @@ static msc_status prepare(msc__walker *s, msc__scratch *scratch)
     if (scratch->failed_bytes > 0)
         return msc__scratch_check(scratch, "a search", s->err);
     rank(s, list);
-    s->evaluations = MOST_BLOCK_VISITS / (s->fit->block_count + 64);
-    if (s->evaluations < LEAST_EVALUATIONS)
-        s->evaluations = LEAST_EVALUATIONS;
+    set_limits(s);
     return MSC_OK;
+}
+
+static bool moves_anything(const msc__model *model)
+{
+    uint32_t i;
+
+    for (i = 0; i < model->candidate_count; i++)
+        if (model->candidates[i].usable && msc__moves(&model->candidates[i]))
+            return true;
+    return false;
 }
 
 static void walk(msc__walker *s)
 {
+    const uint64_t share = s->work / 10;
+    uint64_t held = msc__walker_hold(s, 3 * share);
+
     msc__walker_evaluate(s);
     walk_forward(s);
+    s->work += held;
+    held = msc__walker_hold(s, share);
     walk_whole(s);
+    s->work += held;
+    held = msc__walker_hold(s, share);
     msc__walker_go_to(s, NULL);
     walk_whole(s);
     go_to_smallest(s);
     polish(s);
+    s->work += held;
+    held = msc__walker_hold(s, 2 * share);
     walk_backward(s, s->by_cost);
     walk_backward(s, s->by_cost_late);
+    s->work += held;
+    held = msc__walker_hold(s, share);
     sweep_groups(s, NULL);
+    s->work += held;
+    held = msc__walker_hold(s, 2 * share);
     msc__walker_note_smallest(s);
     sweep_groups(s, s->start);
+    s->work += held;
     msc__walk_improve(s);
-    if (s->model->usable_count <= EXHAUSTIVE_CANDIDATES)
-        msc__walk_everywhere(s);
+    msc__walk_everywhere(s, moves_anything(s->model) ? EXHAUSTIVE_MOVES : EXHAUSTIVE_SETS);
     msc__walker_go_to(s, NULL);
 }
 

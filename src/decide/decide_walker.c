@@ -12,6 +12,28 @@
 
 #include <string.h>
 
+static void charge(msc__walker *s, uint64_t work)
+{
+    s->work -= work < s->work ? work : s->work;
+}
+
+/* A change takes about as long as visiting two blocks. */
+static void charge_flip(msc__walker *s, uint32_t candidate)
+{
+    const msc__candidate *c = &s->model->candidates[candidate];
+    const msc__buckets *above = &s->model->above;
+    const msc__buckets *below = &s->model->below;
+    uint64_t changes = 1;
+    uint32_t i;
+
+    for (i = 0; i < c->region_count; i++) {
+        const msc__fit_region *region = &s->fit->regions[c->first_region + i];
+        changes += (uint64_t)region->point_count + region->touch_count;
+    }
+    charge(s, 2 * changes + (above->first[candidate + 1] - above->first[candidate]) +
+                  (below->first[candidate + 1] - below->first[candidate]));
+}
+
 static void flip(msc__walker *s, uint32_t candidate)
 {
     const msc__model *model = s->model;
@@ -26,6 +48,7 @@ static void flip(msc__walker *s, uint32_t candidate)
     for (i = model->above.first[candidate]; i < model->above.first[candidate + 1]; i++)
         s->split[model->above.items[i]] += step;
     msc__fit_set(s->fit, candidate, active);
+    charge_flip(s, candidate);
 }
 
 static void flip_logged(msc__walker *s, uint32_t candidate)
@@ -43,10 +66,13 @@ void msc__walker_undo(msc__walker *s)
 uint64_t msc__walker_evaluate(msc__walker *s)
 {
     s->peak_bytes = msc__fit_peak(s->fit);
-    if (s->evaluations > 0)
-        s->evaluations--;
+    charge(s, msc__walker_visit(s));
+    if (s->peak_bytes == MSC__FIT_NO_PEAK)
+        return s->peak_bytes;
     if (s->status == MSC_OK)
         s->status = msc__frontier_offer(s->frontier, s->peak_bytes, s->added_ns, s->set, s->err);
+    if (s->frontier->plans.count > s->most_plans)
+        msc__frontier_thin(s->frontier, s->most_plans / 2);
     return s->peak_bytes;
 }
 
@@ -103,16 +129,21 @@ static void add(msc__walker *s, uint32_t candidate)
     flip_logged(s, candidate);
 }
 
-/* Puts the outermost usable candidates inside a candidate in its place. */
+/* Puts the outermost usable modules inside a candidate in its place, all of them run again as a whole, or offloaded
+ * as it was. */
 static void split_candidate(msc__walker *s, uint32_t candidate)
 {
     const msc__model *model = s->model;
+    uint32_t base = model->candidates[candidate].base;
     uint32_t i;
 
     flip_logged(s, candidate);
-    for (i = model->below.first[candidate]; i < model->below.first[candidate + 1]; i++) {
+    for (i = model->below.first[base]; i < model->below.first[base + 1]; i++) {
         uint32_t c = model->below.items[i];
-        if (model->candidates[c].usable && s->covered[c] == 0 && s->split[c] == 0 && !msc__walker_has(s, c))
+        const msc__candidate *inside = &model->candidates[c];
+        if (inside->usable && inside->kept_count == 0 && inside->base != base && !inside->boundary &&
+            inside->offload == model->candidates[candidate].offload && s->covered[c] == 0 &&
+            s->split[c] == 0 && !msc__walker_has(s, c))
             flip_logged(s, c);
     }
 }
@@ -135,6 +166,11 @@ void msc__walker_extend(msc__walker *s, msc__move m)
     case MSC__MOVE_GROUP:
         for (i = model->members.first[m.id]; i < model->members.first[m.id + 1]; i++)
             add(s, model->members.items[i]);
+        break;
+    case MSC__MOVE_SPLIT_GROUP:
+        for (i = model->members.first[m.id]; i < model->members.first[m.id + 1]; i++)
+            if (msc__walker_has(s, model->members.items[i]))
+                split_candidate(s, model->members.items[i]);
         break;
     case MSC__MOVE_NONE:
         break;

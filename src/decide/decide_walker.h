@@ -13,17 +13,18 @@
 #ifndef MSC_DECIDE_WALKER_H
 #define MSC_DECIDE_WALKER_H
 
-#include "decide/decide_internal.h"
+#include "decide/decide_fit.h"
 
-#define MSC__FEW_CANDIDATES 24u /* up to here every candidate is tried, beyond only the ends of groups */
+#define MSC__FEW_CANDIDATES 40u /* up to here every candidate is tried, beyond only the ends of groups */
 #define MSC__MOST_GROUPS 96u    /* groups that are tried, the most rewarding ones */
 
 typedef enum msc__move_kind {
     MSC__MOVE_NONE,
-    MSC__MOVE_ADD,   /**< a candidate, in place of all that overlap it */
-    MSC__MOVE_DROP,  /**< an active candidate */
-    MSC__MOVE_SPLIT, /**< an active candidate gives way to the outermost candidates inside it */
-    MSC__MOVE_GROUP  /**< every member of a group, as by ADD */
+    MSC__MOVE_ADD,        /**< a candidate, in place of all that overlap it */
+    MSC__MOVE_DROP,       /**< an active candidate */
+    MSC__MOVE_SPLIT,      /**< an active candidate gives way to the outermost modules inside it */
+    MSC__MOVE_GROUP,      /**< every member of a group, as by ADD */
+    MSC__MOVE_SPLIT_GROUP /**< every active member of a group, as by SPLIT */
 } msc__move_kind;
 
 typedef struct msc__move {
@@ -48,9 +49,10 @@ typedef struct msc__walker {
     uint32_t *leaving;      /**< candidates that a neighbour drops */
     uint32_t *by_merit;     /**< groups, most saved bytes per nanosecond first */
     uint32_t log_count;
-    int64_t added_ns;     /**< of the present set */
-    uint64_t peak_bytes;  /**< of the set evaluated last */
-    uint64_t evaluations; /**< still allowed */
+    int64_t added_ns;    /**< of the present set */
+    uint64_t peak_bytes; /**< of the set evaluated last */
+    uint64_t work;       /**< still allowed: blocks of the fit visited, or as much of anything else */
+    uint32_t most_plans; /**< the frontier is thinned when it holds more */
 } msc__walker;
 
 static inline bool msc__walker_has(const msc__walker *s, uint32_t candidate)
@@ -61,7 +63,22 @@ static inline bool msc__walker_has(const msc__walker *s, uint32_t candidate)
 /** False when memory or the allowed effort has run out. */
 static inline bool msc__walker_may_go_on(const msc__walker *s)
 {
-    return s->status == MSC_OK && s->evaluations > 0;
+    return s->status == MSC_OK && s->work > 0;
+}
+
+/** Holds back all work but a share, and gives what is held back; it is to be added again. */
+static inline uint64_t msc__walker_hold(msc__walker *s, uint64_t share)
+{
+    uint64_t held = s->work > share ? s->work - share : 0;
+
+    s->work -= held;
+    return held;
+}
+
+/** Work of one evaluation. */
+static inline uint64_t msc__walker_visit(const msc__walker *s)
+{
+    return (uint64_t)s->fit->block_count + 64;
 }
 
 /** Peak of the present set, which is offered to the frontier. */
@@ -88,7 +105,7 @@ uint32_t msc__walker_end_member(const msc__walker *s, uint32_t group, bool activ
 /** Looks at the neighbours of every plan of the frontier, and of every plan that this adds. */
 void msc__walk_improve(msc__walker *s);
 
-/** Looks at every antichain. For a few candidates only. */
-void msc__walk_everywhere(msc__walker *s);
+/** Looks at every antichain, if there are at most `most` of them. */
+void msc__walk_everywhere(msc__walker *s, uint64_t most);
 
 #endif /* MSC_DECIDE_WALKER_H */

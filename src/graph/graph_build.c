@@ -212,6 +212,8 @@ msc_status msc_graph_add_op(msc_graph *graph, const char *name, const msc_op *de
     op = *desc;
     if ((op.flags & ~MSC__GRAPH_OP_FLAGS) != 0)
         return msc__fail(err, MSC_EINVAL, "cannot add an operation: unknown flags in %u", op.flags);
+    if (op.work >= MSC_WORK_COUNT)
+        return msc__fail(err, MSC_EINVAL, "cannot add an operation: there is no class of work %u", op.work);
     status = msc__array_reserve(graph->ctx, &graph->ops, sizeof op, 1, err);
     if (status == MSC_OK)
         status = intern_text(graph, name, &op.name, err);

@@ -23,10 +23,10 @@
 
 #define MSC__GRAPH_MOST_STRING_BYTES 4096u
 #define MSC__GRAPH_MOST_BUFFER_BYTES ((uint64_t)1 << 62) /* of all buffers together */
-#define MSC__GRAPH_OP_FLAGS ((uint32_t)MSC_OP_RANDOM)
+#define MSC__GRAPH_OP_FLAGS ((uint32_t)(MSC_OP_RANDOM | MSC_OP_HALF))
 #define MSC__GRAPH_MODULE_FLAGS                                                                              \
     ((uint32_t)(MSC_MODULE_ROOT | MSC_MODULE_PYTHON_STATE | MSC_MODULE_NO_FORWARD | MSC_MODULE_NOT_TENSORS | \
-                MSC_MODULE_EXCLUDED | MSC_MODULE_HOOKED))
+                MSC_MODULE_EXCLUDED | MSC_MODULE_HOOKED | MSC_MODULE_CHAIN))
 
 struct msc_graph {
     msc_context *ctx;
@@ -62,8 +62,12 @@ struct msc_graph {
     X(OP_NOTE, "op-note")                                                                                    \
     X(BUFFER_NOTE, "buffer-note")
 
-/** Kinds of records that a text of version 1 has: all but the notes. */
-#define MSC__GRAPH_RECORD_COUNT_1 MSC__GRAPH_OP_NOTE
+/** Kinds of records that a text without notes has. */
+#define MSC__GRAPH_RECORD_COUNT_BARE MSC__GRAPH_OP_NOTE
+
+/** Version of a text: 1, one more with notes, two more with classes of work. */
+#define MSC__GRAPH_VERSION(notes, work) (1u + ((notes) ? 1u : 0u) + ((work) ? 2u : 0u))
+#define MSC__GRAPH_LAST_VERSION MSC__GRAPH_VERSION(1, 1)
 
 typedef enum msc__graph_record {
 #define MSC__GRAPH_RECORD_ENUM(name, word) MSC__GRAPH_##name,
@@ -103,7 +107,7 @@ void msc__graph_freeze(msc_graph *graph);
 
 /** Brings the notes on buffers in order, the last of each buffer. Errors: ENOMEM. */
 msc_status msc__graph_sort_notes(msc_graph *graph, msc_error *err);
-/** Whether a text of this graph needs version 2. */
+/** Whether a text of this graph has notes. */
 bool msc__graph_has_notes(const msc_graph *graph);
 
 /* graph_validate.c */
@@ -113,6 +117,8 @@ msc__graph_problem msc__graph_validate(const msc_graph *graph);
 
 /* graph_io.c */
 
+/** Whether an operation of this graph has a class of work, so that its text has a field for it. */
+bool msc__graph_has_work(const msc_graph *graph);
 /** Digest of the canonical text without notes. */
 uint64_t msc__graph_text_digest(const msc_graph *graph);
 

@@ -2,7 +2,7 @@
 /*
  * Canonical text of the memory graph, its digest, and graphs in files.
  *
- *      memscale-graph 1                     2 if there are notes
+ *      memscale-graph 1                     one more with notes, two more with classes of work
  *      counts <one number per kind of record>
  *      module ...          one line per record, kinds in fixed order (a module has two lines)
  *      ...
@@ -76,12 +76,14 @@ static void put_call(msc__text *text, const msc_call *call)
     msc__text_put_char(text, '\n');
 }
 
-static void put_op(msc__text *text, const msc_graph *graph, const msc_op *op)
+static void put_op(msc__text *text, const msc_graph *graph, const msc_op *op, bool work)
 {
     msc__text_put(text, "op");
     put_id(text, op->call);
     put_field(text, op->phase);
     put_field(text, op->flags);
+    if (work)
+        put_field(text, op->work);
     put_field(text, op->flops);
     put_field(text, op->moved_bytes);
     put_field(text, op->scratch_bytes);
@@ -136,12 +138,14 @@ static void put_notes(msc__text *text, const msc_graph *graph)
         put_note(text, graph, "buffer-note", (const msc_note *)graph->buffer_notes.items + i);
 }
 
-static void put_header(msc__text *text, const msc_graph *graph, bool notes)
+static void put_header(msc__text *text, const msc_graph *graph, bool notes, bool work)
 {
-    msc__graph_record count = notes ? MSC__GRAPH_RECORD_COUNT : MSC__GRAPH_RECORD_COUNT_1;
+    msc__graph_record count = notes ? MSC__GRAPH_RECORD_COUNT : MSC__GRAPH_RECORD_COUNT_BARE;
     msc__graph_record record;
 
-    msc__text_put(text, notes ? "memscale-graph 2\ncounts" : "memscale-graph 1\ncounts");
+    msc__text_put(text, "memscale-graph");
+    put_field(text, MSC__GRAPH_VERSION(notes, work));
+    msc__text_put(text, "\ncounts");
     for (record = 0; record < count; record++)
         put_field(text, msc__graph_record_count(graph, record));
     msc__text_put_char(text, '\n');
@@ -151,15 +155,16 @@ static void put_graph(msc__text *text, const msc_graph *graph, bool notes)
 {
     const msc_input *inputs = graph->inputs.items;
     const msc_write *writes = graph->writes.items;
+    bool work = msc__graph_has_work(graph);
     uint32_t i;
 
-    put_header(text, graph, notes);
+    put_header(text, graph, notes, work);
     for (i = 0; i < graph->modules.count; i++)
         put_module(text, graph, (const msc_module *)graph->modules.items + i);
     for (i = 0; i < graph->calls.count; i++)
         put_call(text, (const msc_call *)graph->calls.items + i);
     for (i = 0; i < graph->ops.count; i++)
-        put_op(text, graph, (const msc_op *)graph->ops.items + i);
+        put_op(text, graph, (const msc_op *)graph->ops.items + i, work);
     for (i = 0; i < graph->buffers.count; i++)
         put_buffer(text, (const msc_buffer *)graph->buffers.items + i);
     for (i = 0; i < graph->saves.count; i++)
@@ -172,6 +177,17 @@ static void put_graph(msc__text *text, const msc_graph *graph, bool notes)
         put_notes(text, graph);
     msc__text_put(text, "end\n");
     msc__text_end(text);
+}
+
+bool msc__graph_has_work(const msc_graph *graph)
+{
+    const msc_op *ops = graph->ops.items;
+    uint32_t i;
+
+    for (i = 0; i < graph->ops.count; i++)
+        if (ops[i].work != MSC_WORK_OTHER)
+            return true;
+    return false;
 }
 
 uint64_t msc__graph_text_digest(const msc_graph *graph)

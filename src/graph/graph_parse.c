@@ -26,6 +26,8 @@ typedef struct parser {
     msc__reader reader;
     msc_graph *graph;
     msc__graph_record kinds; /* that the version has: the first so many */
+    bool notes;              /* the version has them */
+    bool work;               /* operations have a class */
     uint32_t counts[MSC__GRAPH_RECORD_COUNT];
 } parser;
 
@@ -125,7 +127,7 @@ static bool read_op(parser *p)
     msc_op op = {0};
 
     return read_id(reader, &op.call) && read_u8(reader, &op.phase) && read_u8(reader, &op.flags) &&
-           msc__reader_u64(reader, UINT64_MAX, &op.flops) &&
+           (!p->work || read_u8(reader, &op.work)) && msc__reader_u64(reader, UINT64_MAX, &op.flops) &&
            msc__reader_u64(reader, UINT64_MAX, &op.moved_bytes) &&
            msc__reader_u64(reader, UINT64_MAX, &op.scratch_bytes) && read_name(p, &op.name) &&
            append(p, &p->graph->ops, sizeof op, &op);
@@ -207,17 +209,19 @@ static bool read_header(parser *p)
 
     if (!msc__reader_expect(reader, "memscale-graph") || !msc__reader_u64(reader, UINT64_MAX, &version))
         return false;
-    if (version != 1 && version != 2)
-        return msc__reader_fail(reader, MSC_EVERSION, "a version other than 1 and 2");
-    p->kinds = version == 1 ? MSC__GRAPH_RECORD_COUNT_1 : MSC__GRAPH_RECORD_COUNT;
+    if (version == 0 || version > MSC__GRAPH_LAST_VERSION)
+        return msc__reader_fail(reader, MSC_EVERSION, "a version other than 1 to 4");
+    p->notes = version % 2 == 0;
+    p->work = version > 2;
+    p->kinds = p->notes ? MSC__GRAPH_RECORD_COUNT : MSC__GRAPH_RECORD_COUNT_BARE;
     if (!read_line_end(reader) || !msc__reader_expect(reader, "counts"))
         return false;
     for (i = 0; i < (size_t)p->kinds; i++) {
         if (!read_u32(reader, &p->counts[i]))
             return false;
     }
-    if (version == 2 && p->counts[MSC__GRAPH_OP_NOTE] == 0 && p->counts[MSC__GRAPH_BUFFER_NOTE] == 0)
-        return msc__reader_fail(reader, MSC_EFORMAT, "version 2 without notes");
+    if (p->notes && p->counts[MSC__GRAPH_OP_NOTE] == 0 && p->counts[MSC__GRAPH_BUFFER_NOTE] == 0)
+        return msc__reader_fail(reader, MSC_EFORMAT, "a version with notes, without notes");
     return read_line_end(reader);
 }
 
@@ -244,6 +248,8 @@ static bool read_end(parser *p)
         return false;
     if (!msc__reader_at_end(&p->reader))
         return msc__reader_fail(&p->reader, MSC_EFORMAT, "text after the end");
+    if (p->work && !msc__graph_has_work(p->graph))
+        return msc__reader_fail(&p->reader, MSC_EFORMAT, "a version with classes of work, without any");
     return true;
 }
 

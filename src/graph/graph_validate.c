@@ -114,6 +114,8 @@ static msc__graph_problem check_ops(const msc_graph *graph)
             return problem(MSC__GRAPH_OP, i, "the phase goes back");
         if ((ops[i].flags & ~MSC__GRAPH_OP_FLAGS) != 0)
             return problem(MSC__GRAPH_OP, i, "unknown flags");
+        if (ops[i].work >= MSC_WORK_COUNT)
+            return problem(MSC__GRAPH_OP, i, "no such class of work");
     }
     return no_problem();
 }

@@ -1,16 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The plan: a sorted list of choices and a summary.
+ * The plan: a sorted list of choices, the operations that selective ones keep, what is offloaded, and a summary.
  *
- *      choices   module 1    module 4    module 5        ids rise strictly
- *                checkpoint  keep        checkpoint
- *                chosen      not-needed  chosen
+ *      choices       module 1    module 4    module 5        ids rise strictly
+ *                    selective   keep        selective
+ *                    chosen      not-needed  chosen
+ *      kept begins   0           2           2
+ *      kept          0  7 |                  3  4  9         offsets rise within a choice
  *
- * Whoever makes a plan appends choices in module order, so a lookup is a binary search and equal plans
- * have equal texts. The plan does not check itself against a graph; it remembers the digest of the graph
+ * What is offloaded lies in two arrays more, of the same form. Whoever makes a plan appends choices in module
+ * order, each followed by what it keeps and moves. So a lookup is a
+ * binary search, the kept operations of a choice end where those of the next begin, and equal plans have
+ * equal texts. The plan does not check itself against a graph; it remembers the digest of the graph
  * it was made for, and whoever applies it compares.
  */
 #include "plan/plan_internal.h"
+
+#include <stdbool.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -39,19 +46,56 @@ void msc_plan_destroy(msc_plan *plan)
     if (plan == NULL)
         return;
     ctx = plan->ctx;
+    msc__array_fini(ctx, &plan->moved, sizeof(uint32_t));
+    msc__array_fini(ctx, &plan->moved_begins, sizeof(uint32_t));
+    msc__array_fini(ctx, &plan->kept, sizeof(uint32_t));
+    msc__array_fini(ctx, &plan->kept_begins, sizeof(uint32_t));
     msc__array_fini(ctx, &plan->choices, sizeof(msc_choice));
     msc__free(ctx, plan, sizeof *plan);
 }
 
-static uint32_t last_module(const msc_plan *plan)
+static const msc_choice *choice_at(const msc_plan *plan, uint32_t choice)
 {
-    return ((const msc_choice *)plan->choices.items)[plan->choices.count - 1].module;
+    return (const msc_choice *)plan->choices.items + choice;
 }
 
-msc_status msc_plan_add(msc_plan *plan, const msc_choice *choice, msc_error *err)
+static const msc_choice *last_choice(const msc_plan *plan)
 {
-    if (choice == NULL)
-        return msc__fail(err, MSC_EINVAL, "cannot add a choice: it is NULL");
+    return plan->choices.count == 0 ? NULL : choice_at(plan, plan->choices.count - 1);
+}
+
+static bool has_pad(const msc_choice *choice)
+{
+    static const uint8_t zero[sizeof choice->pad];
+    return memcmp(choice->pad, zero, sizeof zero) != 0;
+}
+
+static bool moves(const msc_choice *choice)
+{
+    return choice->action == MSC_ACTION_OFFLOAD || choice->boundary != 0;
+}
+
+static msc_status check_moves(const msc_choice *choice, msc_error *err)
+{
+    if (choice->boundary > 1)
+        return msc__fail(err, MSC_EINVAL, "module %u: boundary is neither 0 nor 1", choice->module);
+    if (choice->boundary == 1 && choice->action != MSC_ACTION_CHECKPOINT &&
+        choice->action != MSC_ACTION_SELECTIVE)
+        return msc__fail(err, MSC_EINVAL, "module %u: the action %s has no boundary", choice->module,
+                         msc_action_name((msc_action)choice->action));
+    if (choice->boundary == 1 && choice->joined == 1)
+        return msc__fail(err, MSC_EINVAL, "module %u: only the first choice of a region has its boundary",
+                         choice->module);
+    if (choice->transfer_ns < 0)
+        return msc__fail(err, MSC_EINVAL, "module %u: the time of its transfers is negative", choice->module);
+    if (!moves(choice) && (choice->moved_bytes > 0 || choice->moved_count > 0 || choice->transfer_ns > 0))
+        return msc__fail(err, MSC_EINVAL, "module %u: bytes are moved, but nothing is offloaded",
+                         choice->module);
+    return MSC_OK;
+}
+
+static msc_status check_choice(const msc_choice *choice, msc_error *err)
+{
     if (choice->module == MSC_NONE)
         return msc__fail(err, MSC_EINVAL, "cannot add a choice: it names no module");
     if (choice->action >= MSC_ACTION_COUNT)
@@ -60,10 +104,108 @@ msc_status msc_plan_add(msc_plan *plan, const msc_choice *choice, msc_error *err
         return msc__fail(err, MSC_EINVAL, "module %u: there is no rule %u", choice->module, choice->rule);
     if (choice->cost_ns < 0)
         return msc__fail(err, MSC_EINVAL, "module %u: its cost is negative", choice->module);
-    if (plan->choices.count > 0 && choice->module <= last_module(plan))
+    if (choice->other_step_ns < 0)
+        return msc__fail(err, MSC_EINVAL, "module %u: the step time the other way round is negative",
+                         choice->module);
+    if (choice->joined > 1)
+        return msc__fail(err, MSC_EINVAL, "module %u: joined is neither 0 nor 1", choice->module);
+    if (choice->joined == 1 && choice->action != MSC_ACTION_CHECKPOINT)
+        return msc__fail(err, MSC_EINVAL, "module %u: only a checkpoint can be joined, not the action %s",
+                         choice->module, msc_action_name((msc_action)choice->action));
+    if (has_pad(choice))
+        return msc__fail(err, MSC_EINVAL, "module %u: the pad is not zero", choice->module);
+    return check_moves(choice, err);
+}
+
+msc_status msc_plan_add(msc_plan *plan, const msc_choice *choice, msc_error *err)
+{
+    const msc_choice *last = last_choice(plan);
+    msc_status status;
+
+    if (choice == NULL)
+        return msc__fail(err, MSC_EINVAL, "cannot add a choice: it is NULL");
+    status = check_choice(choice, err);
+    if (status != MSC_OK)
+        return status;
+    if (last != NULL && choice->module <= last->module)
         return msc__fail(err, MSC_EINVAL, "module %u cannot follow module %u: ids must rise", choice->module,
-                         last_module(plan));
-    return msc__array_push(plan->ctx, &plan->choices, sizeof *choice, choice, err);
+                         last->module);
+    /* Room first: then the three arrays grow together or not at all. */
+    status = msc__array_reserve(plan->ctx, &plan->choices, sizeof *choice, 1, err);
+    if (status == MSC_OK)
+        status = msc__array_reserve(plan->ctx, &plan->moved_begins, sizeof(uint32_t), 1, err);
+    if (status == MSC_OK)
+        status = msc__array_push(plan->ctx, &plan->kept_begins, sizeof(uint32_t), &plan->kept.count, err);
+    if (status == MSC_OK)
+        status = msc__array_push(plan->ctx, &plan->moved_begins, sizeof(uint32_t), &plan->moved.count, err);
+    if (status == MSC_OK)
+        status = msc__array_push(plan->ctx, &plan->choices, sizeof *choice, choice, err);
+    return status;
+}
+
+msc_status msc_plan_keep(msc_plan *plan, uint32_t offset, msc_error *err)
+{
+    const msc_choice *last = last_choice(plan);
+    const uint32_t *kept;
+    uint32_t count = 0;
+
+    if (last == NULL)
+        return msc__fail(err, MSC_EINVAL, "cannot keep operation %u: the plan has no choice yet", offset);
+    if (last->action != MSC_ACTION_SELECTIVE)
+        return msc__fail(err, MSC_EINVAL, "module %u: the action %s keeps no operation", last->module,
+                         msc_action_name((msc_action)last->action));
+    if (offset == MSC_NONE)
+        return msc__fail(err, MSC_EINVAL, "module %u: no operation is named", last->module);
+    kept = msc_plan_kept(plan, plan->choices.count - 1, &count);
+    if (count > 0 && offset <= kept[count - 1])
+        return msc__fail(err, MSC_EINVAL, "module %u: kept operation %u cannot follow %u: offsets must rise",
+                         last->module, offset, kept[count - 1]);
+    return msc__array_push(plan->ctx, &plan->kept, sizeof offset, &offset, err);
+}
+
+msc_status msc_plan_move(msc_plan *plan, uint32_t ordinal, msc_error *err)
+{
+    const msc_choice *last = last_choice(plan);
+    const uint32_t *moved;
+    uint32_t count = 0;
+
+    if (last == NULL)
+        return msc__fail(err, MSC_EINVAL, "cannot move tensor %u: the plan has no choice yet", ordinal);
+    if (!moves(last))
+        return msc__fail(err, MSC_EINVAL, "module %u: the action %s moves nothing", last->module,
+                         msc_action_name((msc_action)last->action));
+    if (ordinal == MSC_NONE)
+        return msc__fail(err, MSC_EINVAL, "module %u: no tensor is named", last->module);
+    moved = msc_plan_moved(plan, plan->choices.count - 1, &count);
+    if (count > 0 && ordinal <= moved[count - 1])
+        return msc__fail(err, MSC_EINVAL, "module %u: moved tensor %u cannot follow %u: ordinals must rise",
+                         last->module, ordinal, moved[count - 1]);
+    return msc__array_push(plan->ctx, &plan->moved, sizeof ordinal, &ordinal, err);
+}
+
+/* The part of `all` that belongs to a choice. */
+static const uint32_t *part_of(const msc_plan *plan, const msc__array *all, const msc__array *begins_array,
+                               uint32_t choice, uint32_t *count)
+{
+    const uint32_t *begins = begins_array->items;
+    uint32_t end;
+
+    *count = 0;
+    if (choice >= plan->choices.count)
+        return NULL;
+    end = choice + 1 < plan->choices.count ? begins[choice + 1] : all->count;
+    *count = end - begins[choice];
+    return *count == 0 ? NULL : (const uint32_t *)all->items + begins[choice];
+}
+
+const uint32_t *msc_plan_kept(const msc_plan *plan, uint32_t choice, uint32_t *count)
+{
+    return part_of(plan, &plan->kept, &plan->kept_begins, choice, count);
+}
+
+const uint32_t *msc_plan_moved(const msc_plan *plan, uint32_t choice, uint32_t *count)
+{
+    return part_of(plan, &plan->moved, &plan->moved_begins, choice, count);
 }
 
 msc_status msc_plan_set_summary(msc_plan *plan, const msc_plan_summary *summary, msc_error *err)
@@ -95,27 +237,30 @@ const msc_plan_summary *msc_plan_get_summary(const msc_plan *plan)
     return &plan->summary;
 }
 
-msc_action msc_plan_action(const msc_plan *plan, uint32_t module)
+uint32_t msc_plan_find(const msc_plan *plan, uint32_t module)
 {
-    const msc_choice *choices = plan->choices.items;
     uint32_t low = 0;
     uint32_t high = plan->choices.count;
 
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (choices[middle].module < module)
+        if (choice_at(plan, middle)->module < module)
             low = middle + 1;
         else
             high = middle;
     }
-    if (low < plan->choices.count && choices[low].module == module)
-        return (msc_action)choices[low].action;
-    return MSC_ACTION_KEEP;
+    return low < plan->choices.count && choice_at(plan, low)->module == module ? low : MSC_NONE;
+}
+
+msc_action msc_plan_action(const msc_plan *plan, uint32_t module)
+{
+    uint32_t choice = msc_plan_find(plan, module);
+    return choice == MSC_NONE ? MSC_ACTION_KEEP : (msc_action)choice_at(plan, choice)->action;
 }
 
 const char *msc_action_name(msc_action action)
 {
-    static const char *const names[] = {"keep", "checkpoint"};
+    static const char *const names[] = {"keep", "checkpoint", "selective", "offload"};
     return (unsigned)action < MSC_ACTION_COUNT ? names[action] : "unknown";
 }
 

@@ -2,7 +2,7 @@
 /*
  * Canonical text of a plan, and back.
  *
- *      memscale-plan 1
+ *      memscale-plan 3
  *      graph <digest>
  *      budget <bytes>
  *      plain <peak bytes> <step ns>
@@ -11,14 +11,17 @@
  *      bound <ppm>
  *      peak <operation> <in recompute>
  *      fits <0 or 1>
+ *      offload <window out> <window in> <away peak>
  *      choices <count>
- *      choice <module> <action> <rule> <calls> <saved bytes> <cost ns>
+ *      choice <module> <action> <rule> <calls> <saved> <cost> <other peak> <other step> <joined> <boundary>
+ *      kept <count> <offset> <offset> ...                  after each selective choice
+ *      moved <bytes> <tensors> <ns> <count> <ordinal> ...  after each choice that offloads
  *      end
  *
  * docs/formats/plan.md describes the fields. Actions and rules stand as words, which stay valid when the
  * enumerations grow. The parser builds through msc_plan_add and msc_plan_set_summary, so a plan that was
  * read obeys the same rules as one that was made; it appends choices as their lines come, so the count
- * that the text claims costs nothing. Only canonical text is accepted.
+ * that the text claims costs nothing. Only canonical text of this version is accepted.
  */
 #include <string.h>
 
@@ -62,6 +65,11 @@ static void put_summary(msc__text *text, const msc_plan_summary *summary)
     put_line(text, "bound", summary->time_bound_ppm);
     put_line_2(text, "peak", summary->peak_op, summary->peak_in_recompute);
     put_line(text, "fits", summary->fits);
+    msc__text_put(text, "offload");
+    put_field(text, summary->window_out_bytes);
+    put_field(text, summary->window_in_bytes);
+    put_field(text, summary->away_peak_bytes);
+    msc__text_put_char(text, '\n');
 }
 
 static void put_choice(msc__text *text, const msc_choice *choice)
@@ -75,18 +83,66 @@ static void put_choice(msc__text *text, const msc_choice *choice)
     put_field(text, choice->call_count);
     put_field(text, choice->saved_bytes);
     put_field(text, (uint64_t)choice->cost_ns);
+    put_field(text, choice->other_peak_bytes);
+    put_field(text, (uint64_t)choice->other_step_ns);
+    put_field(text, choice->joined);
+    put_field(text, choice->boundary);
     msc__text_put_char(text, '\n');
+}
+
+/* A list with its length, up to the end of the line. */
+static void put_list(msc__text *text, const uint32_t *items, uint32_t count)
+{
+    uint32_t i;
+
+    put_field(text, count);
+    for (i = 0; i < count; i++)
+        put_field(text, items[i]);
+    msc__text_put_char(text, '\n');
+}
+
+static void put_kept(msc__text *text, const msc_plan *plan, uint32_t choice)
+{
+    uint32_t count;
+    const uint32_t *kept = msc_plan_kept(plan, choice, &count);
+
+    msc__text_put(text, "kept");
+    put_list(text, kept, count);
+}
+
+static void put_moved(msc__text *text, const msc_plan *plan, uint32_t choice)
+{
+    const msc_choice *of = &msc_plan_choices(plan)[choice];
+    uint32_t count;
+    const uint32_t *moved = msc_plan_moved(plan, choice, &count);
+
+    msc__text_put(text, "moved");
+    put_field(text, of->moved_bytes);
+    put_field(text, of->moved_count);
+    put_field(text, (uint64_t)of->transfer_ns);
+    put_list(text, moved, count);
+}
+
+static bool moves(const msc_choice *choice)
+{
+    return choice->action == MSC_ACTION_OFFLOAD || choice->boundary != 0;
 }
 
 static void put_plan(msc__text *text, const msc_plan *plan)
 {
+    const msc_choice *choices = msc_plan_choices(plan);
     uint32_t i;
 
-    msc__text_put(text, "memscale-plan 1\n");
+    msc__text_put(text, "memscale-plan 3\n");
     put_summary(text, &plan->summary);
     put_line(text, "choices", plan->choices.count);
-    for (i = 0; i < plan->choices.count; i++)
-        put_choice(text, (const msc_choice *)plan->choices.items + i);
+    for (i = 0; i < plan->choices.count; i++) {
+        put_choice(text, &choices[i]);
+        if (choices[i].action == MSC_ACTION_SELECTIVE)
+            put_kept(text, plan, i);
+        if (moves(&choices[i]))
+            put_moved(text, plan, i);
+    }
     msc__text_put(text, "end\n");
     msc__text_end(text);
 }
@@ -142,9 +198,17 @@ static bool read_version(msc__reader *reader)
 
     if (!msc__reader_expect(reader, "memscale-plan") || !msc__reader_u64(reader, UINT64_MAX, &version))
         return false;
-    if (version != 1)
-        return msc__reader_fail(reader, MSC_EVERSION, "a version other than 1");
+    if (version != 3)
+        return msc__reader_fail(reader, MSC_EVERSION, "a version other than 3, the only readable one");
     return read_line_end(reader);
+}
+
+static bool read_offload(msc__reader *reader, msc_plan_summary *summary)
+{
+    return msc__reader_expect(reader, "offload") &&
+           msc__reader_u64(reader, UINT64_MAX, &summary->window_out_bytes) &&
+           msc__reader_u64(reader, UINT64_MAX, &summary->window_in_bytes) &&
+           msc__reader_u64(reader, UINT64_MAX, &summary->away_peak_bytes) && read_line_end(reader);
 }
 
 static bool read_summary(msc__reader *reader, msc_plan_summary *summary)
@@ -163,7 +227,7 @@ static bool read_summary(msc__reader *reader, msc_plan_summary *summary)
         !read_line_2(reader, "planned", peak_and_time, planned) ||
         !read_line(reader, "smallest", UINT64_MAX, &summary->smallest_peak_bytes) ||
         !read_line(reader, "bound", UINT32_MAX, &bound) || !read_line_2(reader, "peak", op_and_flag, peak) ||
-        !read_line(reader, "fits", 1, &fits))
+        !read_line(reader, "fits", 1, &fits) || !read_offload(reader, summary))
         return false;
     summary->plain_peak_bytes = plain[0];
     summary->plain_step_ns = (int64_t)plain[1];
@@ -209,28 +273,89 @@ static bool read_rule(msc__reader *reader, uint8_t *rule)
     return msc__reader_fail(reader, MSC_EFORMAT, "an unknown rule");
 }
 
+/* What the plan refuses is an error of the text. */
+static bool take(msc__reader *reader, msc_status status, const msc_error *problem)
+{
+    if (status == MSC_OK)
+        return true;
+    return msc__reader_fail(reader, status == MSC_EINVAL ? MSC_EFORMAT : status, problem->message);
+}
+
+static bool read_numbers(msc__reader *reader, msc_choice *choice)
+{
+    uint64_t calls = 0;
+    uint64_t cost = 0;
+    uint64_t other_step = 0;
+    uint64_t joined = 0;
+    uint64_t boundary = 0;
+
+    if (!msc__reader_u64(reader, UINT16_MAX, &calls) ||
+        !msc__reader_u64(reader, UINT64_MAX, &choice->saved_bytes) ||
+        !msc__reader_u64(reader, INT64_MAX, &cost) ||
+        !msc__reader_u64(reader, UINT64_MAX, &choice->other_peak_bytes) ||
+        !msc__reader_u64(reader, INT64_MAX, &other_step) || !msc__reader_u64(reader, 1, &joined) ||
+        !msc__reader_u64(reader, 1, &boundary))
+        return false;
+    choice->call_count = (uint16_t)calls;
+    choice->cost_ns = (int64_t)cost;
+    choice->other_step_ns = (int64_t)other_step;
+    choice->joined = (uint8_t)joined;
+    choice->boundary = (uint8_t)boundary;
+    return true;
+}
+
+typedef msc_status push_item(msc_plan *plan, uint32_t item, msc_error *err);
+
+/* A list with its length, up to the end of the line. */
+static bool read_list(msc__reader *reader, msc_plan *plan, push_item *push)
+{
+    uint64_t count = 0;
+    uint64_t item = 0;
+    msc_error problem;
+    uint64_t i;
+
+    if (!msc__reader_u64(reader, MSC_NONE - 1, &count))
+        return false;
+    for (i = 0; i < count; i++) {
+        if (!msc__reader_u64(reader, MSC_NONE - 1, &item) ||
+            !take(reader, push(plan, (uint32_t)item, &problem), &problem))
+            return false;
+    }
+    return read_line_end(reader);
+}
+
+/* What a plan says of moves belongs to the choice, which comes first: three numbers are filled in. */
+static bool read_moved(msc__reader *reader, msc_plan *plan)
+{
+    msc_choice *choice = (msc_choice *)plan->choices.items + (plan->choices.count - 1);
+    uint64_t count = 0;
+    uint64_t transfer = 0;
+
+    if (!msc__reader_expect(reader, "moved") || !msc__reader_u64(reader, UINT64_MAX, &choice->moved_bytes) ||
+        !msc__reader_u64(reader, UINT32_MAX, &count) || !msc__reader_u64(reader, INT64_MAX, &transfer))
+        return false;
+    choice->moved_count = (uint32_t)count;
+    choice->transfer_ns = (int64_t)transfer;
+    return read_list(reader, plan, msc_plan_move);
+}
+
 static bool read_choice(msc__reader *reader, msc_plan *plan)
 {
     msc_choice choice = {0};
     uint64_t module = 0;
-    uint64_t calls = 0;
-    uint64_t cost = 0;
     msc_error problem;
-    msc_status status;
 
     if (!msc__reader_expect(reader, "choice") || !msc__reader_u64(reader, MSC_NONE - 1, &module) ||
         !read_action(reader, &choice.action) || !read_rule(reader, &choice.rule) ||
-        !msc__reader_u64(reader, UINT16_MAX, &calls) ||
-        !msc__reader_u64(reader, UINT64_MAX, &choice.saved_bytes) ||
-        !msc__reader_u64(reader, INT64_MAX, &cost))
+        !read_numbers(reader, &choice))
         return false;
     choice.module = (uint32_t)module;
-    choice.call_count = (uint16_t)calls;
-    choice.cost_ns = (int64_t)cost;
-    status = msc_plan_add(plan, &choice, &problem);
-    if (status != MSC_OK)
-        return msc__reader_fail(reader, status == MSC_EINVAL ? MSC_EFORMAT : status, problem.message);
-    return read_line_end(reader);
+    if (!take(reader, msc_plan_add(plan, &choice, &problem), &problem) || !read_line_end(reader))
+        return false;
+    if (choice.action == MSC_ACTION_SELECTIVE &&
+        (!msc__reader_expect(reader, "kept") || !read_list(reader, plan, msc_plan_keep)))
+        return false;
+    return !moves(&choice) || read_moved(reader, plan);
 }
 
 static bool read_choices(msc__reader *reader, msc_plan *plan)

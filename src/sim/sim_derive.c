@@ -6,7 +6,11 @@
  * `redo_end`, up to which internal saves hold its recomputed instance. Then everything that happens is put
  * into buckets, in the order in which it happens at one position:
  *
- *      frees     forward and recomputed instances in buffer order, then states in call order
+ *      drops     moves that are away no longer
+ *      puts      moves that begin
+ *      frees     forward and recomputed instances in buffer order, then states in region order, then instances that
+ *                came back, in the order of their puts
+ *      returns   moves that come back
  *      redos     regions that recompute there, the later call first
  *      starts    regions that begin there, for their states
  *      begins    buffers that the operation makes
@@ -22,15 +26,44 @@
 /* Bytes that may be alive at once, of everything, so that sums of them never overflow. */
 #define MOST_BYTES ((uint64_t)1 << 63)
 
-static bool is_region(const msc__derivation *d, uint32_t call)
-{
-    return d->cover[call] == call;
-}
-
 static void raise_to(uint32_t *value, uint32_t least)
 {
     if (*value < least)
         *value = least;
+}
+
+/* The region that drops a save, or MSC_NONE: what lies on a kept buffer is not dropped. */
+static uint32_t dropped_by(const msc__derivation *d, const msc_save *save)
+{
+    const msc_buffer *buffer = &d->buffers[save->buffer];
+    uint32_t r = save->call == MSC_NONE ? MSC_NONE : d->plan.cover[save->call];
+
+    if (r == MSC_NONE || !msc__save_is_internal(save, buffer, &d->plan.regions[r]) ||
+        msc__op_is_kept(d, buffer->begin))
+        return MSC_NONE;
+    return r;
+}
+
+/* Whether a region's boundary has the buffer moved. Cost: its moves. */
+static bool is_moved_by(const msc__derivation *d, uint32_t r, uint32_t buffer)
+{
+    const msc__region *region = &d->plan.regions[r];
+
+    return region->move_count > 0 &&
+           msc__moves_have(d->plan.moves + region->first_move, region->move_count, buffer);
+}
+
+/* What the outermost calls of a region are given from outside is held, unless it moves. */
+static void hold_input(msc__derivation *d, const msc_call *calls, const msc_input *input)
+{
+    uint32_t parent = calls[input->call].parent;
+    uint32_t r = d->plan.cover[input->call];
+
+    if (r == MSC_NONE || is_moved_by(d, r, input->buffer) ||
+        (parent != MSC_NONE && d->plan.cover[parent] != MSC_NONE))
+        return;
+    if (!msc__is_made_inside(&d->buffers[input->buffer], &d->plan.regions[r]))
+        raise_to(&d->end[input->buffer], d->plan.regions[r].until);
 }
 
 static void find_ends(msc__derivation *d, const msc_graph *graph)
@@ -42,36 +75,43 @@ static void find_ends(msc__derivation *d, const msc_graph *graph)
     for (i = 0; i < d->buffer_count; i++)
         d->end[i] = msc__natural_end(&d->buffers[i]);
     for (i = 0; i < msc_graph_save_count(graph); i++) {
-        uint32_t region = saves[i].call == MSC_NONE ? MSC_NONE : d->cover[saves[i].call];
         uint32_t b = saves[i].buffer;
-        if (region == MSC_NONE || !msc__save_is_internal(&saves[i], &d->buffers[b], &d->regions[region]))
+        if (d->plan.move_of_save[i] > 0)
+            continue;
+        if (dropped_by(d, &saves[i]) == MSC_NONE)
             raise_to(&d->end[b], saves[i].release);
         else if (!msc__save_is_unused(&saves[i], d->op_count))
             raise_to(&d->redo_end[b], saves[i].release);
     }
     for (i = 0; i < msc_graph_input_count(graph); i++)
-        if (is_region(d, inputs[i].call))
-            raise_to(&d->end[inputs[i].buffer], d->regions[inputs[i].call].until);
+        hold_input(d, msc_graph_calls(graph), &inputs[i]);
+    for (i = 0; i < d->plan.move_count; i++)
+        raise_to(&d->end[d->plan.moves[i].buffer], d->plan.moves[i].settle);
 }
 
-/* A save that is released where its region recomputes holds its instance for the recompute only. */
-static void settle_redo_ends(msc__derivation *d, const msc__region *region)
+/* A save that is released where its region recomputes holds its instance for the recompute only. A kept
+ * buffer that nothing holds any longer stays until the recompute is over. */
+static void settle_ends(msc__derivation *d, const msc__region *region)
 {
     uint32_t i;
 
-    for (i = d->begins.first[region->begin]; i < d->begins.first[region->stop]; i++) {
-        uint32_t *end = &d->redo_end[d->begins.items[i]];
-        if (*end > 0 && *end <= region->redo)
-            *end = MSC__WITH_RECOMPUTE;
+    for (i = d->begins.first[region->begin]; i < d->begins.first[region->end]; i++) {
+        uint32_t b = d->begins.items[i];
+        if (msc__op_is_kept(d, d->buffers[b].begin)) {
+            if (d->end[b] <= region->redo)
+                d->end[b] = MSC__WITH_RECOMPUTE;
+        } else if (d->redo_end[b] > 0 && d->redo_end[b] <= region->redo) {
+            d->redo_end[b] = MSC__WITH_RECOMPUTE;
+        }
     }
 }
 
-static void add_region(msc__derivation *d, uint32_t call)
+static void add_region(msc__derivation *d, uint32_t r)
 {
-    const msc__region *region = &d->regions[call];
+    const msc__region *region = &d->plan.regions[r];
     uint32_t i;
 
-    msc__buckets_add(&d->starts, region->begin, call);
+    msc__buckets_add(&d->starts, region->begin, r);
     for (i = d->begins.first[region->begin]; i < d->begins.first[region->stop]; i++) {
         uint32_t b = d->begins.items[i];
         if (msc__redo_expires_inside(d, b, region))
@@ -82,7 +122,7 @@ static void add_region(msc__derivation *d, uint32_t call)
 static void add_frees(msc__derivation *d)
 {
     uint32_t b;
-    uint32_t c;
+    uint32_t r;
 
     for (b = 0; b < d->buffer_count; b++) {
         if (d->end[b] <= d->op_count)
@@ -90,9 +130,27 @@ static void add_frees(msc__derivation *d)
         if (msc__redo_is_held(d, b))
             msc__buckets_add(&d->frees, d->redo_end[b], d->buffer_count + b);
     }
-    for (c = 0; c < d->call_count; c++)
-        if (is_region(d, c) && d->modules[d->calls[c].module].state_bytes > 0)
-            msc__buckets_add(&d->frees, d->regions[c].until, 2 * d->buffer_count + c);
+    for (r = 0; r < d->plan.count; r++)
+        if (d->plan.regions[r].live && d->plan.regions[r].state_bytes > 0)
+            msc__buckets_add(&d->frees, d->plan.regions[r].until, 2 * d->buffer_count + r);
+}
+
+static void add_moves(msc__derivation *d)
+{
+    uint32_t i;
+
+    for (i = 0; i < d->plan.move_count; i++) {
+        const msc__moved *move = &d->plan.moves[i];
+        if (move->release > move->put) { /* else it is never away */
+            msc__buckets_add(&d->puts, move->put, i);
+            msc__buckets_add(&d->drops, move->release, i);
+        }
+        if (move->back == MSC_NONE)
+            continue;
+        msc__buckets_add(&d->returns, move->back, i);
+        if (msc__move_end(move) <= d->op_count)
+            msc__buckets_add(&d->frees, msc__move_end(move), msc__returned_object(d, i));
+    }
 }
 
 static void fill_begins(msc__derivation *d, msc__scratch *scratch)
@@ -114,24 +172,31 @@ static void fill_buckets(msc__derivation *d, msc__scratch *scratch)
 {
     uint32_t positions = d->op_count + 2;
     int pass;
-    uint32_t i;
+    uint32_t r;
 
-    for (i = 0; i < d->call_count; i++)
-        if (is_region(d, i))
-            settle_redo_ends(d, &d->regions[i]);
+    for (r = 0; r < d->plan.count; r++)
+        if (d->plan.regions[r].live)
+            settle_ends(d, &d->plan.regions[r]);
     msc__buckets_init(scratch, &d->frees, positions);
     msc__buckets_init(scratch, &d->expires, positions);
     msc__buckets_init(scratch, &d->starts, positions);
     msc__buckets_init(scratch, &d->redos, positions);
+    msc__buckets_init(scratch, &d->puts, positions);
+    msc__buckets_init(scratch, &d->drops, positions);
+    msc__buckets_init(scratch, &d->returns, positions);
     for (pass = 0; pass < 2; pass++) {
-        for (i = 0; i < d->call_count; i++)
-            if (is_region(d, i))
-                add_region(d, i);
-        for (i = d->call_count; i-- > 0;)
-            if (is_region(d, i))
-                msc__buckets_add(&d->redos, d->regions[i].redo, i);
+        for (r = 0; r < d->plan.count; r++)
+            if (d->plan.regions[r].live)
+                add_region(d, r);
+        for (r = d->plan.count; r-- > 0;)
+            if (d->plan.regions[r].live)
+                msc__buckets_add(&d->redos, d->plan.regions[r].redo, r);
         add_frees(d);
+        add_moves(d);
         if (pass == 0) {
+            msc__buckets_place(scratch, &d->puts);
+            msc__buckets_place(scratch, &d->drops);
+            msc__buckets_place(scratch, &d->returns);
             msc__buckets_place(scratch, &d->expires);
             msc__buckets_place(scratch, &d->starts);
             msc__buckets_place(scratch, &d->redos);
@@ -140,7 +205,8 @@ static void fill_buckets(msc__derivation *d, msc__scratch *scratch)
     }
 }
 
-/* Every buffer at most twice, every state and the largest scratch at once: an upper bound of what is live. */
+/* Every buffer at most twice, what came back, every state and the largest scratch at once: an upper bound of what
+ * is live. */
 static msc_status check_sizes(const msc__derivation *d, msc_error *err)
 {
     uint64_t sum = 0;
@@ -150,19 +216,53 @@ static msc_status check_sizes(const msc__derivation *d, msc_error *err)
     for (i = 0; i < d->buffer_count; i++)
         sum = msc__sat_add_u64(sum, d->buffers[i].size_bytes);
     sum = msc__sat_add_u64(sum, sum);
-    for (i = 0; i < d->call_count; i++)
-        if (is_region(d, i))
-            sum = msc__sat_add_u64(sum, d->modules[d->calls[i].module].state_bytes);
+    for (i = 0; i < d->plan.count; i++)
+        sum = msc__sat_add_u64(sum, d->plan.regions[i].state_bytes);
+    for (i = 0; i < d->plan.move_count; i++)
+        sum = msc__sat_add_u64(sum, d->plan.moves[i].size_bytes);
     for (i = 0; i < d->op_count; i++)
         if (d->ops[i].scratch_bytes > scratch_bytes)
             scratch_bytes = d->ops[i].scratch_bytes;
     if (msc__sat_add_u64(sum, scratch_bytes) > MOST_BYTES)
         return msc__fail(err, MSC_EOVERFLOW, "a step of up to %llu bytes and %llu bytes of scratch",
                          (unsigned long long)sum, (unsigned long long)scratch_bytes);
-    if ((uint64_t)d->buffer_count * 2 + d->call_count > UINT32_MAX)
-        return msc__fail(err, MSC_EOVERFLOW, "%u buffers and %u calls are too many", d->buffer_count,
-                         d->call_count);
+    if ((uint64_t)d->buffer_count * 2 + d->plan.count + d->plan.move_count > UINT32_MAX)
+        return msc__fail(err, MSC_EOVERFLOW, "%u buffers, %u regions and %u moves are too many",
+                         d->buffer_count, d->plan.count, d->plan.move_count);
     return MSC_OK;
+}
+
+static void take_arrays(msc__derivation *d, msc__scratch *scratch, uint32_t call_count)
+{
+    d->plan.regions = msc__scratch_take(scratch, call_count, sizeof *d->plan.regions);
+    d->plan.cover = msc__scratch_take(scratch, call_count, sizeof *d->plan.cover);
+    d->plan.last_calls = msc__scratch_take(scratch, call_count, sizeof *d->plan.last_calls);
+    d->plan.kept = msc__scratch_take(scratch, d->op_count, sizeof *d->plan.kept);
+    d->end = msc__scratch_take(scratch, d->buffer_count, sizeof *d->end);
+    d->redo_end = msc__scratch_take(scratch, d->buffer_count, sizeof *d->redo_end);
+}
+
+/* Few plans move anything, and only those need room for it. */
+static void find_moves(msc__derivation *d, msc__scratch *scratch, const msc_graph *graph,
+                       const msc_plan *plan)
+{
+    size_t most = 0;
+    msc__moved *moves;
+    uint32_t *last_of;
+    uint32_t r;
+
+    for (r = 0; r < d->plan.count; r++)
+        if (d->plan.regions[r].offload || d->plan.regions[r].boundary)
+            most = (size_t)msc_graph_save_count(graph) + msc_graph_input_count(graph);
+    d->plan.move_of_save =
+        msc__scratch_take(scratch, msc_graph_save_count(graph), sizeof *d->plan.move_of_save);
+    if (most == 0)
+        return;
+    moves = msc__scratch_take(scratch, most, sizeof *moves);
+    last_of = msc__scratch_take(scratch, d->buffer_count, sizeof *last_of);
+    if (scratch->failed_bytes > 0)
+        return;
+    msc__moves_of_plan(graph, plan, &d->plan, moves, last_of);
 }
 
 msc_status msc__derive(msc__derivation *d, msc__scratch *scratch, const msc_graph *graph,
@@ -172,19 +272,15 @@ msc_status msc__derive(msc__derivation *d, msc__scratch *scratch, const msc_grap
 
     d->ops = msc_graph_ops(graph);
     d->buffers = msc_graph_buffers(graph);
-    d->modules = msc_graph_modules(graph);
-    d->calls = msc_graph_calls(graph);
     d->op_count = msc_graph_op_count(graph);
     d->buffer_count = msc_graph_buffer_count(graph);
-    d->call_count = msc_graph_call_count(graph);
-    d->regions = msc__scratch_take(scratch, d->call_count, sizeof *d->regions);
-    d->cover = msc__scratch_take(scratch, d->call_count, sizeof *d->cover);
-    d->end = msc__scratch_take(scratch, d->buffer_count, sizeof *d->end);
-    d->redo_end = msc__scratch_take(scratch, d->buffer_count, sizeof *d->redo_end);
+    take_arrays(d, scratch, msc_graph_call_count(graph));
     if (scratch->failed_bytes > 0)
         return msc__scratch_check(scratch, "a trace", err);
-    msc__regions_derive(graph, d->regions);
-    msc__regions_cover(graph, plan, d->regions, d->cover);
+    msc__regions_of_plan(graph, plan, &d->plan);
+    find_moves(d, scratch, graph, plan);
+    if (scratch->failed_bytes > 0)
+        return msc__scratch_check(scratch, "a trace", err);
     status = check_sizes(d, err);
     if (status != MSC_OK)
         return status;

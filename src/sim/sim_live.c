@@ -43,7 +43,8 @@ static msc_live describe(const msc_graph *graph, const msc_instance *instance, c
                      .buffer = instance->buffer,
                      .op = instance->op,
                      .category = seen->category,
-                     .recomputed = instance->recomputed};
+                     .recomputed = instance->recomputed,
+                     .returned = instance->returned};
 
     live.module = live.buffer == MSC_NONE ? msc_graph_module_of_op(graph, live.op)
                                           : msc_graph_module_of_buffer(graph, live.buffer);

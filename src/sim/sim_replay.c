@@ -40,6 +40,7 @@ typedef struct player {
     uint64_t op_events; /* OP and RECOMPUTE events so far */
     uint64_t peak_allocated_bytes;
     uint64_t category_bytes[MSC_CATEGORY_COUNT];
+    uint64_t away_bytes;
     uint32_t op;
     uint32_t late_op; /* first step: the next operation with which residents appear, or MSC_NONE */
     uint8_t in_recompute;
@@ -53,9 +54,13 @@ static void note_live(player *p, uint64_t allocated_bytes)
         p->live[i - 1] = allocated_bytes;
 }
 
+/* What comes back does so between two operations, and counts for the one that follows. */
 static void note_alloc(player *p, uint64_t index, uint64_t allocated_bytes)
 {
-    note_live(p, allocated_bytes);
+    const msc_event *event = &msc_trace_events(p->trace)[index];
+
+    if (!msc_trace_instances(p->trace)[event->id].returned)
+        note_live(p, allocated_bytes);
     if (allocated_bytes <= p->peak_allocated_bytes)
         return;
     p->peak_allocated_bytes = allocated_bytes;
@@ -75,6 +80,17 @@ static void start_op(player *p, const msc_event *event)
     note_live(p, msc_sim_get_stats(p->sim).allocated_now_bytes);
 }
 
+static void note_put(player *p, const msc_event *event)
+{
+    p->away_bytes += event->size_bytes;
+    p->out->moved_bytes += event->size_bytes;
+    p->out->moved_count++;
+    if (p->away_bytes <= p->out->away_peak_bytes)
+        return;
+    p->out->away_peak_bytes = p->away_bytes;
+    p->out->away_peak_op = p->op;
+}
+
 static msc_status play(player *p, const msc_event *event, uint64_t index, msc_error *err)
 {
     msc_status status = MSC_OK;
@@ -90,6 +106,12 @@ static msc_status play(player *p, const msc_event *event, uint64_t index, msc_er
     case MSC_EVENT_FREE:
         status = msc_sim_free(p->sim, event->id, err);
         p->category_bytes[event->category] -= event->size_bytes;
+        break;
+    case MSC_EVENT_PUT:
+        note_put(p, event);
+        break;
+    case MSC_EVENT_DROP:
+        p->away_bytes -= event->size_bytes;
         break;
     default:
         start_op(p, event);
@@ -268,6 +290,7 @@ msc_status msc_trace_replay(const msc_trace *trace, msc_sim *sim, uint64_t *live
     memset(out, 0, sizeof *out);
     p.op = msc__trace_op_count(trace);
     out->peak_op = p.op;
+    out->away_peak_op = p.op;
     msc_sim_reset(sim);
     if (msc__sim_is_caching(sim))
         status = warm_up(&p, &i, err);

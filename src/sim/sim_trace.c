@@ -9,42 +9,52 @@
  *      forward       [ region R      )                     |           |
  *      internal save      P- - - x dropped                 |U- - - - -R|
  *      its buffer      [====) forward instance             |           |
+ *      kept buffer         [===============================|           |
  *      recompute                                     [fb..stop-1]      |
  *                                                       [==instance====)
  *      input of R    ==|=======================================held====)
  *      state of R      [=======================================held====)
  *
- *  Regions. All calls of checkpointed modules are regions. Regions do not nest: when a checkpointed call lies
- *  inside another one, the outermost call is the region and the inner ones are ignored. A save lies inside R
- *  when it was packed by R's call or by a call inside it.
+ *  What an OFFLOAD does, and a checkpoint whose boundary is offloaded, is written at the top of sim_moves.c. The
+ *  region of an OFFLOAD is no region in what follows; but what lies inside it is not treated either.
  *
- *  Saves. A save inside R is *internal* when its buffer was made inside R (fb <= begin < fe, not resident)
- *  and its release lies beyond fe. The others are *external*. An internal save that is never used (unpack
- *  and release both at n) counts for `stop`, and for nothing else below. When no internal save is used, R
- *  does nothing and is treated as kept.
+ *  Regions. Every call of a module whose choice is not KEEP is a region, unless it lies inside another one:
+ *  regions do not nest, the outermost call is the region. A joined choice's call goes on with the region of
+ *  its siblings that ends where it begins; where there is none, it is a region of its own. A save lies inside
+ *  R when it was packed by a call of R or by a call inside one.
+ *
+ *  Kept operations. A SELECTIVE choice names operations by their offset from fb. What they make is *kept*.
+ *
+ *  Saves. A save inside R is *internal* when its buffer was made inside R (fb <= begin < fe, not resident),
+ *  is not kept, and its release lies beyond fe. The others are *external*. An internal save that is never
+ * used (unpack and release both at n) counts for `stop`, and for nothing else below. When no internal save is
+ *  used, R does nothing and is treated as kept as a whole.
  *
  *  Numbers. rb = least unpack of the used internal saves, but not before fe. until = their latest release.
  *  stop = latest pack of the internal saves, and behind what makes their buffers: nothing later is needed.
  *
  *  Forward. Internal saves hold nothing. A buffer's forward instance lives until the latest of its natural
  *  end, the releases of all saves on it that are not internal saves of the region it was made in, and
- *  `until` of every region that it is an input of. External saves hold as in the plain step.
+ *  `until` of every region made elsewhere that one of its outermost calls has it as an input of. External
+ * saves hold as in the plain step. What is kept lives at least until the recompute of its region is over.
  *
- *  State. A module with state_bytes has one instance of that size and category TEMPORARY per region, made
- *  when operation fb starts and alive until `until`.
+ *  State. One instance per region, as large as state_bytes of the modules of its outermost calls together, of
+ *  category TEMPORARY, made when operation fb starts and alive until `until`.
  *
  *  Recompute. At position rb, after the frees of that position and right before operation rb (at the end of
- *  the step when rb = n), operations fb … stop-1 are executed again. Each buffer that begins in
- *  [fb, stop) gets a fresh instance at its operation, and scratch is used as in forward. What is resident or
- *  was made before fb is not made again.
+ *  the step when rb = n), operations fb … stop-1 are executed again, except kept ones. Each buffer that
+ * begins with one of them gets a fresh instance at its operation, and scratch is used as in forward. What is
+ *  resident, kept or was made before fb is not made again.
  *   - An instance without used internal saves is freed at its natural end when that lies before stop,
  *     otherwise when the recompute ends.
  *   - An instance with used internal saves lives until the latest of their releases, in real backward time;
  *     when that is not beyond rb, until the recompute ends.
+ *   - When the recompute ends, forward instances of kept buffers that nothing else holds go as well.
  *  Regions with equal rb recompute one after the other, the later call first.
  *
  *  Everything else is as in the plain step. At any position, frees come in buffer order, the forward instance
- *  of a buffer before its recomputed one, states last, in call order.
+ *  of a buffer before its recomputed one, then states, in region order, then what came back. What comes back there
+ *  follows the frees, and precedes a recompute.
  *
  * HOW. One walk over the positions emits the events. It runs twice: first it only counts, then it writes into
  * arrays of exactly the right size. What happens at which position is prepared by sim_derive.c.
@@ -77,6 +87,7 @@ typedef struct emitter {
     uint32_t next_id;
     uint32_t op; /* that runs; op count before the first */
     uint8_t recomputed;
+    uint8_t returned;
 } emitter;
 
 /* ---- the walk ------------------------------------------------------------------------------------ */
@@ -97,8 +108,12 @@ static void emit(emitter *e, msc_event_kind kind, uint32_t id, uint64_t size_byt
 
 static void object_facts(const msc__derivation *d, uint32_t object, uint64_t *size_bytes, uint8_t *category)
 {
-    if (object >= 2 * d->buffer_count) {
-        *size_bytes = d->modules[d->calls[object - 2 * d->buffer_count].module].state_bytes;
+    uint32_t states = 2 * d->buffer_count;
+
+    if (object >= states + d->plan.count)
+        object = d->plan.moves[object - states - d->plan.count].buffer;
+    if (object >= states) {
+        *size_bytes = d->plan.regions[object - 2 * d->buffer_count].state_bytes;
         *category = MSC_CATEGORY_TEMPORARY;
     } else {
         const msc_buffer *buffer = &d->buffers[object % d->buffer_count];
@@ -124,13 +139,24 @@ static uint32_t new_instance(emitter *e, const msc__derivation *d, uint32_t buff
         instance->op = e->op;
         instance->appears = appearance(d, buffer);
         instance->recomputed = e->recomputed;
+        instance->returned = e->returned;
     }
     return e->next_id++;
 }
 
+/* Buffer that an object is an instance of, or MSC_NONE. */
+static uint32_t buffer_of(const msc__derivation *d, uint32_t object)
+{
+    uint32_t states = 2 * d->buffer_count;
+
+    if (object >= states + d->plan.count)
+        return d->plan.moves[object - states - d->plan.count].buffer;
+    return object >= states ? MSC_NONE : object % d->buffer_count;
+}
+
 static void emit_alloc(emitter *e, const msc__derivation *d, uint32_t object)
 {
-    uint32_t buffer = object >= 2 * d->buffer_count ? MSC_NONE : object % d->buffer_count;
+    uint32_t buffer = buffer_of(d, object);
     uint64_t size_bytes;
     uint8_t category;
 
@@ -178,6 +204,45 @@ static void emit_frees(emitter *e, const msc__derivation *d, uint32_t position)
         emit_free(e, d, d->frees.items[i]);
 }
 
+/* Bytes that leave the device, or are no longer away. */
+static void emit_moves(emitter *e, const msc__derivation *d, const msc__buckets *moves, uint32_t position,
+                       msc_event_kind kind)
+{
+    uint32_t i;
+
+    for (i = moves->first[position]; i < moves->first[position + 1]; i++) {
+        const msc__moved *move = &d->plan.moves[moves->items[i]];
+        emit(e, kind, e->ids[move->buffer], move->size_bytes, d->buffers[move->buffer].category);
+    }
+}
+
+static void emit_returns(emitter *e, const msc__derivation *d, uint32_t position)
+{
+    uint32_t i;
+
+    e->returned = 1;
+    for (i = d->returns.first[position]; i < d->returns.first[position + 1]; i++)
+        emit_alloc(e, d, msc__returned_object(d, d->returns.items[i]));
+    e->returned = 0;
+}
+
+/* What goes when a recompute is over: fresh instances that no save holds, and what was kept for it. */
+static void emit_recompute_end(emitter *e, const msc__derivation *d, const msc__region *region)
+{
+    uint32_t i;
+
+    for (i = d->begins.first[region->begin]; i < d->begins.first[region->end]; i++) {
+        uint32_t b = d->begins.items[i];
+        if (msc__op_is_kept(d, d->buffers[b].begin)) {
+            if (d->end[b] == MSC__WITH_RECOMPUTE)
+                emit_free(e, d, b);
+        } else if (d->buffers[b].begin < region->stop && !msc__redo_is_held(d, b) &&
+                   !msc__redo_expires_inside(d, b, region)) {
+            emit_free(e, d, d->buffer_count + b);
+        }
+    }
+}
+
 static void emit_recompute(emitter *e, const msc__derivation *d, const msc__region *region)
 {
     uint32_t t;
@@ -185,17 +250,15 @@ static void emit_recompute(emitter *e, const msc__derivation *d, const msc__regi
 
     e->recomputed = 1;
     for (t = region->begin; t < region->stop; t++) {
-        e->op = t;
-        emit(e, MSC_EVENT_RECOMPUTE, t, 0, 0);
-        emit_outputs(e, d, t, d->buffer_count);
+        if (!msc__op_is_kept(d, t)) {
+            e->op = t;
+            emit(e, MSC_EVENT_RECOMPUTE, t, 0, 0);
+            emit_outputs(e, d, t, d->buffer_count);
+        }
         for (i = d->expires.first[t + 1]; i < d->expires.first[t + 2]; i++)
             emit_free(e, d, d->buffer_count + d->expires.items[i]);
     }
-    for (i = d->begins.first[region->begin]; i < d->begins.first[region->stop]; i++) {
-        uint32_t b = d->begins.items[i];
-        if (!msc__redo_is_held(d, b) && !msc__redo_expires_inside(d, b, region))
-            emit_free(e, d, d->buffer_count + b);
-    }
+    emit_recompute_end(e, d, region);
     e->recomputed = 0;
 }
 
@@ -206,7 +269,7 @@ static void emit_op(emitter *e, const msc__derivation *d, uint32_t op)
     e->op = op;
     emit(e, MSC_EVENT_OP, op, 0, 0);
     for (i = d->starts.first[op]; i < d->starts.first[op + 1]; i++)
-        if (d->modules[d->calls[d->starts.items[i]].module].state_bytes > 0)
+        if (d->plan.regions[d->starts.items[i]].state_bytes > 0)
             emit_alloc(e, d, 2 * d->buffer_count + d->starts.items[i]);
     emit_outputs(e, d, op, 0);
 }
@@ -221,9 +284,12 @@ static void walk(emitter *e, const msc__derivation *d)
         if (d->buffers[i].resident)
             emit_alloc(e, d, i);
     for (p = 0; p <= d->op_count; p++) {
+        emit_moves(e, d, &d->drops, p, MSC_EVENT_DROP);
+        emit_moves(e, d, &d->puts, p, MSC_EVENT_PUT);
         emit_frees(e, d, p);
+        emit_returns(e, d, p);
         for (i = d->redos.first[p]; i < d->redos.first[p + 1]; i++)
-            emit_recompute(e, d, &d->regions[d->redos.items[i]]);
+            emit_recompute(e, d, &d->plan.regions[d->redos.items[i]]);
         if (p < d->op_count)
             emit_op(e, d, p);
     }
@@ -268,7 +334,8 @@ static msc_status write_events(msc_trace *trace, const msc__derivation *d, msc__
     emitter e = {0};
     msc_status status;
 
-    e.ids = msc__scratch_take(scratch, (size_t)d->buffer_count * 2 + d->call_count, sizeof *e.ids);
+    e.ids = msc__scratch_take(scratch, (size_t)d->buffer_count * 2 + d->plan.count + d->plan.move_count,
+                              sizeof *e.ids);
     if (e.ids == NULL)
         return msc__scratch_check(scratch, "a trace", err);
     walk(&e, d);

@@ -3,7 +3,8 @@
  * Properties of a decision on any graph: it is the same twice; its peak is that of the replayed trace; it
  * fits exactly when it says so; a lower budget gives neither a higher peak nor a faster step.
  *
- * Bytes: 2 choose the budgets, 1 the allocator, the rest is a graph (tests/unit/decide/synth_bytes.c).
+ * Bytes: 2 choose the budgets, 1 the allocator, whether outputs may be kept, what it costs to look at an
+ * operation, and whether, how fast and how much may be offloaded, the rest is a graph (tests/unit/decide/synth_bytes.c).
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -57,20 +58,42 @@ static msc_plan_summary check_decision(msc_context *ctx, const msc_graph *graph,
     require(summary.fits == (summary.peak_bytes <= options->budget_bytes));
     require(summary.smallest_peak_bytes <= summary.peak_bytes);
     require(summary.step_ns >= summary.plain_step_ns);
+    require(summary.away_peak_bytes <= options->link.limit_bytes);
+    require(options->allow_offload || summary.away_peak_bytes == 0);
     msc_plan_destroy(plan);
     msc_plan_destroy(again);
     return summary;
 }
 
-static void check_graph(msc_context *ctx, const msc_graph *graph, uint32_t high, uint32_t low,
-                        msc_sim_kind kind)
+static msc_decide_options make_options(uint32_t byte)
 {
     msc_decide_options options = msc_decide_options_default();
+
+    options.sim = msc_sim_options_default(byte % 2 == 0 ? MSC_SIM_HOST : MSC_SIM_CUDA);
+    options.allow_selective = byte / 2 % 4 != 3;
+    if (byte / 8 % 2 == 0) {
+        options.rates.launch_ns = 1000;
+        options.rates.recompute_ns = 2000;
+        options.rates.intercept_ns = 100;
+    }
+    options.allow_offload = byte / 16 % 2;
+    options.link.least_bytes = 1;
+    options.link.offload_ns = 500;
+    options.link.out_bytes_per_us = byte / 32 % 2 == 0 ? 2000 : 100000;
+    options.link.window_out_bytes = byte / 64 % 2 * 100000;
+    options.link.window_in_bytes = byte / 64 % 2 * 100000;
+    if (byte / 128 % 2 != 0)
+        options.link.limit_bytes = 1000000;
+    return options;
+}
+
+static void check_graph(msc_context *ctx, const msc_graph *graph, uint32_t high, uint32_t low, uint32_t byte)
+{
+    msc_decide_options options = make_options(byte);
     msc_plan_summary plain;
     msc_plan_summary wide;
     msc_plan_summary tight;
 
-    options.sim = msc_sim_options_default(kind);
     plain = check_decision(ctx, graph, &options);
     options.budget_bytes = plain.plain_peak_bytes / 256 * high;
     wide = check_decision(ctx, graph, &options);
@@ -90,7 +113,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     graph = synth_bytes(ctx, data + 3, size - 3);
     require(graph != NULL);
-    check_graph(ctx, graph, data[0], data[1], data[2] % 2 == 0 ? MSC_SIM_HOST : MSC_SIM_CUDA);
+    check_graph(ctx, graph, data[0], data[1], data[2]);
     msc_graph_destroy(graph);
     require(msc_context_held_bytes(ctx) == 0);
     msc_context_destroy(ctx);

@@ -28,6 +28,7 @@ typedef struct golden {
     msc_graph *(*make)(msc_context *ctx);
     msc_sim_kind kind;
     uint32_t share_percent; /* budget: this share of the way from the smallest peak to the plain one */
+    uint64_t bytes_per_us;  /* of the link; 0: nothing is offloaded */
 } golden;
 
 static msc_graph *transformer(msc_context *ctx)
@@ -35,15 +36,63 @@ static msc_graph *transformer(msc_context *ctx)
     return synth_transformer(ctx, 12);
 }
 
+static msc_graph *blocks(msc_context *ctx)
+{
+    return synth_blocks(ctx, 6, SYNTH_HALVES);
+}
+
+static msc_graph *sequence(msc_context *ctx)
+{
+    return synth_sequence(ctx, 12, 0);
+}
+
+static msc_graph *sequence_long(msc_context *ctx)
+{
+    return synth_sequence(ctx, 40, SYNTH_UNEQUAL);
+}
+
+static msc_graph *sequence_in_place(msc_context *ctx)
+{
+    return synth_sequence(ctx, 10, SYNTH_IN_PLACE);
+}
+
+static msc_graph *tied(msc_context *ctx)
+{
+    return synth_tied(ctx, 6);
+}
+
+static msc_graph *unequal(msc_context *ctx)
+{
+    return synth_unequal(ctx, 12, 1);
+}
+
+static msc_graph *deep(msc_context *ctx)
+{
+    return synth_deep(ctx, 8);
+}
+
 static const golden goldens[] = {
-    {"transformer", transformer, MSC_SIM_HOST, 40},
-    {"transformer_tight", transformer, MSC_SIM_HOST, 0},
-    {"transformer_cuda", transformer, MSC_SIM_CUDA, 40},
-    {"chain", synth_chain, MSC_SIM_HOST, 50},
-    {"shared", synth_shared, MSC_SIM_HOST, 50},
-    {"nothing", synth_nothing, MSC_SIM_HOST, 0},
-    {"huge", synth_huge, MSC_SIM_HOST, 0},
-    {"barred", synth_barred, MSC_SIM_HOST, 30},
+    {"transformer", transformer, MSC_SIM_HOST, 40, 0},
+    {"transformer_tight", transformer, MSC_SIM_HOST, 0, 0},
+    {"transformer_cuda", transformer, MSC_SIM_CUDA, 40, 0},
+    {"chain", synth_chain, MSC_SIM_HOST, 50, 0},
+    {"shared", synth_shared, MSC_SIM_HOST, 50, 0},
+    {"nothing", synth_nothing, MSC_SIM_HOST, 0, 0},
+    {"huge", synth_huge, MSC_SIM_HOST, 0, 0},
+    {"barred", synth_barred, MSC_SIM_HOST, 30, 0},
+    {"blocks", blocks, MSC_SIM_HOST, 40, 0},
+    {"blocks_tight", blocks, MSC_SIM_HOST, 0, 0},
+    {"blocks_cuda", blocks, MSC_SIM_CUDA, 40, 0},
+    {"sequence", sequence, MSC_SIM_HOST, 20, 0},
+    {"sequence_long", sequence_long, MSC_SIM_HOST, 10, 0},
+    {"sequence_in_place", sequence_in_place, MSC_SIM_HOST, 0, 0},
+    {"tied", tied, MSC_SIM_HOST, 30, 0},
+    {"unequal", unequal, MSC_SIM_HOST, 30, 0},
+    {"deep", deep, MSC_SIM_HOST, 0, 0},
+    {"offload", blocks, MSC_SIM_HOST, 20, 4000},
+    {"offload_slow", blocks, MSC_SIM_HOST, 20, 60},
+    {"offload_cuda", blocks, MSC_SIM_CUDA, 20, 4000},
+    {"offload_barred", synth_barred, MSC_SIM_HOST, 0, 20000},
 };
 
 static void write_plan(const golden *g, char *text, size_t bytes)
@@ -56,6 +105,12 @@ static void write_plan(const golden *g, char *text, size_t bytes)
     size_t needed;
 
     options.sim = msc_sim_options_default(g->kind);
+    options.allow_offload = g->bytes_per_us > 0;
+    options.link.out_bytes_per_us = g->bytes_per_us;
+    options.link.in_bytes_per_us = g->bytes_per_us;
+    options.link.least_bytes = 16384;
+    options.link.window_out_bytes = 1 << 20;
+    options.link.window_in_bytes = 1 << 20;
     assert_int_equal(msc_context_create(NULL, &ctx, NULL), MSC_OK);
     graph = g->make(ctx);
     assert_non_null(graph);

@@ -204,6 +204,8 @@ static msc_status decide(life *run)
     size_t count;
     size_t bytes;
 
+    options.allow_offload = 1;
+    options.link.least_bytes = 1;
     options.budget_bytes = 1; /* cannot be met: the search goes all the way to the smallest plan */
     MAKE(run, run->plan, msc_decide(run->ctx, run->graph, &options, &run->plan, &run->err));
     TRY(run, msc_decide_frontier(run->ctx, run->graph, &options, points, 4, &count, &run->err));
@@ -212,6 +214,7 @@ static msc_status decide(life *run)
     assert_true(bytes < sizeof text);
     MAKE(run, run->parsed_plan, msc_plan_parse(run->ctx, text, bytes, &run->parsed_plan, &run->err));
     assert_true(msc_plan_digest(run->parsed_plan) == msc_plan_digest(run->plan));
+    assert_true(msc_plan_get_summary(run->plan)->away_peak_bytes > 0);
     return MSC_OK;
 }
 

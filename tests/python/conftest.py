@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,9 @@ settings.register_profile(
 )
 settings.load_profile("memscale")
 
+os.environ["MEMSCALE_CALIBRATION"] = (
+    "off"  # the same plans on every machine; processes that tests start inherit it
+)
 torch.set_num_threads(1)  # the models are tiny: a second thread would only wait for the first
 
 

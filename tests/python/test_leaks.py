@@ -14,6 +14,8 @@ balanced by one reference too few elsewhere.
 
 The table `LEAK_TESTS` must name every public function, method and property; a missing one fails
 `test_every_public_name_has_an_entry`. Error paths are entries too: that is where references get lost.
+
+The techniques are the last part: tensor bytes, from the profiler's events, and Python objects over 200 steps.
 """
 
 from __future__ import annotations
@@ -27,10 +29,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import memscale
 from core_samples import chain, noted
+from matrix.techniques import COLUMNS, TECHNIQUES, Columns, column_name
 from memscale import _core
 from memscale.errors import MemScaleError
+from technique_leaks import OBJECTS, growth_in_cycles, net_bytes, objects
+from technique_leaks import growth as growth_over_steps
+from zoo.blocks import Stack, inputs
+from zoo.training import SMALLEST
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the heap as Linux shows it")
 
@@ -44,11 +53,23 @@ GRAPH = chain()
 TEXT = GRAPH.to_text()
 NOTED = noted()
 PLAN = _core.Plan.build([(1, "checkpoint", "chosen", 1, 10, 10)], {"budget_bytes": 1})
-PLAN_TEXT = PLAN.to_text()
+KEEPING = _core.Plan.build(
+    [*PLAN.choices, (2, "selective", "chosen", 1, 2000, 3000, 4000, 5000, False, (1000, 2000))], PLAN.summary
+)
+PLAN_TEXT = KEEPING.to_text()
 SIM = {"kind": "cuda", "capacity_bytes": None}
 RATES = {"flops_per_us": 10**6}
 SNAPSHOT_FILE = Path(__file__).parent.parent / "data/snapshots/ring.pickle"
 SNAPSHOT = _core.Snapshot(SNAPSHOT_FILE)
+
+
+def offload_engine() -> _core.OffloadEngine:
+    options = {"host_bytes": 1 << 20, "least_bytes": 1 << 10, "trace_count": 16}
+    return _core.OffloadEngine(torch.Tensor, torch.nn.Parameter, None, options)
+
+
+ENGINE = offload_engine()
+SAVED, SMALL = torch.ones(1024), torch.ones(1)
 
 
 def simulated(change: Callable[[_core.Simulator], object]) -> Callable[[Path], object]:
@@ -153,6 +174,17 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
         allowed_bytes=10**15,
         record_segments=True,
     ),
+    "OffloadEngine": lambda _: offload_engine(),
+    "OffloadEngine.pack": lambda _: ENGINE.pack(SAVED),
+    "OffloadEngine.unpack": lambda _: ENGINE.unpack(ENGINE.pack(SAVED)),
+    "OffloadEngine.region": lambda _: ENGINE.region((0, 3)) or ENGINE.region(None),
+    "OffloadEngine.settle": lambda _: ENGINE.settle(),
+    "OffloadEngine.step": lambda _: ENGINE.step(),
+    "OffloadEngine.counters": lambda _: ENGINE.counters(),
+    "OffloadEngine.trace": lambda _: ENGINE.trace(),
+    "OffloadEngine.notes": lambda _: ENGINE.notes(),
+    "OffloadEngine.close": lambda _: offload_engine().close(),
+    "Saved": lambda _: ENGINE.pack(SMALL),
     "Simulator.alloc": simulated(lambda s: s.alloc(3, 10**6, stream=3, pool=1)),
     "Simulator.free": simulated(lambda s: s.free(1)),
     "Simulator.free_request": simulated(lambda s: s.free_request(0)),
@@ -169,10 +201,10 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "Simulator.segment_events": simulated(lambda s: s.segment_events()),
     "Simulator.validate": simulated(lambda s: s.validate()),
     "Plan": lambda _: refused(_core.Plan),
-    "Plan.build": lambda _: _core.Plan.build(PLAN.choices, PLAN.summary),
+    "Plan.build": lambda _: _core.Plan.build(KEEPING.choices, KEEPING.summary),
     "Plan.parse": lambda _: _core.Plan.parse(PLAN_TEXT),
-    "Plan.to_text": lambda _: PLAN.to_text(),
-    "Plan.choices": lambda _: PLAN.choices,
+    "Plan.to_text": lambda _: KEEPING.to_text(),
+    "Plan.choices": lambda _: KEEPING.choices,
     "Plan.summary": lambda _: PLAN.summary,
     "Plan.digest": lambda _: PLAN.digest,
     "Snapshot": lambda _: _core.Snapshot(SNAPSHOT_FILE),
@@ -211,6 +243,9 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
     "error: no folder": lambda folder: refused(lambda: GRAPH.save(folder / "none" / "x")),
     "error: choice": lambda _: refused(lambda: _core.Plan.build([(1, "keep", "x", 1, 1, 1)], {})),
     "error: choices": lambda _: refused(lambda: _core.Plan.build([*PLAN.choices, *PLAN.choices], {})),
+    "error: kept": lambda _: refused(
+        lambda: _core.Plan.build([(0, "selective", "chosen", 1, 1, 1, 0, 0, False, (2000, 1000))], {})
+    ),
     "error: summary": lambda _: refused(lambda: _core.Plan.build(PLAN.choices, {"peak": 1})),
     "error: sim key": lambda _: refused(lambda: _core.decide(GRAPH, 1, sim={"kin": "host"})),
     "error: sim kind": lambda _: refused(lambda: _core.replay(GRAPH, sim={"kind": "tpu"})),
@@ -220,6 +255,10 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
     "alloc conf": lambda _: _core.replay(
         GRAPH, sim={"kind": "cuda", "alloc_conf": "expandable_segments:True", "capacity_bytes": 10**12}
     ),
+    "error: offload options": lambda _: refused(
+        lambda: _core.OffloadEngine(torch.Tensor, torch.nn.Parameter, None, {"host_bytes": 0})
+    ),
+    "error: offload save": lambda _: refused(lambda: ENGINE.unpack(SAVED)),  # type: ignore[arg-type]
     "error: simulator kind": lambda _: refused(lambda: _core.Simulator("tpu")),  # type: ignore[arg-type]
     "error: simulator conf": lambda _: refused(lambda: _core.Simulator("cuda", "no_key:" + "9" * 60)),
     "error: simulator memory": simulated(lambda s: refused(lambda: s.alloc(9, 10**12))),
@@ -343,3 +382,57 @@ def test_the_instruments_see_a_leak(folder: Path) -> None:
     assert blocks >= ROUNDS
     _, native = growth(lambda _: kept.append(chain()), folder)
     assert native > RESIDENT_BYTES >= NATIVE_BYTES
+
+
+# ---- techniques ---------------------------------------------------------------------------------------
+
+RUNNING_TWICE = tuple(item for item in TECHNIQUES if item.twice and item.name != "boundary")
+"""The models of these tests have three blocks to share."""
+
+
+@pytest.mark.parametrize("columns", [columns for columns in COLUMNS if len(columns) == 1], ids=column_name)
+def test_a_technique_keeps_nothing(columns: Columns) -> None:
+    """Among the steps are some that fail, and some with two backwards."""
+    grown, more = growth_over_steps(columns)
+    assert grown == 0, f"{grown} bytes in 180 steps"
+    assert more < OBJECTS, f"{more} Python objects in 180 steps"
+
+
+def test_techniques_together_keep_nothing() -> None:
+    grown, more = growth_over_steps(RUNNING_TWICE)
+    assert grown == 0 and more < OBJECTS
+
+
+@pytest.mark.parametrize("columns", [columns for columns in COLUMNS if len(columns) == 1], ids=column_name)
+def test_attaching_and_detaching_keeps_nothing(columns: Columns) -> None:
+    grown, more = growth_in_cycles(columns)
+    assert grown == 0 and more < OBJECTS
+
+
+def test_wrap_and_detach_keep_nothing() -> None:
+    """With all that planning does, and a first batch that is waited for."""
+    model = Stack().train()
+
+    def cycle() -> None:
+        memscale.wrap(model, SMALLEST)
+        model(*inputs(0)).square().mean().backward()
+        memscale.detach(model)
+        model.zero_grad()
+
+    def cycles() -> None:
+        for _ in range(6):
+            cycle()
+
+    cycle()
+    cycle()
+    before = objects()
+    assert net_bytes(cycles) == 0
+    assert objects() - before < OBJECTS
+
+
+def test_the_instruments_see_a_leaking_technique() -> None:
+    kept: list[object] = []
+    assert net_bytes(lambda: kept.append(torch.ones(1000))) >= 4000
+    before = objects()
+    kept += [[] for _ in range(1000)]
+    assert objects() - before >= 1000

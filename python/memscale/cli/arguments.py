@@ -58,15 +58,15 @@ class Options:
     """A parsed command line.
 
     Attributes:
-        command: "estimate", "report" or "snapshot".
+        command: "estimate", "plan", "report" or "snapshot".
         model: MODEL, or the snapshot's path.
         batches, lengths: sizes to look at; empty: not given.
         dtype, task, mode: None: not given.
         optimizer: name; None: not given.
         devices: names of devices; empty: not given.
-        budget_bytes: None: not given.
-        output, trace: files to write.
-        as_json, verbose, debug: switches.
+        budget: a size as it was typed; None: not given.
+        output, trace, save: files to write.
+        frontier, as_json, verbose, debug: switches.
     """
 
     command: str
@@ -78,12 +78,19 @@ class Options:
     mode: str | None = None
     optimizer: str | None = None
     devices: tuple[str, ...] = ()
-    budget_bytes: int | None = None
+    budget: str | None = None
     output: str | None = None
     trace: str | None = None
+    save: str | None = None
+    frontier: bool = False
     as_json: bool = False
     verbose: bool = False
     debug: bool = False
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """`budget` as a number."""
+        return None if self.budget is None else parse_bytes(self.budget)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -122,6 +129,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_step(estimate, many=True)
     estimate.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
     estimate.add_argument("--verbose", action="store_true", help="print every module and choice")
+    plan = _command(commands, "plan", "what would be done with each module, and why", _EPILOG)
+    _add_step(plan, many=False)
+    plan.add_argument("--frontier", action="store_true", help="also what other budgets would bring")
+    plan.add_argument("--save", metavar="FILE", help="write the plan as JSON, for Plan.from_json")
+    plan.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
+    plan.add_argument("--verbose", action="store_true", help="print a row for every module")
     report = _command(commands, "report", "the same as one HTML file, and as a trace for Perfetto", _EPILOG)
     _add_step(report, many=False)
     report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="default: report.html")
@@ -172,7 +185,7 @@ def _add_step(command: argparse.ArgumentParser, many: bool) -> None:
     )  # fmt: skip
     place.add_argument("--device", choices=("cpu", "cuda"), help="this machine, or the card in it")
     command.add_argument(
-        "--budget", dest="budget_bytes", type=_size, metavar="SIZE",
+        "--budget", dest="budget", type=_size, metavar="SIZE",
         help="most memory to use, such as 8GiB (default: 85 %% of the device)",
     )  # fmt: skip
     command.add_argument(
@@ -212,11 +225,12 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def _size(text: str) -> int:
+def _size(text: str) -> str:
+    """The text, if it is a size: what is shown later is what was typed."""
     try:
         size = parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if size <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no budget: give at least 1 byte")
-    return size
+    return text.strip()

@@ -60,7 +60,7 @@ class Answer:
         """One of "plain" (fits without a plan), "plan" (fits with one), "no"."""
         if not self.predicted.prediction.fits:
             return "no"
-        return "plan" if self.predicted.plan.active else "plain"
+        return "plan" if self.predicted.plan.does_something else "plain"
 
 
 def run(options: Options) -> int:
@@ -160,8 +160,8 @@ def config_of(options: Options) -> Config:
     given: dict[str, Any] = {"enable_logging": False}
     if options.mode is not None:
         given["mode"] = options.mode
-    if options.budget_bytes is not None:
-        given["memory_budget"] = options.budget_bytes
+    if options.budget is not None:
+        given["memory_budget"] = options.budget
     return Config(**given)
 
 
@@ -171,8 +171,12 @@ def _without_effect(options: Options) -> list[str]:
 
     if options.mode is None:
         return []
-    fields = fields_without_effect(config_of(options))
-    return [f"no effect in this version: {', '.join(fields)}"] if fields else []
+    config = config_of(options)
+    fields = fields_without_effect(config)
+    lines = [f"no effect in this version: {', '.join(fields)}"] if fields else []
+    if config.use_8bit_optimizer:
+        lines.append("8-bit optimizer state is not counted: memscale.apply_all_optimizations makes it")
+    return lines
 
 
 # ---- a graph file ----------------------------------------------------------------------------------

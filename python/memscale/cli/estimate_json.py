@@ -79,4 +79,5 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "slowdown_ppm": round(1_000_000 * plan.slowdown),
         "time_bound_ppm": plan.time_bound_ppm,
         "choices": [asdict(choice) for choice in plan.active],
+        "steps": [asdict(step) for step in plan.steps],
     }

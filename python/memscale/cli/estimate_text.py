@@ -203,10 +203,10 @@ def _depth(paths: Sequence[str]) -> int:
 
 def _plan(answer: Answer, verbose: bool) -> str:
     plan = answer.predicted.plan
-    if not plan.active and not verbose:
+    if not plan.does_something and not verbose:
         return ""
     if verbose:
-        return "plan\n" + "\n".join(f"  {line}" for line in plan.explain().splitlines())
+        return "plan\n" + "\n".join(f"  {line}" for line in plan.explain(verbose=True).splitlines())
     lines = [line for line in plan.summary_lines() if line.startswith("plan ")]
     return "plan\n" + "\n".join(f"  {line.removeprefix('plan').strip()}" for line in lines)
 

@@ -45,6 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in given:
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            print("memscale: PyTorch is not installed: pip install torch", file=sys.stderr)
+            return BAD_ARGUMENTS
         print(f"memscale: {type(error).__name__}: {one_line(error)} (--debug shows where)", file=sys.stderr)
         return BAD_ARGUMENTS
 
@@ -55,6 +58,10 @@ def _command(name: str) -> Callable[[Options], int]:
         from memscale.cli.report import run
 
         return run
+    if name == "plan":
+        from memscale.cli import plan
+
+        return plan.run
     if name == "snapshot":
         from memscale.cli import snapshot
 

@@ -29,6 +29,7 @@ from memscale.core.scaling import Scaling
 from memscale.core.tracer import StepFacts, Trace
 from memscale.errors import MemScaleError, ProfileError
 from memscale.observability.report_detail import Detail, detail_of
+from memscale.techniques.base import StepAttachment
 
 __all__ = ["Predicted", "predict_case", "predict_graph", "resolve"]
 
@@ -130,10 +131,16 @@ class _SharingPlanner(Planner):
     batch: Batch = ((), {})
     traces: dict[Any, Trace] = field(default_factory=dict)
 
-    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool) -> Trace:
+    def trace(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cache_off: bool,
+        attachments: Sequence[StepAttachment] = (),
+    ) -> Trace:
         """See `Planner.trace`."""
-        if args is not self.batch[0] or kwargs is not self.batch[1]:
-            return super().trace(args, kwargs, cache_off)
+        if args is not self.batch[0] or kwargs is not self.batch[1] or attachments:
+            return super().trace(args, kwargs, cache_off, attachments)
         key = (self.hardware.target, cache_off)
         if key not in self.traces:
             self.traces[key] = super().trace(args, kwargs, cache_off)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from memscale.core.allocator_settings import EXPANDABLE
@@ -17,6 +18,12 @@ _RESERVE_FLOOR_BYTES: Final = 256 * 1024
 
 FIXED: Final = ("parameter", "gradient", "optimizer_state", "buffer")
 """Categories that do not depend on the batch."""
+
+_OPTIMIZER_WAYS: Final = {
+    "fused": "an optimizer made with fused=True works without them",
+    "foreach": "with foreach=False it works on one weight at a time",
+}
+"""What a switch of PyTorch's own optimizers does to the temporaries of their step."""
 
 _VARYING: Final = ("activation", "temporary", "input")
 
@@ -40,12 +47,15 @@ def budget_for(peak_bytes: int) -> int:
     return budget
 
 
-def unmet_advice(predicted: Prediction, checkpointing: bool) -> tuple[str, ...]:
+def unmet_advice(
+    predicted: Prediction, checkpointing: bool, switches: Collection[str] = ()
+) -> tuple[str, ...]:
     """What would help when no plan fits, by what fills the memory at the smallest plan's peak.
 
     Args:
         predicted: the step under the smallest plan.
         checkpointing: whether the configuration allows it.
+        switches: what the optimizer could be made with and is not, of "fused" and "foreach".
     """
     needed = budget_for(predicted.smallest_peak_bytes)
     lines = [f"raise the budget to {format_bytes(needed)} ({needed} bytes)"]
@@ -60,11 +70,11 @@ def unmet_advice(predicted: Prediction, checkpointing: bool) -> tuple[str, ...]:
             f"{format_bytes(fixed)}; an optimizer with less state, or fewer trainable weights, would"
         )
     temporary = predicted.by_category.get("temporary", 0)
-    if predicted.peak.phase == "optimizer" and temporary * 50 > predicted.reserved_peak_bytes:
+    ways = [text for switch, text in _OPTIMIZER_WAYS.items() if switch in switches]
+    if ways and predicted.peak.phase == "optimizer" and temporary * 50 > predicted.reserved_peak_bytes:
         lines.append(
-            f"the peak is in the optimizer's step, where {format_bytes(temporary)} are temporary: an "
-            "optimizer made with fused=True works without them, one with foreach=False on one weight at "
-            "a time"
+            f"the peak is in the optimizer's step, where {format_bytes(temporary)} are temporary: "
+            + ", ".join(ways)
         )
     if not checkpointing:
         lines.append("allow checkpointing (enable_checkpointing=True)")
@@ -93,15 +103,17 @@ def advice_of(plan: Plan) -> tuple[str, ...]:
         return plan.advice
     lines = []
     plain, predicted = plan.plain, plan.predicted
-    if not plan.active:
+    if not plan.does_something:
         free = plan.budget_bytes - reserve_bytes(plan.budget_bytes) - plain.device_used_peak_bytes
         lines.append(f"fits without a plan; {format_bytes(max(free, 0))} are left")
     else:
         needed = budget_for(plain.device_used_peak_bytes)
         saved = format_bytes(plain.device_used_peak_bytes - predicted.device_used_peak_bytes)
+        does = [step.technique for step in plan.steps]
+        does += [f"checkpoints {len(plan.active)} modules"] if plan.active else []
         lines.append(
             f"without a plan it needs a budget of {format_bytes(needed)} ({needed} bytes); the plan "
-            f"checkpoints {len(plan.active)} modules and saves {saved} at × {plan.slowdown:.2f} of the time"
+            f"({', '.join(does)}) saves {saved} at × {plan.slowdown:.2f} of the time"
         )
     if plan.smallest_peak_bytes < predicted.device_used_peak_bytes:
         needed = budget_for(plan.smallest_peak_bytes)

@@ -23,12 +23,14 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 from memscale.core import config_checks as checks
 from memscale.core import config_text
 from memscale.core.units import parse_bytes
-from memscale.errors import ConfigError
 
 __all__ = ["CONFIG_VERSION", "AsyncOffloadConfig", "Config", "EffectiveConfig", "OptimizationMode"]
 
 CONFIG_VERSION: Final = 1
 """Version of the dict, JSON and YAML form. A change that an older reader would misread raises it."""
+
+EIGHT_BIT_BACKENDS: Final = ("auto", "bitsandbytes", "torchao")
+"""Where 8-bit optimizer state may come from."""
 
 TIERS: Final = ("pinned", "pageable", "file")
 """Where the offload engine may put bytes, fastest first."""
@@ -175,7 +177,7 @@ class AsyncOffloadConfig:
     @classmethod
     def from_dict(cls: type[_A], data: Mapping[str, object]) -> _A:
         """Reads what `to_dict` wrote. Raises `ConfigError` for anything that the constructor refuses."""
-        return cls(**_keywords(cls.__name__, data))
+        return cls(**checks.keywords(cls.__name__, data))
 
     def replace(self: _A, **changes: Any) -> _A:
         """A copy with some fields changed; this object stays as it is."""
@@ -195,6 +197,7 @@ class EffectiveConfig:
     enable_tiling: bool
     use_mixed_precision: bool
     use_8bit_optimizer: bool
+    eight_bit_backend: str
     max_cpu_offload_bytes: int | None
     target_gpu_utilization: float
     memory_budget_bytes: int | None
@@ -232,8 +235,13 @@ class Config:
         enable_checkpointing: Recompute activations in the backward pass.
         enable_offloading: Move tensors to host memory while they are not needed.
         enable_tiling: Compute loss, MLP and attention in tiles.
-        use_mixed_precision: BF16 where the hardware has it, FP16 with loss scaling elsewhere.
-        use_8bit_optimizer: Keep optimizer state in 8 bits.
+        use_mixed_precision: Run the model's forward under BF16 autocast, where the hardware has BF16 and the
+            weights are FP32; on cards with FP16 alone under FP16 autocast with loss scaling, if the optimizer
+            is known. Else the plan's notes say why not. A loop that opens autocast keeps its own.
+        use_8bit_optimizer: Keep optimizer state in 8 bits. It takes `apply_all_optimizations`, which returns
+            the optimizer to use; `wrap` and `optimize` cannot replace the one that the loop has.
+        eight_bit_backend: Package that keeps the state: "bitsandbytes" or "torchao", or "auto" for whichever
+            is installed and can, in that order. Other than "auto" only with `use_8bit_optimizer`.
         max_cpu_offload_gb: Cap on host memory for offload, in GB (1e9 bytes); None: what is available, less a
             reserve.
         target_gpu_utilization: Share of the device's memory to use, above 0 and at most 1.
@@ -272,6 +280,7 @@ class Config:
     enable_tiling: bool = False
     use_mixed_precision: bool = False
     use_8bit_optimizer: bool = False
+    eight_bit_backend: str = "auto"
     max_cpu_offload_gb: float | None = None
     target_gpu_utilization: float = 0.85
     memory_budget: int | str | None = None
@@ -296,6 +305,7 @@ class Config:
         "enable_tiling": checks.check_bool,
         "use_mixed_precision": checks.check_bool,
         "use_8bit_optimizer": checks.check_bool,
+        "eight_bit_backend": checks.check_choice(EIGHT_BIT_BACKENDS),
         "max_cpu_offload_gb": checks.check_float(1e9, optional=True),  # 1e18 bytes: still a 63-bit count
         "target_gpu_utilization": checks.check_float(1),
         "memory_budget": checks.check_size,
@@ -373,7 +383,7 @@ class Config:
         Raises:
             ConfigError: Not a mapping, a version that this MemScale does not know, or as on creation.
         """
-        fields = _keywords(cls.__name__, data)
+        fields = checks.keywords(cls.__name__, data)
         version = fields.pop("version", 1)
         if type(version) is not int or version != CONFIG_VERSION:
             allowed = f"this MemScale reads version {CONFIG_VERSION}; a newer one may be needed"
@@ -426,6 +436,9 @@ class Config:
             if self.exact and getattr(self, name):
                 reason = f"it contradicts {name}=True, which rounds differently from plain PyTorch"
                 raise checks.refuse("exact", True, f"{reason}: give exact=False, or switch {name} off")
+        if self.eight_bit_backend != "auto" and not self.use_8bit_optimizer:
+            allowed = "a backend is used with use_8bit_optimizer=True only: switch it on, or leave this out"
+            raise checks.refuse("eight_bit_backend", self.eight_bit_backend, allowed)
         if self.async_config is not None and not self.async_offload:
             allowed = "it contradicts async_config=...: leave one of the two out"
             raise checks.refuse("async_offload", False, allowed)
@@ -440,13 +453,3 @@ class Config:
 def _size(value: int | str | None) -> int | None:
     """A checked size field as a number."""
     return parse_bytes(value) if isinstance(value, str) else value
-
-
-def _keywords(owner: str, data: object) -> dict[str, Any]:
-    """A mapping with text keys as keyword arguments."""
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{owner}.from_dict needs a mapping of names to values, not {checks.show(data)}")
-    for key in data:
-        if not isinstance(key, str):
-            raise ConfigError(f"{owner} has fields with text names only, not {checks.show(key)}")
-    return dict(data)

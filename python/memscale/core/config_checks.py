@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from memscale.core.units import MAX_BYTES, parse_bytes
 from memscale.errors import ConfigError
@@ -109,6 +110,20 @@ def check_path(field: str, value: object) -> str | None:
     return str(path)
 
 
+def check_choice(names: Sequence[str]) -> Check:
+    """A check for one of some names, in any case."""
+    allowed = f"give one of {', '.join(map(repr, names))}"
+
+    def check(field: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise refuse(field, value, f"{allowed}, not {_kind(value)}")
+        if value.lower() not in names:
+            raise refuse(field, value, allowed)
+        return value.lower()
+
+    return check
+
+
 def check_names(allowed_names: Sequence[str]) -> Check:
     """A check for a non-empty sequence of distinct names out of `allowed_names`."""
     allowed = f"give one or more of {', '.join(map(repr, allowed_names))}, each once, as a tuple"
@@ -135,6 +150,16 @@ def unknown_field(owner: str, name: object, value: object, known: Iterable[str])
     hint = f" Did you mean {close[0]!r}?" if close else ""
     message = f"{owner} has no field {show(name)} (given {show(value)}).{hint}"
     return ConfigError(f"{message} Allowed are: {', '.join(names)}", str(name))
+
+
+def keywords(owner: str, data: object) -> dict[str, Any]:
+    """A mapping with text keys as keyword arguments."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{owner}.from_dict needs a mapping of names to values, not {show(data)}")
+    for key in data:
+        if not isinstance(key, str):
+            raise ConfigError(f"{owner} has fields with text names only, not {show(key)}")
+    return dict(data)
 
 
 def _kind(value: object) -> str:

@@ -192,7 +192,7 @@ def _math(call: Attention) -> Tensor:
     """`_scaled_dot_product_attention_math`, with the mask added in place, as it is in training."""
     origin = call.query.dtype
     parts = (call.query, call.key, call.value)
-    if origin in _HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+    if origin in _HALF and _math_in_float32():
         parts = (call.query.float(), call.key.float(), call.value.float())
     scale = math.sqrt(abs(call.scale) if call.scale is not None else 1 / math.sqrt(call.query.shape[-1]))
     query = parts[0] * (-scale if call.scale is not None and call.scale < 0 else scale)
@@ -207,13 +207,19 @@ def _math(call: Attention) -> Tensor:
     scores = torch.matmul(query, key.transpose(-2, -1) * scale)
     if mask is not None:
         scores = scores.add_(mask)
-    weights = torch._safe_softmax(scores, -1)
+    weights = getattr(torch, "_safe_softmax", torch.softmax)(scores, -1)  # PyTorch 2.4 has no safe one
     if call.dropout > 0:
         weights = torch.dropout(weights, call.dropout, True)
     out = torch.matmul(weights, value).to(origin)
     if weights.dtype is not origin:
         weights.to(origin)  # the second result of the operator, made and dropped
     return out
+
+
+def _math_in_float32() -> bool:
+    """Whether the math kernel computes half-precision attention in float32. PyTorch 2.4 never does."""
+    allowed = getattr(torch.backends.cuda, "fp16_bf16_reduction_math_sdp_allowed", None)
+    return allowed is not None and not allowed()
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

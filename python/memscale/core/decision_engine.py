@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memscale import _core
@@ -19,33 +19,65 @@ if TYPE_CHECKING:
     from memscale.core.hardware import Budget, Hardware
     from memscale.core.tracer import Trace
 
-__all__ = ["DecisionEngine", "reserve_bytes"]
+ChoiceRow = tuple[
+    int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...]
+]
+"""A choice as the core gives it; see `_core.Plan.choices`."""
+
+__all__ = ["DecisionEngine", "OffloadLink", "reserve_bytes"]
+
+
+@dataclass(frozen=True)
+class OffloadLink:
+    """The way off the device and back, as the decision counts with it.
+
+    Attributes:
+        out_bytes_per_us: rate of copies from the device beside a running step, above 0.
+        in_bytes_per_us: rate of copies back, above 0.
+        offload_ns: fixed cost of one copy; one storage is copied out and back.
+        least_bytes: smaller storages are not moved; above 0.
+        limit_bytes: most bytes off the device at once; None: no limit.
+        window_out_bytes: of one call, most bytes that wait on the device for their copy out.
+        window_in_bytes: of one call, most bytes that come back ahead of their use.
+    """
+
+    out_bytes_per_us: int
+    in_bytes_per_us: int
+    offload_ns: int = 20_000
+    least_bytes: int = 1 << 20
+    limit_bytes: int | None = None
+    window_out_bytes: int = 64 << 20
+    window_in_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True)
 class DecisionEngine:
-    """Decides for one machine and one configuration. The same trace gives the same plan, anywhere."""
+    """Decides for one machine and one configuration. The same trace gives the same plan, anywhere.
+
+    Attributes:
+        link: how tensors may leave the device; None: they stay.
+    """
 
     config: EffectiveConfig
     hardware: Hardware
     budget: Budget
     settings: AllocatorSettings = field(default_factory=allocator_settings)
+    link: OffloadLink | None = None
 
     @property
-    def rates(self) -> dict[str, int]:
+    def rates(self) -> dict[str, Any]:
         """The hardware's rates, as the core takes them."""
-        hw = self.hardware
-        return {
-            "flops_per_us": hw.flops_per_us,
-            "moved_bytes_per_us": hw.moved_bytes_per_us,
-            "launch_ns": hw.launch_ns,
-            "recompute_ns": hw.recompute_ns,
-        }
+        return self.hardware.cost.for_core
 
     @property
     def sim(self) -> dict[str, Any]:
         """The allocator that the step will run on."""
         return self.settings.sim if self.hardware.device_kind == "cuda" else {"kind": "host"}
+
+    @property
+    def offload(self) -> dict[str, int | None] | None:
+        """The link, as the core takes it."""
+        return None if self.link is None else asdict(self.link)
 
     @property
     def predictor(self) -> Predictor:
@@ -67,7 +99,7 @@ class DecisionEngine:
         predicted = replace(predicted, smallest_peak_bytes=smallest)
         plain = self._plain(named if plain_trace is None else NamedGraph(plain_trace))
         return Plan(
-            choices=tuple(self._choice(trace, item) for item in decided.choices),
+            choices=tuple(_choice(named, item) for item in decided.choices),
             fits=predicted.fits,
             budget_bytes=self.budget.bytes,
             budget_source=self.budget.source,
@@ -75,15 +107,20 @@ class DecisionEngine:
             plain=replace(plain, smallest_peak_bytes=smallest),
             smallest_peak_bytes=smallest,
             time_bound_ppm=decided.summary["time_bound_ppm"],
+            away_peak_bytes=decided.summary["away_peak_bytes"],
+            window_out_bytes=decided.summary["window_out_bytes"],
+            window_in_bytes=decided.summary["window_in_bytes"],
             walk=functools.partial(self._frontier, trace.graph),
             digest=decided.digest,
             profile=trace.method,
+            mode=self.config.mode.value,
             advice=self._advice(trace, decided, predicted),
-            notes=(*trace.notes, self.settings.note) if self.settings.note else tuple(trace.notes),
+            notes=tuple(filter(None, (*trace.notes, self.settings.note, self.hardware.cost.note))),
         )
 
     def _advice(self, trace: Trace, decided: _core.Plan, predicted: Prediction) -> tuple[str, ...]:
-        lines = () if predicted.fits else unmet_advice(predicted, self.config.enable_checkpointing)
+        checkpointing, switches = self.config.enable_checkpointing, trace.optimizer_switches
+        lines = () if predicted.fits else unmet_advice(predicted, checkpointing, switches)
         if self.hardware.device_kind != "cuda" or self.settings.is_expandable or not _checkpoints(decided):
             return lines
         conf = ",".join(filter(None, (self.settings.conf, EXPANDABLE)))
@@ -110,6 +147,7 @@ class DecisionEngine:
             rates=self.rates,
             allow_checkpoint=self.config.enable_checkpointing,
             force=self.config.force_optimize if force is None else force,
+            offload=self.offload,
         )
 
     def plain_used_bytes(self, trace: Trace) -> int:
@@ -122,18 +160,40 @@ class DecisionEngine:
         return self.predictor.peaks(trace, smallest)[1] + self.hardware.context_bytes
 
     def _frontier(self, graph: _core.Graph) -> tuple[tuple[int, int], ...]:
-        if not self.config.enable_checkpointing:
+        allow_checkpoint = self.config.enable_checkpointing
+        if not allow_checkpoint and self.link is None:
             return ()
-        points = _core.frontier(graph, sim=self.sim, rates=self.rates)
+        points = _core.frontier(
+            graph, sim=self.sim, rates=self.rates, allow_checkpoint=allow_checkpoint, offload=self.offload
+        )
         return tuple((peak + self.hardware.context_bytes, ns) for peak, ns in points)
 
-    @staticmethod
-    def _choice(trace: Trace, item: tuple[int, str, str, int, int, int]) -> Choice:
-        module, action, rule, calls, saved, cost = item
-        path, kind = trace.modules[module]
-        techniques = () if action == "keep" else (action,)
-        return Choice(path, kind, techniques, rule, _core.rule_text(rule), calls, saved, cost)
+
+def _choice(named: NamedGraph, item: ChoiceRow) -> Choice:
+    """A choice of the core in words."""
+    module, action, rule, calls, saved, cost, other_peak, other_ns, joined, kept = item[:10]
+    boundary, moved_bytes, moved_count, transfer_ns, moved = item[10:]
+    path, kind = named.trace.modules[module]
+    return Choice(
+        module=path,
+        type=kind,
+        techniques=() if action == "keep" else (action,),
+        rule=rule,
+        reason=_core.rule_text(rule),
+        calls=calls,
+        bytes=saved,
+        ns=cost,
+        kept=named.kept_ops.names(module, kept),
+        joined=joined,
+        other_peak_bytes=other_peak,
+        other_ns=other_ns,
+        boundary=boundary,
+        moved=moved,
+        moved_bytes=moved_bytes,
+        moved_count=moved_count,
+        transfer_ns=transfer_ns,
+    )
 
 
 def _checkpoints(plan: _core.Plan) -> bool:
-    return any(action == "checkpoint" for _, action, *_ in plan.choices)
+    return any(choice[1] != "keep" for choice in plan.choices)

@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from memscale.core.calibration import calibrated
 from memscale.core.device_table import CARDS, Card
 from memscale.core.hardware import Hardware, card_hardware, detect
 from memscale.core.present_gpu import present_gpu
@@ -157,7 +158,7 @@ def _present(device: torch.device) -> Hardware:
     import torch
 
     if device.type != "cuda" or torch.cuda.is_initialized():
-        return detect(device)
+        return calibrated(detect(device))
     index = device.index or 0
     gpu = present_gpu(index)
     card = find_card(gpu.name)

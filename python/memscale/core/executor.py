@@ -17,25 +17,34 @@ from __future__ import annotations
 
 import copy
 import functools
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memscale.core.config import Config
-from memscale.core.plan import Plan
+from memscale.core.plan import Choice, Plan
 from memscale.core.planner import Planned, make_plan
 from memscale.core.step_signature import StepSignature, output_storages, signature_of
+from memscale.core.step_ways import placed
 from memscale.core.tracer import StepFacts
 from memscale.errors import BudgetError, VerificationError
 from memscale.observability import logs, plan_log
+from memscale.offload.engine import Boundary, Offload
 from memscale.techniques.base import Attachment
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.chains import ChainAttachment, ChainRun
+from memscale.techniques.checkpoint_state import BufferRef
+from memscale.techniques.checkpointing import CheckpointAttachment, runs_plain
+from memscale.techniques.compiled import outside_compiler
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.loss_scale import NO_OPTIMIZER, LossScale, enter, forget, scale_for
+from memscale.techniques.offloading import OffloadAttachment
+from memscale.techniques.replicas import ReplicaGuard
 from memscale.techniques.use_cache import CacheSwitch
 
 EXECUTOR = "_memscale_executor"
@@ -54,16 +63,33 @@ _CARRIED_BYTES = 64 * 1024
 class _WatchedForward(StandIn):
     """Stands in for the wrapped model's `forward`."""
 
+    calls_through = True
+
     def __init__(self, executor: Executor, original: Callable[..., Any]) -> None:
         super().__init__(executor.model, original)
         self.executor = executor
 
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The original, for accelerate, which finds its way back to a model's own forward by this name."""
+        return self.original
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward, planned."""
-        if self.passive or self.executor.idle or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # traced: nothing can be looked at here
+            if self.executor.awaits_batch and not self.passive and torch.is_grad_enabled():
+                outside_compiler(self.executor.before_forward, self.run_original, args, kwargs)
+            return self.run_original(*args, **kwargs)
+        if self.passive or self.executor.idle or runs_plain():
             return self.original(*args, **kwargs)
+        failures = self.executor.failures
         self.executor.before_forward(self.original, args, kwargs)
-        output = self.original(*args, **kwargs)
+        try:
+            output = self.original(*args, **kwargs)
+        except BaseException:
+            if self.executor.failures > failures:  # the batch is at fault, and says nothing of the next one
+                self.executor.forget_failure()
+            raise
         self.executor.after_forward(output)
         return output
 
@@ -84,6 +110,8 @@ class Executor:
         config: as the caller gave it.
         planned: the plan in force and what it was made from; None while the first batch is awaited.
         idle: true while MemScale itself runs the model; the executor then stands aside.
+        planning_seconds: what planning has taken in the middle of training, in all.
+        loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
     """
 
     def __init__(
@@ -91,9 +119,12 @@ class Executor:
     ) -> None:
         self._model = weakref.ref(model)  # the model owns the executor
         self._slot: ForwardSlot | None = None
+        self._guard: ReplicaGuard | None = None
         self.config = config
         self.planned: Planned | None = None
         self.idle = False
+        self.planning_seconds = 0.0
+        self.loss_scale: LossScale | str = scale_for(model, optimizer)
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._signature: StepSignature | None = None
         self._known: dict[StepSignature, Planned] = {}
@@ -101,7 +132,9 @@ class Executor:
         self._outputs: list[weakref.ref[Any]] = []
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
         self._failures = 0
+        self._latest_failure: StepSignature | None = None
         self._optimizer_hook: Any = None
+        self._offload: Offload | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -112,17 +145,40 @@ class Executor:
         return model
 
     @property
+    def failures(self) -> int:
+        """Batches that could not be planned."""
+        return self._failures
+
+    def forget_failure(self) -> None:
+        """The latest of them could not be run either: one like it is to be planned again."""
+        self._failures -= 1
+        self._failed -= {self._latest_failure}
+
+    @property
+    def awaits_batch(self) -> bool:
+        """There is no plan yet, and the next training batch is to bring one."""
+        return self.planned is None and not self.idle and self._failures < _MOST_FAILURES
+
+    @property
+    def switched_off(self) -> list[str]:
+        """What the model does on its own and has been switched off, for the log."""
+        return [line for item in self._attached if isinstance(item, CacheSwitch) for line in item.lines]
+
+    @property
     def plan(self) -> Plan | None:
         """The plan in force, or None while the first training batch is awaited."""
         return None if self.planned is None else self.planned.plan
 
     # ---- life ------------------------------------------------------------------------------------
 
-    def start(self, sample: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
+    def start(
+        self, sample: tuple[tuple[Any, ...], dict[str, Any]] | None, grads_present: bool = False
+    ) -> None:
         """Takes the model over. Either all of it succeeds or the model is left as it was.
 
         Args:
             sample: a training batch to plan for now; None waits for the first one.
+            grads_present: plan for steps that find gradients of earlier ones (accumulation).
 
         Raises:
             BudgetError: the budget cannot be met and the configuration is strict.
@@ -133,7 +189,9 @@ class Executor:
         try:
             if sample is not None:
                 # A model from `from_pretrained` is in evaluation mode until the loop calls train().
-                self._plan_for(*sample, self._facts(training=None if self.model.training else True))
+                facts = self._facts(training=None if self.model.training else True)
+                facts.grads_present |= grads_present
+                self._plan_for(*sample, facts)
         except BaseException:
             self.stop()
             raise
@@ -142,10 +200,14 @@ class Executor:
         """Undoes everything, in reverse order."""
         self._undo()
         self._optimizer_hook()
+        if self._guard is not None:
+            self._guard.remove()
         self.model.__dict__.pop(EXECUTOR, None)
+        forget(self.model)
         if self._slot is not None:
             self._slot.remove()
             self._slot = None
+        self._offload = None  # a graph that still needs the engine holds it
 
     def resume(self) -> None:
         """Takes the model over again after `stop`, with the plan that was in force."""
@@ -157,7 +219,10 @@ class Executor:
         slot = ForwardSlot(self.model, "")
         slot.put(_WatchedForward(self, self.model.forward))
         self._slot = slot
+        self._guard = ReplicaGuard(self.model)
+        self._guard.put()
         self.model.__dict__[EXECUTOR] = self
+        enter(self.model, self.loss_scale)
         self._watch_optimizers()
 
     def _undo(self) -> None:
@@ -165,15 +230,24 @@ class Executor:
             self._attached.pop().undo()
 
     @contextmanager
-    def bare(self) -> Iterator[None]:
-        """Runs the block on the model without techniques, then attaches them again."""
+    def bare(self, keep: Collection[str] = ()) -> Iterator[None]:
+        """Runs the block on the model without techniques, then attaches them again.
+
+        Args:
+            keep: names of step techniques that stay.
+        """
         undone = list(self._attached)
         self._undo()
+        kept = [attachment for attachment in undone if attachment.name in keep]
+        for attachment in kept:
+            attachment.attach()
         idle, self.idle = self.idle, True
         try:
             yield
         finally:
             self.idle = idle
+            for attachment in reversed(kept):
+                attachment.undo()
             for attachment in undone:
                 attachment.attach()
                 self._attached.append(attachment)
@@ -190,6 +264,9 @@ class Executor:
             args: positional part of the batch.
             kwargs: keyword part.
         """
+        for item in self._attached:
+            if isinstance(item, CacheSwitch):
+                item.hold()
         if self._failures >= _MOST_FAILURES:
             return
         facts = self._facts()
@@ -197,6 +274,7 @@ class Executor:
         signature = signature_of(self.model, args, kwargs, facts)
         if signature in self._failed or (self._signature is not None and self._signature.covers(signature)):
             return
+        began = time.perf_counter()
         try:
             self._plan_for(args, kwargs, facts)
         except (BudgetError, VerificationError):
@@ -204,12 +282,15 @@ class Executor:
             raise
         except Exception as error:
             self._failed.add(signature)
+            self._latest_failure = signature
             # The model may well run: then it runs as it is. If it does not, its own error follows now.
             self._failures += 1
             what = "runs unchanged" if self.planned is None else "keeps its present plan"
             logs.LOGGER.warning(
                 "cannot plan this step, the model %s: %s: %s", what, type(error).__name__, error
             )
+        finally:
+            self.planning_seconds += time.perf_counter() - began
 
     def after_forward(self, output: Any) -> None:
         """Remembers the output, to see before the next forward whether it is still held."""
@@ -222,7 +303,12 @@ class Executor:
             grads_present=any(parameter.grad is not None for parameter in self.model.parameters()),
             carried_bytes=tuple(size for size in alive if size >= _CARRIED_BYTES),
             training=training,
+            watch=self._watch,
         )
+
+    @property
+    def _watch(self) -> StandIn | None:
+        return None if self._slot is None else self._slot.stand_in
 
     def _watch_optimizers(self) -> None:
         handle = register_optimizer_step_pre_hook(functools.partial(_note_optimizer, weakref.ref(self)))
@@ -270,19 +356,54 @@ class Executor:
             plan_log.announce_verification(self, args, kwargs, facts)
 
     def _attach(self, planned: Planned) -> None:
-        modules = dict(self.model.named_modules())
-        parts: list[Attachment] = [CacheSwitch(self.model)] if planned.cache_off else []
-        for choice in planned.plan.active:
-            written = planned.trace.written_buffers.get(choice.module, [])
-            buffers = [(modules[owner], name) for owner, name in written]
-            random = planned.trace.python_random
-            foreign = planned.trace.foreign_reads.get(choice.module, [])
-            parts.append(
-                CheckpointAttachment(modules[choice.module], choice.module, buffers, random, foreign)
-            )
+        off = planned.cache_off or planned.plan.active
+        parts: list[Attachment] = [CacheSwitch(self.model)] if off else []
+        for item in placed(self.model, planned.hardware, planned.places):
+            item.beneath = None if item.path else self._watch
+            parts.append(item)
+        chains: dict[str, list[ChainRun]] = {}
+        for run in runs_of(planned.plan.active):
+            path, offload = run[0].module, self._offload_of(planned) if run[0].offloads else None
+            if offload is not None and not run[0].boundary:
+                watch = None if path else self._watch
+                module, saves = self.model.get_submodule(path), run[0].moved or None
+                parts.append(OffloadAttachment(module, path, offload, saves, watch))
+                continue
+            boundary = None if offload is None else Boundary(offload, run[0].moved or None)
+            facts = self._written(planned, run), planned.trace.python_random, self._foreign(planned, run)
+            if len(run) == 1:
+                kept = frozenset(map(_operation, run[0].kept))
+                module = self.model.get_submodule(path)
+                parts.append(CheckpointAttachment(module, path, *facts, kept=kept, boundary=boundary))
+            else:
+                chain, _, first = path.rpartition(".")
+                last = run[-1].module.rpartition(".")[2]
+                chains.setdefault(chain, []).append(ChainRun(first, last, *facts, boundary))
+        for chain, runs in chains.items():
+            # The executor must go on seeing the batches of a model that is a chain itself.
+            watch = None if chain else self._watch
+            parts.append(ChainAttachment(self.model.get_submodule(chain), chain, runs, beneath=watch))
         for part in parts:
             part.attach()
             self._attached.append(part)
+
+    def _offload_of(self, planned: Planned) -> Offload:
+        """The engine for a plan; one for all plans that want the same."""
+        assert planned.link is not None  # a plan offloads only over a link
+        settings = planned.link.settings
+        if self._offload is None or self._offload.settings != settings:
+            self._offload = Offload(settings)
+        return self._offload
+
+    def _written(self, planned: Planned, run: list[Choice]) -> list[BufferRef]:
+        """Buffers that the modules of a run change, each once."""
+        names = {name for choice in run for name in planned.trace.written_buffers.get(choice.module, [])}
+        return [(self.model.get_submodule(owner), name) for owner, name in sorted(names)]
+
+    def _foreign(self, planned: Planned, run: list[Choice]) -> list[weakref.ref[Tensor]]:
+        """Tensors from outside that the modules of a run read, each once."""
+        reads = [read for choice in run for read in planned.trace.foreign_reads.get(choice.module, [])]
+        return list({id(read()): read for read in reads}.values())
 
     # ---- copies ----------------------------------------------------------------------------------
 
@@ -290,17 +411,43 @@ class Executor:
         """A copied model is wrapped as the original is; it plans anew for what the plan does not cover."""
         twin = Executor.__new__(Executor)
         memo[id(self)] = twin
-        for name in ("config", "planned", "idle", "_optimizer", "_signature", "_failures"):
+        same = ("config", "planned", "idle", "planning_seconds", "_optimizer", "_signature", "_failures")
+        for name in same:
             setattr(twin, name, getattr(self, name))
         twin._known, twin._outputs, twin._failed = {}, [], set()
+        twin._latest_failure = None
+        twin._offload = None
         twin._model = weakref.ref(copy.deepcopy(self.model, memo))
+        twin.loss_scale = NO_OPTIMIZER
+        enter(twin.model, NO_OPTIMIZER)
         twin._attached = copy.deepcopy(self._attached, memo)
         twin._slot = copy.deepcopy(self._slot, memo)
+        twin._guard = copy.deepcopy(self._guard, memo)
         twin._watch_optimizers()
         return twin
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a pickled model is a plain model
+
+
+def runs_of(active: Sequence[Choice]) -> list[list[Choice]]:
+    """Groups choices into what is run again as one: a module, or consecutive children of a chain."""
+    runs: list[list[Choice]] = []
+    latest: dict[str, list[Choice]] = {}  # chain → its last run so far
+    for choice in active:
+        chain = choice.module.rpartition(".")[0]
+        if choice.joined:
+            latest[chain].append(choice)
+        else:
+            latest[chain] = [choice]
+            runs.append(latest[chain])
+    return runs
+
+
+def _operation(text: str) -> tuple[str, int]:
+    """`"addmm#0"` as name and ordinal."""
+    name, _, ordinal = text.rpartition("#")
+    return name, int(ordinal)
 
 
 def _note_optimizer(executor: weakref.ref[Executor], optimizer: torch.optim.Optimizer, *unused: Any) -> None:

@@ -5,6 +5,8 @@ A copy of the real optimizer (or an AdamW, when none is known yet) works on fake
 go through parameters one by one are run on one representative of each pair of shapes that follow each other,
 and the others' state is counted; the peak is the same and a model with a thousand parameters is traced as
 fast as one with ten.
+
+Optimizers with 8-bit state are not run at all: `eight_bit_layout` tells what they take.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import functools
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
+from memscale.core.eight_bit_layout import Layout, layout_of
 
 if TYPE_CHECKING:
     from memscale.core.graph_builder import GraphRecorder
@@ -57,6 +61,29 @@ def _chooses_foreach(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
+def free_switches(optimizer: torch.optim.Optimizer | None, by_default: bool) -> tuple[str, ...]:
+    """Switches that an optimizer could be made with otherwise, and take less in its step.
+
+    Only PyTorch's own have them: another package's may take the arguments and ignore them.
+
+    Args:
+        optimizer: None for the AdamW that is assumed.
+        by_default: on the target it works on all parameters at once unless it is told.
+
+    Returns:
+        "fused", if it could be on; "foreach", if it is on.
+    """
+    if optimizer is None:
+        return ("fused", "foreach") if by_default else ("fused",)
+    groups = optimizer.param_groups
+    own = type(optimizer).__module__.startswith("torch.optim.")
+    if not own or any(group.get("fused") for group in groups):
+        return ()
+    chosen = [group.get("foreach", False) for group in groups]
+    at_once = any(by_default if choice is None else choice for choice in chosen)
+    return ("fused",) * ("fused" in optimizer.defaults) + ("foreach",) * at_once
+
+
 def _each_pair(keys: Sequence[Any]) -> set[int]:
     """Positions that show every pair of neighbouring keys once, as neighbours.
 
@@ -86,6 +113,16 @@ class _AnyNumber(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@dataclass(frozen=True)
+class _ToldStep:
+    """The step of one parameter, as it is told: name, sizes of what it takes for itself, bytes moved."""
+
+    parameter: Tensor
+    name: str
+    scratch: list[int]
+    moved_bytes: int
+
+
 class FakeOptimizer:
     """One optimizer on fake parameters.
 
@@ -102,7 +139,12 @@ class FakeOptimizer:
         self.optimizer: torch.optim.Optimizer | None = None
         self._prepared: torch.optim.Optimizer | None = None
         self._late: list[int] = []  # state that appears in the first step
+        self._told: list[_ToldStep] | None = None  # in place of running the optimizer
         if not self.parameters:
+            return
+        layout = layout_of(step.optimizer)
+        if layout is not None and step.optimizer is not None:
+            self._tell(layout, step.optimizer, fake_of)
             return
         recorder.paused = True
         try:
@@ -129,6 +171,43 @@ class FakeOptimizer:
                 if free and not group.get("differentiable") and not by_tensor:
                     group["foreach"] = True
         return optimizer
+
+    def _tell(self, layout: Layout, real: torch.optim.Optimizer, fake_of: FakeOf) -> None:
+        """Declares the state of an optimizer that is not run, and what its steps take."""
+        recorder, self._told = self.recorder, []
+        on_card = recorder.target.kind == "cuda"
+        stepped = any(real.state.values())
+        for size in layout.shared():
+            self._add_state(size, is_late=not stepped)
+        for number, group in enumerate(real.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                fake = fake_of(parameter)
+                if fake is None or not parameter.requires_grad:
+                    continue
+                sizes = layout.state(number, index)
+                for size in sizes:
+                    buffer = self._add_state(size, is_late=not real.state.get(parameter))
+                    recorder.label(buffer, fake, recorder.names.get(id(fake), ""))
+                scratch = layout.scratch(number, index, on_card)
+                moved = 3 * fake.numel() * fake.element_size() + 2 * sum(sizes) + 2 * sum(scratch)
+                self._told.append(_ToldStep(fake, layout.name, scratch, moved))
+
+    def _add_state(self, size: int, is_late: bool) -> int:
+        buffer = self.recorder.graph.add_resident(size, _core.CATEGORY_OPTIMIZER_STATE)
+        if is_late:
+            self._late.append(buffer)
+        return buffer
+
+    def _step_as_told(self, told: Sequence[_ToldStep]) -> None:
+        graph = self.recorder.graph
+        for part in told:
+            if part.parameter.grad is None:
+                continue
+            elements = part.parameter.numel()
+            graph.add_op(part.name, 16 * elements, part.moved_bytes, 0, 0, _core.WORK_MATH)
+            buffers = [graph.add_buffer(size, _core.CATEGORY_TEMPORARY) for size in part.scratch]
+            for buffer in buffers:
+                graph.end_buffer(buffer)
 
     def _copy(self, real: torch.optim.Optimizer | None, fake_of: FakeOf) -> torch.optim.Optimizer:
         if real is None:
@@ -214,10 +293,14 @@ class FakeOptimizer:
 
     def step(self) -> None:
         """Records one step. Gradients must be in place; they stay alive during the step."""
-        if self.optimizer is None:
+        if self.optimizer is None and self._told is None:
             return
         for buffer in self._late:
             self.recorder.graph.make_late(buffer)
+        if self._told is not None:
+            self._step_as_told(self._told)
+            return
+        assert self.optimizer is not None
         gradients = {parameter: parameter.grad for parameter in self.parameters}
         elements = sum(parameter.numel() for parameter in self.parameters if parameter.grad is not None)
         shown = sum(parameter.numel() for parameter in self.alike if parameter.grad is not None)

@@ -20,9 +20,9 @@ from memscale import _core
 from memscale.core import kernels
 from memscale.core.accumulation import AccumulationWatch
 from memscale.core.cuda_semantics import CudaKernels, is_backward
-from memscale.core.scratch import nbytes
 from memscale.core.sources import Origins
 from memscale.core.target import CPU, Target
+from memscale.core.work import is_half, moved_bytes
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -109,6 +109,9 @@ class GraphRecorder(TorchDispatchMode):
         self._open_calls: list[tuple[int, int]] = []  # call, number of buffers when it began
         self._read_by: set[tuple[int, int]] = set()  # (call, buffer) that has been entered as an input
         self._made_in_forward: set[int] = set()  # not saved so far
+        self._saved_by_op: set[int] = (
+            set()
+        )  # buffers saved since the last operation: inputs of the one to come
         self._slots: dict[int, Slot] = {}  # address of a storage made from a save → its slot
 
     # ---- storages --------------------------------------------------------------------------------
@@ -215,6 +218,7 @@ class GraphRecorder(TorchDispatchMode):
         if buffer in self._made_in_forward:
             self._made_in_forward.discard(buffer)
             self.graph.set_category(buffer, _core.CATEGORY_ACTIVATION)
+        self._saved_by_op.add(buffer)
         return Slot(self, buffer, self.graph.add_save(buffer))
 
     def unpacked_as(self, slot: Slot, storage: Any) -> None:
@@ -230,6 +234,7 @@ class GraphRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        saved, self._saved_by_op = self._saved_by_op, set()
         func = self.accumulation.in_place(func, args)
         info = kernels.facts(func)
         if info.is_view:
@@ -248,17 +253,20 @@ class GraphRecorder(TorchDispatchMode):
         if self.cuda is not None:
             fresh = self.cuda.in_order(info.schema, fresh)
         moved = 0
+        work = info.work_of(args, kwargs, outputs)
         if fresh or info.writes:  # otherwise a view by another name
-            moved = sum(map(nbytes, inputs)) + sum(map(nbytes, outputs))
+            moved = moved_bytes(info.schema, work, inputs, outputs)
         scratch = 0
         if self.target.kind == "cpu":
             scratch = kernels.scratch(func, info, (args, kwargs), outputs, _storage_bytes(fresh))
         flops = kernels.flops(info, args, kwargs, result)
         if self.cost_scale != 1.0:
             moved, flops = int(moved * self.cost_scale), int(flops * self.cost_scale)
-        self.graph.add_op(info.name, flops, moved, scratch, _core.OP_RANDOM if info.random else 0)
+        draws = info.draws(args, kwargs)
+        flags = (_core.OP_RANDOM if draws else 0) | (_core.OP_HALF if is_half((*inputs, *outputs)) else 0)
+        self.graph.add_op(info.name, flops, moved, scratch, flags, work)
         self._note_op()
-        if info.random:
+        if draws:
             self.random_modules.update(self.open_modules)
             if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
                 self._refuse_second_runs()  # only the global generators are put back
@@ -273,6 +281,8 @@ class GraphRecorder(TorchDispatchMode):
         if self.cuda is not None:
             self._note_cuda_memory(self.cuda, info, args, outputs)
         self._note_writes(func, info, args, kwargs)
+        if info.writes and self._writes_to_saved(func, info, (args, kwargs), saved):
+            self._refuse_second_runs()
         return result
 
     def _note_cuda_memory(
@@ -284,8 +294,8 @@ class GraphRecorder(TorchDispatchMode):
         blocks = cuda.scratch(info.schema, args, outputs)
         alive: list[tuple[int, int]] = []  # buffer, last phase
         for phase in range(max((last for _, _, last in blocks), default=-1) + 1):
-            if phase:
-                self.graph.add_op(info.name, 0, 0)
+            if phase:  # a name of its own: nobody runs it a second time, or counts it as one more
+                self.graph.add_op(f"{info.name} (phase {phase + 1})", 0, 0)
                 self._note_op()
             for size, first, last in blocks:
                 if first == phase:
@@ -347,11 +357,27 @@ class GraphRecorder(TorchDispatchMode):
 
     def written(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> list[Tensor]:
         """Tensors that an operation changes in place, by its schema."""
+        return self._arguments_at(func, info.writes, args, kwargs)
+
+    def _arguments_at(self, func: Any, places: Iterable[int], args: Any, kwargs: Any) -> list[Tensor]:
+        """Tensors among the arguments at some places of an operation's schema."""
         values = [
             args[index] if index < len(args) else kwargs.get(func._schema.arguments[index].name)
-            for index in info.writes
+            for index in places
         ]
         return tensors_of(values)
+
+    def _writes_to_saved(
+        self, func: Any, info: kernels.OpFacts, call: tuple[Any, Any], saved: set[int]
+    ) -> bool:
+        """Whether an operation fills a tensor that autograd has saved for it already (`rrelu` its noise).
+
+        A second run ends with the last save, so it could end before this one is filled.
+        """
+        in_place = func._schema.name.endswith("_")
+        places = [index for index in info.writes if index > 0 or not in_place]
+        filled = self._arguments_at(func, places, *call)
+        return any(self.buffer_of(tensor) in saved - self.module_buffers for tensor in filled)
 
     def _refuse_second_runs(self) -> None:
         for module in self.open_modules:
@@ -373,8 +399,15 @@ class GraphRecorder(TorchDispatchMode):
 
 
 def _has_storage(value: Any) -> bool:
-    """True for an ordinary tensor. A sparse one has no storage of its own; its parts are recorded as made."""
-    return isinstance(value, Tensor) and value.layout is torch.strided
+    """True for an ordinary tensor. A sparse one has no storage of its own; its parts are recorded as made.
+
+    Nor has what functorch puts around tensors (`vmap`, `grad`); what runs beneath it is recorded.
+    """
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    )
 
 
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:

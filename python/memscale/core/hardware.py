@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the training step will run on: `detect` says it in integers, `budget_bytes` says how much may be used.
 
-The device is a CUDA card or, without one, the host's own memory. The rates are constants of the device, not
-measurements (see `hardware_rates`): the same machine gives the same plan on every run. Only `free_bytes`,
-`host_available_bytes` and `process_bytes` are of the moment; nothing in a plan may depend on them.
+The device is a CUDA card or, without one, the host's own memory. `detect` gives the rates of tables (see
+`hardware_rates`, `cost_rates`); `calibration.calibrated` replaces them by what was once measured. Either way
+the same machine gives the same plan on every run. Only `free_bytes`, `host_available_bytes` and
+`process_bytes` are of the moment; nothing in a plan may depend on them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from memscale.core import hardware_host as host
+from memscale.core.cost_rates import CostRates, card_cost, host_cost
 from memscale.core.hardware_rates import Rates, cpu_rates, gpu_rates
 from memscale.core.target import CPU, Target
 from memscale.core.units import format_bytes
@@ -24,12 +26,6 @@ if TYPE_CHECKING:
     from memscale.core.config import Config
 
 __all__ = ["Budget", "Hardware", "budget_bytes", "card_hardware", "detect"]
-
-# Fixed cost of one eager operation and of one checkpointed call, as in the core's defaults; on CUDA a
-# checkpoint also saves and restores the device's random state.
-_LAUNCH_NS: Final = 5_000
-_CPU_RECOMPUTE_NS: Final = 60_000
-_CUDA_RECOMPUTE_NS: Final = 100_000
 
 # What a process holds on a card before its first tensor. Seen with an A100: 0.47 GiB when kernels are loaded
 # as they are needed (the default since CUDA 12.2), 0.92 GiB when all are loaded at the start.
@@ -59,11 +55,8 @@ class Hardware:
         is_wsl: Linux under Windows.
         cpu_threads: Threads that PyTorch computes with.
         link_bytes_per_us: Copies between device and host, one direction.
-        flops_per_us: FP32 operations as PyTorch is set at the moment (with TF32 if that is allowed).
-        half_flops_per_us: BF16 or FP16 operations.
-        moved_bytes_per_us: Memory bandwidth of the device, read plus write.
-        launch_ns: Fixed cost of one operation.
-        recompute_ns: Fixed cost of one checkpointed call.
+        cost: Rates per class of work, FP32 products as PyTorch is set at the moment (with TF32 if that is
+            allowed).
         context_bytes: What the process takes from the card outside the allocator; 0 on a CPU, where the
             interpreter's memory cannot be told from the tensors'.
         process_bytes: Resident memory of this process at the moment, tensors included.
@@ -84,11 +77,7 @@ class Hardware:
     is_wsl: bool
     cpu_threads: int
     link_bytes_per_us: int
-    flops_per_us: int
-    half_flops_per_us: int
-    moved_bytes_per_us: int
-    launch_ns: int
-    recompute_ns: int
+    cost: CostRates
     context_bytes: int
     process_bytes: int
     multiprocessors: int = 0
@@ -161,8 +150,9 @@ def _detect_cpu() -> Hardware:
 
     memory = host.host_memory()
     threads = torch.get_num_threads()
-    rates = cpu_rates(threads)
     flags = host.cpu_flags()
+    rates = cpu_rates(threads, wide="avx512f" in flags)
+    has_half = not flags.isdisjoint(_BF16_CPU_FLAGS)
     return Hardware(
         device_kind="cpu",
         device_index=0,
@@ -170,7 +160,7 @@ def _detect_cpu() -> Hardware:
         total_bytes=memory.total_bytes,
         free_bytes=memory.available_bytes,
         compute_capability=None,
-        supports_bf16=not flags.isdisjoint(_BF16_CPU_FLAGS),
+        supports_bf16=has_half,
         supports_fp16=not flags.isdisjoint(_FP16_CPU_FLAGS),
         host_total_bytes=memory.total_bytes,
         host_available_bytes=memory.available_bytes,
@@ -178,11 +168,7 @@ def _detect_cpu() -> Hardware:
         is_wsl=host.is_wsl(),
         cpu_threads=threads,
         link_bytes_per_us=rates.link_bytes_per_us,
-        flops_per_us=rates.flops_per_us,
-        half_flops_per_us=rates.half_flops_per_us,
-        moved_bytes_per_us=rates.moved_bytes_per_us,
-        launch_ns=_LAUNCH_NS,
-        recompute_ns=_CPU_RECOMPUTE_NS,
+        cost=host_cost(rates, threads, has_half),
         context_bytes=0,
         process_bytes=host.process_bytes(),
     )
@@ -234,11 +220,7 @@ def card_hardware(
         is_wsl=host.is_wsl(),
         cpu_threads=torch.get_num_threads(),
         link_bytes_per_us=rates.link_bytes_per_us,
-        flops_per_us=_fp32_rate(rates),
-        half_flops_per_us=rates.half_flops_per_us,
-        moved_bytes_per_us=rates.moved_bytes_per_us,
-        launch_ns=_LAUNCH_NS,
-        recompute_ns=_CUDA_RECOMPUTE_NS,
+        cost=card_cost(rates, _fp32_rate(rates)),
         context_bytes=_cuda_context_bytes(),
         process_bytes=host.process_bytes(),
     )

@@ -13,6 +13,7 @@ Version 2 groups and version 1 groups are both read (a machine may have both). E
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,12 @@ def process_bytes(root: Path = _ROOT) -> int:
 def is_wsl(root: Path = _ROOT) -> bool:
     """Whether this is Linux under Windows, where page-locked memory is scarcer than the limits say."""
     return "microsoft" in _text(root / "proc/sys/kernel/osrelease").lower()
+
+
+def processor_name(root: Path = _ROOT) -> str:
+    """Model of the first processor, as the system gives it; the kind of machine where it says none."""
+    match = re.search(r"^model name\s*:(.*)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine()
 
 
 def cpu_flags(root: Path = _ROOT) -> frozenset[str]:

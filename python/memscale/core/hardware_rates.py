@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speeds of machines, as constants: what the planner prices recomputation and transfers with.
 
-Nothing here is measured on the running machine. A measurement differs from run to run and a plan must not,
-so a card's speed comes from a table by its name, and a host's from a formula in its number of threads.
+Nothing here is measured on the running machine: a card's speed comes from a table by its name, and a host's
+from a formula in its number of threads. They count for devices that are not there, and where `calibration`
+is off.
 
 The table holds the vendors' peak figures, dense, with FP32 accumulation. What a training step reaches of them
 is one share per kind, below; the planner compares alternatives on one card, so the ratios matter most.
@@ -142,18 +143,19 @@ def gpu_rates(name: str, capability: tuple[int, int]) -> Rates:
     return _CARDS[_OLDEST].rates()
 
 
-def cpu_rates(threads: int) -> Rates:
+def cpu_rates(threads: int, wide: bool = False) -> Rates:
     """Speeds of a host by its number of threads.
 
-    40 GFLOP/s a thread is what an AVX2 core reaches in FP32 matrix products. Two threads nearly fill the
-    memory bus of an ordinary host (10 GB/s each); further ones add 2 GB/s, up to 32 threads.
+    40 GFLOP/s a thread is what an AVX2 core reaches in FP32 matrix products, 90 one with AVX-512. Two threads
+    nearly fill the memory bus of an ordinary host (20 GB/s each); further ones add 2 GB/s, up to 32 threads.
 
     Args:
         threads: Threads that PyTorch computes with, at least 1.
+        wide: The processor has AVX-512.
     """
     threads = max(1, threads)
-    moved = 10 * min(threads, 2) + 2 * max(0, min(threads, 32) - 2)
-    flops = 40_000 * threads
+    moved = 20 * min(threads, 2) + 2 * max(0, min(threads, 32) - 2)
+    flops = (90_000 if wide else 40_000) * threads
     return Rates(
         flops_per_us=flops,
         tf32_flops_per_us=flops,

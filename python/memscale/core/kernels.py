@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memscale.core.cuda_scratch import mended
 from memscale.core.scratch import RULES, Scratch, nbytes, scratch_bytes
 from memscale.core.scratch_probe import MEASURES, Measure, measured_scratch
+from memscale.core.work import FLOPS, refinement, static_class
 
 _UNDECLARED_WRITES = {
     "aten::native_batch_norm": (3, 4),
@@ -25,10 +26,28 @@ _UNDECLARED_WRITES = {
 
 
 class OpFacts:
-    """What does not depend on the arguments: one per operator overload, looked up once."""
+    """What does not depend on the arguments: one per operator overload, looked up once.
 
-    __slots__ = ("flops", "foreign", "is_view", "measure", "name", "pointwise", "random", "schema",
-                 "scratch", "writes")  # fmt: skip
+    Attributes:
+        random: it may draw random numbers; `draws` says of one call whether it does.
+        work: its class, where the arguments do not decide; `work_of` says it of one call.
+    """
+
+    __slots__ = (
+        "_quiet",
+        "_refine",
+        "flops",
+        "foreign",
+        "is_view",
+        "measure",
+        "name",
+        "pointwise",
+        "random",
+        "schema",
+        "scratch",
+        "work",
+        "writes",
+    )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -38,6 +57,9 @@ class OpFacts:
         )
         tags = getattr(func, "tags", ())
         self.random = torch.Tag.nondeterministic_seeded in tags
+        self._quiet = _quiet_arguments(schema) if self.random else ()
+        self.work = static_class(schema.name, tags)
+        self._refine = refinement(schema.name)
         self.pointwise = torch.Tag.pointwise in tags
         self.scratch: Scratch | None = RULES.get(schema.name)
         self.measure: Measure | None = MEASURES.get(schema.name)
@@ -53,6 +75,37 @@ class OpFacts:
         self.is_view = (
             bool(returns) and not self.writes and all(item.alias_info is not None for item in returns)
         )
+
+    def draws(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether a call draws random numbers: with dropout at 0, or switched off, it does not."""
+        if not self.random:
+            return False
+        return not any(
+            (args[index] if index < len(args) else kwargs.get(name, default)) in (0, False)
+            for index, name, default in self._quiet
+        )
+
+    def work_of(self, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Tensor]) -> int:
+        """Class of work of a call."""
+        if self._refine is None:
+            return self.work
+        refine, index = self._refine
+        return refine(args, kwargs, outputs, index)
+
+
+_SWITCHES = frozenset(("dropout_p", "dropout", "train", "training"))
+"""Arguments that, when 0 or False, keep an operator from drawing random numbers.
+
+Not among them: the probability of `native_dropout`. At 0 it advances the generator all the same, on the CPU
+and, by the source of Dropout.cu, on a card. Attention asks a card's generator only where its `dropout_p` is
+above 0.
+"""
+
+
+def _quiet_arguments(schema: Any) -> tuple[tuple[int, str, Any], ...]:
+    """(index, name, default) of the arguments of a schema that may keep it from drawing random numbers."""
+    found = enumerate(schema.arguments)
+    return tuple((index, arg.name, arg.default_value) for index, arg in found if arg.name in _SWITCHES)
 
 
 @cache
@@ -183,11 +236,11 @@ def _flop_formula(func: Any) -> Callable[..., int] | None:
     from torch.utils.flop_counter import flop_registry
 
     formula: Callable[..., int] | None = flop_registry.get(getattr(func, "overloadpacket", None))
-    return formula
+    return FLOPS.get(func._schema.name, formula)
 
 
 def flops(info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
-    """Floating-point operations by PyTorch's own counter's formulas; 0 where it has none."""
+    """Floating-point operations by the formulas of PyTorch's own counter and ours; 0 where there is none."""
     if info.flops is None:
         return 0
     try:

@@ -75,8 +75,13 @@ class _ModuleImage:
         for key in [key for key in self.module.__dict__ if key not in _TORCH_DICTS and key not in self.own]:
             del self.module.__dict__[key]
         self.module.__dict__.update(self.own)
-        self.module._buffers.clear()
-        self.module._buffers.update(self.buffers)
+        registry = self.module._buffers
+        if isinstance(registry, dict):
+            registry.clear()
+            registry.update(self.buffers)
+            return
+        for name in self.changed_buffers():  # a scripted module's registry, whose names are fixed
+            registry[name] = self.buffers[name]
 
 
 def _changed(images: dict[str, _ModuleImage]) -> dict[str, list[str]]:

@@ -8,18 +8,17 @@ can be printed, written as JSON, read again and compared.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 from memscale.core.prediction import Prediction
 from memscale.core.timeline import PHASES, Timeline
-from memscale.core.units import format_bytes
 
-__all__ = ["PHASES", "Choice", "Frontier", "Plan", "Prediction", "Timeline"]
+__all__ = ["PHASES", "Choice", "Frontier", "Plan", "Prediction", "StepChoice", "Timeline"]
 
-PLAN_VERSION = 2
+PLAN_VERSION = 5
 Frontier = tuple[tuple[int, int], ...]
 
 
@@ -27,15 +26,40 @@ Frontier = tuple[tuple[int, int], ...]
 class Choice:
     """What is done with one module, and why.
 
+    The two `other` fields say what if this one choice were the other way round and the rest of the plan
+    stayed: an applied technique left out, or a module that runs as it is checkpointed in place of what
+    overlaps it.
+
     Attributes:
         module: qualified name, "" for the model itself.
         type: class name.
-        techniques: names of the techniques applied; empty when the module runs as it is.
+        techniques: names of the techniques applied, ("checkpoint",), ("selective",) or ("offload",); empty
+            when the module runs as it is.
         rule: stable key of the rule behind the choice.
         reason: the rule in words.
         calls: executions of the module in one step.
-        bytes: what its checkpoint frees between forward and backward, or would free.
-        ns: recompute time that it costs, or would cost, by the cost model.
+        bytes: what the choice frees at the moment of the plain step's peak; for a module that runs as it is,
+            what its checkpoint would free, or, where it cannot run twice, its offload.
+        ns: time that it adds to the step, or that this would add, by the cost model.
+        kept: operations of a selective checkpoint whose outputs are kept, such as "addmm#0": the first addmm
+            of each call of the module. They are not run again.
+        joined: checkpointed as one with the choice before it, its sibling, so that what passes between the
+            two is not kept. Bytes and times of each choice of such a region are those of the whole region.
+        other_peak_bytes: peak the other way round, in allocated bytes: on a card neither what the allocator
+            holds beyond them nor the context is counted, as in `Prediction.allocated_peak_bytes`. 0: there is
+            no other way.
+        other_ns: step time the other way round.
+        boundary: what the checkpoint holds for its second run is offloaded; at the first choice of a region.
+        moved: what is offloaded, rising. Of "offload": numbers of saved tensors within each call of the
+            module, from 0, in the order in which autograd packs them; those that the profile has no save of
+            (parameters, views of them, layouts that are not strided) are not counted. All saves on one
+            storage are named, or none. Of a boundary: numbers of the call's inputs, storages, as the profile
+            lists them: the tensors among the arguments, each storage once, in the order of `tree_leaves`,
+            then what is read from elsewhere.
+        moved_bytes: bytes that leave the device in a step, over all calls.
+        moved_count: storages that do.
+        transfer_ns: what of `ns` is for moving them: the copies' time that compute does not hide, and their
+            fixed cost.
     """
 
     module: str
@@ -46,6 +70,47 @@ class Choice:
     calls: int
     bytes: int
     ns: int
+    kept: tuple[str, ...] = ()
+    joined: bool = False
+    other_peak_bytes: int = 0
+    other_ns: int = 0
+    boundary: bool = False
+    moved: tuple[int, ...] = ()
+    moved_bytes: int = 0
+    moved_count: int = 0
+    transfer_ns: int = 0
+
+    @property
+    def offloads(self) -> bool:
+        """Whether tensors leave the device."""
+        return self.boundary or "offload" in self.techniques
+
+
+@dataclass(frozen=True)
+class StepChoice:
+    """A technique that changes how the step computes, and what it brings.
+
+    Compared with the best plan without it; everything else is decided anew there.
+
+    Attributes:
+        technique: name, such as "loss_tile".
+        modules: qualified names of the modules that it changes, "" for the model.
+        types: their class names, each once.
+        exact: loss and gradients keep every bit of plain PyTorch at the same precision.
+        reason: what it does, in words.
+        bytes: device-used bytes that it takes off the peak.
+        ns: time that it adds to the step; below 0: the step is faster with it.
+        other_fits: the plan without it is within the budget too.
+    """
+
+    technique: str
+    modules: tuple[str, ...]
+    types: tuple[str, ...]
+    exact: bool
+    reason: str
+    bytes: int
+    ns: int
+    other_fits: bool
 
 
 @dataclass(frozen=True)
@@ -65,6 +130,12 @@ class Plan:
         profile: "static" or "empirical".
         advice: what would make it fit, where it does not.
         notes: remarks for the log.
+        mode: value of the `OptimizationMode` that it was made under; "" if unknown.
+        steps: techniques that change how the step computes, in the order in which they are attached.
+        away_peak_bytes: most bytes that are off the device at once.
+        window_out_bytes: of one call, most bytes that wait on the device for their copy out; 0 where nothing
+            is offloaded.
+        window_in_bytes: of one call, most bytes that come back ahead of their use; likewise.
     """
 
     choices: tuple[Choice, ...]
@@ -79,6 +150,11 @@ class Plan:
     profile: str
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    mode: str = ""
+    steps: tuple[StepChoice, ...] = ()
+    away_peak_bytes: int = 0
+    window_out_bytes: int = 0
+    window_in_bytes: int = 0
     walk: Callable[[], Frontier] = field(default=tuple, repr=False, compare=False)
 
     @cached_property
@@ -92,64 +168,55 @@ class Plan:
         return tuple(choice for choice in self.choices if choice.techniques)
 
     @property
+    def does_something(self) -> bool:
+        """Whether the model is touched at all."""
+        return bool(self.active or self.steps)
+
+    @property
+    def exact(self) -> bool:
+        """Loss and gradients keep every bit of plain PyTorch at the same precision."""
+        return all(step.exact for step in self.steps)
+
+    @property
     def slowdown(self) -> float:
         """Expected step time over that of the plain step."""
         return self.predicted.step_time_ns / max(self.plain.step_time_ns, 1)
 
+    @property
+    def pressure(self) -> float:
+        """Memory pressure: the plain step's device-used peak over the budget. Above 1 it does not fit."""
+        return self.plain.device_used_peak_bytes / max(self.budget_bytes, 1)
+
     def summary_lines(self) -> list[str]:
         """The plan in a few lines, as the log shows it."""
-        peak = self.predicted.device_used_peak_bytes
-        lines = [
-            f"budget     {format_bytes(self.budget_bytes)} ({self.budget_source})",
-            f"plain      peak {format_bytes(self.plain.device_used_peak_bytes)}",
-            f"planned    peak {format_bytes(peak)}, {'fits' if self.fits else 'DOES NOT FIT'}; step time "
-            f"× {self.slowdown:.2f} expected (at most {self.time_bound_ppm / 10_000:.1f} % above the best)",
-        ]
-        if not self.active:
-            why = "the plain step fits" if self.fits else "nothing here can be checkpointed"
-            return [*lines, f"plan       nothing to do: {why}"]
-        groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for choice in self.active:
-            groups.setdefault((choice.type, choice.techniques), []).append(choice.module)
-        for (kind, techniques), modules in groups.items():
-            lines.append(f"plan       {' + '.join(techniques)} {len(modules)} × {kind}: {_ranges(modules)}")
-        return lines
+        from memscale.observability.plan_view import summary_lines
 
-    def explain(self) -> str:
-        """Every choice with its rule, the bytes it frees and the time it costs, as text."""
-        from memscale.observability.logs import table
+        return summary_lines(self)
 
-        rows = [
-            (
-                choice.module or "(model)",
-                choice.type,
-                "+".join(choice.techniques) or "keep",
-                format_bytes(choice.bytes),
-                f"{choice.ns / 1e6:.2f} ms",
-                choice.reason,
-            )
-            for choice in self.choices
-        ]
-        at_peak = sorted(self.predicted.by_category.items(), key=lambda item: -item[1])
-        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in at_peak if size)
-        lines = [
-            *self.summary_lines(),
-            f"at peak    {parts}",
-            f"smallest   peak {format_bytes(self.smallest_peak_bytes)} is the lowest that any plan reaches",
-            f"digest     {self.digest} ({self.profile} profile)",
-            *(f"advice     {line}" for line in self.advice),
-            "",
-            table(rows, ("module", "type", "technique", "bytes", "time", "why")),
-        ]
-        return "\n".join(lines)
+    def explain(self, verbose: bool = False) -> str:
+        """The plan as text: what is applied where, by which rule, what it frees and costs, what was rejected.
+
+        Args:
+            verbose: a row for every module; False: layers that differ in nothing but small numbers share one.
+        """
+        from memscale.observability.plan_view import explain
+
+        return explain(self, verbose)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, with a version."""
         choices = [asdict(choice) for choice in self.choices]
-        names = [item.name for item in fields(self) if item.name not in ("choices", "walk")]
+        steps = [asdict(step) for step in self.steps]
+        names = [item.name for item in fields(self) if item.name not in ("choices", "steps", "walk")]
         data = {name: getattr(self, name) for name in names}
         data |= {"predicted": self.predicted.to_dict(), "plain": self.plain.to_dict()}
-        return {"version": PLAN_VERSION, "choices": choices, **data, "frontier": self.frontier}
+        return {
+            "version": PLAN_VERSION,
+            "choices": choices,
+            "steps": steps,
+            **data,
+            "frontier": self.frontier,
+        }
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON. `from_json` reads it again."""
@@ -177,8 +244,13 @@ class Plan:
         try:
             values = {name: value for name, value in data.items() if name != "version"}
             frontier = tuple((peak, ns) for peak, ns in values.pop("frontier"))
+            lists = ("techniques", "kept", "moved")
             values["choices"] = tuple(
-                Choice(**{**item, "techniques": tuple(item["techniques"])}) for item in values["choices"]
+                Choice(**item | {name: tuple(item[name]) for name in lists}) for item in values["choices"]
+            )
+            values["steps"] = tuple(
+                StepChoice(**{**item, "modules": tuple(item["modules"]), "types": tuple(item["types"])})
+                for item in values["steps"]
             )
             for name in ("predicted", "plain"):
                 values[name] = Prediction.from_dict(values[name])
@@ -187,37 +259,3 @@ class Plan:
             return cls(**values, walk=lambda: frontier)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error}") from error
-
-
-def _ranges(modules: Iterable[str]) -> str:
-    """`h.0 h.1 h.2 h.5` as `h.0-2, h.5`."""
-    parts: list[str] = []
-    run: list[tuple[str, int, str]] = []
-
-    def close() -> None:
-        if run:
-            (head, first, tail), last = run[0], run[-1][1]
-            parts.append(f"{head}{first}{'' if first == last else f'-{last}'}{tail}")
-            run.clear()
-
-    for module in modules:
-        split = _numbered(module)
-        if split is None:
-            close()
-            parts.append(module or "(model)")
-            continue
-        if run and (run[-1][0], run[-1][1] + 1, run[-1][2]) != split:
-            close()
-        run.append(split)
-    close()
-    return ", ".join(parts)
-
-
-def _numbered(module: str) -> tuple[str, int, str] | None:
-    """Splits at the last numeric component: ("transformer.h.", 3, ".mlp")."""
-    parts = module.split(".")
-    for index in range(len(parts) - 1, -1, -1):
-        if parts[index].isdigit():
-            head, tail = ".".join(parts[:index]), ".".join(parts[index + 1 :])
-            return (head and head + "."), int(parts[index]), (tail and "." + tail)
-    return None

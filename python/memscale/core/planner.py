@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,12 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from memscale.core.calibration import calibrated
 from memscale.core.config import Config
 from memscale.core.decision_engine import DecisionEngine
 from memscale.core.hardware import Hardware, budget_bytes, detect
 from memscale.core.plan import Plan
 from memscale.core.profiler import MemoryProfiler
+from memscale.core.step_ways import Place, Tried, Way, attached, better, combined, found, techniques_of, tried
 from memscale.core.tracer import StepFacts, Trace
+from memscale.offload.limits import Link, link_for
+from memscale.techniques.base import StepAttachment
+from memscale.techniques.loss_scale import entered
 from memscale.techniques.use_cache import CacheSwitch
 
 
@@ -27,12 +33,16 @@ class Planned:
 
     Attributes:
         cache_off: the plan holds with the key/value cache switched off.
+        places: where step techniques are attached, in the order of their table.
+        link: how saved tensors leave the device, where the plan may let them.
     """
 
     plan: Plan
     trace: Trace
     hardware: Hardware
     cache_off: bool
+    places: tuple[Place, ...] = ()
+    link: Link | None = None
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -59,48 +69,144 @@ class Planner:
     @cached_property
     def engine(self) -> DecisionEngine:
         """Decides under the configuration's budget."""
-        return DecisionEngine(
-            self.config.effective(), self.hardware, budget_bytes(self.config, self.hardware)
-        )
+        link = None if isinstance(self.link, str) else self.link.for_decision
+        budget = budget_bytes(self.config, self.hardware)
+        return DecisionEngine(self.config.effective(), self.hardware, budget, link=link)
+
+    @cached_property
+    def link(self) -> Link | str:
+        """How saved tensors may leave the device, or why they may not; "" if nobody asked for it."""
+        return link_for(self.config.effective(), self.hardware, device_of(self.model))
 
     @property
     def switches_cache(self) -> bool:
-        """Whether a plan would switch the model's key/value cache off."""
-        return bool(CacheSwitch(self.model).configs) and self.engine.config.enable_checkpointing
+        """Whether a plan would switch the model's key/value cache, or its own checkpoints, off."""
+        return CacheSwitch(self.model).is_needed and self.engine.config.enable_checkpointing
 
-    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool) -> Trace:
+    def trace(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cache_off: bool,
+        attachments: Sequence[StepAttachment] = (),
+    ) -> Trace:
         """Traces one step.
+
+        Args:
+            args: positional part of a batch.
+            kwargs: keyword part.
+            cache_off: with the key/value cache switched off.
+            attachments: step techniques to trace with; afterwards they say whether they were used.
 
         Raises:
             Exception: the model rejects the batch.
         """
         step = replace(self.step, target=self.hardware.target)
         profiler = MemoryProfiler(self.engine.config)
-        with _without_cache(self.model) if cache_off else nullcontext():
+        with (
+            _without_cache(self.model) if cache_off else nullcontext(),
+            attached(attachments, step) as step,
+        ):
             return profiler.profile(self.model, args, kwargs, step, self.may_run)
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         """The plan for a batch, with as few traces as will do."""
         cache_off = self.switches_cache
-        trace = self.trace(args, kwargs, cache_off)
-        planned = Planned(self.engine.decide(trace), trace, self.hardware, cache_off)
-        if not cache_off or planned.plan.active or not planned.plan.fits:
-            return planned
-        # Nothing to do without the cache. If the step fits with it too, the model is not touched at all.
-        trace = self.trace(args, kwargs, cache_off=False)
-        with_cache = self.engine.decide(trace)
-        if with_cache.active:
-            return planned
-        return Planned(with_cache, trace, self.hardware, cache_off=False)
+        plain = self._tried((), args, kwargs, cache_off)
+        best = self._best(plain, args, kwargs, cache_off)
+        own = CacheSwitch(self.model).checkpoints > 0
+        if not cache_off or (best.plan.does_something and (best.plan.fits or not own)):
+            return self._planned(best, cache_off)
+        # Nothing to do without the cache and the model's own checkpoints. If the step fits with them too, or
+        # nothing fits and they help, the model is not touched at all.
+        with_cache = self._tried((), args, kwargs, cache_off=False)
+        if with_cache.plan.active or (not best.plan.fits and better(best, with_cache) is best):
+            return self._planned(best, cache_off)
+        return self._planned(with_cache, cache_off=False)
 
     def plan_and_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         """The same plan; its `plain` is the step of the untouched model, its cache included."""
-        as_is = self.trace(args, kwargs, cache_off=False)
-        plan = self.engine.decide(as_is)
-        if not self.switches_cache or (plan.fits and not plan.active):
-            return Planned(plan, as_is, self.hardware, cache_off=False)
-        trace = self.trace(args, kwargs, cache_off=True)
-        return Planned(self.engine.decide(trace, as_is), trace, self.hardware, cache_off=True)
+        as_is = self._tried((), args, kwargs, cache_off=False)
+        if not self.switches_cache:
+            return self._planned(self._best(as_is, args, kwargs, cache_off=False), cache_off=False)
+        if as_is.plan.fits and not as_is.plan.active and not self._asked:
+            return self._planned(as_is, cache_off=False)
+        without = self._tried((), args, kwargs, cache_off=True, plain=as_is)
+        return self._planned(self._best(without, args, kwargs, cache_off=True), cache_off=True)
+
+    def used_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any], with_plan: bool) -> int:
+        """Device-used bytes of a step: under the smallest plan there is, or without any."""
+        trace = self.trace(args, kwargs, cache_off=with_plan and self.switches_cache)
+        if not with_plan:
+            return self.engine.plain_used_bytes(trace)
+        smallest = self.engine.smallest_used_bytes(trace)
+        if not self._techniques:
+            return smallest
+        attachments, _ = self._found(self._techniques)
+        trace = self.trace(args, kwargs, self.switches_cache, attachments)
+        return min(smallest, self.engine.smallest_used_bytes(trace))
+
+    # ---- ways to compute the step ------------------------------------------------------------------
+
+    @cached_property
+    def _techniques(self) -> Way:
+        return techniques_of(self.engine.config)
+
+    @property
+    def _asked(self) -> Way:
+        """What is attached because the user asked for it."""
+        return tuple(technique for technique in self._techniques if technique.asked)
+
+    def _best(self, plain: Tried, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool) -> Tried:
+        """The best way to compute the step; see `step_ways`."""
+        if not self._techniques:
+            return plain
+        ways = [plain]
+        if self._asked:
+            ways.append(self._tried(self._asked, args, kwargs, cache_off, plain))
+        best = ways[-1]
+        enough = best.plan.fits and not best.plan.active and not self.engine.config.force_optimize
+        if not enough and len(self._techniques) > len(self._asked):
+            whole = self._tried(self._techniques, args, kwargs, cache_off, plain)
+            ways.append(whole)
+            for name in whole.names:
+                rest = tuple(item for item in self._techniques if item.name != name or item.asked)
+                if len(whole.names) > 1 + len(self._asked) and len(rest) < len(self._techniques):
+                    ways.append(self._tried(rest, args, kwargs, cache_off, plain))
+        candidates = ways[1:] if self._asked else ways
+        best = functools.reduce(better, candidates)
+        return replace(best, plan=combined(best, ways, plain.plan))
+
+    def _tried(
+        self,
+        way: Way,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cache_off: bool,
+        plain: Tried | None = None,
+    ) -> Tried:
+        attachments, why_not = self._found(way)
+        if way and not attachments and plain is not None:  # nothing to trace anew
+            return tried(way, (), (plain.plan, plain.trace), why_not)
+        trace = self.trace(args, kwargs, cache_off, attachments)
+        plan = self.engine.decide(trace, None if plain is None else plain.trace)
+        return tried(way, attachments, (plan, trace), why_not)
+
+    def _found(self, way: Way) -> tuple[list[StepAttachment], dict[str, str]]:
+        """Where techniques could attach, and why some could not."""
+        with entered(self.model, self.step.optimizer):
+            attachments = found(self.model, self.hardware, way)
+            places = {item.name for item in attachments}
+            missing = [technique for technique in way if technique.name not in places]
+            reasons = {technique.name: technique.why_not(self.model, self.hardware) for technique in missing}
+        return attachments, {name: reason for name, reason in reasons.items() if reason}
+
+    def _planned(self, best: Tried, cache_off: bool) -> Planned:
+        plan, link = best.plan, self.link
+        if isinstance(link, str):
+            plan = replace(plan, notes=(*plan.notes, f"offload: {link}")) if link else plan
+            return Planned(plan, best.trace, self.hardware, cache_off, best.places)
+        return Planned(plan, best.trace, self.hardware, cache_off, best.places, link)
 
 
 @contextmanager
@@ -121,4 +227,4 @@ def make_plan(
     Raises:
         Exception: the model rejects the batch, or the device is not one that MemScale knows.
     """
-    return Planner(model, config, step, detect(device_of(model))).plan(args, kwargs)
+    return Planner(model, config, step, calibrated(detect(device_of(model)))).plan(args, kwargs)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memscale import _core
 from memscale.core.error_band import error_band
+from memscale.core.kept_ops import KeptOps
 from memscale.core.prediction import CONTEXT, FRAGMENTATION, Holder, Peak, Prediction
 from memscale.core.timeline import PHASES, timeline_of
 
@@ -57,9 +58,19 @@ class NamedGraph:
         return {buffer: what for buffer, _, what in self.trace.graph.buffer_notes()}
 
     @cached_property
+    def calls(self) -> list[tuple[int, int, int, int]]:
+        """(module, parent, begin, end) per call."""
+        return self.trace.graph.calls()
+
+    @cached_property
+    def kept_ops(self) -> KeptOps:
+        """Names of the operations that a plan keeps."""
+        return KeptOps(self.ops, self.calls)
+
+    @cached_property
     def call_modules(self) -> list[int]:
         """Module of each call."""
-        return [call[0] for call in self.trace.graph.calls()]
+        return [call[0] for call in self.calls]
 
     def path(self, module: int) -> str:
         """Path of a module; "" for none."""
@@ -142,7 +153,7 @@ class Predictor:
             device_used_peak_bytes=used,
             context_bytes=context,
             by_category=self._by_category(replay, reserved),
-            timeline=timeline_of(replay, named.phases, times, self.hardware.recompute_ns),
+            timeline=timeline_of(replay, named.phases, times, self.hardware.cost.recompute_ns),
             step_time_ns=step_ns,
             error_band_bytes=error_band(used, named.trace, self.hardware),
             fits=used + self.reserve_bytes <= self.budget.bytes,

@@ -132,12 +132,8 @@ class Scaling:
     def _trace(self, batch: Batch, with_plan: bool) -> int:
         """Device-used bytes of a step, under the smallest plan or under none."""
         self.traces += 1
-        planner = self.planner
         with self.bare():
-            trace = planner.trace(*batch, cache_off=with_plan and planner.switches_cache)
-            if with_plan:
-                return planner.engine.smallest_used_bytes(trace)
-            return planner.engine.plain_used_bytes(trace)
+            return self.planner.used_bytes(*batch, with_plan=with_plan)
 
     # ---- samples ---------------------------------------------------------------------------------
 

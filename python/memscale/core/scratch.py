@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memscale.core.scratch_recurrent import lstm_layer, lstm_layer_backward
+
 _KIB = 1024
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -138,21 +140,6 @@ def _layer_norm_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
 def _embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
     grad = args[0]
     return 0 if grad.is_contiguous() else nbytes(grad)
-
-
-def _rnn_layer(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
-    """Re-ordered weights and gates per time step; the workspace is an output and not counted here.
-
-    The factors of this rule and the next are least-squares fits over eight shapes, rounded up.
-    """
-    return nbytes(args[1]) + nbytes(args[2]) + 41 * nbytes(outputs[0]) // 10 + 128 * _KIB
-
-
-def _rnn_layer_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
-    half = args[0].dtype in _HALF
-    of_input, of_hidden, of_output = (34, 30, 23) if half else (28, 20, 42)
-    tenths = of_input * nbytes(args[1]) + of_hidden * nbytes(args[2]) + of_output * nbytes(args[7])
-    return tenths // 10 + 96 * _KIB
 
 
 def _attention_tile(query: Tensor, key: Tensor) -> tuple[int, int]:
@@ -302,8 +289,8 @@ RULES: dict[str, Scratch] = {
     "aten::_safe_softmax": _safe_softmax,
     "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::embedding_dense_backward": _embedding_backward,
-    "aten::mkldnn_rnn_layer": _rnn_layer,
-    "aten::mkldnn_rnn_layer_backward": _rnn_layer_backward,
+    "aten::mkldnn_rnn_layer": lstm_layer,
+    "aten::mkldnn_rnn_layer_backward": lstm_layer_backward,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }

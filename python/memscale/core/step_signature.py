@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from memscale.core.gradient_buckets import State, states_of
 from memscale.core.tracer import StepFacts
 
 
@@ -26,6 +27,7 @@ class StepSignature:
         grads_present: gradients exist before forward.
         carried: sizes of storages of the previous output that are still referenced, largest first.
         optimizer: what is known of the optimizer; equal means the same memory.
+        replicas: what every DistributedDataParallel in and around the model takes.
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -35,6 +37,7 @@ class StepSignature:
     grads_present: bool
     carried: tuple[int, ...] = field(default=())
     optimizer: str = ""
+    replicas: tuple[State, ...] = ()
 
     def covers(self, other: StepSignature) -> bool:
         """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
@@ -43,11 +46,20 @@ class StepSignature:
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
-        if sum(other.carried) > sum(self.carried):
+        if sum(other.carried) > sum(self.carried) or not _takes_more(self.replicas, other.replicas):
             return False
         return all(
             _shape_covers(mine, theirs) for mine, theirs in zip(self.shapes, other.shapes, strict=True)
         )
+
+
+def _takes_more(mine: tuple[State, ...], theirs: tuple[State, ...]) -> bool:
+    """Whether in every replica all that takes memory in the second is there in the first."""
+    return len(mine) == len(theirs) and all(
+        one >= other
+        for first, second in zip(mine, theirs, strict=True)
+        for one, other in zip(first, second, strict=True)
+    )
 
 
 def _shape_covers(mine: tuple[tuple[int, ...], Any], theirs: tuple[tuple[int, ...], Any]) -> bool:
@@ -78,6 +90,7 @@ def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> S
         grads_present=step.grads_present,
         carried=tuple(sorted(step.carried_bytes, reverse=True)),
         optimizer=optimizer_memory(step.optimizer),
+        replicas=states_of(model),
     )
 
 
@@ -104,7 +117,8 @@ def optimizer_memory(optimizer: torch.optim.Optimizer | None) -> str:
     covered = sum(
         parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]
     )
-    same_as_assumed = name in ("Adam", "AdamW") and not switches
+    own = type(optimizer).__module__.startswith("torch.optim.")  # bitsandbytes has an AdamW, too
+    same_as_assumed = own and name in ("Adam", "AdamW") and not switches
     return "AdamW" if same_as_assumed else f"{name} {switches} {covered}"
 
 

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_map_only
 
 from memscale import _core
 from memscale.core import kernels, model_state, tracer
-from memscale.core.fake_optimizer import FakeOptimizer
+from memscale.core.fake_optimizer import FakeOptimizer, free_switches
+from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot
 from memscale.core.loss import loss_of
 from memscale.core.target import Target
@@ -167,6 +168,7 @@ def trace_empirical(
     with ExitStack() as stack:
         stack.enter_context(tracer.training_flags(model, step.training))
         stack.enter_context(buffer_contents(model))
+        stack.enter_context(silent(model))
         stack.enter_context(_blocks_checkpointed(model))
         for _ in range(passes - 1):
             with model_state.preserved(model, contents=True):
@@ -197,15 +199,19 @@ def _record(
     recorder = _RealRecorder(_core.Graph(), step.target)
     calls = tracer.CallRecorder(model, recorder)
     saves = _RealSaves(recorder)
-    forward = functools.partial(step.run, model, args, kwargs)
+    buckets = GradientBuckets(model)
+    forward = functools.partial(buckets.forward, functools.partial(calls.run, step, args, kwargs))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def backward(loss: Tensor) -> list[Tensor | None]:
-        return list(torch.autograd.grad(loss, trainable, allow_unused=True)) if trainable else []
+        with buckets.watched(recorder, trainable):
+            gradients = torch.autograd.grad(loss, trainable, allow_unused=True) if trainable else []
+        return buckets.completed(recorder, trainable, gradients)
 
     with model_state.preserved(model, contents=True) as changes, tracer.no_collection():
         calls.declare_residents((args, kwargs), step)
-        for parameter in trainable if step.grads_present else []:
+        buckets.declare(recorder)
+        for parameter in buckets.outside(trainable) if step.grads_present else []:
             recorder.graph.add_resident(parameter.numel() * parameter.element_size(), _core.CATEGORY_GRADIENT)
         with observed_by(saves), calls.attached(), recorder:
             gradients = tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable)
@@ -216,7 +222,8 @@ def _record(
         recorder.held = None
         model_state.settle(model, changes, forward)
     trace = tracer.finish(recorder, calls, changes, "empirical")
-    trace.notes += notes
+    trace.notes += notes + buckets.notes
+    trace.optimizer_switches = free_switches(step.optimizer, step.target.foreach)
     return trace
 
 

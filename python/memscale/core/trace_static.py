@@ -26,16 +26,28 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map_only
 
 from memscale import _core
-from memscale.core import kernels, model_state, tracer
+from memscale.core import kernels, model_state, sharding, tracer
 from memscale.core.cuda_semantics import emulation_for
-from memscale.core.fake_optimizer import FakeOptimizer
+from memscale.core.fake_optimizer import FakeOptimizer, free_switches
+from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
+from memscale.core.target import Target
 
 _REAL_ELEMENTS = 1 << 24
 """Integer tensors up to this size are computed for real."""
 
 _REAL_ELEMENTS_ON_CARD = 1 << 18
 """The same for tensors that lie on a card: what is computed there takes its memory, if only for a moment."""
+
+
+_KNOWN_ELEMENTS = 1 << 20
+"""Floating-point tensors made of `torch.ones` alone are computed for real up to this size: masks, mostly."""
+
+_DRAWS = frozenset({"aten::rand", "aten::rand_like"})
+"""Operations whose single numbers decide whether a layer is dropped."""
+
+HIGHEST_DRAW = 1 - 2**-24
+"""The largest number in float32 that `torch.rand` may give: above every share of layers to drop."""
 
 
 def _may_be_real(tensor: Tensor) -> bool:
@@ -49,23 +61,54 @@ class StaticRecorder(GraphRecorder):
 
     Token ids, positions, masks and lengths decide which way a model's code goes ("is anything padded?"), and
     they cost next to nothing. With their real values the trace takes the way that training takes, where a
-    purely fake trace would guess or fail.
+    purely fake trace would guess or fail. So does a mask of ones that a model makes for itself.
+
+    A single random number that decides which way the code goes (layer drop) is not drawn: a plan must not
+    depend on what the next step happens to draw.
+
+    Attributes:
+        draw: stands for every such number, at least 0 and below 1.
+        has_drawn: there was one.
     """
+
+    def __init__(self, graph: _core.Graph, target: Target, draw: float = HIGHEST_DRAW) -> None:
+        super().__init__(graph, target)
+        self.draw = draw
+        self.has_drawn = False
+        self._known: set[int] = set()  # storages of real floating-point tensors made of ones alone
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        small = tensor.numel() <= _KNOWN_ELEMENTS and not tensor.is_cuda
+        return _may_be_real(tensor) or (small and tensor.untyped_storage()._cdata in self._known)
 
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         """Runs an operation for real if all it works on is real and small, on fakes otherwise."""
         args = _without_masks(func, args)
         operands = tensors_of(args) + tensors_of(kwargs.values())
-        if any(isinstance(tensor, FakeTensor) or not _may_be_real(tensor) for tensor in operands):
+        if any(isinstance(tensor, FakeTensor) or not self._is_known(tensor) for tensor in operands):
+            for tensor in self.written(func, info, args, kwargs) if self._known and info.writes else ():
+                self._known.discard(tensor.untyped_storage()._cdata)  # holds what nobody knows
             return super().execute(func, info, args, kwargs)
         if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
             return super().execute(func, info, args, kwargs)  # somebody else's tensor is not to be changed
         if not operands or any(tensor.is_cuda for tensor in operands):
             made = _made_of_nothing(func, args, kwargs)
-            if not all(map(_may_be_real, tensors_of(made))):
+            if not all(map(_may_be_real, tensors_of(made))) and not _is_mask(func, tensors_of(made)):
                 return made
         with unset_fake_temporarily():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if func._schema.name in _DRAWS and result.numel() == 1:
+                result.fill_(self.draw)
+                self.has_drawn = True
+        if _is_mask(func, tensors_of(result)) or not all(map(_may_be_real, operands)):
+            self._known.update(tensor.untyped_storage()._cdata for tensor in tensors_of(result))
+        return result
+
+
+def _is_mask(func: Any, made: list[Tensor]) -> bool:
+    """Whether an operation made ones, and few enough of them."""
+    name: str = func._schema.name
+    return name == "aten::ones" and made[0].numel() <= _KNOWN_ELEMENTS and not made[0].is_cuda
 
 
 def _made_of_nothing(func: Any, args: Any, kwargs: Any) -> Any:
@@ -94,13 +137,23 @@ def _without_masks(func: Any, args: Any) -> Any:
 
 
 class _RealPlaceholder:
-    """What stands in the autograd graph for a saved tensor that is real: the tensor itself."""
+    """What stands in the autograd graph for a saved tensor that is real: its values.
 
-    __slots__ = ("slot", "tensor")
+    They lie in memory of their own. The tensor itself would keep its buffer alive for as long as it is saved,
+    and the trace would not see that nothing else does.
 
-    def __init__(self, slot: Slot, tensor: Tensor) -> None:
+    Args:
+        slot: the save.
+        tensor: what is saved.
+        stays: the tensor outlives the step, so it may be kept itself.
+    """
+
+    __slots__ = ("slot", "stays", "tensor")
+
+    def __init__(self, slot: Slot, tensor: Tensor, stays: bool) -> None:
         self.slot = slot
-        self.tensor = tensor.detach()
+        self.stays = stays
+        self.tensor = tensor.detach() if stays else _real_copy(tensor)
 
     def __del__(self) -> None:
         self.slot.drop()
@@ -117,6 +170,14 @@ class _FakePlaceholder:
 
     def __del__(self) -> None:
         self.slot.drop()
+
+
+def _real_copy(tensor: Tensor) -> Tensor:
+    """The same values, dtype, shape and strides on other memory. Not recorded."""
+    with torch._C._DisableTorchDispatch(), unset_fake_temporarily():
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        storage = tensor.untyped_storage().clone()  # strides may repeat elements, which `copy_` refuses
+        return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _is_parameter(tensor: Tensor) -> bool:
@@ -136,7 +197,7 @@ class _FakeSaves:
         return (
             _FakePlaceholder(slot, tensor)
             if isinstance(tensor, FakeTensor)
-            else _RealPlaceholder(slot, tensor)
+            else _RealPlaceholder(slot, tensor, slot.buffer in self.recorder.foreign)
         )
 
     def unpack(self, packed: Any) -> Tensor:
@@ -145,7 +206,7 @@ class _FakeSaves:
         recorder, slot = self.recorder, packed.slot
         recorder.graph.unpack(slot.save)
         if isinstance(packed, _RealPlaceholder):
-            return packed.tensor
+            return self._real(packed)
         shape, stride, dtype, device, offset, size = packed.metadata
         paused, recorder.paused = recorder.paused, True
         try:
@@ -154,6 +215,13 @@ class _FakeSaves:
             return base.as_strided(shape, stride, offset)
         finally:
             recorder.paused = paused
+
+    def _real(self, packed: _RealPlaceholder) -> Tensor:
+        if packed.stays:
+            return packed.tensor
+        values = _real_copy(packed.tensor)
+        self.recorder.unpacked_as(packed.slot, values.untyped_storage())
+        return values
 
 
 def has_data(tensor: Tensor) -> bool:
@@ -189,6 +257,9 @@ class _FakeModel:
         return made
 
     def _fake_like(self, tensor: Tensor) -> Tensor:
+        if sharding.is_sharded(tensor):
+            with self.mode, torch.no_grad():
+                return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         if has_data(tensor) or tensor.layout is not torch.strided:
             made: Tensor = self.mode.from_tensor(tensor.detach())
             return made
@@ -272,7 +343,11 @@ def quiet_fakes() -> Iterator[None]:
 
 
 def trace_static(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: tracer.StepFacts,
+    draw: float = HIGHEST_DRAW,
 ) -> tracer.Trace:
     """Traces a step on fake tensors.
 
@@ -281,17 +356,21 @@ def trace_static(
         args: positional part of one training batch, as the model's forward takes it.
         kwargs: keyword part.
         step: what else decides the step.
+        draw: stands for single random numbers, see `StaticRecorder`.
 
     Raises:
         Exception: whatever the model's code raises on fakes; control flow that depends on data does.
     """
-    recorder = StaticRecorder(_core.Graph(), step.target)
+    recorder = StaticRecorder(_core.Graph(), step.target, draw)
     emulation = emulation_for(step.target, model)
     calls = tracer.CallRecorder(model, recorder)
     fakes = _FakeModel(model, FakeTensorMode(allow_non_fake_inputs=True))
+    buckets = GradientBuckets(model)
     with model_state.preserved(model) as changes, tracer.no_collection(), ExitStack() as stack:
         stack.enter_context(quiet_fakes())
         stack.enter_context(tracer.training_flags(model, step.training))
+        stack.enter_context(sharding.whole(model))
+        stack.enter_context(silent(model))
         stack.enter_context(fakes.swapped())
         if emulation is not None:
             stack.enter_context(emulation.active())
@@ -299,22 +378,28 @@ def trace_static(
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
         parameters = list(model.parameters())
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
         calls.declare_residents(batch, step)
         fakes.declare_reals(recorder)
+        buckets.declare(recorder)
         optimizer = FakeOptimizer(recorder, parameters, step, fakes.of)
         if step.grads_present:
-            tracer.make_gradients(recorder, parameters)
+            tracer.make_gradients(recorder, buckets.outside(trainable))
+        buckets.watch(recorder, trainable)
         saves = _FakeSaves(recorder)
-        forward = functools.partial(step.run, model, *batch)
+        forward = functools.partial(buckets.forward, functools.partial(calls.run, step, *batch))
 
         def backward(loss: Tensor) -> list[Tensor | None]:
             if emulation is not None:
                 emulation.forward_is_over()
             loss.backward()
-            return [parameter.grad for parameter in parameters]
+            gradients = buckets.completed(recorder, trainable, [value.grad for value in trainable])
+            for parameter, gradient in zip(trainable, gradients, strict=True):
+                parameter.grad = gradient
+            return gradients
 
         with calls.attached():
-            tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, parameters)
+            tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable)
         optimizer.step()
         for parameter in parameters:
             parameter.grad = None
@@ -323,5 +408,9 @@ def trace_static(
         model_state.settle(model, changes, forward)
         del batch, forward
     trace = tracer.finish(recorder, calls, changes, "static")
-    trace.notes += optimizer.notes
+    trace.notes += optimizer.notes + buckets.notes
+    trace.has_drawn = recorder.has_drawn
+    trace.optimizer_switches = free_switches(step.optimizer, step.target.foreach)
+    if sharding.has_units(model):
+        trace.notes.append(sharding.NOTE)
     return trace

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from memscale import _core
-from memscale.core import model_state
+from memscale.core import model_state, sharding
 from memscale.core.graph_builder import GraphRecorder
 from memscale.core.loss import loss_of
 from memscale.core.target import CPU, Target
+from memscale.techniques.forward_slot import StandIn
 
 _PLAIN_ARGUMENTS = (
     Tensor,
@@ -70,6 +71,7 @@ class StepFacts:
         target: the device that the step is traced for.
         forward: what runs the model; None for calling it. In the middle of a call, its own forward:
             wrappers and hooks above it have seen this batch, and must not see it twice.
+        watch: the executor's stand-in for the model's forward; None where there is none.
     """
 
     optimizer: torch.optim.Optimizer | None = None
@@ -78,6 +80,7 @@ class StepFacts:
     training: bool | None = None
     target: Target = CPU
     forward: Callable[..., Any] | None = None
+    watch: StandIn | None = None
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward."""
@@ -99,6 +102,8 @@ class Trace:
         output_bytes: storages of the model's output and of the loss, which the trace assumes to live until
             the step is over.
         notes: remarks for the log, such as why the static trace was not possible.
+        optimizer_switches: see `fake_optimizer.free_switches`.
+        has_drawn: single random numbers were drawn, which may decide what the step does.
     """
 
     graph: _core.Graph
@@ -110,6 +115,8 @@ class Trace:
     method: str
     output_bytes: int = 0
     notes: list[str] = field(default_factory=list)
+    optimizer_switches: tuple[str, ...] = ()
+    has_drawn: bool = False
 
 
 class CallRecorder:
@@ -166,6 +173,7 @@ class CallRecorder:
             for path, module in self.model.named_modules():
                 parent = model_state.parent_path(path, known)
                 flags = _core.MODULE_ROOT if module is self.model else 0
+                flags |= _core.MODULE_CHAIN if _is_chain(module) else 0
                 number = self.recorder.graph.add_module(
                     path, type(module).__name__, parent, flags, structure.get(module, 0)
                 )
@@ -179,6 +187,12 @@ class CallRecorder:
         finally:
             for restore in reversed(undo):
                 restore()
+
+    def run(self, step: StepFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One forward of the model, which is a call of the root whether or not the step goes through it."""
+        if step.forward is None:
+            return step.run(self.model, args, kwargs)
+        return self._recorded(step.forward, number=0)(*args, **kwargs)
 
     def _hook(self, module: nn.Module, number: int, undo: list[Callable[[], None]]) -> None:
         own = module.__dict__.get("forward")
@@ -198,6 +212,8 @@ class CallRecorder:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if recorder.paused:
                 return forward(*args, **kwargs)
+            if torch._C._functorch.peek_interpreter_stack() is not None:  # no technique works in there
+                recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
             call = recorder.enter(number)
             try:
                 self._note_inputs(call, number, args, kwargs)
@@ -220,7 +236,24 @@ class CallRecorder:
 def _has_hooks(module: nn.Module) -> bool:
     """Whether somebody wants to be told of the module's calls. Transformers' own hooks may fire twice."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(not (getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks)
+    return sharding.is_unit(module) or any(
+        not (getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks
+    )
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Whether its forward is known to call its children one after another, which may then run as one."""
+    own = module.__dict__.get("forward")
+    if isinstance(own, StandIn) and own.calls_through:  # a chain attaches beneath
+        below = own.lowest.original
+        own = None if getattr(below, "__func__", None) is nn.Sequential.forward else own
+    return (
+        isinstance(module, nn.Sequential)
+        and type(module).forward is nn.Sequential.forward
+        and type(module).__iter__ is nn.Sequential.__iter__
+        and own is None
+        and not any(map(_has_hooks, module.children()))
+    )
 
 
 def _is_frozen(value: Any) -> bool:

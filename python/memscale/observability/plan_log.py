@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from memscale.core import sharding
 from memscale.core.units import format_bytes
+from memscale.core.verification import PRECISION
 from memscale.observability import logs
 
 if TYPE_CHECKING:
@@ -15,22 +20,17 @@ if TYPE_CHECKING:
     from memscale.core.planner import Planned
     from memscale.core.tracer import StepFacts
 
-_NOT_BUILT = {
-    "enable_offloading": "CPU offload",
-    "enable_tiling": "tiling",
-    "use_mixed_precision": "mixed precision",
-    "use_8bit_optimizer": "8-bit optimizer state",
-    "async_offload": "the asynchronous engine",
-    "auto_policy": "the policy",
-}
+_NOT_BUILT = {"auto_policy": "the policy"}
 """Switches that are accepted and do nothing in this version, with what they will switch."""
 
-_NOT_BUILT_LIMITS = ("max_cpu_offload_gb", "observability_port")
+_NOT_BUILT_LIMITS = ("observability_port",)
 
 
 def fields_without_effect(config: Config) -> list[str]:
     """Fields of a configuration that are on or set, and have no effect in this version."""
     fields = [name for name in _NOT_BUILT if getattr(config, name)]
+    if config.max_cpu_offload_gb is not None and not (config.enable_offloading and config.async_offload):
+        fields.append("max_cpu_offload_gb")
     return fields + [name for name in _NOT_BUILT_LIMITS if getattr(config, name) is not None]
 
 
@@ -48,17 +48,21 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
     if replaced is not None:
         if plan.digest != replaced.plan.digest:
             logs.LOGGER.info(
-                "planned anew (%s): peak %s, %d modules checkpointed",
+                "planned anew (%s): peak %s, %d modules checkpointed%s",
                 _what_changed(facts),
                 format_bytes(plan.predicted.device_used_peak_bytes),
                 len(plan.active),
+                "".join(f", {step.technique}" for step in plan.steps),
             )
         if replaced.plan.fits and not plan.fits:
             _warn_unmet(planned)
         return
     lines = [f"device     {_hardware_line(planned.hardware)}", *plan.summary_lines()]
-    if planned.cache_off:
-        lines.append("use_cache  switched off while blocks are checkpointed")
+    precise = [step for step in plan.steps if step.technique in PRECISION]
+    lines += [f"step       {step.technique}: {step.reason}" for step in precise]
+    if not plan.exact:
+        lines.append("exact      no: gradients round differently, as exact=False allows")
+    lines += executor.switched_off
     lines += [f"note       {note}" for note in plan.notes]
     useless = fields_without_effect(executor.config)
     if useless:
@@ -109,8 +113,15 @@ def announce_verification(executor: Executor, args: Any, kwargs: Any, facts: Ste
     """
     from memscale.core.verification import compare
 
-    report = compare(executor, args, kwargs, facts)
-    if not report.equal:
-        logs.LOGGER.error(report.table())
-        report.require()
-    logs.LOGGER.info("%s", report.summary())
+    try:
+        reason = sharding.why_no_backward(executor.model, inside=facts.forward is not None)
+        if reason:
+            logs.LOGGER.warning("not verified: %s", reason)
+            return
+        report = compare(executor, args, kwargs, facts)
+    except torch.OutOfMemoryError:
+        logs.LOGGER.warning("not verified: the step without the plan does not fit into the device's memory")
+        return
+    level = logging.INFO if report.passed else logging.ERROR
+    logs.block(report.table().splitlines(), "MemScale: verification", level)
+    report.require()

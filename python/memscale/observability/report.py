@@ -17,11 +17,12 @@ from memscale.core.plan import Plan
 from memscale.core.units import format_bytes
 from memscale.errors import MemScaleError
 from memscale.observability import report_charts
+from memscale.observability.plan_rows import PlanRow, plan_rows
+from memscale.observability.plan_words import bytes_range, ms_range
 from memscale.observability.report_charts import CATEGORY_ORDER, Curve
 from memscale.observability.report_detail import Detail, category_steps
 
 if TYPE_CHECKING:
-    from memscale.core.plan import Choice
     from memscale.core.prediction import Holder, Prediction
 
 __all__ = ["write_report"]
@@ -84,6 +85,7 @@ def _page(
     )
     environment.filters["bytes"] = format_bytes
     groups = plan.predicted.groups or plan.predicted.holders
+    rows = plan_rows(plan)
     text: str = environment.from_string(template.read_text(encoding="utf-8")).render(
         title=title,
         plan=plan,
@@ -91,8 +93,9 @@ def _page(
         advice=advice,
         summary=[_split(line) for line in plan.summary_lines()],
         measured=measured,
-        active=[_row(choice) for choice in plan.active],
-        kept=[_row(choice) for choice in plan.choices if not choice.techniques],
+        active=[_row(row) for row in rows if row.applied],
+        kept=[_row(row) for row in rows if not row.applied],
+        kept_count=sum(row.count for row in rows if not row.applied),
         peak=_moment(plan.predicted),
         holders=[_holder(holder) for holder in groups[:_HOLDERS]],
         modules=_modules(plan),
@@ -120,7 +123,7 @@ def _charts(plan: Plan, curves: dict[str, Curve], detail: Detail) -> dict[str, A
         drawn["timelines"] = report_charts.stacks(detail.views, detail.reserved, budget)
     elif plan.predicted.timeline.live_bytes:
         drawn["timelines"] = report_charts.timelines(plan)
-    if plan.active:
+    if plan.does_something:
         changes = category_steps(plan.plain, plan.predicted)
         drawn["changes"] = report_charts.waterfall(changes, "from the plain to the planned peak by category")
         if detail.saved:
@@ -151,14 +154,16 @@ def _split(line: str) -> tuple[str, str]:
     return name, rest.strip()
 
 
-def _row(choice: Choice) -> dict[str, Any]:
+def _row(row: PlanRow) -> dict[str, Any]:
     return {
-        "module": choice.module or "(model)",
-        "type": choice.type,
-        "technique": " + ".join(choice.techniques) or "keep",
-        "bytes": format_bytes(choice.bytes),
-        "time": f"{choice.ns / 1e6:.2f} ms",
-        "reason": choice.reason,
+        "module": row.modules,
+        "count": row.count,
+        "type": row.type,
+        "technique": row.technique,
+        "bytes": "" if row.barred else bytes_range(row.bytes),
+        "time": "" if row.barred else ms_range(row.ns),
+        "reason": row.reason,
+        "notes": row.notes,
     }
 
 

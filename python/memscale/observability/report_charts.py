@@ -324,25 +324,30 @@ def frontier(plan: Plan) -> str:
     near = plan.budget_bytes < 2 * points[-1][0]  # a budget far away would squeeze the points together
     unit = Unit([points[-1][0], plan.budget_bytes if near else 0])
     most = max(points[-1][0], plan.budget_bytes if near else 0, 1) * 1.08
-    slowest, top, height = max(max(ns for _, ns in points) / 1e6 * 1.08, 1e-9), 24.0, 230.0
+    fastest, slowest, top, height = *_time_axis([ns / 1e6 for _, ns in points]), 24.0, 230.0
     canvas = Canvas(top + height + 44, "peak against step time of every plan")
 
     def at(point: tuple[int, int]) -> tuple[float, float]:
-        return _LEFT + _INNER * point[0] / most, top + height * (1 - point[1] / 1e6 / slowest)
+        return _LEFT + _INNER * point[0] / most, high(point[1] / 1e6)
+
+    def high(ms: float) -> float:
+        return top + height * (1 - (ms - fastest) / (slowest - fastest))
 
     canvas.text(4, 12, "predicted step time, ms")
-    for value in ticks(slowest):
-        y = top + height * (1 - value / slowest)
+    for value in ticks(slowest, least=fastest):
+        y = high(value)
         canvas.line((_LEFT, y, WIDTH - _RIGHT, y), "grid", 0.7)
         canvas.text(_LEFT - 8, y + 4, f"{value:g}", anchor="end")
     for value in ticks(most / unit.bytes, 8):
-        canvas.text(at((int(value * unit.bytes), 0))[0], top + height + 16, f"{value:g}", anchor="middle")
+        canvas.text(
+            _LEFT + _INNER * value * unit.bytes / most, top + height + 16, f"{value:g}", anchor="middle"
+        )
     canvas.text(WIDTH - _RIGHT, top + height + 34, f"peak, {unit.name}", anchor="end")
     places = [at(point) for point in points]
     corners = [place for (x, y), (_, after) in zip(places, [*places[1:], places[-1]], strict=True)
                for place in ((x, y), (x, after))]  # fmt: skip
     if near:
-        x = at((plan.budget_bytes, 0))[0]
+        x = _LEFT + _INNER * plan.budget_bytes / most
         canvas.line((x, top, x, top + height), "budget", 1.4, "6 4")
         canvas.text(x - 5, top + height - 6, "budget", colour="budget", anchor="end")
     canvas.curve(corners, "grid", 1.2)
@@ -352,6 +357,15 @@ def frontier(plan: Plan) -> str:
     canvas.dot(x, y, "planned", 6)
     canvas.text(x + 9, y - 8, "chosen", colour="planned", bold=True)
     return canvas.svg()
+
+
+def _time_axis(times: Sequence[float]) -> tuple[float, float]:
+    """Where an axis of times begins and ends: at 0, unless all lie close together far away from it."""
+    low, high = min(times), max(times)
+    spread = high - low
+    if spread * 2 < high and spread > 0:
+        return low - spread * 0.25, high + spread * 0.25
+    return 0.0, max(high * 1.08, 1e-9)
 
 
 # ---- the allocator ---------------------------------------------------------------------------------

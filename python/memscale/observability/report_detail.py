@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from memscale.observability.plan_rows import AS_ONE, regions
 from memscale.observability.report_charts import Block, Step
 from memscale.observability.segments import allocator_view
 from memscale.observability.step_view import StepView, core_plan
@@ -63,7 +64,7 @@ def detail_of(
     return Detail(
         about=about,
         views=views,
-        saved=technique_steps(plan, traces[1], engine) if plan.active else (),
+        saved=technique_steps(plan, traces[1], engine) if plan.does_something else (),
         segments=() if planned is None else planned.segments,
         reserved={name: view.reserved_bytes for name, view in allocators.items() if view is not None},
     )
@@ -91,7 +92,9 @@ def technique_steps(plan: Plan, trace: Trace, engine: DecisionEngine) -> list[St
     steps = [Step("plain peak", plain, "plain", total=True)]
     level = used(None)
     if level != plain:
-        steps.append(Step("key/value cache off", level - plain, "good"))
+        # Not one by one: each would be another trace.
+        name = " and ".join(step.technique for step in plan.steps) or "key/value cache off"
+        steps.append(Step(name, level - plain, "good" if level <= plain else "bad"))
     applied: list[Choice] = []
     for name, part in _parts(plan.active):
         applied += part
@@ -103,11 +106,22 @@ def technique_steps(plan: Plan, trace: Trace, engine: DecisionEngine) -> list[St
 
 
 def _parts(choices: Sequence[Choice]) -> list[tuple[str, list[Choice]]]:
-    """Choices by technique and class of module; the last part takes what would be too many bars."""
-    parts: dict[tuple[tuple[str, ...], str], list[Choice]] = {}
-    for choice in choices:
-        parts.setdefault((choice.techniques, choice.type), []).append(choice)
-    named = [(f"{'+'.join(key[0])} {len(part)} × {key[1]}", part) for key, part in parts.items()]
+    """Choices by technique and class of module; the last part takes what would be too many bars.
+
+    The choices of a region stay together: a joined one means nothing without those before it.
+    """
+    parts: dict[tuple[str, str], list[Choice]] = {}
+    for region in regions(choices):
+        technique, kind = "+".join(region[0].techniques), region[0].type
+        key = (technique, kind) if len(region) == 1 else (technique + AS_ONE, "modules")
+        parts.setdefault(key, []).extend(region)
+    named = [
+        (
+            f"{technique} {len(part)} {kind}" if kind == "modules" else f"{technique} {len(part)} × {kind}",
+            part,
+        )
+        for (technique, kind), part in parts.items()
+    ]
     if len(named) <= _MOST_STEPS:
         return named
     rest = [choice for _, part in named[_MOST_STEPS - 1 :] for choice in part]

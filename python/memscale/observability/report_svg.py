@@ -48,14 +48,14 @@ class Unit:
         return f"{self.number(size)} {self.name}"
 
 
-def ticks(most: float, count: int = 5) -> list[float]:
-    """Round numbers from 0 up to `most`, about `count` of them."""
-    if most <= 0:
-        return [0.0]
-    rough = most / count
+def ticks(most: float, count: int = 5, least: float = 0.0) -> list[float]:
+    """Round numbers from `least` up to `most`, about `count` of them."""
+    if most <= least:
+        return [least]
+    rough = (most - least) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
-    return [index * step for index in range(int(most / step * 1.0001) + 1)]
+    return [index * step for index in range(math.ceil(least / step), int(most / step * 1.0001) + 1)]
 
 
 class Canvas:

@@ -15,9 +15,11 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from memscale import _core
+from memscale.core.kept_ops import KeptOps
 from memscale.core.timeline import PHASES
 
 if TYPE_CHECKING:
@@ -38,16 +40,22 @@ def core_plan(plan: Plan, graph: _core.Graph) -> _core.Plan:
         graph: a finished memory graph.
 
     Raises:
-        ValueError: the plan names a module that the graph does not have.
+        ValueError: the plan names a module, or keeps an operation, that the graph does not have.
     """
     numbers = {module[0]: number for number, module in enumerate(graph.modules())}
-    choices = []
+    kept_ops = KeptOps.of(graph) if any(choice.kept for choice in plan.choices) else None
+    rows: list[tuple[object, ...]] = []
     for choice in plan.choices:
         if choice.module not in numbers:
             raise ValueError(f"the plan names {choice.module!r}, which is not in this graph")
+        module = numbers[choice.module]
         action = choice.techniques[0] if choice.techniques else "keep"
-        choices.append((numbers[choice.module], action, choice.rule, choice.calls, choice.bytes, choice.ns))
-    return _core.Plan.build(sorted(choices), {})
+        words = (module, action, choice.rule, choice.calls, choice.bytes, choice.ns)
+        kept = () if kept_ops is None else kept_ops.offsets(module, choice.kept)
+        moves = (choice.boundary, choice.moved_bytes, choice.moved_count, choice.transfer_ns, choice.moved)
+        rows.append((*words, choice.other_peak_bytes, choice.other_ns, choice.joined, kept, *moves))
+    windows = {"window_out_bytes": plan.window_out_bytes, "window_in_bytes": plan.window_in_bytes}
+    return _core.Plan.build(sorted(rows, key=itemgetter(0)), windows)
 
 
 @dataclass(frozen=True)
@@ -270,7 +278,7 @@ def _rows(events: Mapping[str, Any]) -> Iterator[tuple[int, int, tuple[int, ...]
         elif kind == _FREE:
             live[category] -= size
             total -= size
-        else:
+        elif kind in (_OPERATION, _AGAIN):
             if running is not None:
                 yield (*running, at_highest)
             running = (number, int(kind == _AGAIN))

@@ -5,6 +5,10 @@
     backward   the first placeholder that is asked for runs the forward once more, from the same inputs,
                random state, buffers and autocast state, and stops as soon as the last number is reached
 
+A selective checkpoint keeps the outputs of some operations in between (kept_outputs.py): the second run takes
+them instead of computing them. What autograd saves of their memory, or of the inputs', costs nothing more, so
+it stays saved. What the checkpoint itself holds, the inputs for the second run, may wait off the device.
+
 The second run must be invisible, so everything that the first run could have changed is put back:
 
 * random number generators replay the first run's numbers, then continue where they were;
@@ -26,8 +30,6 @@ which the compiler knows.
 from __future__ import annotations
 
 import copy
-import random
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,19 +38,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
+from torch.utils.checkpoint import checkpoint
 
 from memscale.errors import RecomputeError
+from memscale.offload.engine import Boundary, Held
+from memscale.techniques.checkpoint_state import Body, BufferRef, State, check_version
+from memscale.techniques.compiled import checkpoints_when_compiled, never_compiled
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
 
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
 
-BufferRef = tuple[nn.Module, str]
-"""A registered buffer, as its module and its name there."""
-
 
 class SaveObserver(Protocol):
-    """A recording profiler that wants to see the saved tensors of checkpointed calls."""
+    """A recording profiler that wants to see the saved tensors of checkpointed calls.
+
+    It records the plain step, where nothing waits in a cache. So selective checkpoints keep nothing while it
+    looks on.
+    """
 
     def on_pack(self, tensor: Tensor) -> object:
         """A tensor was saved; the result names the save in later reports."""
@@ -85,14 +93,18 @@ class _Stop(BaseException):
     """
 
 
-class _Kept:
-    """A saved parameter, or a view of one: kept as it is, with the version that autograd would check."""
+class _Held:
+    """A save that stays as it is, with the version that autograd would check.
 
-    __slots__ = ("tensor", "version")
+    Parameters; in a selective checkpoint also what lies on the memory of kept outputs or inputs.
+    """
 
-    def __init__(self, tensor: Tensor) -> None:
+    __slots__ = ("origin", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, origin: str = "") -> None:
         self.tensor = tensor
         self.version = tensor._version
+        self.origin = origin
 
 
 class _Saved:
@@ -100,7 +112,7 @@ class _Saved:
 
     __slots__ = ("__weakref__", "dtype", "index", "region", "report", "shape")
 
-    def __init__(self, region: _Region, index: int, tensor: Tensor) -> None:
+    def __init__(self, region: Region, index: int, tensor: Tensor) -> None:
         self.region = region
         self.index = index
         self.shape = tensor.shape
@@ -114,33 +126,93 @@ class _Saved:
 
 def _is_parameter(tensor: Tensor) -> bool:
     base = tensor._base
+    if type(tensor) is Tensor:  # most saves: no question to the metaclass
+        return base is not None and isinstance(base, nn.Parameter)
     return isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
 
 
-class _Region:
-    """One execution of a checkpointed forward, from its start until autograd has dropped its last save."""
+class Region:
+    """One execution of a checkpointed forward, from its start until autograd has dropped its last save.
 
-    __slots__ = ("forward", "leaves", "recomputed", "saves", "spec", "state", "versions")
+    Attributes:
+        body: what is known of the forward.
+        run: the forward.
+        operations: what a selective checkpoint keeps; None for a plain one.
+        boundary: inputs that leave the device until the second run; None: they stay.
+        kept: the outputs kept, from the first run until the second is over.
+    """
 
-    def __init__(self, forward: CheckpointedForward, args: Any, kwargs: Any) -> None:
-        self.forward = forward
-        self.leaves, self.spec = _flatten(args, kwargs)
+    __slots__ = (
+        "body", "boundary", "kept", "leaves", "operations", "recomputed", "run", "saves", "spec", "state",
+        "versions",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        body: Body,
+        modules: Sequence[nn.Module],
+        run: Callable[..., Any],
+        call: tuple[Any, Any],
+        operations: KeptOperations | None = None,
+        boundary: Boundary | None = None,
+    ) -> None:
+        self.body = body
+        self.run = run
+        self.boundary = boundary if _observer is None else None
+        self.leaves, self.spec = _flatten(call)
         self.versions = [(i, leaf._version) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
-        self.state = _State.before(forward, self.leaves)
-        self.saves: list[weakref.ref[_Saved]] = []
+        self.state = State.before(body, modules, self.leaves)
+        # By number; None where the save itself stays.
+        self.saves: list[weakref.ref[_Saved] | None] = []
         # Graph task → index → (tensor, version at its save). One backward call is one graph task.
         self.recomputed: dict[int, dict[int, tuple[Tensor, int]]] = {}
+        self.operations = operations if _observer is None else None
+        self.kept = None if self.operations is None else KeptOutputs(self.leaves)
+
+    def first_run(self, args: Any, kwargs: Any) -> Any:
+        """Runs the forward with its saved tensors dropped."""
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+            if self.operations is None or self.kept is None:
+                result = self.run(*args, **kwargs)
+            else:
+                with Keeping(self.operations, self.kept):
+                    result = self.run(*args, **kwargs)
+        if self.kept is not None and all(save is None for save in self.saves):
+            self.kept = None  # nothing was dropped, so nothing will be asked for
+        self.state.forget_unused_rng()
+        if self.boundary is not None:
+            self.send_away(self.boundary)
+        return result
+
+    def send_away(self, boundary: Boundary) -> None:
+        """Lets inputs leave until the second run."""
+        for index, version in self.versions:
+            check_version(self.leaves[index], version, self.body.path)
+        moving = boundary.among(self.leaves)
+        held = boundary.offload.hold(self.leaves[index] for index in moving)
+        for index, item in zip(moving, held, strict=True):
+            self.leaves[index] = item
 
     def pack(self, tensor: Tensor) -> object:
+        """What autograd gets in place of a tensor that it saves in the first run."""
         if _is_parameter(tensor):
-            return _Kept(tensor)
+            return _Held(tensor)
+        if self.kept is not None and self.kept.hold(tensor):
+            self.saves.append(None)  # numbered all the same, as the second run does
+            return _Held(detached(tensor), _origin(tensor))
         saved = _Saved(self, len(self.saves), tensor)
         self.saves.append(weakref.ref(saved))
         return saved
 
     def unpack(self, saved: object) -> Tensor:
-        if isinstance(saved, _Kept):
-            _check_version(saved.tensor, saved.version, self.forward.path)
+        """The tensor behind it, for backward.
+
+        Raises:
+            RuntimeError: it was changed in place.
+            RecomputeError: the second run went another way than the first.
+        """
+        if isinstance(saved, _Held):
+            check_version(saved.tensor, saved.version, self.body.path, saved.origin)
             return saved.tensor
         assert isinstance(saved, _Saved)
         if saved.report is not None:
@@ -152,16 +224,17 @@ class _Region:
             self.recomputed.clear()
             values = self.recomputed[task] = self.run_again()
         tensor, version = values.pop(saved.index)
-        _check_version(tensor, version, self.forward.path)
+        check_version(tensor, version, self.body.path)
         return tensor
 
     def run_again(self) -> dict[int, tuple[Tensor, int]]:
         """Second run. Returns the saved tensors that are still wanted, by number."""
-        alive = [save() for save in self.saves]
+        alive = [save() for save in self.saves if save is not None]
         wanted = {save.index: save for save in alive if save is not None}
         last = max(wanted)
         values: dict[int, tuple[Tensor, int]] = {}
         count, stopped = 0, False
+        detach = Tensor.detach if self.operations is None else detached
 
         def pack(tensor: Tensor) -> object:
             nonlocal count, stopped
@@ -169,7 +242,7 @@ class _Region:
                 return tensor
             index = count
             count += 1
-            value = tensor.detach()
+            value = detach(tensor)
             save = wanted.get(index)
             if save is not None:
                 self.check_same(save, value)
@@ -180,6 +253,8 @@ class _Region:
             return value
 
         args, kwargs = self.inputs()
+        # What was kept is for one second run; another one at the same time, in another thread, finds nothing.
+        kept, self.kept = self.kept, None
         try:
             with ExitStack() as stack:
                 if _observer is not None:
@@ -188,7 +263,9 @@ class _Region:
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(self.state.restored())
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value))
-                self.forward.original(*args, **kwargs)
+                if self.operations is not None:
+                    stack.enter_context(Taking(self.operations, kept or KeptOutputs()))
+                self.run(*args, **kwargs)
         except (_Stop, Exception):
             # Not always _Stop: while PyTorch records the memory history, it loses the exception on its way
             # through the operator and raises SystemError; and a forward may turn what it catches into its
@@ -197,197 +274,76 @@ class _Region:
                 raise
         finally:
             del args, kwargs
+            if kept is not None:
+                kept.clear()
         if stopped:
             return values
         raise RecomputeError(
-            f"module {self.forward.path!r} saved {len(self.saves)} tensors in forward but only {count} when "
+            f"module {self.body.path!r} saved {len(self.saves)} tensors in forward but only {count} when "
             "it ran again: its forward must do the same twice; see enable_checkpointing"
         )
 
     def check_same(self, save: _Saved, value: Tensor) -> None:
+        """Raises `RecomputeError` if a save of the second run is not the one of the first."""
         if value.shape != save.shape or value.dtype != save.dtype:
             raise RecomputeError(
-                f"module {self.forward.path!r}: saved tensor {save.index} was {tuple(save.shape)} "
+                f"module {self.body.path!r}: saved tensor {save.index} was {tuple(save.shape)} "
                 f"{save.dtype} in forward and {tuple(value.shape)} {value.dtype} when the module ran again: "
                 "its forward must do the same twice; see enable_checkpointing"
             )
 
     def inputs(self) -> tuple[Any, Any]:
+        """The arguments of the call, which must not have been changed in place."""
+        leaves = list(self.leaves)
         for index, version in self.versions:
-            _check_version(self.leaves[index], version, self.forward.path)
-        args, kwargs = self.spec.unflatten(self.leaves)
+            if isinstance(leaves[index], Held):
+                leaves[index] = leaves[index].tensor()
+            else:
+                check_version(leaves[index], version, self.body.path)
+        args, kwargs = self.spec.unflatten(leaves)
         return args, kwargs
 
 
-def _flatten(args: Any, kwargs: Any) -> tuple[list[Any], TreeSpec]:
-    leaves, spec = tree_flatten((args, kwargs))
-    return leaves, spec
+_LEAVES = (Tensor, int, float, str, type(None), torch.dtype)
+"""Arguments that hold nothing else."""
 
 
-def _check_version(tensor: Tensor, version: int, path: str) -> None:
-    if tensor._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{tensor.type()} {list(tensor.shape)}], used by module {path!r}, is at version "
-            f"{tensor._version}; "
-            f"expected version {version} instead"
-        )
+class _FlatSpec:
+    """A call without containers among its arguments: there is nothing to flatten."""
+
+    __slots__ = ("names", "positional")
+
+    def __init__(self, positional: int, names: tuple[str, ...]) -> None:
+        self.positional = positional
+        self.names = names
+
+    def unflatten(self, leaves: list[Any]) -> tuple[Any, Any]:
+        """Positional and keyword arguments."""
+        named = zip(self.names, leaves[self.positional :], strict=True)
+        return tuple(leaves[: self.positional]), dict(named)
 
 
-Stamp = tuple[int, int]
-"""Version and address of a tensor's data: in-place changes move the one, `.data = ...` the other."""
+def _flatten(call: tuple[Any, Any]) -> tuple[list[Any], TreeSpec | _FlatSpec]:
+    args, kwargs = call
+    leaves = [*args, *kwargs.values()]
+    for leaf in leaves:
+        if not isinstance(leaf, _LEAVES):
+            return tree_flatten(call)
+    return leaves, _FlatSpec(len(args), tuple(kwargs))
 
 
-def _stamp(tensor: Tensor) -> Stamp:
-    return tensor._version, tensor.data_ptr() if tensor.layout is torch.strided else 0
+def _origin(tensor: Tensor) -> str:
+    """What made a tensor, in the words of autograd's errors; "" for what has no node."""
+    node = tensor.grad_fn
+    return "" if node is None else f"which is output {tensor.output_nr} of {node.name()}"
 
 
-def _check_stamp(tensor: Tensor, stamp: Stamp, path: str) -> None:
-    if _stamp(tensor) != stamp:
-        _check_version(tensor, stamp[0], path)
-        raise RuntimeError(
-            f"a tensor that module {path!r} reads was given other data between forward and backward "
-            "(`.data = ...`): the checkpointed forward cannot be run again on what it read"
-        )
+never_compiled(_Held, _Saved, Region, _FlatSpec, _is_parameter, _flatten, _origin)
 
 
-class _State:
-    """Everything beside the arguments that decides what a forward computes."""
-
-    __slots__ = (
-        "autocast",
-        "buffers",
-        "cpu_rng",
-        "cuda_rng",
-        "flags",
-        "foreign",
-        "path",
-        "python_rng",
-        "tensors",
-    )
-
-    def __init__(self) -> None:
-        self.autocast: list[tuple[str, torch.dtype, bool, bool]] = []
-        self.buffers: list[tuple[nn.Module, str, Tensor]] = []
-        self.cpu_rng: Tensor | None = None
-        self.cuda_rng: dict[int, Tensor] = {}
-        self.python_rng: Any = None
-        self.path = ""
-        self.flags: list[tuple[nn.Module, bool]] = []
-        self.foreign: list[tuple[Tensor, Stamp]] = []
-        # (registry, name, tensor, stamp, requires_grad) of every parameter and buffer, down to the leaves.
-        self.tensors: list[tuple[dict[str, Any], str, Tensor, Stamp, bool]] = []
-
-    @classmethod
-    def before(cls, forward: CheckpointedForward, leaves: Sequence[Any]) -> _State:
-        """Reads the state that a call is about to use."""
-        state = cls()
-        state.path = forward.path
-        alive = [ref() for ref in forward.foreign]
-        state.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
-        for module in forward.module.modules():
-            state.flags.append((module, module.training))
-            for registry in (module._parameters, module._buffers):
-                for name, value in registry.items():
-                    if value is not None:
-                        state.tensors.append((registry, name, value, _stamp(value), value.requires_grad))
-        state.autocast = [_autocast_state(kind) for kind in forward.device_kinds]
-        state.cpu_rng = torch.get_rng_state()
-        if "cuda" in forward.device_kinds:
-            devices = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
-            state.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
-        if forward.python_random:
-            state.python_rng = _python_rng()
-        with torch.no_grad():
-            for module, name in forward.buffers:
-                value = module._buffers[name]
-                if value is not None:
-                    state.buffers.append((module, name, value.clone()))
-        return state
-
-    def forget_unused_rng(self) -> None:
-        """After the call: a generator that did not move need not be replayed."""
-        if self.cpu_rng is not None and torch.equal(self.cpu_rng, torch.get_rng_state()):
-            self.cpu_rng = None
-        for device, before in list(self.cuda_rng.items()):
-            if torch.equal(before, torch.cuda.get_rng_state(device)):
-                del self.cuda_rng[device]
-        if self.python_rng is not None and _same_python_rng(self.python_rng, _python_rng()):
-            self.python_rng = None
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Puts the state back for the second run, and the present one back afterwards."""
-        with ExitStack() as stack:
-            for kind, dtype, enabled, cached in self.autocast:
-                if enabled or _autocast_state(kind)[2]:
-                    stack.enter_context(
-                        torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached)
-                    )
-            if self.cpu_rng is not None:
-                stack.callback(torch.set_rng_state, torch.get_rng_state())
-                torch.set_rng_state(self.cpu_rng)
-            for device, before in self.cuda_rng.items():
-                stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
-                torch.cuda.set_rng_state(before, device)
-            if self.python_rng is not None:
-                stack.callback(_set_python_rng, _python_rng())
-                _set_python_rng(self.python_rng)
-            self._restore_modules(stack)
-            for module, name, before in self.buffers:
-                stack.callback(module._buffers.__setitem__, name, module._buffers[name])
-                # A copy of the copy: a second backward (retain_graph) starts from the same value again.
-                module._buffers[name] = before.clone()
-            yield
-
-    def _restore_modules(self, stack: ExitStack) -> None:
-        """The same weights, flags and buffers as in the first run, whatever has been bound or set since."""
-        for tensor, stamp in self.foreign:
-            _check_stamp(tensor, stamp, self.path)
-        changed = {(id(module._buffers), name) for module, name, _ in self.buffers}
-        for module, training in self.flags:
-            if module.training != training:
-                stack.callback(setattr, module, "training", module.training)
-                module.training = training
-        for registry, name, tensor, stamp, requires_grad in self.tensors:
-            if (id(registry), name) in changed:
-                continue
-            # A weight that plain autograd need not have saved is read again here, so it must be the same.
-            _check_stamp(tensor, stamp, self.path)
-            if registry.get(name) is not tensor:
-                stack.callback(registry.__setitem__, name, registry.get(name))
-                registry[name] = tensor
-            if tensor.requires_grad != requires_grad and tensor.is_leaf:
-                stack.callback(tensor.requires_grad_, tensor.requires_grad)
-                tensor.requires_grad_(requires_grad)
-
-
-def _autocast_state(kind: str) -> tuple[str, torch.dtype, bool, bool]:
-    return (
-        kind,
-        torch.get_autocast_dtype(kind),
-        torch.is_autocast_enabled(kind),
-        torch.is_autocast_cache_enabled(),
-    )
-
-
-def _python_rng() -> tuple[Any, Any]:
-    numpy = _loaded_numpy()
-    return random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def _set_python_rng(state: tuple[Any, Any]) -> None:
-    random.setstate(state[0])
-    if state[1] is not None:
-        _loaded_numpy().random.set_state(state[1])
-
-
-def _same_python_rng(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-    return a[0] == b[0] and str(a[1]) == str(b[1])
-
-
-def _loaded_numpy() -> Any:
-    return sys.modules.get("numpy")
+def runs_plain() -> bool:
+    """Whether a forward saves nothing, or is transformed by functorch, which brings its own saves."""
+    return not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class CheckpointedForward(StandIn):
@@ -396,55 +352,52 @@ class CheckpointedForward(StandIn):
     def __init__(
         self,
         module: nn.Module,
-        path: str,
         original: Callable[..., Any],
-        buffers: Sequence[BufferRef] = (),
-        python_random: bool = False,
-        foreign: Sequence[weakref.ref[Tensor]] = (),
+        body: Body,
+        operations: KeptOperations | None = None,
+        boundary: Boundary | None = None,
     ) -> None:
         super().__init__(module, original)
-        self.foreign = tuple(foreign)
-        self.path = path
-        self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
-        self.python_random = python_random
-        self.device_kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-
-    @property
-    def buffers(self) -> list[BufferRef]:
-        """Buffers that the forward changes."""
-        owners = [(owner(), name) for owner, name in self._buffers]
-        return [(owner, name) for owner, name in owners if owner is not None]
+        self.body = body
+        self.operations = operations
+        self.boundary = boundary
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped, or as it is where there is nothing to save."""
-        if (
-            self.passive
-            or not torch.is_grad_enabled()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-        ):
+        if torch.compiler.is_compiling():  # first of all: the compiler cannot see through what follows
+            if self.passive or not torch.is_grad_enabled() or not checkpoints_when_compiled():
+                return self.run_original(*args, **kwargs)
+            return checkpoint(self.run_original, *args, use_reentrant=False, **kwargs)
+        if self.passive or runs_plain():
             return self.original(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            from torch.utils.checkpoint import checkpoint
-
-            return checkpoint(self.original, *args, use_reentrant=False, **kwargs)
-        region = _Region(self, args, kwargs)
-        with torch.autograd.graph.saved_tensors_hooks(region.pack, region.unpack):
-            result = self.original(*args, **kwargs)
-        region.state.forget_unused_rng()
-        return result
+        call = args, kwargs
+        region = Region(self.body, (self.module,), self.original, call, self.operations, self.boundary)
+        return region.first_run(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CheckpointedForward:
         module, original = self.copied_original(memo)
         if id(self) in memo:  # copied on the way, as the copied module's forward
             return memo[id(self)]  # type: ignore[no-any-return]
-        buffers = [(copy.deepcopy(owner, memo), name) for owner, name in self.buffers]
-        twin = CheckpointedForward(module, self.path, original, buffers, self.python_random, self.foreign)
+        body, boundary = copy.deepcopy(self.body, memo), copy.deepcopy(self.boundary, memo)
+        twin = CheckpointedForward(module, original, body, self.operations, boundary)
         twin.passive = self.passive
         return twin
 
 
 class CheckpointAttachment:
-    """Checkpointing of one module, as the executor attaches it."""
+    """Checkpointing of one module, as the executor attaches it.
+
+    Args:
+        module: whose forward is to run twice.
+        path: its qualified name.
+        buffers: registered buffers that the forward changes.
+        python_random: it may draw from Python's or NumPy's generator.
+        foreign: tensors from outside model and arguments that it reads.
+        kept: operations whose outputs wait for the second run, so that it need not compute them again; by
+            name (`kernels.facts(func).name`) and by how many of that name a call has run before. What is not
+            safe to keep is computed again, so any set gives the same gradients.
+        boundary: as for `Region`.
+    """
 
     name = "checkpoint"
 
@@ -455,12 +408,16 @@ class CheckpointAttachment:
         buffers: Sequence[BufferRef] = (),
         python_random: bool = False,
         foreign: Sequence[weakref.ref[Tensor]] = (),
+        kept: Kept = frozenset(),
+        boundary: Boundary | None = None,
     ) -> None:
         self.module = module
         self.path = path
         self.buffers = buffers
         self.python_random = python_random
         self.foreign = list(foreign)
+        self.kept = kept
+        self.boundary = boundary
 
     def attach(self) -> None:
         """Replaces `module.forward`.
@@ -469,11 +426,10 @@ class CheckpointAttachment:
             AttachError: the module does not let its forward be replaced.
         """
         self.slot = ForwardSlot(self.module, self.path)
-        original = self.module.forward
-        made = CheckpointedForward(
-            self.module, self.path, original, self.buffers, self.python_random, self.foreign
-        )
-        self.slot.put(made)
+        body = Body(self.path, self.buffers, self.python_random, self.foreign)
+        operations = KeptOperations(self.kept) if self.kept else None
+        present = self.slot.present
+        self.slot.put(CheckpointedForward(self.module, present, body, operations, self.boundary))
 
     def undo(self) -> None:
         """Restores `module.forward`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import weakref
 from collections.abc import Callable
@@ -19,6 +20,9 @@ from typing import Any
 from torch import nn
 
 from memscale.errors import AttachError
+from memscale.techniques.compiled import eager, follows_weak_references
+
+_COMPILER_FOLLOWS = follows_weak_references()
 
 
 class StandIn:
@@ -28,13 +32,22 @@ class StandIn:
     on MemScale.
 
     Attributes:
-        passive: true after `remove` when somebody else had wrapped the stand-in: it then only passes on.
+        passive: true once it has been removed. Whoever still calls it, having wrapped it, gets the original.
+        calls_through: every call of it is one call of the original, with the same arguments and result.
     """
+
+    calls_through = False
+
+    def __init_subclass__(cls) -> None:
+        if not _COMPILER_FOLLOWS and "__call__" in vars(cls):
+            cls.__call__ = eager(vars(cls)["__call__"])  # type: ignore[method-assign]
 
     def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
         self._module = weakref.ref(module)
         own = isinstance(original, MethodType) and original.__self__ is module
-        self._original = weakref.WeakMethod(original) if own else lambda: original
+        # A bound method would hold the module. And torch.compile cannot see through a weakref.WeakMethod.
+        self._function: Any = original.__func__ if own else None  # type: ignore[attr-defined]
+        self._original: Callable[..., Any] | None = None if own else original
         self.passive = False
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             setattr(self, name, getattr(original, name, None))
@@ -51,9 +64,40 @@ class StandIn:
     @property
     def original(self) -> Callable[..., Any]:
         """The forward that was there before."""
-        original = self._original()
-        assert original is not None
-        return original
+        if self._function is not None:
+            bound: Callable[..., Any] = self._function.__get__(self.module)
+            return bound
+        assert self._original is not None
+        return self._original
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """The stand-in as a function of module and arguments, for what rebinds methods (accelerate does).
+
+        Bound to a copy of the module it runs the copy's own forward.
+        """
+        return functools.partial(_unbound, self, type(self.module).forward)
+
+    def run_original(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it. Compiled code must have no bound method: the compiler looks it up by its name again."""
+        if self._function is not None:
+            return self._function(self.module, *args, **kwargs)
+        assert self._original is not None
+        return self._original(*args, **kwargs)
+
+    @property
+    def lowest(self) -> StandIn:
+        """The last of this and those beneath it, for as long as they call through."""
+        beneath = self.original
+        return beneath.lowest if isinstance(beneath, StandIn) and beneath.calls_through else self
+
+    def call_instead(self, original: Callable[..., Any]) -> None:
+        """Another forward is to be called from now on as the original one."""
+        self._function, self._original = None, original
+
+    def call_as(self, other: StandIn) -> None:
+        """The original is from now on what it is for `other`."""
+        self._function, self._original = other._function, other._original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward."""
@@ -67,14 +111,36 @@ class StandIn:
         return copy.deepcopy(self.module, memo), copy.deepcopy(self.original, memo)
 
 
-class ForwardSlot:
-    """Puts a stand-in before a module's forward and takes it away again."""
+def _unbound(stand_in: StandIn, own: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A forward found through `StandIn.__func__`."""
+    if stand_in._module() is module:
+        return stand_in(*args, **kwargs)
+    return own(module, *args, **kwargs)
 
-    def __init__(self, module: nn.Module, path: str) -> None:
+
+class ForwardSlot:
+    """Puts a stand-in before a module's forward and takes it away again.
+
+    Or between a stand-in that is there already and what that one calls:
+
+        module.forward ──► beneath this ──► new ──► the module's own
+
+    Args:
+        module: whose forward.
+        path: its qualified name.
+        beneath: the stand-in to go beneath, and beneath those below it that call through; None for the
+            front.
+
+    Attributes:
+        stand_in: what has been put; None before and after.
+    """
+
+    def __init__(self, module: nn.Module, path: str, beneath: StandIn | None = None) -> None:
         self._module = weakref.ref(module)  # weakly, as the stand-in
         self.path = path
         self._before: Any = None
-        self._stand_in: StandIn | None = None
+        self.stand_in: StandIn | None = None
+        self._above = None if beneath is None else weakref.ref(beneath.lowest)
 
     @property
     def module(self) -> nn.Module:
@@ -83,11 +149,24 @@ class ForwardSlot:
         assert module is not None
         return module
 
+    @property
+    def present(self) -> Callable[..., Any]:
+        """What a stand-in is to call as the original."""
+        above = self.above
+        return self.module.forward if above is None else above.original
+
+    @property
+    def above(self) -> StandIn | None:
+        """The stand-in to go beneath, which is there for as long as it is called or undone."""
+        return None if self._above is None else self._above()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ForwardSlot:
         twin = ForwardSlot(copy.deepcopy(self.module, memo), self.path)
         memo[id(self)] = twin
+        above = copy.deepcopy(self.above, memo)
+        twin._above = None if above is None else weakref.ref(above)
         twin._before = copy.deepcopy(self._before, memo)
-        twin._stand_in = copy.deepcopy(self._stand_in, memo)
+        twin.stand_in = copy.deepcopy(self.stand_in, memo)
         return twin
 
     def put(self, stand_in: StandIn) -> None:
@@ -96,19 +175,29 @@ class ForwardSlot:
         Raises:
             AttachError: the module does not let its forward be replaced (a scripted one, for instance).
         """
+        above = self.above
+        if above is not None:
+            above.call_instead(stand_in)
+            self.stand_in = stand_in
+            return
         self._before = self.module.__dict__.get("forward")
         try:
             self.module.forward = stand_in
         except (AttributeError, RuntimeError, TypeError) as error:
             raise AttachError(f"cannot replace the forward of module {self.path!r}: {error}") from error
-        self._stand_in = stand_in
+        self.stand_in = stand_in
 
     def remove(self) -> None:
         """Restores what was there. What somebody else has put on top stays, and the stand-in passes on."""
-        stand_in, self._stand_in = self._stand_in, None
+        stand_in, self.stand_in = self.stand_in, None
         assert stand_in is not None
-        if self.module.__dict__.get("forward") is not stand_in:
-            stand_in.passive = True
+        stand_in.passive = True
+        above = self.above
+        if above is not None:
+            if above.original is stand_in:
+                above.call_as(stand_in)
+        elif self.module.__dict__.get("forward") is not stand_in:
+            pass  # somebody else's is on top
         elif self._before is None:
             del self.module.__dict__["forward"]
         else:

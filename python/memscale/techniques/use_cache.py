@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switches a transformers model's key/value cache off while its blocks run twice.
+"""Switches off what a transformers model does on its own and what does not go with blocks that run twice.
 
-A checkpointed block that appends to a cache would append again when it is recomputed. In training the cache
-serves nothing.
+    key/value cache       a checkpointed block that appends to a cache would append again when it is
+                          recomputed; in training the cache serves nothing
+    its own checkpoints   (`model.gradient_checkpointing_enable()`) inside ours they would run a block three
+                          times; the plan decides instead, block by block
+
+Both are flags, on configurations and on modules, and found as such, without a list of classes.
 """
 
 from __future__ import annotations
 
+import copy
+import weakref
 from typing import Any
 
 from torch import nn
+
+_FLAG = "gradient_checkpointing"
 
 
 def configs_with_cache(model: nn.Module) -> list[Any]:
@@ -22,20 +30,78 @@ def configs_with_cache(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
+def modules_with_checkpoints(model: nn.Module) -> list[nn.Module]:
+    """Modules that have checkpoints of their own, switched on or off."""
+    return [module for module in model.modules() if isinstance(getattr(module, _FLAG, None), bool)]
+
+
 class CacheSwitch:
-    """`use_cache` off, and on again."""
+    """`use_cache` and the model's own checkpoints off, and on again.
+
+    Attributes:
+        configs: configurations whose cache is on.
+    """
 
     name = "use_cache"
 
     def __init__(self, model: nn.Module) -> None:
         self.configs = configs_with_cache(model)
+        # Weakly: the model itself may be among them, and it owns the executor that owns this.
+        self._flagged = [weakref.ref(module) for module in modules_with_checkpoints(model)]
+        self._on = [ref for ref in self._flagged if _is_on(ref())]
+
+    @property
+    def checkpoints(self) -> int:
+        """Number of modules whose own checkpoints it switches off."""
+        return len(self._on)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to switch off."""
+        return bool(self.configs or self._on)
+
+    @property
+    def lines(self) -> list[str]:
+        """What it does, for the log."""
+        lines = ["use_cache  switched off while blocks are checkpointed"] if self.configs else []
+        if self._on:
+            lines.append(f"replaces   the model's own gradient checkpointing ({len(self._on)} modules)")
+        return lines
 
     def attach(self) -> None:
-        """Switches it off wherever it is on."""
+        """Switches them off wherever they are on."""
         for config in self.configs:
             config.use_cache = False
+        self._set(False)
+
+    def hold(self) -> None:
+        """Switches checkpoints off that have been switched on since: a trainer does so when it begins."""
+        on = [ref for ref in self._flagged if _is_on(ref())]
+        if on:
+            self._on += [ref for ref in on if ref not in self._on]
+            self._set(False)
 
     def undo(self) -> None:
-        """Switches it on where it was."""
+        """Switches them on where they were."""
         for config in self.configs:
             config.use_cache = True
+        self._set(True)
+
+    def _set(self, value: bool) -> None:
+        for module in (ref() for ref in self._on):
+            if module is not None:
+                setattr(module, _FLAG, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CacheSwitch:
+        twin = CacheSwitch.__new__(CacheSwitch)
+        memo[id(self)] = twin
+        twin.configs = copy.deepcopy(self.configs, memo)
+        alive = [(ref, module) for ref in self._flagged if (module := ref()) is not None]
+        copies = {ref: weakref.ref(copy.deepcopy(module, memo)) for ref, module in alive}
+        twin._flagged = list(copies.values())
+        twin._on = [copies[ref] for ref in self._on if ref in copies]
+        return twin
+
+
+def _is_on(module: nn.Module | None) -> bool:
+    return getattr(module, _FLAG, False) is True

@@ -353,3 +353,17 @@ class TestExceptions:
         runs.append(1)
         with pytest.raises(RecomputeError, match=r"blocks\.\d"):
             loss.backward()
+
+
+def test_functorch_around_a_wrapped_model() -> None:
+    """`torch.func` brings its own saves and tensors without storage; MemScale stands aside."""
+
+    def use(model: Stack) -> list[Tensor]:
+        def loss(parameters: dict[str, Tensor]) -> Tensor:
+            output: Tensor = torch.func.functional_call(model, parameters, BATCH)
+            return output.pow(2).mean()
+
+        return list(torch.func.grad(loss)(dict(model.named_parameters())).values())
+
+    expected, got = both(use)
+    assert len(expected) == len(got) and all(map(same_bits, expected, got))

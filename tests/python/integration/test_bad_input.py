@@ -96,7 +96,7 @@ def test_an_unknown_field() -> None:
         Config.from_json('{"version": 1, "memory_budgte": 1}')
 
 
-@pytest.mark.parametrize("sample", [3, 2.5, object(), "text"], ids=str)
+@pytest.mark.parametrize("sample", [3, 2.5, object(), "text"], ids=lambda sample: type(sample).__name__)
 def test_a_sample_of_a_wrong_type(sample: Any) -> None:
     model = stack()
     before = image(model)

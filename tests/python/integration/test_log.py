@@ -23,7 +23,7 @@ def blocks(text: str) -> int:
 
 @pytest.mark.parametrize("sample", [False, True], ids=["deferred", "sample"])
 def test_one_block_then_silence(sample: bool, caplog: pytest.LogCaptureFixture) -> None:
-    run = train(GPT2, Loop(steps=3), Config(memory_budget=BUDGET), sample)
+    run = train(GPT2, Loop(steps=3), Config(memory_budget=BUDGET, auto_policy=True), sample)
     assert run.plan.active
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("memscale")]
     assert len([message for message in messages if blocks(message)]) == 1
@@ -39,7 +39,7 @@ def test_one_block_then_silence(sample: bool, caplog: pytest.LogCaptureFixture) 
         "no effect",
     ):
         assert word in block
-    assert "enable_offloading" in block and "use_cache" in block
+    assert "auto_policy" in block and "use_cache" in block
     assert len(messages) == 1 + (not run.plan.fits)
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from zoo.models import case
+from memscale.core import executor as executor_module
+from trainer_samples import GPT2, Counted, Lines, Own, Stream, Trained, arguments, trained, weights
 from zoo.training import SMALLEST, built, same_bits
-
-GPT2 = case("gpt2")
 
 
 class FakeTrainer:
@@ -31,12 +32,16 @@ class FakeTrainer:
             optimizer.zero_grad()
 
 
-def weights(model: nn.Module) -> list[Tensor]:
-    return [parameter.detach() for parameter in model.parameters()]
-
-
 def assert_equal(plain: nn.Module, planned: nn.Module) -> None:
-    assert all(same_bits(a, b) for a, b in zip(weights(plain), weights(planned), strict=True))
+    pairs = list(zip(weights(plain), weights(planned), strict=True))
+    wrong = [name for (name, a), (_, b) in pairs if not same_bits(a, b)]
+    assert pairs and not wrong, f"{len(wrong)} of {len(pairs)} differ, first {wrong[:2]}"
+
+
+def assert_same_run(plain: Trained, planned: Trained) -> None:
+    """Weights, losses and gradient norms, bit for bit."""
+    assert_equal(plain.model, planned.model)
+    assert plain.losses == planned.losses and plain.losses
 
 
 def test_a_trainer_comes_back_and_its_model_is_wrapped() -> None:
@@ -60,34 +65,256 @@ def test_a_trainer_without_a_model(bad: dict[str, Any]) -> None:
         memscale.wrap(trainer)
 
 
-class Lines(torch.utils.data.Dataset[dict[str, Tensor]]):
-    def __len__(self) -> int:
-        return 24
+@pytest.mark.usefixtures("transformers_trainer")
+class TestTransformers:
+    """Every run is compared with the same run without MemScale."""
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {key: value[0] for key, value in GPT2.batch(index).items()}
+    @pytest.fixture(name="transformers_trainer")
+    def needs_accelerate(self) -> None:
+        pytest.importorskip("accelerate")  # requirements/test.txt has it; transformers alone runs without
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"gradient_accumulation_steps": 2},
+            {"gradient_accumulation_steps": 3, "max_steps": 4},  # 9 batches: an epoch ends in the middle
+            {"bf16": True},
+            {"bf16": True, "gradient_accumulation_steps": 2},
+            {"label_smoothing_factor": 0.1},
+            {"neftune_noise_alpha": 5.0},
+            {"optim": "sgd"},
+            {"optim": "adafactor"},
+            {"max_grad_norm": 0.0, "train_sampling_strategy": "sequential"},
+            {"eval_strategy": "steps", "eval_steps": 1},
+            {"include_num_input_tokens_seen": "all"},
+        ],
+        ids=str,
+    )
+    def test_trains_equal_and_is_planned_before(self, settings: dict[str, Any], tmp_path: Path) -> None:
+        plain = trained(tmp_path, None, **settings)
+        planned = trained(tmp_path, SMALLEST, **settings)
+        assert_same_run(plain, planned)
+        assert planned.executor.plan is not None and planned.executor.plan.active
+        assert planned.plan_at_wrap is not None
+        if "optim" not in settings and "neftune_noise_alpha" not in settings:
+            assert planned.executor.plan.digest == planned.plan_at_wrap.digest
+            assert planned.executor.planning_seconds == 0.0
+            assert not [key for key in planned.metrics if "planning" in key]
+
+    def test_in_place(self, tmp_path: Path) -> None:
+        run = trained(tmp_path, SMALLEST)
+        assert run.trainer.model_wrapped is run.trainer.model is run.model
+        memscale.detach(run.trainer)
+        assert not any("_memscale_executor" in module.__dict__ for module in run.model.modules())
+        assert not any("forward" in module.__dict__ for module in run.model.modules())
+        names = [type(callback).__name__ for callback in run.trainer.callback_handler.callbacks]
+        assert "MemScaleCallback" not in names
+        run.model.train()(**GPT2.batch(0)).loss.backward()
+
+    def test_wrapping_twice_leaves_one_callback(self, tmp_path: Path) -> None:
+        def prepare(trainer: Any) -> None:
+            memscale.wrap(trainer, SMALLEST)
+
+        run = trained(tmp_path, SMALLEST, prepare=prepare)
+        names = [type(callback).__name__ for callback in run.trainer.callback_handler.callbacks]
+        assert names.count("MemScaleCallback") == 1
+        assert_same_run(trained(tmp_path, None), run)
+
+    @pytest.mark.parametrize(
+        "source",
+        [Stream, functools.partial(Own, 1), functools.partial(Own, 2)],
+        ids=["stream", "own", "own2"],
+    )
+    def test_drawing_a_batch_disturbs_nothing(self, source: Callable[[], Any], tmp_path: Path) -> None:
+        """Streams, data with generators of its own, and counters see what they see without MemScale."""
+        plain = trained(tmp_path, None, data=source())
+        planned = trained(tmp_path, SMALLEST, data=source())
+        assert_same_run(plain, planned)
+        assert planned.executor.plan is not None and planned.executor.plan.active
+
+    def test_evaluation_in_the_middle(self, tmp_path: Path) -> None:
+        settings = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
+        more = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1}
+        plain = trained(tmp_path / "plain", None, **settings, **more)
+        planned = trained(tmp_path / "planned", SMALLEST, **settings, **more)
+        assert_same_run(plain, planned)
+        figures = [
+            [entry["eval_loss"] for entry in run.trainer.state.log_history if "eval_loss" in entry]
+            for run in (plain, planned)
+        ]
+        assert figures[0] == figures[1] and len(figures[0]) == 3
+
+    @pytest.mark.parametrize("wrapped", ["both", "first", "second"])
+    def test_resuming_from_a_checkpoint(self, wrapped: str, tmp_path: Path) -> None:
+        settings: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+        plain = trained(tmp_path / "plain", None, **settings)
+        first = SMALLEST if wrapped != "second" else None
+        trained(tmp_path / "cut", first, **settings)
+        second = SMALLEST if wrapped != "first" else None
+        resumed = trained(tmp_path / "cut", second, resume=tmp_path / "cut" / "checkpoint-2", **settings)
+        assert_equal(plain.model, resumed.model)
+        assert plain.losses[2:] == resumed.losses[-2:]
+
+    def test_auto_find_batch_size(self, tmp_path: Path) -> None:
+        def run(config: memscale.Config | None) -> Trained:
+            return trained(tmp_path, config, kind=Counted, auto_find_batch_size=True)
+
+        plain, planned = run(None), run(SMALLEST)
+        assert planned.trainer.batch_sizes == plain.trainer.batch_sizes
+        assert len(set(plain.trainer.batch_sizes)) == 3
+        assert_same_run(plain, planned)
+        assert planned.trainer.model_wrapped is planned.trainer.model
+        assert planned.executor.plan.active
+        forwards = [module for module in planned.model.modules() if "forward" in module.__dict__]
+        memscale.detach(planned.trainer)
+        assert forwards and not any("forward" in module.__dict__ for module in planned.model.modules())
+
+    def test_a_loss_of_the_users_own(self, tmp_path: Path) -> None:
+        from transformers import Trainer
+
+        calls: list[str] = []
+
+        class Scaled(Trainer):
+            def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+                calls.append("loss")
+                labels = inputs.pop("labels")
+                logits = model(**inputs).logits.float()
+                return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()) * 0.5
+
+        plain = trained(tmp_path, None, kind=Scaled)
+        count = len(calls)
+        planned = trained(tmp_path, SMALLEST, kind=Scaled)
+        assert len(calls) == 2 * count  # not called to look at it
+        assert_same_run(plain, planned)
+        assert planned.executor.plan.active
+
+    def test_compute_loss_func(self, tmp_path: Path) -> None:
+        def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+            logits = outputs["logits"].float()
+            return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+        plain = trained(tmp_path, None, trainer={"compute_loss_func": loss})
+        planned = trained(tmp_path, SMALLEST, trainer={"compute_loss_func": loss})
+        assert_same_run(plain, planned)
+        assert planned.plan_at_wrap is not None and planned.executor.planning_seconds == 0.0
+
+    def test_model_init_makes_a_model_that_is_wrapped_too(self, tmp_path: Path) -> None:
+        def run(config: memscale.Config | None) -> Trained:
+            return trained(tmp_path, config, trainer={"model_init": lambda: built(GPT2)})
+
+        plain, planned = run(None), run(SMALLEST)
+        assert_same_run(plain, planned)
+        assert planned.executor.plan.active
+
+    @pytest.mark.parametrize("moment", ["arguments", "before", "after"])
+    def test_the_models_own_checkpointing_is_not_doubled(
+        self, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each block runs twice in a step: once in forward, once in backward."""
+        runs: list[int] = []
+        block = type(built(GPT2).transformer.h[0].mlp)
+        forward = block.forward
+        monkeypatch.setattr(block, "forward", lambda self, x: (runs.append(1), forward(self, x))[1])
+
+        def count(config: memscale.Config | None) -> tuple[Trained, int]:
+            settings = {"activation_checkpointing": True} if moment == "arguments" else {}
+            prepare = None if moment == "arguments" else lambda t: t.model.activation_checkpointing_enable()
+            runs.clear()
+            run = trained(
+                tmp_path,
+                config,
+                prepare=prepare,
+                prepare_first=moment == "before",
+                on_run=runs.clear,
+                **settings,
+            )
+            return run, len(runs)
+
+        (plain, once), (planned, now) = count(None), count(SMALLEST)
+        assert_same_run(plain, planned)
+        assert once == 3 * 3 * 2  # steps × blocks × (forward, recompute)
+        assert now <= once + 2 * 3  # a trace, and one on a second look, at most
+
+    @pytest.mark.parametrize("sample", [True, False], ids=["drawn", "deferred"])
+    def test_torch_compile(self, sample: bool, tmp_path: Path) -> None:
+        def run(config: memscale.Config | None) -> Trained:
+            torch._dynamo.reset()
+            data = Lines() if sample else Stream()
+            return trained(tmp_path, config, data=data, torch_compile=True, torch_compile_backend="aot_eager")
+
+        plain, planned = run(None), run(SMALLEST)
+        assert_same_run(plain, planned)
+        assert planned.executor.plan.active
+
+    def test_a_smart_skip_touches_nothing(self, tmp_path: Path) -> None:
+        plain = trained(tmp_path, None)
+        planned = trained(tmp_path, memscale.Config(memory_budget="64GiB", enable_logging=False))
+        assert_same_run(plain, planned)
+        assert not planned.executor.plan.active
+
+    def test_a_strict_budget_is_an_error_at_wrap(self, tmp_path: Path) -> None:
+        from transformers import Trainer
+
+        config = SMALLEST.replace(strict_budget=True)
+        trainer = Trainer(model=built(GPT2), args=arguments(tmp_path), train_dataset=Lines())
+        before = list(trainer.callback_handler.callbacks)
+        with pytest.raises(memscale.errors.BudgetError):
+            memscale.wrap(trainer, config)
+        assert trainer.callback_handler.callbacks == before
+        assert not any("forward" in module.__dict__ for module in trainer.model.modules())
+
+    def test_many_gpus_in_one_process_are_refused(self, tmp_path: Path) -> None:
+        from transformers import Trainer
+
+        trainer = Trainer(model=built(GPT2), args=arguments(tmp_path), train_dataset=Lines())
+        trainer.args._n_gpu = 2
+        with pytest.raises(TypeError, match="torchrun"):
+            memscale.wrap(trainer, SMALLEST)
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}], ids=str)
-def test_transformers_trainer_trains_equal(settings: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")  # requirements/test.txt has it; transformers alone runs without
-    from transformers import Trainer, TrainingArguments
+@pytest.mark.usefixtures("slow_plans")
+class TestRates:
+    """What is logged as samples per second."""
 
-    def trained(wrapped: bool) -> nn.Module:
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=8, report_to=[], seed=3,
-            save_strategy="no", logging_strategy="no", use_cpu=True, disable_tqdm=True, **settings,
-        )  # fmt: skip
-        trainer = Trainer(model=built(GPT2), args=arguments, train_dataset=Lines())
-        if wrapped:
-            assert memscale.wrap(trainer, SMALLEST) is trainer
-        trainer.train()
-        assert isinstance(trainer.model, nn.Module)
-        return trainer.model
+    @pytest.fixture
+    def slow_plans(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("accelerate")
+        make = executor_module.make_plan
 
-    plain, planned = trained(False), trained(True)
-    assert_equal(plain, planned)
-    assert planned._memscale_executor.plan.active
-    memscale.detach(planned)
-    assert not any("_memscale_executor" in module.__dict__ for module in planned.modules())
-    (planned.train()(**GPT2.batch(0))).loss.backward()
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            import time
+
+            time.sleep(2.0)
+            return make(*args, **kwargs)
+
+        monkeypatch.setattr(executor_module, "make_plan", slow)
+
+    def test_a_plan_at_wrap_costs_no_rate(self, tmp_path: Path) -> None:
+        run = trained(tmp_path, SMALLEST)
+        assert run.metrics["train_runtime"] > 0 and "train_planning_seconds" not in run.metrics
+
+    def test_a_plan_in_training_is_told_apart(self, tmp_path: Path) -> None:
+        run = trained(tmp_path, SMALLEST, data=Stream())
+        figures = run.metrics
+        assert 2.0 < figures["train_planning_seconds"] < figures["train_runtime"]
+        rest = figures["train_runtime"] - figures["train_planning_seconds"]
+        for name in ("samples", "steps"):
+            whole = figures[f"train_{name}_per_second"] * figures["train_runtime"]
+            told = figures[f"train_{name}_per_second_without_planning"] * rest
+            assert told == pytest.approx(whole, rel=0.02)
+        assert "train_samples_per_second_without_planning" in run.trainer.state.log_history[-1]
+
+    def test_only_this_runs_planning_counts(self, tmp_path: Path) -> None:
+        run = trained(tmp_path, SMALLEST, data=Stream())
+        again = run.trainer.train().metrics
+        assert "train_planning_seconds" not in again
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 10.0, 11.0])
+def test_rates_that_nothing_is_known_of(seconds: float) -> None:
+    pytest.importorskip("accelerate")
+    from memscale.integrations.trainer import rates_without_planning
+
+    assert rates_without_planning({"train_runtime": 10.0, "train_samples_per_second": 3.0}, seconds) == {}
+    assert rates_without_planning({"loss": 1.0}, 1.0) == {}

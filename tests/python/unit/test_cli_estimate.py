@@ -170,6 +170,7 @@ def test_a_mode_says_what_it_cannot_do_yet(run: Runner) -> None:
     said = run("estimate", SIZED, "--device", "cpu", "--mode", "aggressive")
     fields = fields_without_effect(memscale.Config(mode="aggressive"))  # type: ignore[arg-type]
     assert ("no effect in this version" in said.out) == bool(fields)
+    assert "8-bit optimizer state is not counted" in said.out
     quiet = run("estimate", SIZED, "--device", "cpu")
     assert "no effect" not in quiet.out
 

@@ -30,6 +30,7 @@ DEFAULTS: dict[str, object] = {
     "enable_tiling": False,
     "use_mixed_precision": False,
     "use_8bit_optimizer": False,
+    "eight_bit_backend": "auto",
     "max_cpu_offload_gb": None,
     "target_gpu_utilization": 0.85,
     "memory_budget": None,

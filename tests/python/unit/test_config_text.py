@@ -14,7 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memscale.core.config import CONFIG_VERSION, AsyncOffloadConfig, Config, OptimizationMode
+from memscale.core.config import (
+    CONFIG_VERSION,
+    EIGHT_BIT_BACKENDS,
+    AsyncOffloadConfig,
+    Config,
+    OptimizationMode,
+)
 from memscale.errors import ConfigError, MemScaleError
 
 sizes = st.one_of(
@@ -48,6 +54,7 @@ fields = st.fixed_dictionaries(
         "enable_tiling": st.booleans(),
         "use_mixed_precision": st.booleans(),
         "use_8bit_optimizer": st.booleans(),
+        "eight_bit_backend": st.sampled_from(EIGHT_BIT_BACKENDS),
         "max_cpu_offload_gb": st.none() | st.floats(1e-6, 1e9),
         "target_gpu_utilization": st.floats(0, 1, exclude_min=True),
         "memory_budget": sizes,

@@ -53,6 +53,30 @@ def test_switches_reach_the_core() -> None:
     assert forced.summary["peak_bytes"] < plain
 
 
+def test_offloads_leave_the_device_and_the_replay_counts_them() -> None:
+    g = chain(4)
+    plain = _core.replay(g)
+    fast = {"out_bytes_per_us": 10**6, "in_bytes_per_us": 10**6, "offload_ns": 1, "least_bytes": 1}
+    plan = _core.decide(g, plain["peak_bytes"] - 1, offload=fast)
+    (gone,) = {choice[11:14] for choice in plan.choices if choice[1] == "offload"}
+    assert gone[0] > 0 and gone[1] > 0
+    replayed = _core.replay(g, plan)
+    assert replayed["peak_bytes"] == plan.summary["peak_bytes"] < plain["peak_bytes"]
+    assert replayed["away_peak_bytes"] == plan.summary["away_peak_bytes"] > 0
+    assert replayed["moved_count"] == sum(choice[12] for choice in plan.choices)
+    assert (plain["away_peak_bytes"], plain["moved_bytes"]) == (0, 0)
+    kinds = set(_core.step_events(g, plan)["kind"])
+    assert {4, 5} <= kinds and not {4, 5} & set(_core.step_events(g)["kind"])
+    assert _core.frontier(g, offload=fast)[-1][0] <= _core.frontier(g)[-1][0]
+    none = _core.decide(g, plain["peak_bytes"] - 1, offload={**fast, "limit_bytes": 0})
+    assert none.choices == _core.decide(g, plain["peak_bytes"] - 1).choices
+    assert _core.decide(g, 0, offload={"limit_bytes": None}).summary["away_peak_bytes"] == 0  # all too small
+    with pytest.raises(ValueError, match="out_bytes_per_us"):
+        _core.decide(g, 0, offload={"out_bytes_per_us": 0})
+    with pytest.raises(ValueError, match="'rate'"):
+        _core.decide(g, 0, offload={"rate": 1})
+
+
 def test_the_frontier_holds_what_decide_chooses() -> None:
     g = chain(4)
     points = _core.frontier(g)
@@ -123,6 +147,7 @@ def test_operation_times_follow_the_rates() -> None:
     want = [5 + max(op[4] * 1000 // 1000, op[5] * 1000 // 1000) for op in g.ops()]
     assert len(times) == g.op_count
     assert all(abs(got - expected) <= 1 for got, expected in zip(times, want, strict=True))
+    assert array("q", _core.op_times_ns(g, {**rates, "flops_per_us": {"other": 1000}})).tolist() == times
     assert _core.op_times_ns(_core.Graph()) == b""
 
 
@@ -171,3 +196,26 @@ def test_other_threads_run_meanwhile(function: Callable[[_core.Graph], object]) 
 
 def test_version_is_the_packages() -> None:
     assert _core.version() == "0.1.0"
+
+
+def test_every_kind_of_operation_has_its_rates() -> None:
+    g = _core.Graph()
+    for work in range(_core.WORK_COUNT):
+        for flags in (0, _core.OP_HALF):
+            g.add_op("op", 10**6, 0, flags=flags, work=work)
+            g.add_op("op", 0, 10**6, flags=flags, work=work)
+    flops = {name: 100 + i for i, name in enumerate(_core.RATE_NAMES)}
+    moved = {name: 1000 + i for i, name in enumerate(_core.RATE_NAMES)}
+    times = array("q", _core.op_times_ns(g, {"flops_per_us": flops, "moved_bytes_per_us": moved})).tolist()
+    kinds = [work + half * _core.WORK_COUNT for work in range(_core.WORK_COUNT) for half in (0, 1)]
+    want = [5000 + 10**9 // rate for kind in kinds for rate in (100 + kind, 1000 + kind)]
+    assert times == want
+
+
+def test_large_buffers_are_fresh() -> None:
+    g = _core.Graph()
+    g.add_op("op", 0, 0, scratch_bytes=100)
+    g.add_buffer(1000, _core.CATEGORY_TEMPORARY)
+    g.add_buffer(99, _core.CATEGORY_TEMPORARY)
+    fresh = {"fresh_from_bytes": 100, "fresh_bytes_per_us": 10}
+    assert array("q", _core.op_times_ns(g, fresh)).tolist() == [5000 + 100_000 + 10_000]

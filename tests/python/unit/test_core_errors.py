@@ -130,7 +130,7 @@ ANY_GRAPH: Any = chain()
     [
         (lambda g: g.add_op(), "missing required argument 'name'"),
         (lambda g: g.add_op("x"), "missing required argument 'flops'"),
-        (lambda g: g.add_op("x", 1, 2, 3, 4, 5), "at most 5 positional"),
+        (lambda g: g.add_op("x", 1, 2, 3, 4, 5, 6), "at most 6 positional"),
         (lambda g: g.add_op("x", 1, 2, size=3), "unexpected keyword argument 'size'"),
         (lambda g: g.add_op("x", 1, 2, flops=3), "multiple values for argument 'flops'"),
         (lambda g: g.add_op(1, 1, 2), "name must be a str, not <class 'int'>"),
@@ -172,6 +172,12 @@ def test_wrong_types_are_type_errors_that_name_the_argument(
         (lambda g: _core.decide(g, 1, sim={"kind": "tpu"}), "kind must be 'host' or 'cuda', not 'tpu'"),
         (lambda g: _core.decide(g, 1, rates={"flops": 1}), "rates has no key 'flops'"),
         (lambda g: _core.decide(g, 1, rates={"flops_per_us": 0}), "flops_per_us must be above 0"),
+        (lambda g: _core.decide(g, 1, rates={"moved_bytes_per_us": {"move": 0}}), "move must be above 0"),
+        (
+            lambda g: _core.frontier(g, rates={"flops_per_us": {"moves": 1}}),
+            "flops_per_us has no key 'moves'",
+        ),
+        (lambda g: _core.decide(g, 1, rates={"intercept_ns": 0}), "intercept_ns must be above 0"),
         (lambda g: _core.op_times_ns(g, {"launch_ns": 0}), "launch_ns must be above 0"),
         (lambda g: _core.op_times_ns(g, {"recompute_ns": -(2**63) - 1}), "recompute_ns must be in"),
     ],

@@ -39,7 +39,7 @@ def test_records_are_read_back_as_given() -> None:
     weight = g.add_resident(100, _core.CATEGORY_BUFFER)
     call = g.begin_call(1)
     g.add_input(call, weight)
-    g.add_op("first", 2**63, 11, scratch_bytes=12, flags=_core.OP_RANDOM)
+    g.add_op("first", 2**63, 11, scratch_bytes=12, flags=_core.OP_RANDOM, work=_core.WORK_RANDOM)
     out = g.add_buffer(200, _core.CATEGORY_TEMPORARY)
     g.set_category(out, _core.CATEGORY_ACTIVATION)
     save = g.add_save(out)
@@ -58,8 +58,8 @@ def test_records_are_read_back_as_given() -> None:
     ]
     assert g.calls() == [(1, -1, 0, 1)]
     assert g.ops() == [
-        ("first", 0, _core.PHASE_FORWARD, _core.OP_RANDOM, 2**63, 11, 12),
-        ("second", -1, _core.PHASE_BACKWARD, 0, 1, 2, 0),
+        ("first", 0, _core.PHASE_FORWARD, _core.OP_RANDOM, 2**63, 11, 12, _core.WORK_RANDOM),
+        ("second", -1, _core.PHASE_BACKWARD, 0, 1, 2, 0, _core.WORK_OTHER),
     ]
     assert g.buffers() == [
         (100, 0, 3, _core.CATEGORY_BUFFER, True),
@@ -136,8 +136,8 @@ def test_every_method_shows_its_signature() -> None:
         if not name.startswith("_") and callable(member):
             inspect.signature(member)
     signature = str(inspect.signature(_core.Graph.add_op))
-    assert signature == "(self, /, name, flops, moved_bytes, scratch_bytes=0, flags=0)"
-    assert "allow_checkpoint=True, force=False" in str(inspect.signature(_core.decide))
+    assert signature == "(self, /, name, flops, moved_bytes, scratch_bytes=0, flags=0, work=0)"
+    assert "allow_checkpoint=True, allow_selective=True, force=False" in str(inspect.signature(_core.decide))
 
 
 def test_the_type_is_closed() -> None:
@@ -178,4 +178,8 @@ def test_constants_match_the_names() -> None:
     phases = (_core.PHASE_FORWARD, _core.PHASE_BACKWARD, _core.PHASE_OPTIMIZER)
     assert phases == (0, 1, 2)
     flags = [value for name, value in vars(_core).items() if name.startswith("MODULE_")]
-    assert sorted(flags) == [1, 2, 4, 8, 16, 32]
+    assert sorted(flags) == [1, 2, 4, 8, 16, 32, 64]
+    works = {value: name[5:].lower() for name, value in vars(_core).items() if name.startswith("WORK_")}
+    assert works.pop(_core.WORK_COUNT) == "count"
+    full = tuple(works[i] for i in range(_core.WORK_COUNT))
+    assert full + tuple(f"{name}_half" for name in full) == _core.RATE_NAMES

@@ -10,10 +10,16 @@ import pytest
 
 from memscale import _core
 
-CHOICES: list[tuple[int, str, str, int, int, int]] = [
-    (0, "keep", "root", 1, 0, 0),
-    (1, "checkpoint", "chosen", 2, 2**40, 123_456),
-    (4, "keep", "not-needed", 65535, 5, 0),
+STAYS = (False, 0, 0, 0, ())
+CHOICES: list[Any] = [
+    (0, "keep", "root", 1, 0, 0, 0, 0, False, (), *STAYS),
+    (1, "checkpoint", "chosen", 2, 2**40, 123_456, 2**41, 99, False, (), *STAYS),
+    (2, "checkpoint", "chosen", 2, 2**40, 123_456, 0, 0, True, (), *STAYS),
+    (4, "keep", "not-needed", 65535, 5, 0, 7, 2**63 - 1, False, (), *STAYS),
+    (5, "selective", "chosen", 1, 5, 0, 0, 0, False, (0, 3, 2**32 - 2), *STAYS),
+    (6, "selective", "chosen", 1, 5, 0, 0, 0, False, (), *STAYS),
+    (7, "offload", "chosen", 3, 9, 8, 0, 0, False, (), False, 2**40, 2**32 - 1, 8, (0, 1, 2**32 - 2)),
+    (8, "selective", "chosen", 1, 9, 8, 0, 0, False, (4,), True, 2**30, 1, 3, (0,)),
 ]
 SUMMARY: dict[str, Any] = {
     "budget_bytes": 1000,
@@ -27,6 +33,9 @@ SUMMARY: dict[str, Any] = {
     "peak_in_recompute": True,
     "fits": True,
     "graph_digest": "0123456789abcdef",
+    "window_out_bytes": 2**26,
+    "window_in_bytes": 2**27,
+    "away_peak_bytes": 2**40,
 }
 
 
@@ -37,6 +46,19 @@ def test_parts_are_read_back_as_given() -> None:
     assert plan.summary["fits"] is True
     assert list(plan.summary) == list(SUMMARY)
     assert re.fullmatch("[0-9a-f]{16}", plan.digest)
+
+
+def test_a_choice_may_be_given_short() -> None:
+    plan = _core.Plan.build([choice[:6] for choice in CHOICES], SUMMARY)
+    assert plan.choices == [(*choice[:6], 0, 0, False, (), *STAYS) for choice in CHOICES]
+    plan = _core.Plan.build([choice[:10] for choice in CHOICES], SUMMARY)
+    assert plan.choices == [(*choice[:10], *STAYS) for choice in CHOICES]
+
+
+def test_lists_may_be_any_iterable() -> None:
+    want = _core.Plan.build(CHOICES, SUMMARY).digest
+    choices = [(*choice[:9], iter(choice[9]), *choice[10:14], iter(choice[14])) for choice in CHOICES]
+    assert _core.Plan.build(choices, SUMMARY).digest == want
 
 
 def test_choices_may_be_any_iterable_of_sequences() -> None:
@@ -63,10 +85,18 @@ def test_what_is_left_out_of_the_summary_is_zero() -> None:
 def test_every_difference_shows_in_the_digest() -> None:
     digests = {_core.Plan.build(CHOICES, SUMMARY).digest}
     digests.add(_core.Plan.build(CHOICES[:2], SUMMARY).digest)
+    selective = CHOICES[4]
+    for changed in (
+        (*selective[:9], (0, 3)),
+        (*selective[:6], 1, *selective[7:]),
+        (*selective[:7], 1, *selective[8:]),
+    ):
+        digests.add(_core.Plan.build([*CHOICES[:4], changed, CHOICES[5]], SUMMARY).digest)
+    digests.add(_core.Plan.build([(*CHOICES[1][:8], True, ())], SUMMARY).digest)
     for key, value in SUMMARY.items():
         other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else "f" * 16
         digests.add(_core.Plan.build(CHOICES, {**SUMMARY, key: other}).digest)
-    assert len(digests) == len(SUMMARY) + 2
+    assert len(digests) == len(SUMMARY) + 6
 
 
 @pytest.mark.parametrize(
@@ -77,7 +107,23 @@ def test_every_difference_shows_in_the_digest() -> None:
         ((0, "keep", "chosen", 65536, 1, 1), "call_count"),
         ((0, "keep", "chosen", 1, -1, 1), "saved_bytes"),
         ((0, "keep", "chosen", 1, 1, 2**63), "cost_ns"),
-        ((0, "keep", "chosen"), "6 elements"),
+        ((0, "keep", "chosen"), "6, 10 or 15 elements, not 3"),
+        ((0, "keep", "chosen", 1, 1, 1, -1, 0, False, ()), "other_peak_bytes"),
+        ((0, "keep", "chosen", 1, 1, 1, 0, -1, False, ()), "module 0: the step time the other way round"),
+        ((0, "keep", "chosen", 1, 1, 1, 0, 0, True, ()), "only a checkpoint can be joined"),
+        ((0, "checkpoint", "chosen", 1, 1, 1, 0, 0, False, (1,)), "the action checkpoint keeps no operation"),
+        ((0, "selective", "chosen", 1, 1, 1, 0, 0, False, (2, 1)), "offsets must rise"),
+        ((0, "selective", "chosen", 1, 1, 1, 0, 0, False, (-1,)), "a kept offset"),
+        ((0, "keep", "chosen", 1, 1, 1, 0, 0, False, (), False, 1, 0, 0, ()), "nothing is offloaded"),
+        (
+            (0, "keep", "chosen", 1, 1, 1, 0, 0, False, (), True, 0, 0, 0, ()),
+            "the action keep has no boundary",
+        ),
+        ((0, "checkpoint", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (1,)), "moves nothing"),
+        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (1, 1)), "ordinals must rise"),
+        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (-1,)), "a moved ordinal"),
+        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 2**32, 0, ()), "moved_count"),
+        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, -1, ()), "transfers is negative"),
         ((2**32 - 1, "keep", "chosen", 1, 1, 1), "module"),
     ],
 )
@@ -115,6 +161,12 @@ def test_wrong_types_are_type_errors() -> None:
         _core.Plan.build(7, SUMMARY)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         _core.Plan.build([7], SUMMARY)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="joined must be a bool"):
+        _core.Plan.build([(*CHOICES[1][:8], 1, ())], SUMMARY)
+    with pytest.raises(TypeError):
+        _core.Plan.build([(*CHOICES[4][:9], 7)], SUMMARY)
+    with pytest.raises(TypeError, match="kept offset"):
+        _core.Plan.build([(*CHOICES[4][:9], ("addmm#0",))], SUMMARY)
     with pytest.raises(TypeError, match="summary must be a dict"):
         _core.Plan.build(CHOICES, [])  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -137,5 +189,7 @@ def test_rules_have_texts() -> None:
 
 
 def test_repr_says_what_it_does() -> None:
-    assert repr(_core.Plan.build(CHOICES, SUMMARY)) == "<Plan: 1 of 3 modules checkpointed, fits>"
+    assert (
+        repr(_core.Plan.build(CHOICES, SUMMARY)) == "<Plan: 6 of 8 modules checkpointed or offloaded, fits>"
+    )
     assert "does not fit" in repr(_core.Plan.build([], {}))

@@ -155,3 +155,24 @@ def test_grouped_product_on_fakes_is_as_large_as_the_kernels_result(dtype: torch
     real = layouts(aten._grouped_mm.default, arguments())
     with FakeTensorMode():
         assert layouts(aten._grouped_mm.default, arguments()) == real
+
+
+class Bags(nn.Module):
+    """Saves indices that are made inside: a trace has their values, and yet they must not seem to stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList([nn.EmbeddingBag(64, 8, mode="sum") for _ in range(4)])
+        self.head = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = torch.arange(16 * 512 * 8).view(8, -1).t().remainder(64)
+        return self.head(torch.cat([bag(ids) for bag in self.bags], 1)).sum()
+
+
+def test_real_values_that_are_saved_do_not_stay() -> None:
+    smallest = memscale.Config(memory_budget=1 << 20, enable_logging=False)
+    seen = []
+    truth = measured(lambda: seen.append(train(Bags, smallest)))
+    assert abs(seen[0] - truth) <= 1024
+    assert train(Bags, AMPLE) - truth >= 2 << 20  # the bags' indices

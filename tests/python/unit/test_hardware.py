@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from memscale.core import hardware, hardware_host
 from memscale.core.config import Config
+from memscale.core.cost_rates import KINDS, NEVER, TABLE, CostRates, card_cost, host_cost
 from memscale.core.hardware import Budget, Hardware, budget_bytes, detect
 from memscale.core.hardware_rates import _CARDS, _CLASSES, cpu_rates, gpu_rates
 from memscale.errors import MemScaleError
@@ -233,8 +234,8 @@ class TestRates:
         rates = cpu_rates(2)
         assert (rates.flops_per_us, rates.moved_bytes_per_us, rates.link_bytes_per_us) == (
             80_000,
+            40_000,
             20_000,
-            10_000,
         )
 
     @given(st.integers(1, 1024))
@@ -245,6 +246,27 @@ class TestRates:
 
     def test_no_threads_counts_as_one(self) -> None:
         assert cpu_rates(0) == cpu_rates(1)
+
+    @given(st.integers(1, 256))
+    def test_rates_per_class_of_a_host(self, threads: int) -> None:
+        one, other = (host_cost(cpu_rates(count), count, True) for count in (threads, threads + 1))
+        for part in ("flops_per_us", "moved_bytes_per_us"):
+            assert len(getattr(one, part)) == len(KINDS)
+            assert all(0 < a <= b for a, b in zip(getattr(one, part), getattr(other, part), strict=True))
+        assert one.source == TABLE
+        plain = host_cost(cpu_rates(threads), threads, False)
+        assert plain.flops_of("matrix_half") < plain.flops_of("matrix") < one.flops_of("matrix_half")
+        assert (
+            one.bytes_of("random") < one.bytes_of("slow_math") <= one.bytes_of("math") <= one.bytes_of("move")
+        )
+
+    def test_rates_per_class_of_every_card(self) -> None:
+        for key, card in _CARDS.items():
+            cost = card_cost(card.rates(), card.rates().flops_per_us)
+            numbers = (*cost.flops_per_us, *cost.moved_bytes_per_us)
+            assert len(numbers) == 2 * len(KINDS) and all(type(n) is int and n > 0 for n in numbers), key
+            assert cost.flops_of("matrix_half") >= cost.flops_of("matrix") > cost.flops_of("grouped"), key
+            assert (cost.fresh_from_bytes, cost.source) == (NEVER, TABLE), key
 
 
 class TestDetectCpu:
@@ -265,8 +287,10 @@ class TestDetectCpu:
 
     def test_plain_values_only(self) -> None:
         found = detect(torch.device("cpu"))
-        for field in dataclasses.fields(found):
-            assert type(getattr(found, field.name)) in (int, bool, str, tuple, type(None)), field.name
+        for owner in (found, found.cost):
+            for field in dataclasses.fields(owner):
+                kind = type(getattr(owner, field.name))
+                assert kind in (int, bool, str, tuple, type(None), CostRates), field.name
         assert pickle.loads(pickle.dumps(found)) == found
         assert hash(found) is not None
 
@@ -326,7 +350,8 @@ class TestDetectCuda:
         assert (found.total_bytes, found.free_bytes) == (24 * GIB, 20 * GIB)
         assert (found.compute_capability, found.multiprocessors) == ((8, 6), 82)
         assert (found.supports_bf16, found.supports_fp16) == (True, True)
-        assert found.moved_bytes_per_us == 748_800
+        assert found.cost.bytes_of("move") == found.cost.bytes_of("matrix_half") == 748_800
+        assert found.cost.flops_of("matrix_half") == 35_500_000
         assert found.host_total_bytes == hardware_host.host_memory().total_bytes
 
     def test_a_card_by_index(self) -> None:
@@ -357,7 +382,7 @@ class TestDetectCuda:
             ("medium", rates.tf32_flops_per_us),
         ]:
             monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda text=precision: text)
-            assert detect(torch.device("cuda")).flops_per_us == expected
+            assert detect(torch.device("cuda")).cost.flops_of("matrix") == expected
 
     def test_a_setting_that_pytorch_cannot_tell(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def confused() -> str:
@@ -365,7 +390,7 @@ class TestDetectCuda:
 
         monkeypatch.setattr(torch, "get_float32_matmul_precision", confused)
         rates = gpu_rates("NVIDIA GeForce RTX 3090", (8, 6))
-        assert detect(torch.device("cuda")).flops_per_us == rates.flops_per_us
+        assert detect(torch.device("cuda")).cost.flops_of("matrix") == rates.flops_per_us
 
     @pytest.mark.parametrize(("value", "size"), [("LAZY", 512 << 20), ("eager", 1 << 30), ("", 512 << 20)])
     def test_the_context_follows_how_kernels_are_loaded(

@@ -18,7 +18,7 @@ from memscale.observability.report import write_report
 pytest.importorskip("jinja2")
 
 MIB = 1024 * 1024
-VOID = {"meta", "link", "br", "hr", "img", "input"}
+VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 
 
 class Page(HTMLParser):
@@ -32,6 +32,7 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self.loads: list[str] = []
         self._open: list[str] = []
+        self._goes_on = False  # after a place where a word may be broken
         self.feed(text)
         self.close()
         assert self._open == []
@@ -45,6 +46,7 @@ class Page(HTMLParser):
         self.loads += [
             value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data")
         ]
+        self._goes_on = tag == "wbr"
         if tag not in VOID:
             self._open.append(tag)
 
@@ -59,9 +61,12 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._open and self._open[-1] == "style":
             return
-        self.texts.append(data)
-        if "td" in self._open:
-            self.cells.append(data.strip())
+        for seen, text in ((self.texts, data), (self.cells, data.strip())):
+            if self._goes_on:
+                seen[-1] += text
+            elif seen is self.texts or "td" in self._open:
+                seen.append(text)
+        self._goes_on = False
 
 
 def prediction(peak: int, ops: int, recompute: bool) -> Prediction:
@@ -138,8 +143,38 @@ def test_kept_modules_are_folded(tmp_path: Path) -> None:
     page = written(tmp_path, sample(choice("h.99", "checkpoint"), *kept))
     assert "40 modules run as they are" in page.text
     folded = page.source[page.source.index("<details>") : page.source.index("</details>")]
-    assert "h.39" in folded
-    assert "h.99" not in folded
+    assert "h.<wbr>0-39" in folded
+    assert "h.<wbr>99" not in folded
+
+
+def test_choices_say_what_they_keep_and_the_other_way_round(tmp_path: Path) -> None:
+    blocks = [
+        dataclasses.replace(
+            choice(f"h.{index}", "selective"),
+            kept=("addmm#0", "addmm#1", "sdpa#0"),
+            other_peak_bytes=680 * MIB,
+            other_ns=6_000_000,
+        )
+        for index in range(4)
+    ]
+    region = [
+        choice("tail.0", "checkpoint"),
+        dataclasses.replace(choice("tail.1", "checkpoint"), joined=True),
+    ]
+    rejected = dataclasses.replace(
+        choice("head", None), rule="not-needed", other_peak_bytes=650 * MIB, other_ns=9_000_000
+    )
+    page = written(tmp_path, sample(*blocks, *region, rejected))
+    for text in (
+        "4 × h.0-3",
+        "keeps addmm ×2, sdpa",
+        "kept instead: peak 680.00 MiB (higher by 30.00 MiB), step -1.50 ms",
+        "tail.0-1",
+        "checkpoint as one",
+        "checkpointed too: peak 650.00 MiB (no lower), step +1.50 ms",
+        "at most 1.2 % slower than the best possible plan that fits, by the cost model",
+    ):
+        assert text in page.text, text
 
 
 def test_stands_alone(tmp_path: Path) -> None:

@@ -180,6 +180,10 @@ def test_units_and_ticks() -> None:
     assert Unit([]).text(0) == "0 B"
     assert ticks(10) == [0, 2, 4, 6, 8, 10]
     assert ticks(0) == [0]
+    assert ticks(108, least=99) == [100, 102, 104, 106, 108]
+    assert report_charts._time_axis([100.0, 120.0]) == (95.0, 125.0)
+    assert report_charts._time_axis([100.0, 250.0]) == (0.0, 270.0)
+    assert report_charts._time_axis([100.0]) == (0.0, 108.0)
     assert len(ticks(7.3e-7)) <= 8
 
 
@@ -200,3 +204,16 @@ def test_the_command_writes_both_files(
 def test_detail_is_optional_in_all_its_parts(on_card: Predicted, tmp_path: Path) -> None:
     write_report(on_card.prediction, tmp_path / "r.html", detail=Detail())
     assert "Memory over the step" in (tmp_path / "r.html").read_text()
+
+
+def test_a_region_stays_whole_when_parts_are_added_one_by_one() -> None:
+    from memscale.observability.report_detail import _parts
+    from plan_samples import choice
+
+    conv = choice("f.0", "checkpoint", type="Conv")
+    relu = choice("f.1", "checkpoint", type="ReLU", joined=True)
+    alone = choice("f.2", "checkpoint", type="ReLU")
+    assert _parts([conv, relu, alone]) == [
+        ("checkpoint as one 2 modules", [conv, relu]),
+        ("checkpoint 1 × ReLU", [alone]),
+    ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,19 +41,23 @@ def outputs_of(func: Any, args: Any) -> int:
     return int(made.numel() * made.element_size())
 
 
-def seen_by_profiler(func: Any, args: Any) -> int:
-    """The peak of a real call, by PyTorch's profiler."""
-    real = [torch.zeros(arg.shape, dtype=arg.dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
+def peak_of(run: Callable[[], object]) -> int:
+    """The most bytes that a call has at once, by PyTorch's profiler; what it returns stays alive."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        result = func(*real)
+        result = run()
     events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     live = peak = 0
-    for _, size in memory:
+    for _, size in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
         live += size
         peak = max(peak, live)
     del result
     return peak
+
+
+def seen_by_profiler(func: Any, args: Any) -> int:
+    """The peak of a real call, by PyTorch's profiler."""
+    real = [torch.zeros(arg.shape, dtype=arg.dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    return peak_of(lambda: func(*real))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
@@ -246,3 +251,34 @@ def test_band_does_not_count_the_context() -> None:
     low, high = band(context + (100 << 20), 0, context)
     plain_low, plain_high = band(100 << 20, 0)
     assert (low - context, high - context) == (plain_low, plain_high)
+
+
+def _lstm_calls(
+    steps: int, batch: int, features: int, hidden: int, dtype: torch.dtype
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Arguments of a layer's forward and of its backward, which has a transposed gradient and lacks two."""
+    source = torch.zeros(steps, batch, features, dtype=dtype, requires_grad=True)
+    weights = [parameter.detach() for parameter in nn.LSTM(features, hidden, dtype=dtype).parameters()]
+    state = torch.zeros(batch, hidden, dtype=dtype)
+    forward = (source, *weights, state, state, False, [], 2, hidden, 1, True, False, False, True)
+    output, last, cell, workspace = (t.detach() for t in aten.mkldnn_rnn_layer(*forward))
+    grad = torch.zeros(batch, steps, hidden, dtype=dtype).transpose(0, 1)
+    saved = (source.detach(), *weights, state, state, output, last, cell, grad, None, None)
+    return forward, (*saved, False, 2, hidden, 1, True, True, False, [], False, workspace)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize(
+    "sizes", [(64, 8, 32, 64), (40, 20, 650, 650), (7, 200, 33, 65), (128, 1, 256, 8), (16, 64, 300, 512)]
+)
+def test_recurrent_layers_stay_under_their_bounds(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    calls = _lstm_calls(*sizes, dtype)
+    for name, args in zip(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), calls, strict=True):
+        func = getattr(aten, name).default
+        made: list[Any] = []
+        peak = peak_of(lambda: made.extend(func(*args)))  # noqa: B023 - runs here and now
+        outputs = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in made if t is not None
+        }
+        truth = peak - sum(outputs.values())
+        assert truth <= scratch.RULES[f"aten::{name}"](args, made) <= 1.5 * truth + 16384, name

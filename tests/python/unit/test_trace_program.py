@@ -264,11 +264,12 @@ class TestValues:
 @pytest.fixture(scope="module")
 def published() -> ModuleType:
     """bench/published/run.py as a module."""
+    saved = list(sys.path)  # run.py adds to it as well
     sys.path[:0] = [str(BENCH / "published"), str(BENCH / "python")]
     try:
         import run  # type: ignore[import-not-found]
     finally:
-        del sys.path[:2]
+        sys.path[:] = saved
     return run  # type: ignore[no-any-return]
 
 

@@ -267,6 +267,29 @@ class Complex(Block):
         return super().forward(x) + torch.fft.irfft(torch.fft.rfft(self.norm(x)) * (1 + 2j), n=WIDTH)
 
 
+class NoisySlope(Block):
+    """Ends with an operation whose noise is saved before it is drawn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rrelu(super().forward(x), training=self.training)
+
+
+class Vectorized(Block):
+    """Calls modules under `vmap`, where a tensor has no storage."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.vmap(self.up)(self.norm(x))
+        return x + self.down(F.gelu(hidden))
+
+
+class Scripted(Block):
+    """Has a part whose registries are TorchScript's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.jit.script(self.up)
+
+
 class Sparse(nn.Module):
     """An embedding with sparse gradients."""
 

@@ -22,15 +22,18 @@ from zoo.blocks import (
     InsideCheckpoint,
     LayerDrop,
     Lazy,
+    NoisySlope,
     OldWeightNorm,
     Parametrized,
     PythonRandom,
+    Scripted,
     Shared,
     Sparse,
     Stack,
     Structured,
     TakesKeywords,
     UsesCheckpoint,
+    Vectorized,
     inputs,
 )
 from zoo.models import Case, generator, mean_square, numbers
@@ -70,6 +73,9 @@ ODD = (
     _case("checkpoint-outside", lambda: InsideCheckpoint(False), checkpoints=False),
     _case("checkpoint-outside-reentrant", lambda: InsideCheckpoint(True), checkpoints=False),
     _case("complex", lambda: Stack(Complex)),
+    _case("noise-saved-before-it-is-drawn", lambda: Stack(NoisySlope), checkpoints=False),
+    _case("vmap", lambda: Stack(Vectorized), profile="static"),
+    _case("scripted-part", lambda: Stack(Scripted)),
     *(_case(f"statistic-{kind}", lambda kind=kind: Stack(lambda: Statistic(kind)), checkpoints=False)
       for kind in ("buffer", "rebound", "plain", "held")),
     _case("buffer-written-by-parent", WrittenByParent, checkpoints=False),

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss, every gradient, every parameter and every buffer equal plain PyTorch, over five steps."""
+"""Loss, every gradient, every parameter and every buffer equal plain PyTorch, over five steps.
+
+As `wrap` plans it, with everything on the way there. The techniques themselves, each and in pairs, in more
+models and more ways to train, are the matrix in tests/python/matrix.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +43,12 @@ def test_five_steps_of_more_models(case: Case) -> None:
     check(case, Loop(), sample=False)
 
 
-@pytest.mark.parametrize("case", MAIN, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", some("gpt2", "convnet"), ids=lambda case: case.name)
 def test_bf16_autocast(case: Case) -> None:
     check(case, AUTOCAST, sample=False)
 
 
-@pytest.mark.parametrize("case", some("gpt2", "t5", "convnet", "lstm"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", some("gpt2", "convnet"), ids=lambda case: case.name)
 def test_gradient_accumulation(case: Case) -> None:
     check(case, ACCUMULATING, sample=False)
 

@@ -154,7 +154,7 @@ def assert_checkpointed(run: Run) -> None:
 
 
 @contextmanager
-def _quiet_profiler() -> Iterator[None]:
+def quiet_profiler() -> Iterator[None]:
     """The profiler writes to file descriptor 2 as it starts."""
     kept = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
@@ -172,7 +172,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()  # garbage of an earlier test that dies meanwhile would count as negative
-    with _quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     assert events, "the profiler saw no memory event"

@@ -1,235 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Graphs with the shape of real models, built through the public builders.
- *
- * A `tape` plays autograd: each layer notes its saves, backward plays the notes in reverse. Values are
- * buffers; a layer ends its input when told that nobody else needs it.
- */
+/* Graphs with the shape of real models, built with a tape. */
 #include "synth.h"
 
 #include <stdio.h>
-#include <string.h>
 
-#define MOST_NODES 4096
-#define MOST_PARAMETERS 4096
-#define FLOPS_PER_BYTE 50
-
-/* One layer, as backward will need it. */
-typedef struct node {
-    uint32_t saves[4];
-    uint32_t save_count;
-    uint64_t in_bytes;
-    uint64_t parameter_bytes; /* 0: none */
-    uint32_t small_ops;       /* operations without lasting output, as views and casts are */
-} node;
-
-typedef struct tape {
-    msc_graph *graph;
-    int failed;
-    uint32_t node_count;
-    uint32_t parameter_count;
-    uint32_t parameters[MOST_PARAMETERS];
-    uint32_t gradients[MOST_PARAMETERS];
-    uint32_t gradient_count;
-    node nodes[MOST_NODES];
-} tape;
-
-/* What a layer does. */
-typedef struct layer {
-    const char *name;
-    uint64_t in_bytes;
-    uint64_t out_bytes;
-    uint64_t parameter_bytes;
-    int save_in;
-    int save_out;
-    int save_extra; /* a quarter of the output, made by the layer for backward only */
-    int end_in;
-    uint32_t small_ops;
-} layer;
-
-static tape the_tape; /* too large for the stack */
-
-static void check(tape *t, msc_status status)
-{
-    if (status != MSC_OK)
-        t->failed = 1;
-}
-
-static tape *start(msc_context *ctx)
-{
-    memset(&the_tape, 0, sizeof the_tape);
-    check(&the_tape, msc_graph_create(ctx, &the_tape.graph, NULL));
-    return the_tape.graph == NULL ? NULL : &the_tape;
-}
-
-static uint32_t add_op(tape *t, const char *name, uint64_t bytes, uint64_t scratch_bytes)
-{
-    msc_op op = {.flops = bytes * FLOPS_PER_BYTE, .moved_bytes = 3 * bytes, .scratch_bytes = scratch_bytes};
-    uint32_t id = 0;
-
-    check(t, msc_graph_add_op(t->graph, name, &op, &id, NULL));
-    return id;
-}
-
-static uint32_t add_buffer(tape *t, uint64_t bytes, msc_category category)
-{
-    uint32_t id = 0;
-
-    check(t, msc_graph_add_buffer(t->graph, bytes, category, &id, NULL));
-    return id;
-}
-
-static uint32_t add_resident(tape *t, uint64_t bytes, msc_category category)
-{
-    uint32_t id = 0;
-
-    check(t, msc_graph_add_resident(t->graph, bytes, category, &id, NULL));
-    return id;
-}
-
-static uint32_t add_parameter(tape *t, uint64_t bytes)
-{
-    uint32_t id = add_resident(t, bytes, MSC_CATEGORY_PARAMETER);
-
-    add_resident(t, 2 * bytes, MSC_CATEGORY_OPTIMIZER_STATE);
-    t->parameters[t->parameter_count++] = id;
-    return id;
-}
-
-static uint32_t add_module(tape *t, const char *path, uint32_t parent, uint64_t structure,
-                           uint64_t state_bytes)
-{
-    msc_module module = {.parent = parent, .structure = structure, .state_bytes = state_bytes};
-    uint32_t id = 0;
-
-    check(t, msc_graph_add_module(t->graph, path, "Module", &module, &id, NULL));
-    return id;
-}
-
-static uint32_t begin_call(tape *t, uint32_t module, uint32_t input)
-{
-    uint32_t call = 0;
-
-    check(t, msc_graph_begin_call(t->graph, module, &call, NULL));
-    check(t, msc_graph_add_input(t->graph, call, input, NULL));
-    return call;
-}
-
-static void end_call(tape *t, uint32_t call)
-{
-    check(t, msc_graph_end_call(t->graph, call, NULL));
-}
-
-static void end_buffer(tape *t, uint32_t buffer)
-{
-    check(t, msc_graph_end_buffer(t->graph, buffer, NULL));
-}
-
-static void save(tape *t, node *n, uint32_t buffer)
-{
-    check(t, msc_graph_add_save(t->graph, buffer, &n->saves[n->save_count++], NULL));
-}
-
-static void add_small_ops(tape *t, uint32_t count)
-{
-    uint32_t i;
-
-    for (i = 0; i < count; i++)
-        add_op(t, "view", 64, 0);
-}
-
-static uint32_t run_layer(tape *t, const layer *l, uint32_t in, uint32_t parameter)
-{
-    node *n = &t->nodes[t->node_count++];
-    uint32_t out;
-    uint32_t extra;
-
-    n->in_bytes = l->in_bytes;
-    n->parameter_bytes = l->parameter_bytes;
-    n->small_ops = l->small_ops;
-    add_small_ops(t, l->small_ops);
-    if (l->save_in)
-        save(t, n, in);
-    if (l->parameter_bytes > 0)
-        save(t, n, parameter);
-    add_op(t, l->name, l->in_bytes + l->out_bytes, l->out_bytes / 8);
-    out = add_buffer(t, l->out_bytes, MSC_CATEGORY_ACTIVATION);
-    if (l->save_extra) {
-        extra = add_buffer(t, l->out_bytes / 4 + 1, MSC_CATEGORY_ACTIVATION);
-        save(t, n, extra);
-        end_buffer(t, extra);
-    }
-    if (l->save_out)
-        save(t, n, out);
-    if (l->end_in)
-        end_buffer(t, in);
-    return out;
-}
-
-/* A layer that is a module of its own. */
-static uint32_t call_layer(tape *t, uint32_t module, const layer *l, uint32_t in)
-{
-    uint32_t parameter = l->parameter_bytes > 0 ? add_parameter(t, l->parameter_bytes) : 0;
-    uint32_t call = begin_call(t, module, in);
-    uint32_t out = run_layer(t, l, in, parameter);
-
-    end_call(t, call);
-    return out;
-}
-
-static uint32_t run_node_backward(tape *t, const node *n, uint32_t gradient)
-{
-    uint32_t next;
-    uint32_t i;
-
-    for (i = 0; i < n->save_count; i++)
-        check(t, msc_graph_unpack(t->graph, n->saves[i], NULL));
-    add_small_ops(t, n->small_ops);
-    add_op(t, "backward", 2 * n->in_bytes, n->in_bytes / 8);
-    next = add_buffer(t, n->in_bytes, MSC_CATEGORY_TEMPORARY);
-    if (n->parameter_bytes > 0) {
-        add_op(t, "weight_gradient", n->in_bytes, 0);
-        t->gradients[t->gradient_count++] = add_buffer(t, n->parameter_bytes, MSC_CATEGORY_GRADIENT);
-    }
-    end_buffer(t, gradient);
-    for (i = 0; i < n->save_count; i++)
-        check(t, msc_graph_release(t->graph, n->saves[i], NULL));
-    return next;
-}
-
-static void run_optimizer(tape *t)
-{
-    uint32_t i;
-
-    check(t, msc_graph_set_phase(t->graph, MSC_PHASE_OPTIMIZER, NULL));
-    for (i = 0; i < t->parameter_count; i++) {
-        add_op(t, "moments", 64, 0);
-        add_op(t, "update", 64, 0);
-        check(t, msc_graph_add_write(t->graph, t->parameters[i], NULL));
-    }
-}
-
-/* Backward from the last value, optimizer, finish. */
-static msc_graph *finish(tape *t, uint32_t last)
-{
-    uint32_t gradient;
-    uint32_t i;
-
-    check(t, msc_graph_set_phase(t->graph, MSC_PHASE_BACKWARD, NULL));
-    add_op(t, "loss_gradient", 64, 0);
-    gradient = add_buffer(t, 64, MSC_CATEGORY_TEMPORARY);
-    end_buffer(t, last);
-    for (i = t->node_count; i-- > 0;)
-        gradient = run_node_backward(t, &t->nodes[i], gradient);
-    end_buffer(t, gradient);
-    run_optimizer(t);
-    check(t, msc_graph_finish(t->graph, NULL));
-    if (t->failed) {
-        msc_graph_destroy(t->graph);
-        return NULL;
-    }
-    return t->graph;
-}
+#include "synth_tape.h"
 
 /* ---- transformer ----------------------------------------------------------------------------------- */
 
@@ -261,60 +36,102 @@ static void add_block(tape *t, block *b, uint32_t parent, uint32_t index)
     size_t i;
 
     snprintf(path, sizeof path, "blocks.%u", index);
-    b->self = add_module(t, path, parent, 100, 5056);
+    b->self = tape_add_module(t, path, parent, 100, 5056);
     for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         snprintf(path, sizeof path, "blocks.%u.%s", index, rows[i].name);
-        *rows[i].id = add_module(t, path, *rows[i].parent, 101 + i, rows[i].state);
+        *rows[i].id = tape_add_module(t, path, *rows[i].parent, 101 + i, rows[i].state);
     }
-}
-
-/* a + b, which saves nothing. */
-static uint32_t run_sum(tape *t, uint32_t a, uint32_t b)
-{
-    uint32_t out;
-
-    add_op(t, "add", 2 * WIDTH_BYTES, 0);
-    out = add_buffer(t, WIDTH_BYTES, MSC_CATEGORY_ACTIVATION);
-    end_buffer(t, a);
-    end_buffer(t, b);
-    return out;
 }
 
 static uint32_t run_block(tape *t, const block *b, uint32_t x)
 {
     const uint64_t w = WIDTH_BYTES;
-    const layer norm = {"norm", w, w, 8192, 1, 0, 1, 0, SMALL_OPS};
-    const layer qkv = {"qkv", w, 3 * w, 3 * w / 8, 1, 0, 0, 1, SMALL_OPS};
-    const layer softmax = {"softmax", 3 * w, 2 * w, 0, 1, 1, 1, 1, 2 * SMALL_OPS};
-    const layer output = {"output", 2 * w, w, w / 8, 1, 0, 0, 1, SMALL_OPS};
-    const layer up = {"up", w, 4 * w, w / 2, 1, 0, 0, 1, SMALL_OPS};
-    const layer gelu = {"gelu", 4 * w, 4 * w, 0, 1, 0, 0, 1, SMALL_OPS};
-    const layer down = {"down", 4 * w, w, w / 2, 1, 0, 1, 1, SMALL_OPS};
-    uint32_t self = begin_call(t, b->self, x);
-    uint32_t h = call_layer(t, b->norm1, &norm, x);
-    uint32_t call = begin_call(t, b->attention, h);
+    const layer norm = {.name = "norm",
+                        .in_bytes = w,
+                        .out_bytes = w,
+                        .parameter_bytes = 8192,
+                        .save_in = 1,
+                        .save_extra = 1,
+                        .small_ops = SMALL_OPS};
+    const layer qkv = {.name = "qkv",
+                       .in_bytes = w,
+                       .out_bytes = 3 * w,
+                       .parameter_bytes = 3 * w / 8,
+                       .save_in = 1,
+                       .end_in = 1,
+                       .small_ops = SMALL_OPS};
+    const layer softmax = {.name = "softmax",
+                           .in_bytes = 3 * w,
+                           .out_bytes = 2 * w,
+                           .save_in = 1,
+                           .save_out = 1,
+                           .save_extra = 1,
+                           .end_in = 1,
+                           .small_ops = 2 * SMALL_OPS};
+    const layer output = {.name = "output",
+                          .in_bytes = 2 * w,
+                          .out_bytes = w,
+                          .parameter_bytes = w / 8,
+                          .save_in = 1,
+                          .end_in = 1,
+                          .small_ops = SMALL_OPS};
+    const layer up = {.name = "up",
+                      .in_bytes = w,
+                      .out_bytes = 4 * w,
+                      .parameter_bytes = w / 2,
+                      .save_in = 1,
+                      .end_in = 1,
+                      .small_ops = SMALL_OPS};
+    const layer gelu = {.name = "gelu",
+                        .in_bytes = 4 * w,
+                        .out_bytes = 4 * w,
+                        .save_in = 1,
+                        .end_in = 1,
+                        .small_ops = SMALL_OPS};
+    const layer down = {.name = "down",
+                        .in_bytes = 4 * w,
+                        .out_bytes = w,
+                        .parameter_bytes = w / 2,
+                        .save_in = 1,
+                        .save_extra = 1,
+                        .end_in = 1,
+                        .small_ops = SMALL_OPS};
+    uint32_t self = tape_begin_call(t, b->self, x);
+    uint32_t h = tape_call_layer(t, b->norm1, &norm, x);
+    uint32_t call = tape_begin_call(t, b->attention, h);
 
-    h = call_layer(t, b->qkv, &qkv, h);
-    h = call_layer(t, b->softmax, &softmax, h);
-    h = call_layer(t, b->output, &output, h);
-    end_call(t, call);
-    x = run_sum(t, x, h);
-    h = call_layer(t, b->norm2, &norm, x);
-    call = begin_call(t, b->mlp, h);
-    h = call_layer(t, b->up, &up, h);
-    h = call_layer(t, b->gelu, &gelu, h);
-    h = call_layer(t, b->down, &down, h);
-    end_call(t, call);
-    x = run_sum(t, x, h);
-    end_call(t, self);
+    h = tape_call_layer(t, b->qkv, &qkv, h);
+    h = tape_call_layer(t, b->softmax, &softmax, h);
+    h = tape_call_layer(t, b->output, &output, h);
+    tape_end_call(t, call);
+    x = tape_run_sum(t, x, h, WIDTH_BYTES);
+    h = tape_call_layer(t, b->norm2, &norm, x);
+    call = tape_begin_call(t, b->mlp, h);
+    h = tape_call_layer(t, b->up, &up, h);
+    h = tape_call_layer(t, b->gelu, &gelu, h);
+    h = tape_call_layer(t, b->down, &down, h);
+    tape_end_call(t, call);
+    x = tape_run_sum(t, x, h, WIDTH_BYTES);
+    tape_end_call(t, self);
     return x;
 }
 
 msc_graph *synth_transformer(msc_context *ctx, uint32_t block_count)
 {
-    const layer embed = {"embedding", 65536, WIDTH_BYTES, 2 * WIDTH_BYTES, 1, 0, 0, 0, SMALL_OPS};
-    const layer head = {"head", WIDTH_BYTES, 8 * WIDTH_BYTES, 0, 1, 1, 0, 1, SMALL_OPS};
-    tape *t = start(ctx);
+    const layer embed = {.name = "embedding",
+                         .in_bytes = 65536,
+                         .out_bytes = WIDTH_BYTES,
+                         .parameter_bytes = 2 * WIDTH_BYTES,
+                         .save_in = 1,
+                         .small_ops = SMALL_OPS};
+    const layer head = {.name = "head",
+                        .in_bytes = WIDTH_BYTES,
+                        .out_bytes = 8 * WIDTH_BYTES,
+                        .save_in = 1,
+                        .save_out = 1,
+                        .end_in = 1,
+                        .small_ops = SMALL_OPS};
+    tape *t = tape_start(ctx);
     block b;
     uint32_t root;
     uint32_t list;
@@ -324,19 +141,18 @@ msc_graph *synth_transformer(msc_context *ctx, uint32_t block_count)
 
     if (t == NULL)
         return NULL;
-    root = add_module(t, "", MSC_NONE, 0, 0);
-    check(t, msc_graph_mark_module(t->graph, root, MSC_MODULE_ROOT, 0, NULL));
-    list = add_module(t, "blocks", root, 0, 0);
-    x = add_resident(t, 65536, MSC_CATEGORY_INPUT);
-    call = begin_call(t, root, x);
-    x = call_layer(t, add_module(t, "embedding", root, 50, 0), &embed, x);
+    root = tape_add_root(t, 0);
+    list = tape_add_module(t, "blocks", root, 0, 0);
+    x = tape_add_resident(t, 65536, MSC_CATEGORY_INPUT);
+    call = tape_begin_call(t, root, x);
+    x = tape_call_layer(t, tape_add_module(t, "embedding", root, 50, 0), &embed, x);
     for (i = 0; i < block_count; i++) {
         add_block(t, &b, list, i);
         x = run_block(t, &b, x);
     }
-    x = call_layer(t, add_module(t, "head", root, 60, 0), &head, x);
-    end_call(t, call);
-    return finish(t, x);
+    x = tape_call_layer(t, tape_add_module(t, "head", root, 60, 0), &head, x);
+    tape_end_call(t, call);
+    return tape_finish(t, x);
 }
 
 /* ---- small ones ------------------------------------------------------------------------------------ */
@@ -344,7 +160,7 @@ msc_graph *synth_transformer(msc_context *ctx, uint32_t block_count)
 msc_graph *synth_chain(msc_context *ctx)
 {
     static const uint32_t kib[] = {512, 96, 700, 40, 1300, 220, 64, 2048, 333, 150, 900, 75, 610, 480};
-    tape *t = start(ctx);
+    tape *t = tape_start(ctx);
     uint32_t root;
     uint32_t call;
     uint32_t x;
@@ -352,51 +168,65 @@ msc_graph *synth_chain(msc_context *ctx)
 
     if (t == NULL)
         return NULL;
-    root = add_module(t, "", MSC_NONE, 0, 0);
-    check(t, msc_graph_mark_module(t->graph, root, MSC_MODULE_ROOT, 0, NULL));
-    x = add_resident(t, 65536, MSC_CATEGORY_INPUT);
-    call = begin_call(t, root, x);
+    root = tape_add_root(t, 0);
+    x = tape_add_resident(t, 65536, MSC_CATEGORY_INPUT);
+    call = tape_begin_call(t, root, x);
     for (i = 0; i + 1 < sizeof kib / sizeof kib[0]; i++) {
         char path[32];
-        layer l = {"layer", kib[i] * 1024u, kib[i + 1] * 1024u, 4096, 1, i % 2 == 0, i % 3 == 0, i > 0, 1};
+        layer l = {.name = "layer",
+                   .in_bytes = kib[i] * 1024u,
+                   .out_bytes = kib[i + 1] * 1024u,
+                   .parameter_bytes = 4096,
+                   .save_in = 1,
+                   .save_out = i % 2 == 0,
+                   .save_extra = i % 3 == 0,
+                   .end_in = i > 0,
+                   .small_ops = 1};
         uint32_t outer = root;
         uint32_t outer_call = 0;
         snprintf(path, sizeof path, "wrapper%u", (unsigned)i);
         if (i % 3 == 2) {
-            outer = add_module(t, path, root, 0, 0);
-            outer_call = begin_call(t, outer, x);
+            outer = tape_add_module(t, path, root, 0, 0);
+            outer_call = tape_begin_call(t, outer, x);
         }
         snprintf(path, sizeof path, "layer%u", (unsigned)i);
-        x = call_layer(t, add_module(t, path, outer, 0, i % 5 == 4 ? 5056 : 0), &l, x);
+        x = tape_call_layer(t, tape_add_module(t, path, outer, 0, i % 5 == 4 ? 5056 : 0), &l, x);
         if (i % 3 == 2)
-            end_call(t, outer_call);
+            tape_end_call(t, outer_call);
     }
-    end_call(t, call);
-    return finish(t, x);
+    tape_end_call(t, call);
+    return tape_finish(t, x);
 }
 
-static const layer plain_layer = {"layer", 1 << 16, 1 << 16, 1024, 1, 1, 1, 1, 0};
+static const layer plain_layer = {.name = "layer",
+                                  .in_bytes = 1 << 16,
+                                  .out_bytes = 1 << 16,
+                                  .parameter_bytes = 1024,
+                                  .save_in = 1,
+                                  .save_out = 1,
+                                  .save_extra = 1,
+                                  .end_in = 1};
 
 /* Two layers in one module. */
 static uint32_t call_pair(tape *t, uint32_t module, uint32_t x, uint32_t parameter)
 {
-    uint32_t call = begin_call(t, module, x);
+    uint32_t call = tape_begin_call(t, module, x);
 
-    x = run_layer(t, &plain_layer, x, parameter);
-    x = run_layer(t, &plain_layer, x, parameter);
-    end_call(t, call);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
+    tape_end_call(t, call);
     return x;
 }
 
 static uint32_t first_value(tape *t)
 {
-    add_op(t, "load", 1 << 16, 0);
-    return add_buffer(t, 1 << 16, MSC_CATEGORY_INPUT);
+    tape_add_op(t, "load", 1 << 16, 0);
+    return tape_add_buffer(t, 1 << 16, MSC_CATEGORY_INPUT);
 }
 
 msc_graph *synth_shared(msc_context *ctx)
 {
-    tape *t = start(ctx);
+    tape *t = tape_start(ctx);
     uint32_t left;
     uint32_t right;
     uint32_t shared;
@@ -406,27 +236,32 @@ msc_graph *synth_shared(msc_context *ctx)
 
     if (t == NULL)
         return NULL;
-    left = add_module(t, "left", MSC_NONE, 7, 0);
-    right = add_module(t, "right", MSC_NONE, 7, 0);
-    shared = add_module(t, "left.shared", left, 8, 100);
-    parameter = add_parameter(t, 1024);
+    left = tape_add_module(t, "left", MSC_NONE, 7, 0);
+    right = tape_add_module(t, "right", MSC_NONE, 7, 0);
+    shared = tape_add_module(t, "left.shared", left, 8, 100);
+    parameter = tape_add_parameter(t, 1024);
     x = first_value(t);
-    call = begin_call(t, left, x);
-    x = run_layer(t, &plain_layer, x, parameter);
+    call = tape_begin_call(t, left, x);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
     x = call_pair(t, shared, x, parameter);
-    end_call(t, call);
-    call = begin_call(t, right, x);
+    tape_end_call(t, call);
+    call = tape_begin_call(t, right, x);
     x = call_pair(t, shared, x, parameter);
-    x = run_layer(t, &plain_layer, x, parameter);
-    end_call(t, call);
-    x = run_layer(t, &plain_layer, x, parameter);
-    return finish(t, x);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
+    tape_end_call(t, call);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
+    return tape_finish(t, x);
 }
 
 msc_graph *synth_nothing(msc_context *ctx)
 {
-    const layer linear = {"linear", 1 << 16, 1 << 16, 1024, 1, 0, 0, 1, 0};
-    tape *t = start(ctx);
+    const layer linear = {.name = "linear",
+                          .in_bytes = 1 << 16,
+                          .out_bytes = 1 << 16,
+                          .parameter_bytes = 1024,
+                          .save_in = 1,
+                          .end_in = 1};
+    tape *t = tape_start(ctx);
     uint32_t unused;
     uint32_t call;
     uint32_t made;
@@ -435,25 +270,25 @@ msc_graph *synth_nothing(msc_context *ctx)
 
     if (t == NULL)
         return NULL;
-    unused = add_module(t, "unused", MSC_NONE, 0, 0);
+    unused = tape_add_module(t, "unused", MSC_NONE, 0, 0);
     x = first_value(t);
     for (i = 0; i < 4; i++) {
         char path[32];
         snprintf(path, sizeof path, "linear%u", i);
-        x = call_layer(t, add_module(t, path, MSC_NONE, 1, 0), &linear, x);
+        x = tape_call_layer(t, tape_add_module(t, path, MSC_NONE, 1, 0), &linear, x);
     }
-    call = begin_call(t, unused, x);
-    add_op(t, "probe", 1 << 16, 0);
-    made = add_buffer(t, 1 << 16, MSC_CATEGORY_ACTIVATION);
-    check(t, msc_graph_add_save(t->graph, made, NULL, NULL));
-    end_buffer(t, made);
-    end_call(t, call);
-    return finish(t, x);
+    call = tape_begin_call(t, unused, x);
+    tape_add_op(t, "probe", 1 << 16, 0);
+    made = tape_add_buffer(t, 1 << 16, MSC_CATEGORY_ACTIVATION);
+    tape_check(t, msc_graph_add_save(t->graph, made, NULL, NULL));
+    tape_end_buffer(t, made);
+    tape_end_call(t, call);
+    return tape_finish(t, x);
 }
 
 msc_graph *synth_huge(msc_context *ctx)
 {
-    tape *t = start(ctx);
+    tape *t = tape_start(ctx);
     uint32_t parameter;
     uint32_t huge;
     uint32_t x;
@@ -461,36 +296,36 @@ msc_graph *synth_huge(msc_context *ctx)
 
     if (t == NULL)
         return NULL;
-    parameter = add_parameter(t, 1024);
+    parameter = tape_add_parameter(t, 1024);
     x = first_value(t);
     for (i = 0; i < 6; i++) {
         char path[32];
         uint32_t module;
         snprintf(path, sizeof path, "pair%u", i);
-        module = add_module(t, path, MSC_NONE, 9, 0);
+        module = tape_add_module(t, path, MSC_NONE, 9, 0);
         x = call_pair(t, module, x, parameter);
         if (i == 2) {
-            add_op(t, "huge", 1 << 16, 1u << 30);
-            huge = add_buffer(t, 1u << 30, MSC_CATEGORY_TEMPORARY);
-            end_buffer(t, huge);
+            tape_add_op(t, "huge", 1 << 16, 1u << 30);
+            huge = tape_add_buffer(t, 1u << 30, MSC_CATEGORY_TEMPORARY);
+            tape_end_buffer(t, huge);
         }
     }
-    return finish(t, x);
+    return tape_finish(t, x);
 }
 
 /* ---- reasons --------------------------------------------------------------------------------------- */
 
 static uint32_t call_barred(tape *t, const char *path, uint32_t flags, uint32_t x, uint32_t parameter)
 {
-    uint32_t module = add_module(t, path, MSC_NONE, 0, 0);
+    uint32_t module = tape_add_module(t, path, MSC_NONE, 0, 0);
 
-    check(t, msc_graph_mark_module(t->graph, module, flags, 0, NULL));
+    tape_check(t, msc_graph_mark_module(t->graph, module, flags, 0, NULL));
     return call_pair(t, module, x, parameter);
 }
 
 msc_graph *synth_barred(msc_context *ctx)
 {
-    tape *t = start(ctx);
+    tape *t = tape_start(ctx);
     uint32_t parameter;
     uint32_t outside;
     uint32_t counter;
@@ -500,9 +335,9 @@ msc_graph *synth_barred(msc_context *ctx)
 
     if (t == NULL)
         return NULL;
-    parameter = add_parameter(t, 1024);
-    outside = add_resident(t, 4096, MSC_CATEGORY_ACTIVATION);
-    counter = add_resident(t, 4096, MSC_CATEGORY_BUFFER);
+    parameter = tape_add_parameter(t, 1024);
+    outside = tape_add_resident(t, 4096, MSC_CATEGORY_ACTIVATION);
+    counter = tape_add_resident(t, 4096, MSC_CATEGORY_BUFFER);
     x = first_value(t);
     x = call_barred(t, "free", 0, x, parameter);
     x = call_barred(t, "python_state", MSC_MODULE_PYTHON_STATE, x, parameter);
@@ -510,27 +345,27 @@ msc_graph *synth_barred(msc_context *ctx)
     x = call_barred(t, "no_forward", MSC_MODULE_NO_FORWARD, x, parameter);
     x = call_barred(t, "excluded", MSC_MODULE_EXCLUDED, x, parameter);
     x = call_barred(t, "hooked", MSC_MODULE_HOOKED, x, parameter);
-    module = add_module(t, "parent_of_excluded", MSC_NONE, 0, 0);
-    call = begin_call(t, module, x);
-    x = run_layer(t, &plain_layer, x, parameter);
+    module = tape_add_module(t, "parent_of_excluded", MSC_NONE, 0, 0);
+    call = tape_begin_call(t, module, x);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
     x = call_barred(t, "parent_of_excluded.excluded", MSC_MODULE_EXCLUDED, x, parameter);
-    end_call(t, call);
-    module = add_module(t, "writes_outside", MSC_NONE, 0, 0);
-    call = begin_call(t, module, x);
-    x = run_layer(t, &plain_layer, x, parameter);
-    check(t, msc_graph_add_write(t->graph, outside, NULL));
-    end_call(t, call);
-    module = add_module(t, "writes_buffer", MSC_NONE, 0, 0);
-    call = begin_call(t, module, x);
-    x = run_layer(t, &plain_layer, x, parameter);
-    check(t, msc_graph_add_write(t->graph, counter, NULL));
-    end_call(t, call);
-    module = add_module(t, "input_changed", MSC_NONE, 0, 0);
-    call = begin_call(t, module, outside);
-    x = run_layer(t, &plain_layer, x, parameter);
-    end_call(t, call);
-    add_op(t, "add_", 4096, 0);
-    check(t, msc_graph_add_write(t->graph, outside, NULL));
+    tape_end_call(t, call);
+    module = tape_add_module(t, "writes_outside", MSC_NONE, 0, 0);
+    call = tape_begin_call(t, module, x);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
+    tape_check(t, msc_graph_add_write(t->graph, outside, NULL));
+    tape_end_call(t, call);
+    module = tape_add_module(t, "writes_buffer", MSC_NONE, 0, 0);
+    call = tape_begin_call(t, module, x);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
+    tape_check(t, msc_graph_add_write(t->graph, counter, NULL));
+    tape_end_call(t, call);
+    module = tape_add_module(t, "input_changed", MSC_NONE, 0, 0);
+    call = tape_begin_call(t, module, outside);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
+    tape_end_call(t, call);
+    tape_add_op(t, "add_", 4096, 0);
+    tape_check(t, msc_graph_add_write(t->graph, outside, NULL));
     x = call_barred(t, "last", 0, x, parameter);
-    return finish(t, x);
+    return tape_finish(t, x);
 }

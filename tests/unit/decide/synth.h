@@ -30,6 +30,38 @@ msc_graph *synth_huge(msc_context *ctx);
 /** Modules that may not be run again, one for each reason. */
 msc_graph *synth_barred(msc_context *ctx);
 
+/** Details of `synth_blocks`, to be added up. */
+enum {
+    SYNTH_HALVES = 1, /**< attention and MLP of a block are modules */
+    SYNTH_LAYERS = 2  /**< so is every layer */
+};
+
+/** A transformer whose products are dear and whose element-wise operations are cheap, with dropout and views.
+ * Blocks are modules, and what `detail` says. */
+msc_graph *synth_blocks(msc_context *ctx, uint32_t count, unsigned detail);
+
+/** Kinds of `synth_sequence`, to be added up. */
+enum {
+    SYNTH_UNEQUAL = 1, /**< sizes differ, else all are equal */
+    SYNTH_IN_PLACE = 2 /**< activations change their input */
+};
+
+/** A chain of `count` layers without anything around them: products and activations in turn. The root is the
+ * chain. */
+msc_graph *synth_sequence(msc_context *ctx, uint32_t count, unsigned kind);
+
+/** Blocks in a row of which no two are alike in size or time, whatever the seed. */
+msc_graph *synth_unequal(msc_context *ctx, uint32_t count, uint32_t seed);
+
+/** Rounds of two blocks each: the second is the same module in every round, the first in every other. */
+msc_graph *synth_tied(msc_context *ctx, uint32_t rounds);
+
+/** Modules nested in each other, each with one layer of its own. */
+msc_graph *synth_deep(msc_context *ctx, uint32_t depth);
+
+/** Layers without backward: nothing is saved, nothing has a gradient. */
+msc_graph *synth_frozen(msc_context *ctx, uint32_t count);
+
 /** A valid graph from any bytes; equal bytes give equal graphs. NULL when memory runs out. */
 msc_graph *synth_bytes(msc_context *ctx, const uint8_t *bytes, size_t count);
 

@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-#define MOST_OPS 96u
+#define MOST_OPS 160u
 #define MOST_DEPTH 5u
 
 typedef struct source {
@@ -20,6 +20,8 @@ typedef struct source {
     uint32_t op_count;
     uint32_t depth;
     uint32_t calls[MOST_DEPTH];
+    uint32_t free_modules; /* the first modules: called by anyone, the others by chains, once */
+    uint32_t next_module;  /* of the others */
     int failed;
 } source;
 
@@ -58,20 +60,28 @@ static uint64_t pick_bytes(source *s)
 
 static void add_modules(source *s)
 {
-    uint32_t count = 1 + below(s, 9);
+    uint32_t count = 1 + below(s, 19);
     uint32_t i;
 
     for (i = 0; i < count; i++) {
         char path[16];
         uint32_t byte = next(s);
         msc_module module = {.parent = byte % 3 == 0 || i == 0 ? MSC_NONE : byte % i,
-                             .flags = byte > 245 ? 1u << byte % 5 : 0,
+                             .flags = byte > 245     ? 1u << byte % 5
+                                      : byte % 4 < 3 ? MSC_MODULE_CHAIN
+                                                     : 0,
                              .structure = byte % 4,
                              .state_bytes = byte % 7 == 0 ? byte : 0};
         snprintf(path, sizeof path, "m%u", i);
         s->module_count +=
             (uint32_t)accepted(s, msc_graph_add_module(s->graph, path, "T", &module, NULL, NULL));
     }
+}
+
+static void divide_modules(source *s)
+{
+    s->free_modules = s->module_count > 4 ? s->module_count / 3 : s->module_count;
+    s->next_module = s->free_modules;
 }
 
 static void add_residents(source *s)
@@ -93,7 +103,7 @@ static void begin_call(source *s)
 
     if (s->depth == MOST_DEPTH || s->module_count == 0)
         return;
-    if (!accepted(s, msc_graph_begin_call(s->graph, below(s, s->module_count), &s->calls[s->depth], NULL)))
+    if (!accepted(s, msc_graph_begin_call(s->graph, below(s, s->free_modules), &s->calls[s->depth], NULL)))
         return;
     for (i = 0; i < inputs && s->buffer_count > 0; i++)
         accepted(s, msc_graph_add_input(s->graph, s->calls[s->depth], pick(s, s->buffer_count), NULL));
@@ -106,6 +116,12 @@ static void end_call(source *s)
         s->depth--;
 }
 
+/* Kinds of operations: most are plain, some draw random numbers, some are casts. */
+static const char *op_name(uint32_t byte)
+{
+    return byte % 9 == 8 ? "_to_copy" : byte % 2 == 0 ? "op" : "other";
+}
+
 static void add_op(source *s)
 {
     static const msc_category categories[] = {MSC_CATEGORY_ACTIVATION, MSC_CATEGORY_TEMPORARY,
@@ -113,11 +129,12 @@ static void add_op(source *s)
     uint32_t byte = next(s);
     msc_op op = {.flops = (uint64_t)byte << byte % 20,
                  .moved_bytes = (uint64_t)byte << byte % 11,
+                 .flags = byte % 10 == 9 ? MSC_OP_RANDOM : 0,
                  .scratch_bytes = byte % 5 == 0 ? pick_bytes(s) : 0};
     uint32_t outputs = (byte >> 4) % 3;
     uint32_t i;
 
-    if (s->op_count == MOST_OPS || !accepted(s, msc_graph_add_op(s->graph, "op", &op, NULL, NULL)))
+    if (s->op_count == MOST_OPS || !accepted(s, msc_graph_add_op(s->graph, op_name(byte), &op, NULL, NULL)))
         return;
     s->op_count++;
     for (i = 0; i < outputs; i++)
@@ -145,12 +162,66 @@ static void add_layer(source *s)
         accepted(s, msc_graph_end_buffer(s->graph, before - 1, NULL));
 }
 
+/* What a block does at one of its layers follows from its module alone. */
+static void add_block_layer(source *s, uint32_t module, uint32_t layer)
+{
+    uint32_t byte = (module * 5 + layer * 7 + 1) * 37 % 251;
+    uint64_t bytes = (uint64_t)(byte + 1) << byte % 5 * 2;
+    const msc_op op = {.flops = (uint64_t)(byte + 1) << byte % 3 * 9,
+                       .flags = byte % 10 == 9 ? MSC_OP_RANDOM : 0};
+
+    accepted(s, msc_graph_add_op(s->graph, op_name(byte), &op, NULL, NULL));
+    s->op_count++;
+    s->buffer_count +=
+        (uint32_t)accepted(s, msc_graph_add_buffer(s->graph, bytes, MSC_CATEGORY_ACTIVATION, NULL, NULL));
+    if (byte % 4 != 0)
+        s->save_count += (uint32_t)accepted(s, msc_graph_add_save(s->graph, s->buffer_count - 1, NULL, NULL));
+    if (layer > 0)
+        accepted(s, msc_graph_end_buffer(s->graph, s->buffer_count - 2, NULL));
+}
+
+/* A module that does the same whenever it is called, on the value made last. */
+static void add_block(source *s, uint32_t module)
+{
+    uint32_t layers = 2 + module % 4;
+    uint32_t depth = s->depth;
+    uint32_t i;
+
+    if (depth == MOST_DEPTH || s->buffer_count == 0 || s->op_count + layers > MOST_OPS ||
+        !accepted(s, msc_graph_begin_call(s->graph, module, &s->calls[depth], NULL)))
+        return;
+    accepted(s, msc_graph_add_input(s->graph, s->calls[depth], s->buffer_count - 1, NULL));
+    s->depth++;
+    for (i = 0; i < layers; i++)
+        add_block_layer(s, module, i);
+    end_call(s);
+}
+
+/* Modules that have not been called as blocks yet, one after another inside the next one: a chain, if that is
+ * flagged as one. */
+static void add_chain(source *s)
+{
+    uint32_t count = 2 + below(s, 4);
+    uint32_t depth = s->depth;
+    uint32_t i;
+
+    if (depth == MOST_DEPTH || s->buffer_count == 0 || s->next_module + count + 1 > s->module_count ||
+        !accepted(s, msc_graph_begin_call(s->graph, s->next_module, &s->calls[depth], NULL)))
+        return;
+    s->next_module++;
+    accepted(s, msc_graph_add_input(s->graph, s->calls[depth], s->buffer_count - 1, NULL));
+    s->depth++;
+    for (i = 0; i < count; i++)
+        add_block(s, s->next_module++);
+    end_call(s);
+}
+
 static void run_forward(source *s)
 {
     size_t keep = s->left / 3;
 
     while (s->left > keep && s->op_count < MOST_OPS) {
-        switch (next(s) % 14) {
+        switch (next(s) % 17) {
         case 0:
         case 1:
             begin_call(s);
@@ -171,6 +242,14 @@ static void run_forward(source *s)
         case 9:
         case 10:
             add_save(s);
+            break;
+        case 13:
+            if (s->module_count > 0)
+                add_block(s, below(s, s->free_modules));
+            break;
+        case 14:
+        case 15:
+            add_chain(s);
             break;
         case 11:
         case 12:
@@ -220,6 +299,7 @@ msc_graph *synth_bytes(msc_context *ctx, const uint8_t *bytes, size_t count)
     if (msc_graph_create(ctx, &s.graph, NULL) != MSC_OK)
         return NULL;
     add_modules(&s);
+    divide_modules(&s);
     add_residents(&s);
     run_forward(&s);
     run_backward(&s);

@@ -8,23 +8,10 @@
 
 #include <cmocka.h>
 
+#include "figures.h"
 #include "memscale/memscale.h"
 #include "oom/failing_alloc.h"
 #include "synth.h"
-
-static msc_context *start(void)
-{
-    msc_context *ctx;
-
-    assert_int_equal(msc_context_create(NULL, &ctx, NULL), MSC_OK);
-    return ctx;
-}
-
-static void stop(msc_context *ctx)
-{
-    assert_int_equal(msc_context_held_bytes(ctx), 0);
-    msc_context_destroy(ctx);
-}
 
 static msc_plan *decide(msc_context *ctx, const msc_graph *graph, const msc_decide_options *options)
 {
@@ -65,7 +52,7 @@ static uint32_t count_rule(const msc_plan *plan, msc_rule rule)
 
 static void plain_fits(void **state)
 {
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph = synth_transformer(ctx, 4);
     const msc_decide_options options = msc_decide_options_default();
     msc_plan *plan = decide(ctx, graph, &options);
@@ -82,14 +69,24 @@ static void plain_fits(void **state)
     assert_true(count_rule(plan, MSC_RULE_NOT_NEEDED) > 8);
     msc_plan_destroy(plan);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
-/* Budgets from the plain peak down: each is kept, peaks never rise, times never fall. */
-static void check_budgets(msc_sim_kind kind)
+/* Without any one of the choices the budget would not be met; and no other single choice is faster within it. */
+static void check_no_better(const msc_plan *plan)
 {
-    msc_context *ctx = start();
-    msc_graph *graph = synth_transformer(ctx, 4);
+    const msc_plan_summary *s = msc_plan_get_summary(plan);
+    const msc_choice *choices = msc_plan_choices(plan);
+    uint32_t i;
+
+    for (i = 0; i < msc_plan_choice_count(plan); i++)
+        if (choices[i].other_peak_bytes > 0 && choices[i].other_step_ns < s->step_ns)
+            assert_true(choices[i].other_peak_bytes > s->budget_bytes);
+}
+
+/* Budgets from the plain peak down: each is kept, peaks never rise, times never fall. Ends graph and context. */
+static void check_budgets(msc_context *ctx, msc_graph *graph, msc_sim_kind kind)
+{
     msc_decide_options options = msc_decide_options_default();
     uint64_t peak = UINT64_MAX;
     int64_t step_ns = 0;
@@ -116,30 +113,43 @@ static void check_budgets(msc_sim_kind kind)
         assert_true(s->peak_bytes == replayed_peak(ctx, graph, plan, kind));
         assert_true(s->smallest_peak_bytes == smallest);
         assert_int_equal(count_rule(plan, MSC_RULE_SMALLEST), 0);
+        if (kind == MSC_SIM_HOST)
+            check_no_better(plan);
         peak = s->peak_bytes;
         step_ns = s->step_ns;
         msc_plan_destroy(plan);
     }
     assert_true(peak == smallest);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
+}
+
+static void check_all_budgets(msc_sim_kind kind)
+{
+    msc_context *ctx = figures_start();
+
+    check_budgets(ctx, synth_transformer(ctx, 4), kind);
+    ctx = figures_start();
+    check_budgets(ctx, synth_blocks(ctx, 12, SYNTH_HALVES), kind);
+    ctx = figures_start();
+    check_budgets(ctx, synth_sequence(ctx, 30, SYNTH_UNEQUAL), kind);
 }
 
 static void budgets_host(void **state)
 {
     (void)state;
-    check_budgets(MSC_SIM_HOST);
+    check_all_budgets(MSC_SIM_HOST);
 }
 
 static void budgets_cuda(void **state)
 {
     (void)state;
-    check_budgets(MSC_SIM_CUDA);
+    check_all_budgets(MSC_SIM_CUDA);
 }
 
 static void impossible(void **state)
 {
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph = synth_transformer(ctx, 2);
     msc_decide_options options = msc_decide_options_default();
     const msc_plan_summary *s;
@@ -157,12 +167,12 @@ static void impossible(void **state)
     assert_true(count_rule(plan, MSC_RULE_SMALLEST) > 0);
     msc_plan_destroy(plan);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
 static void force(void **state)
 {
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph = synth_transformer(ctx, 3);
     msc_decide_options options = msc_decide_options_default();
     const msc_plan_summary *s;
@@ -179,12 +189,12 @@ static void force(void **state)
     assert_true(count_rule(plan, MSC_RULE_CHOSEN) > 0);
     msc_plan_destroy(plan);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
 static void disabled(void **state)
 {
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph = synth_transformer(ctx, 2);
     msc_decide_options options = msc_decide_options_default();
     msc_plan *plan;
@@ -198,13 +208,13 @@ static void disabled(void **state)
     assert_true(msc_plan_get_summary(plan)->peak_bytes == msc_plan_get_summary(plan)->plain_peak_bytes);
     msc_plan_destroy(plan);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
 /* Every inactive candidate of a plan is told apart: covered, split, or not needed. */
 static void rules_of_kept(void **state)
 {
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph = synth_transformer(ctx, 3);
     msc_decide_options options = msc_decide_options_default();
     const msc_choice *choices;
@@ -220,22 +230,22 @@ static void rules_of_kept(void **state)
         uint32_t m;
         int covered = 0;
         for (m = modules[choices[i].module].parent; m != MSC_NONE; m = modules[m].parent)
-            covered |= msc_plan_action(plan, m) == MSC_ACTION_CHECKPOINT;
+            covered |= msc_plan_action(plan, m) != MSC_ACTION_KEEP;
         if (choices[i].rule == MSC_RULE_COVERED)
             assert_true(covered);
         if (choices[i].rule == MSC_RULE_NOT_NEEDED)
             assert_false(covered);
-        assert_int_equal(choices[i].action == MSC_ACTION_CHECKPOINT, choices[i].rule == MSC_RULE_CHOSEN);
-        assert_false(covered && choices[i].action == MSC_ACTION_CHECKPOINT);
+        assert_int_equal(choices[i].action != MSC_ACTION_KEEP, choices[i].rule == MSC_RULE_CHOSEN);
+        assert_false(covered && choices[i].action != MSC_ACTION_KEEP);
     }
     msc_plan_destroy(plan);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
 static void frontier(void **state)
 {
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph = synth_transformer(ctx, 3);
     msc_decide_options options = msc_decide_options_default();
     msc_frontier_point points[512];
@@ -264,12 +274,12 @@ static void frontier(void **state)
     assert_int_equal(msc_decide_frontier(ctx, graph, &options, NULL, 0, &i, NULL), MSC_OK);
     assert_int_equal(i, count);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
 static void same_twice(void **state)
 {
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph = synth_transformer(ctx, 6);
     msc_decide_options options = msc_decide_options_default();
     msc_plan *first;
@@ -283,7 +293,7 @@ static void same_twice(void **state)
     msc_plan_destroy(first);
     msc_plan_destroy(second);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
 static void check_refused(msc_context *ctx, const msc_graph *graph, const msc_decide_options *options,
@@ -300,7 +310,7 @@ static void check_refused(msc_context *ctx, const msc_graph *graph, const msc_de
 static void errors(void **state)
 {
     const msc_decide_options good = msc_decide_options_default();
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph = synth_nothing(ctx);
     msc_graph *open;
     msc_decide_options options;
@@ -314,11 +324,20 @@ static void errors(void **state)
     options.rates.struct_bytes = 0;
     check_refused(ctx, graph, &options, "rates.struct_bytes");
     options = good;
-    options.rates.flops_per_us = 0;
-    check_refused(ctx, graph, &options, "flops_per_us");
+    options.rates.flops_per_us[MSC_WORK_MATRIX] = 0;
+    check_refused(ctx, graph, &options, "flops_per_us of matrix is");
     options = good;
-    options.rates.moved_bytes_per_us = 0;
-    check_refused(ctx, graph, &options, "moved_bytes_per_us");
+    options.rates.moved_bytes_per_us[MSC_WORK_COUNT] = 0;
+    check_refused(ctx, graph, &options, "moved_bytes_per_us of other_half is");
+    options = good;
+    options.rates.fresh_from_bytes = 0;
+    check_refused(ctx, graph, &options, "fresh_from_bytes");
+    options = good;
+    options.rates.fresh_bytes_per_us = 0;
+    check_refused(ctx, graph, &options, "fresh_bytes_per_us");
+    options = good;
+    options.rates.intercept_ns = 0;
+    check_refused(ctx, graph, &options, "intercept_ns");
     options = good;
     options.rates.launch_ns = 0;
     check_refused(ctx, graph, &options, "launch_ns");
@@ -341,13 +360,13 @@ static void errors(void **state)
     assert_int_equal(msc_decide(ctx, open, &good, &plan, NULL), MSC_ESTATE);
     msc_graph_destroy(open);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
 static void overflow(void **state)
 {
     const msc_decide_options options = msc_decide_options_default();
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph;
     msc_plan *plan;
 
@@ -358,13 +377,13 @@ static void overflow(void **state)
     assert_int_equal(msc_graph_finish(graph, NULL), MSC_OK);
     assert_int_equal(msc_decide(ctx, graph, &options, &plan, NULL), MSC_EOVERFLOW);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
 static void empty_graph(void **state)
 {
     const msc_decide_options options = msc_decide_options_default();
-    msc_context *ctx = start();
+    msc_context *ctx = figures_start();
     msc_graph *graph;
     msc_plan *plan;
 
@@ -376,20 +395,19 @@ static void empty_graph(void **state)
     assert_int_equal(msc_plan_get_summary(plan)->peak_bytes, 0);
     msc_plan_destroy(plan);
     msc_graph_destroy(graph);
-    stop(ctx);
+    figures_stop(ctx);
 }
 
-static void check_out_of_memory(msc_sim_kind kind)
+/* Ends the graph and its context. Every allocation fails once; of more than `every`, only about that many. */
+static void check_out_of_memory(msc_context *owner, msc_graph *graph, msc_sim_kind kind, uint64_t every)
 {
     static failing_alloc heap;
-    msc_context *owner = start();
-    msc_graph *graph = synth_transformer(owner, 2);
     msc_decide_options options = msc_decide_options_default();
     uint64_t n;
 
     options.sim = msc_sim_options_default(kind);
     options.force = 1;
-    for (n = 1;; n++) {
+    for (n = 1;; n += n / every + 1) {
         msc_context *ctx;
         msc_plan *plan = NULL;
         msc_status status;
@@ -408,14 +426,26 @@ static void check_out_of_memory(msc_sim_kind kind)
     }
     assert_true(n > 40);
     msc_graph_destroy(graph);
-    stop(owner);
+    figures_stop(owner);
 }
 
 static void out_of_memory(void **state)
 {
+    msc_context *owner;
+
     (void)state;
-    check_out_of_memory(MSC_SIM_HOST);
-    check_out_of_memory(MSC_SIM_CUDA);
+    owner = figures_start();
+    check_out_of_memory(owner, synth_transformer(owner, 2), MSC_SIM_HOST, UINT64_MAX);
+    owner = figures_start();
+    check_out_of_memory(owner, synth_transformer(owner, 2), MSC_SIM_CUDA, 40);
+    owner = figures_start();
+    check_out_of_memory(owner, synth_blocks(owner, 2, SYNTH_HALVES), MSC_SIM_HOST, UINT64_MAX);
+    owner = figures_start();
+    check_out_of_memory(owner, synth_sequence(owner, 8, SYNTH_UNEQUAL), MSC_SIM_HOST, UINT64_MAX);
+    owner = figures_start();
+    check_out_of_memory(owner, synth_sequence(owner, 6, 0), MSC_SIM_CUDA, UINT64_MAX);
+    owner = figures_start();
+    check_out_of_memory(owner, synth_sequence(owner, 14, 0), MSC_SIM_CUDA, 40);
 }
 
 int main(void)

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "decide/decide_internal.h"
+#include "decide/decide_fit.h"
 #include "synth.h"
 
 static uint32_t random_state = 7;
@@ -26,6 +26,11 @@ typedef struct fixture {
     msc__model model;
     msc__fit fit;
     uint64_t set[16];
+    uint32_t selective; /* flips of candidates that keep something */
+    uint32_t runs;      /* and of runs of siblings */
+    uint32_t offloads;  /* and of offloads */
+    uint32_t boundaries;
+    uint8_t allow_offload;
 } fixture;
 
 static void start(fixture *f)
@@ -39,8 +44,17 @@ static void start(fixture *f)
 
 static void load(fixture *f, msc_graph *graph)
 {
-    const msc_decide_options options = msc_decide_options_default();
+    msc_decide_options options = msc_decide_options_default();
 
+    /* Fixed costs that leave it worth while to keep something in tiny graphs. */
+    options.rates.launch_ns = 1000;
+    options.rates.recompute_ns = 2000;
+    options.rates.intercept_ns = 100;
+    options.allow_offload = f->allow_offload;
+    options.link.offload_ns = 500;
+    options.link.least_bytes = 1;
+    options.link.window_out_bytes = random_u32() % 3 * 3000;
+    options.link.window_in_bytes = random_u32() % 3 * 3000;
     assert_non_null(graph);
     f->graph = graph;
     memset(f->set, 0, sizeof f->set);
@@ -82,24 +96,24 @@ static bool flip(fixture *f, uint32_t candidate)
         return false;
     msc__fit_set(&f->fit, candidate, !active);
     f->set[candidate / 64] ^= (uint64_t)1 << candidate % 64;
+    f->selective += f->model.candidates[candidate].kept_count > 0;
+    f->runs += f->model.candidates[candidate].is_run;
+    f->offloads += f->model.candidates[candidate].offload;
+    f->boundaries += f->model.candidates[candidate].boundary;
     return true;
 }
 
 static uint64_t replayed_peak(fixture *f)
 {
-    msc_plan *plan;
+    msc_plan *plan = NULL;
     msc_trace *trace;
     msc_replay replay;
-    uint32_t c;
 
-    assert_int_equal(msc_plan_create(f->ctx, &plan, NULL), MSC_OK);
-    for (c = 0; c < f->model.candidate_count; c++) {
-        const msc_choice choice = {.module = f->model.candidates[c].module, .action = MSC_ACTION_CHECKPOINT};
-        if (msc__set_has(f->set, c))
-            assert_int_equal(msc_plan_add(plan, &choice, NULL), MSC_OK);
-    }
+    assert_int_equal(msc__plan_of_set(&f->model, f->set, &plan, NULL), MSC_OK);
     assert_int_equal(msc_trace_create(f->ctx, f->graph, plan, &trace, NULL), MSC_OK);
     assert_int_equal(msc_trace_replay(trace, f->sim, NULL, 0, &replay, NULL), MSC_OK);
+    assert_true(replay.away_peak_bytes == msc__fit_away(&f->fit));
+    assert_true(replay.moved_bytes == f->fit.moved_bytes);
     msc_trace_destroy(trace);
     msc_plan_destroy(plan);
     return replay.peak_bytes;
@@ -121,24 +135,37 @@ static uint32_t walk(fixture *f, uint32_t steps)
     return flips;
 }
 
-static void random_graphs(void **state)
+static void walk_random_graphs(fixture *f)
 {
     uint32_t flips = 0;
     uint32_t round;
-    fixture f;
 
-    (void)state;
-    start(&f);
     for (round = 0; round < 500; round++) {
         uint8_t bytes[600];
         size_t i;
         for (i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)random_u32();
-        load(&f, synth_bytes(f.ctx, bytes, 100 + round));
-        flips += walk(&f, 10);
-        unload(&f);
+        load(f, synth_bytes(f->ctx, bytes, 100 + round));
+        flips += walk(f, f->allow_offload ? 25 : 10);
+        unload(f);
     }
-    assert_true(flips > 500); /* the graphs do have candidates */
+    assert_true(flips > 2000); /* the graphs do have candidates, of all sorts */
+    assert_true(f->selective > flips / 5);
+    assert_true(f->runs > flips / 20);
+}
+
+static void random_graphs(void **state)
+{
+    fixture f;
+
+    (void)state;
+    start(&f);
+    walk_random_graphs(&f);
+    assert_int_equal(f.offloads + f.boundaries, 0);
+    f.allow_offload = 1;
+    walk_random_graphs(&f);
+    assert_true(f.offloads > 500);
+    assert_true(f.boundaries > 30);
     stop(&f);
 }
 
@@ -149,7 +176,7 @@ static void shaped_graphs(void **state)
     (void)state;
     start(&f);
     load(&f, synth_transformer(f.ctx, 3));
-    assert_true(walk(&f, 200) > 50);
+    assert_true(walk(&f, 600) > 50);
     unload(&f);
     load(&f, synth_shared(f.ctx));
     assert_true(walk(&f, 40) > 10);
@@ -157,6 +184,17 @@ static void shaped_graphs(void **state)
     load(&f, synth_chain(f.ctx));
     assert_true(walk(&f, 60) > 10);
     unload(&f);
+    f.allow_offload = 1;
+    load(&f, synth_transformer(f.ctx, 3));
+    assert_true(walk(&f, 600) > 50);
+    unload(&f);
+    load(&f, synth_tied(f.ctx, 4));
+    assert_true(walk(&f, 200) > 20);
+    unload(&f);
+    load(&f, synth_sequence(f.ctx, 12, SYNTH_IN_PLACE));
+    assert_true(walk(&f, 200) > 20);
+    unload(&f);
+    assert_true(f.offloads > 20 && f.boundaries > 20);
     stop(&f);
 }
 
@@ -210,8 +248,13 @@ static void bound(void **state)
     load(&f, synth_transformer(f.ctx, 4));
     check_bound(&f, 300);
     unload(&f);
-    for (round = 0; round < 300; round++) {
+    f.allow_offload = 1;
+    load(&f, synth_transformer(f.ctx, 4));
+    check_bound(&f, 300);
+    unload(&f);
+    for (round = 0; round < 500; round++) {
         uint8_t bytes[600];
+        f.allow_offload = round % 2 != 0;
         size_t i;
         for (i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)random_u32();

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "decide/decide_internal.h"
+#include "decide/decide_fit.h"
 #include "synth.h"
 
 typedef struct fixture {
@@ -166,25 +166,6 @@ static void comparison(void **state)
     assert_int_equal(msc__cost_compare(0, 5, 0, 7), 0);
 }
 
-static void operation_time(void **state)
-{
-    const msc_rates rates = msc_rates_default();
-    const msc_rates slow = {sizeof slow, UINT64_MAX, 1, 10, 10};
-    const msc_op computes = {.flops = 100000000, .moved_bytes = 1000};
-    const msc_op moves = {.flops = 1, .moved_bytes = 20000000};
-    const msc_op part = {.moved_bytes = 30};
-    const msc_op nothing = {0};
-    const msc_op endless = {.flops = UINT64_MAX, .moved_bytes = UINT64_MAX};
-
-    (void)state;
-    assert_int_equal(msc_op_time_ns(&nothing, &rates), 5000);
-    assert_int_equal(msc_op_time_ns(&computes, &rates), 5000 + 1000000);
-    assert_int_equal(msc_op_time_ns(&moves, &rates), 5000 + 1000000);
-    assert_int_equal(msc_op_time_ns(&part, &rates), 5001);
-    assert_int_equal(msc_op_time_ns(&endless, &slow), INT64_MAX);
-    assert_in_range(msc_op_time_ns(&(msc_op){.flops = UINT64_MAX / 2}, &slow), 509, 511);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,7 +173,6 @@ int main(void)
         {"frontier/rules", frontier_rules, NULL, NULL, NULL},
         {"frontier/thinning", thinning, NULL, NULL, NULL},
         {"cost/comparison", comparison, NULL, NULL, NULL},
-        {"cost/operation-time", operation_time, NULL, NULL, NULL},
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -291,9 +291,12 @@ static void test_bad_op_and_write(void **state)
 {
     graph_fixture *f = *state;
     msc_op op = {.flags = 0x80};
+    msc_op unclassed = {.work = MSC_WORK_COUNT};
     uint32_t buffer = add_buffer(f, 1);
 
     assert_int_equal(msc_graph_add_op(f->graph, "a", &op, NULL, &f->err), MSC_EINVAL);
+    assert_int_equal(msc_graph_add_op(f->graph, "a", &unclassed, NULL, &f->err), MSC_EINVAL);
+    assert_string_equal(f->err.message, "cannot add an operation: there is no class of work 17");
     assert_int_equal(msc_graph_add_op(f->graph, "a", NULL, NULL, &f->err), MSC_EINVAL);
     assert_int_equal(msc_graph_add_write(f->graph, buffer, &f->err), MSC_EINVAL);
     assert_int_equal(msc_graph_write_count(f->graph), 0);

@@ -35,6 +35,14 @@ static const char step_text[] = "memscale-graph 1\n"
                                 "write 1 0\n"
                                 "end\n";
 
+/* Two operations with classes, one of them in half precision, and with a note or without. */
+#define CLASSED_RECORDS "op - 0 2 10 100 8 0 mm\nop - 0 0 0 0 8 0 view\n"
+static const char classed_text[] = "memscale-graph 3\n"
+                                   "counts 0 0 2 0 0 0 0\n" CLASSED_RECORDS "end\n";
+static const char noted_text[] = "memscale-graph 4\n"
+                                 "counts 0 0 2 0 0 0 0 1 0\n" CLASSED_RECORDS "op-note 1 - train.py:3\n"
+                                 "end\n";
+
 static uint64_t fnv1a(const char *text)
 {
     uint64_t digest = 14695981039346656037u;
@@ -99,6 +107,57 @@ static void test_parse(void **state)
     assert_string_equal(msc_graph_string(graph, msc_graph_modules(graph)[0].path), "");
     assert_int_equal(msc_graph_set_phase(graph, MSC_PHASE_OPTIMIZER, &f->err), MSC_ESTATE);
     msc_graph_destroy(graph);
+}
+
+static msc_status build_classed(graph_fixture *f)
+{
+    const msc_op product = {
+        .flags = MSC_OP_HALF, .work = MSC_WORK_MATRIX, .flops = 100, .moved_bytes = 8, .pad = 7};
+    const msc_op view = {.moved_bytes = 8};
+    msc_status status = msc_graph_add_op(f->graph, "mm", &product, NULL, &f->err);
+
+    return status == MSC_OK ? msc_graph_add_op(f->graph, "view", &view, NULL, &f->err) : status;
+}
+
+/* A class of work makes another version of the text, with the same notes or none, and another digest. */
+static void test_classes_of_work(void **state)
+{
+    graph_fixture *f = *state;
+    const char *const texts[] = {classed_text, noted_text};
+    char text[MOST_TEXT_BYTES];
+    msc_graph *graph = NULL;
+    size_t i;
+
+    assert_int_equal(build_classed(f), MSC_OK);
+    assert_int_equal(msc_graph_ops(f->graph)[0].pad, 0);
+    assert_int_equal(msc_graph_note_op(f->graph, MSC_NONE, "train.py:3", &f->err), MSC_OK);
+    assert_int_equal(msc_graph_finish(f->graph, &f->err), MSC_OK);
+    assert_int_equal(msc_graph_digest(f->graph), fnv1a(classed_text));
+    assert_int_equal(msc_graph_format(f->graph, text, sizeof text, NULL, &f->err), MSC_OK);
+    assert_string_equal(text, noted_text);
+    for (i = 0; i < 2; i++) {
+        assert_int_equal(msc_graph_parse(f->ctx, texts[i], strlen(texts[i]), &graph, &f->err), MSC_OK);
+        assert_int_equal(msc_graph_ops(graph)[0].work, MSC_WORK_MATRIX);
+        assert_int_equal(msc_graph_ops(graph)[0].flags, MSC_OP_HALF);
+        assert_int_equal(msc_graph_digest(graph), msc_graph_digest(f->graph));
+        assert_int_equal(msc_graph_format(graph, text, sizeof text, NULL, &f->err), MSC_OK);
+        assert_string_equal(text, texts[i]);
+        msc_graph_destroy(graph);
+    }
+}
+
+static void test_bad_classes_of_work(void **state)
+{
+    graph_fixture *f = *state;
+
+    assert_refused(f, "memscale-graph 3\ncounts 0 0 1 0 0 0 0\nop - 0 0 17 1 8 0 mm\nend\n", MSC_EFORMAT,
+                   "graph, line 3: op 0: no such class of work");
+    assert_refused(f, "memscale-graph 3\ncounts 0 0 1 0 0 0 0\nop - 0 0 0 1 8 0 mm\nend\n", MSC_EFORMAT,
+                   "graph, line 5: a version with classes of work, without any");
+    assert_refused(f, "memscale-graph 3\ncounts 0 0 1 0 0 0 0\nop - 0 0 256 1 8 0 mm\nend\n", MSC_EFORMAT,
+                   "graph, line 3: a number out of range");
+    assert_refused(f, "memscale-graph 1\ncounts 0 0 1 0 0 0 0\nop - 0 4 1 8 0 mm\nend\n", MSC_EFORMAT,
+                   "graph, line 3: op 0: unknown flags");
 }
 
 /* The order in which names were first used is no part of a graph. */
@@ -170,7 +229,8 @@ static void test_bad_lines(void **state)
 
     assert_refused(f, "", MSC_EFORMAT, "graph, line 1: a word is missing");
     assert_refused(f, "memscale-plan 1\n", MSC_EFORMAT, "graph, line 1: an unexpected word");
-    assert_refused(f, "memscale-graph 3\n", MSC_EVERSION, "graph, line 1: a version other than 1 and 2");
+    assert_refused(f, "memscale-graph 5\n", MSC_EVERSION, "graph, line 1: a version other than 1 to 4");
+    assert_refused(f, "memscale-graph 0\n", MSC_EVERSION, "graph, line 1: a version other than 1 to 4");
     assert_refused(f, "memscale-graph 1 \n", MSC_EFORMAT, "graph, line 1: a space at the end of the line");
     assert_refused(f, "memscale-graph 1\ncounts 0 0 0 0 0 0 00\n", MSC_EFORMAT,
                    "graph, line 2: a number with a leading zero");
@@ -322,6 +382,8 @@ int main(void)
         GRAPH_CASE("format/golden", test_format),
         GRAPH_CASE("format/little-room", test_format_into_little_room),
         GRAPH_CASE("parse/round-trip", test_parse),
+        GRAPH_CASE("work/round-trip", test_classes_of_work),
+        GRAPH_CASE("work/refused", test_bad_classes_of_work),
         GRAPH_CASE("digest/building-order", test_digest_ignores_building_order),
         GRAPH_CASE("parse/every-truncation", test_every_truncation_is_refused),
         GRAPH_CASE("parse/every-changed-byte", test_every_changed_byte),

@@ -147,7 +147,7 @@ static void test_bad_text(void **state)
     assert_refused(*state, "op-note 1 1 ", "op-note 1 2 ", "graph, line 14: op-note 1: no such module");
     assert_refused(*state, "op-note 1 1 ", "op-note 1 - ", "graph, line 14: op-note 1: says nothing");
     assert_refused(*state, "buffer-note 2", "buffer-note 3", "graph, line 17: buffer-note 2: no such item");
-    assert_refused(*state, "0 0 0 2 3", "0 0 0 0 0", "graph, line 2: version 2 without notes");
+    assert_refused(*state, "0 0 0 2 3", "0 0 0 0 0", "graph, line 2: a version with notes, without notes");
 }
 
 static void test_refused_builders(void **state)

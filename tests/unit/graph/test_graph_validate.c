@@ -75,7 +75,7 @@ static void test_modules(void **state)
                    "graph, line 3: module 0: the parent does not come before it");
     assert_refused(*state, 5, "module 1 0 00000000000000aa 16 a",
                    "graph, line 5: module 1: the parent does not come before it");
-    assert_refused(*state, 5, "module 0 64 00000000000000aa 16 a", "graph, line 5: module 1: unknown flags");
+    assert_refused(*state, 5, "module 0 128 00000000000000aa 16 a", "graph, line 5: module 1: unknown flags");
 }
 
 static void test_calls(void **state)
@@ -120,7 +120,7 @@ static void test_ops(void **state)
                    "graph, line 13: op 3: its call is not the innermost one around it");
     assert_refused(*state, 13, "op - 3 0 1 2 3 x", "graph, line 13: op 3: no such phase");
     assert_refused(*state, 13, "op - 0 0 1 2 3 x", "graph, line 13: op 3: the phase goes back");
-    assert_refused(*state, 13, "op - 2 2 1 2 3 x", "graph, line 13: op 3: unknown flags");
+    assert_refused(*state, 13, "op - 2 4 1 2 3 x", "graph, line 13: op 3: unknown flags");
 }
 
 static void test_buffers(void **state)

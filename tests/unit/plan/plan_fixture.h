@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "memscale/plan.h"
@@ -64,7 +65,46 @@ static inline msc_choice checkpoint_of(uint32_t module)
                         .rule = MSC_RULE_CHOSEN,
                         .call_count = 1,
                         .saved_bytes = 4096,
-                        .cost_ns = 70000};
+                        .cost_ns = 70000,
+                        .other_peak_bytes = 9000,
+                        .other_step_ns = 500001};
+}
+
+static inline msc_choice selective_of(uint32_t module)
+{
+    msc_choice choice = checkpoint_of(module);
+
+    choice.action = MSC_ACTION_SELECTIVE;
+    return choice;
+}
+
+static inline msc_choice offload_of(uint32_t module)
+{
+    msc_choice choice = checkpoint_of(module);
+
+    choice.action = MSC_ACTION_OFFLOAD;
+    choice.moved_bytes = 3000;
+    choice.moved_count = 2;
+    choice.transfer_ns = 500;
+    return choice;
+}
+
+/** Adds a choice that must be accepted. */
+static inline void add_choice(plan_fixture *f, msc_choice choice)
+{
+    assert_int_equal(msc_plan_add(f->plan, &choice, &f->err), MSC_OK);
+}
+
+/** Lets the choice that was added last keep an operation. */
+static inline void keep_op(plan_fixture *f, uint32_t offset)
+{
+    assert_int_equal(msc_plan_keep(f->plan, offset, &f->err), MSC_OK);
+}
+
+/** Lets the choice that was added last move a tensor. */
+static inline void move_tensor(plan_fixture *f, uint32_t ordinal)
+{
+    assert_int_equal(msc_plan_move(f->plan, ordinal, &f->err), MSC_OK);
 }
 
 static inline msc_plan_summary some_summary(void)
@@ -79,7 +119,10 @@ static inline msc_plan_summary some_summary(void)
                               .peak_op = 17,
                               .peak_in_recompute = 1,
                               .fits = 1,
-                              .graph_digest = 0x0123456789abcdef};
+                              .graph_digest = 0x0123456789abcdef,
+                              .window_out_bytes = 4096,
+                              .window_in_bytes = 8192,
+                              .away_peak_bytes = 65536};
 }
 
 /** A test case with a fresh fixture. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Traces: small cases read event by event, and many odd graphs compared with a reference that follows the
- * rules at the top of sim_trace.c one operation at a time, with no care for speed.
+ * Traces: small cases read event by event, and many odd graphs compared with a reference
+ * (trace_reference.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,6 +16,7 @@
 #include "memscale/memscale.h"
 #include "oom/failing_alloc.h"
 #include "synth.h"
+#include "trace_reference.h"
 
 typedef struct fixture {
     msc_context *ctx;
@@ -103,13 +104,13 @@ static msc_plan *plan_of(msc_context *ctx, const uint8_t *chosen, uint32_t count
 /* Text of a trace: "o0 +100 -100 r1 …". */
 static void write_text(const msc_trace *trace, char *text, size_t bytes)
 {
-    static const char kinds[] = {'+', '-', 'o', 'r'};
+    static const char kinds[] = {'+', '-', 'o', 'r', '>', '<'};
     const msc_event *events = msc_trace_events(trace);
     uint64_t i;
     size_t at = 0;
 
     for (i = 0; i < msc_trace_event_count(trace); i++) {
-        bool op = events[i].kind >= MSC_EVENT_OP;
+        bool op = events[i].kind == MSC_EVENT_OP || events[i].kind == MSC_EVENT_RECOMPUTE;
         at += (size_t)snprintf(text + at, bytes - at, "%s%c%llu", i == 0 ? "" : " ", kinds[events[i].kind],
                                (unsigned long long)(op ? events[i].id : events[i].size_bytes));
     }
@@ -201,216 +202,313 @@ static void overflow(void **state)
     stop(&f);
 }
 
-/* ---- reference ------------------------------------------------------------------------------------- */
+/* ---- kept operations, joined calls ------------------------------------------------------------------ */
 
-enum { MOST_CALLS = 256, MOST_BUFFERS = 512 };
-
-typedef struct reference {
-    const msc_graph *graph;
-    uint32_t region_of[MOST_CALLS]; /* per call: region, or MSC_NONE */
-    uint32_t stop[MOST_CALLS], redo[MOST_CALLS], until[MOST_CALLS];
-    uint32_t end[MOST_BUFFERS], hold[MOST_BUFFERS];
-} reference;
-
-static uint32_t natural_end(const msc_buffer *b)
+/* Module m: op 1 makes b1 (10), op 2 makes b2 (20) of it, op 3 makes b3 (40) of that. Then op 4 uses b3. In
+ * backward op 5 uses the save of b2, op 6 that of b1, if they are saved; op 7 is what follows. b0 (100) is the
+ * input. */
+static void build_three(fixture *f, bool save_first, bool save_second)
 {
-    return !b->resident && b->end == b->begin ? b->begin + 1 : b->end;
+    uint32_t call;
+    uint32_t first = 0;
+    uint32_t second = 0;
+
+    start(f);
+    add_op(f, 0);
+    add_buffer(f, 100);
+    msc_graph_begin_call(f->graph, f->module, &call, NULL);
+    msc_graph_add_input(f->graph, call, 0, NULL);
+    add_op(f, 0);
+    add_buffer(f, 10);
+    if (save_first)
+        msc_graph_add_save(f->graph, 1, &first, NULL);
+    add_op(f, 0);
+    add_buffer(f, 20);
+    msc_graph_end_buffer(f->graph, 1, NULL);
+    if (save_second)
+        msc_graph_add_save(f->graph, 2, &second, NULL);
+    add_op(f, 0);
+    add_buffer(f, 40);
+    msc_graph_end_buffer(f->graph, 2, NULL);
+    msc_graph_end_call(f->graph, call, NULL);
+    msc_graph_end_buffer(f->graph, 0, NULL);
+    add_op(f, 0);
+    msc_graph_end_buffer(f->graph, 3, NULL);
+    msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL);
+    if (save_second)
+        msc_graph_unpack(f->graph, second, NULL);
+    add_op(f, 0);
+    if (save_second)
+        msc_graph_release(f->graph, second, NULL);
+    if (save_first)
+        msc_graph_unpack(f->graph, first, NULL);
+    add_op(f, 0);
+    if (save_first)
+        msc_graph_release(f->graph, first, NULL);
+    add_op(f, 0);
+    assert_int_equal(msc_graph_finish(f->graph, NULL), MSC_OK);
 }
 
-static bool internal_to(const reference *r, const msc_save *s, uint32_t region)
+/* Events with module 0 selective and the given offsets kept, up to MSC_NONE. */
+static void check_keeping(const fixture *f, const uint32_t *offsets, const char *expected)
 {
-    const msc_buffer *b = &msc_graph_buffers(r->graph)[s->buffer];
-    const msc_call *c = &msc_graph_calls(r->graph)[region];
+    const msc_choice choice = {.action = MSC_ACTION_SELECTIVE};
+    msc_plan *plan;
 
-    return !b->resident && b->begin >= c->begin && b->begin < c->end && s->release > c->end;
+    assert_int_equal(msc_plan_create(f->ctx, &plan, NULL), MSC_OK);
+    assert_int_equal(msc_plan_add(plan, &choice, NULL), MSC_OK);
+    for (; *offsets != MSC_NONE; offsets++)
+        assert_int_equal(msc_plan_keep(plan, *offsets, NULL), MSC_OK);
+    check_text(f, plan, expected);
+    msc_plan_destroy(plan);
 }
 
-static uint32_t region_of_save(const reference *r, const msc_save *s)
+/* What is kept and saved is held by the save, as in the plain step, and is not made again. */
+static void kept_and_saved(void **state)
 {
-    return s->call == MSC_NONE ? MSC_NONE : r->region_of[s->call];
+    const uint32_t first[] = {0, MSC_NONE};
+    fixture f;
+
+    (void)state;
+    build_three(&f, true, true);
+    check_keeping(&f, first, "o0 +100 o1 +7 +10 o2 +20 o3 +40 -20 o4 -40 r2 +20 o5 -100 -20 -7 o6 -10 o7");
+    stop(&f);
 }
 
-static bool never_used(const reference *r, const msc_save *s)
+/* What nobody has saved is held for the recompute alone and goes with its end. */
+static void kept_not_saved(void **state)
 {
-    return s->unpack == s->release && s->release == msc_graph_op_count(r->graph);
+    const uint32_t first[] = {0, MSC_NONE};
+    fixture f;
+
+    (void)state;
+    build_three(&f, false, true);
+    check_keeping(&f, first, "o0 +100 o1 +7 +10 o2 +20 o3 +40 -20 o4 -40 r2 +20 -10 o5 -100 -20 -7 o6 o7");
+    stop(&f);
 }
 
-static uint32_t max_u32(uint32_t a, uint32_t b)
+/* The recompute stops behind op 1. Op 2 lies beyond: its save ends right before the recompute, but what is kept
+ * goes with the cache, at the recompute's end. */
+static void kept_beyond_stop(void **state)
 {
-    return a > b ? a : b;
+    const uint32_t second[] = {1, MSC_NONE};
+    fixture f;
+
+    (void)state;
+    build_three(&f, true, true);
+    check_keeping(&f, second, "o0 +100 o1 +7 +10 o2 +20 -10 o3 +40 o4 -40 o5 r1 +10 -20 o6 -100 -10 -7 o7");
+    stop(&f);
 }
 
-static void find_regions(reference *r, const uint8_t *chosen)
+/* The module's result, kept: it is alive until the recompute though nothing needs it. Offsets beyond the call
+ * name nothing. */
+static void kept_result(void **state)
 {
-    const msc_call *calls = msc_graph_calls(r->graph);
+    const uint32_t last[] = {2, 3, 900, MSC_NONE};
+    fixture f;
+
+    (void)state;
+    build_three(&f, false, true);
+    check_keeping(&f, last,
+                  "o0 +100 o1 +7 +10 o2 +20 -10 o3 +40 -20 o4 r1 +10 r2 +20 -10 -40 o5 -100 -20 -7 o6 o7");
+    stop(&f);
+}
+
+/* With everything saved kept, there is nothing to recompute: the step is the plain one. */
+static void kept_all(void **state)
+{
+    const uint32_t both[] = {0, 1, MSC_NONE};
+    fixture f;
+
+    (void)state;
+    build_three(&f, true, true);
+    check_keeping(&f, both, "o0 +100 o1 +10 o2 +20 o3 +40 -100 o4 -40 o5 -20 o6 -10 o7");
+    check_text(&f, NULL, "o0 +100 o1 +10 o2 +20 o3 +40 -100 o4 -40 o5 -20 o6 -10 o7");
+    stop(&f);
+}
+
+/* Module m twice: a call makes a buffer of 10 and of that one of 20, which is saved and is the next input. */
+static void build_twice(fixture *f)
+{
+    uint32_t saves[2];
     uint32_t i;
 
-    for (i = 0; i < msc_graph_call_count(r->graph); i++) {
-        uint32_t c;
-        r->region_of[i] = MSC_NONE;
-        for (c = i; c != MSC_NONE; c = calls[c].parent)
-            if (chosen[calls[c].module])
-                r->region_of[i] = c;
+    start(f);
+    add_op(f, 0);
+    add_buffer(f, 100);
+    for (i = 0; i < 2; i++) {
+        uint32_t call;
+        msc_graph_begin_call(f->graph, f->module, &call, NULL);
+        msc_graph_add_input(f->graph, call, 2 * i, NULL);
+        add_op(f, 0);
+        add_buffer(f, 10);
+        add_op(f, 0);
+        add_buffer(f, 20);
+        msc_graph_end_buffer(f->graph, 2 * i + 1, NULL);
+        msc_graph_add_save(f->graph, 2 * i + 2, &saves[i], NULL);
+        msc_graph_end_call(f->graph, call, NULL);
+        msc_graph_end_buffer(f->graph, 2 * i, NULL);
     }
+    add_op(f, 0);
+    msc_graph_end_buffer(f->graph, 4, NULL);
+    msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL);
+    for (i = 2; i-- > 0;) {
+        msc_graph_unpack(f->graph, saves[i], NULL);
+        add_op(f, 0);
+        msc_graph_release(f->graph, saves[i], NULL);
+    }
+    add_op(f, 0);
+    assert_int_equal(msc_graph_finish(f->graph, NULL), MSC_OK);
 }
 
-static bool measure_region(reference *r, uint32_t region)
+/* Offsets count from the first operation of each call; each call's cache ends with its own recompute. */
+static void kept_in_two_calls(void **state)
 {
-    const msc_save *saves = msc_graph_saves(r->graph);
-    bool live = false;
+    const uint32_t first[] = {0, MSC_NONE};
+    fixture f;
+
+    (void)state;
+    build_twice(&f);
+    check_keeping(
+        &f, first,
+        "o0 +100 o1 +7 +10 o2 +20 o3 +7 +10 o4 +20 o5 -20 r4 +20 -10 o6 -20 -20 -7 r2 +20 -10 o7 -100 "
+        "-20 -7 o8");
+    stop(&f);
+}
+
+/* Module m makes b1 (10) of b0 (100) and saves it, module n (state 5) makes b2 (20) of that and saves it. With
+ * a gap, an operation runs between the two. */
+static void build_row(fixture *f, bool gap)
+{
+    const msc_module second = {.parent = MSC_NONE, .state_bytes = 5};
+    uint32_t modules[2];
+    uint32_t saves[2];
     uint32_t i;
 
-    r->stop[region] = r->until[region] = 0;
-    r->redo[region] = UINT32_MAX;
-    for (i = 0; i < msc_graph_save_count(r->graph); i++) {
-        const msc_save *s = &saves[i];
-        if (region_of_save(r, s) != region || !internal_to(r, s, region))
-            continue;
-        r->stop[region] =
-            max_u32(r->stop[region], max_u32(s->pack, msc_graph_buffers(r->graph)[s->buffer].begin + 1));
-        if (never_used(r, s))
-            continue;
-        live = true;
-        r->until[region] = max_u32(r->until[region], s->release);
-        if (s->unpack < r->redo[region])
-            r->redo[region] = s->unpack;
+    start(f);
+    modules[0] = f->module;
+    assert_int_equal(msc_graph_add_module(f->graph, "n", "N", &second, &modules[1], NULL), MSC_OK);
+    add_op(f, 0);
+    add_buffer(f, 100);
+    for (i = 0; i < 2; i++) {
+        uint32_t call;
+        if (i == 1 && gap)
+            add_op(f, 0);
+        msc_graph_begin_call(f->graph, modules[i], &call, NULL);
+        msc_graph_add_input(f->graph, call, i, NULL);
+        add_op(f, 0);
+        add_buffer(f, 10 * (i + 1));
+        msc_graph_add_save(f->graph, i + 1, &saves[i], NULL);
+        msc_graph_end_call(f->graph, call, NULL);
+        msc_graph_end_buffer(f->graph, i, NULL);
     }
-    r->redo[region] = max_u32(r->redo[region], msc_graph_calls(r->graph)[region].end);
-    return live;
-}
-
-static void find_lifetimes(reference *r)
-{
-    const msc_save *saves = msc_graph_saves(r->graph);
-    const msc_input *inputs = msc_graph_inputs(r->graph);
-    uint32_t i;
-
-    for (i = 0; i < msc_graph_buffer_count(r->graph); i++) {
-        r->end[i] = natural_end(&msc_graph_buffers(r->graph)[i]);
-        r->hold[i] = 0;
+    add_op(f, 0);
+    msc_graph_end_buffer(f->graph, 2, NULL);
+    msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL);
+    for (i = 2; i-- > 0;) {
+        msc_graph_unpack(f->graph, saves[i], NULL);
+        add_op(f, 0);
+        msc_graph_release(f->graph, saves[i], NULL);
     }
-    for (i = 0; i < msc_graph_save_count(r->graph); i++) {
-        uint32_t region = region_of_save(r, &saves[i]);
-        uint32_t b = saves[i].buffer;
-        if (region == MSC_NONE || !internal_to(r, &saves[i], region))
-            r->end[b] = max_u32(r->end[b], saves[i].release);
-        else if (!never_used(r, &saves[i]))
-            r->hold[b] = max_u32(r->hold[b], saves[i].release);
-    }
-    for (i = 0; i < msc_graph_input_count(r->graph); i++)
-        if (r->region_of[inputs[i].call] == inputs[i].call)
-            r->end[inputs[i].buffer] = max_u32(r->end[inputs[i].buffer], r->until[inputs[i].call]);
+    add_op(f, 0);
+    assert_int_equal(msc_graph_finish(f->graph, NULL), MSC_OK);
 }
 
-static void prepare_reference(reference *r, const msc_graph *graph, const uint8_t *chosen)
+static void check_row(bool gap, bool joined, const char *expected)
 {
-    uint32_t c;
-    uint32_t i;
+    const msc_choice first = {.action = MSC_ACTION_CHECKPOINT};
+    const msc_choice second = {.module = 1, .action = MSC_ACTION_CHECKPOINT, .joined = joined};
+    fixture f;
+    msc_plan *plan;
 
-    r->graph = graph;
-    find_regions(r, chosen);
-    for (c = 0; c < msc_graph_call_count(graph); c++)
-        if (r->region_of[c] == c && !measure_region(r, c))
-            for (i = 0; i < msc_graph_call_count(graph); i++)
-                if (r->region_of[i] == c)
-                    r->region_of[i] = MSC_NONE;
-    find_lifetimes(r);
+    build_row(&f, gap);
+    assert_int_equal(msc_plan_create(f.ctx, &plan, NULL), MSC_OK);
+    assert_int_equal(msc_plan_add(plan, &first, NULL), MSC_OK);
+    assert_int_equal(msc_plan_add(plan, &second, NULL), MSC_OK);
+    check_text(&f, plan, expected);
+    msc_plan_destroy(plan);
+    stop(&f);
 }
 
-/* Region whose recompute makes the buffer again, or MSC_NONE. */
-static uint32_t remaker(const reference *r, uint32_t buffer)
+/* One region: one state of 7 + 5, what passes between the two is not held, both run again at once. */
+static void joined(void **state)
 {
-    const msc_buffer *b = &msc_graph_buffers(r->graph)[buffer];
-    uint32_t c;
-
-    for (c = 0; c < msc_graph_call_count(r->graph); c++)
-        if (r->region_of[c] == c && !b->resident && b->begin >= msc_graph_calls(r->graph)[c].begin &&
-            b->begin < r->stop[c])
-            return c;
-    return MSC_NONE;
+    (void)state;
+    check_row(false, true, "o0 +100 o1 +12 +10 o2 +20 -10 o3 -20 r1 +10 r2 +20 o4 -20 o5 -100 -10 -12 o6");
 }
 
-static uint64_t state_bytes(const reference *r, uint32_t region)
+static void not_joined(void **state)
 {
-    return msc_graph_modules(r->graph)[msc_graph_calls(r->graph)[region].module].state_bytes;
+    (void)state;
+    check_row(false, false,
+              "o0 +100 o1 +7 +10 o2 +5 +20 o3 -20 r2 +20 o4 -10 -20 -5 r1 +10 o5 -100 -10 -7 o6");
 }
 
-/* Bytes alive while operation t runs for real. */
-static uint64_t live_in_op(const reference *r, uint32_t t)
+/* Something runs in between: a region of its own. */
+static void cannot_join(void **state)
 {
-    const msc_buffer *buffers = msc_graph_buffers(r->graph);
-    uint64_t live = msc_graph_ops(r->graph)[t].scratch_bytes;
-    uint32_t i;
+    const char *expected =
+        "o0 +100 o1 +7 +10 o2 o3 +5 +20 o4 -20 r3 +20 o5 -10 -20 -5 r1 +10 o6 -100 -10 -7 o7";
 
-    for (i = 0; i < msc_graph_buffer_count(r->graph); i++) {
-        uint32_t c = remaker(r, i);
-        if (buffers[i].begin <= t && r->end[i] > t)
-            live += buffers[i].size_bytes;
-        if (c != MSC_NONE && r->redo[c] <= t && r->hold[i] > r->redo[c] && r->hold[i] > t)
-            live += buffers[i].size_bytes;
-    }
-    for (i = 0; i < msc_graph_call_count(r->graph); i++)
-        if (r->region_of[i] == i && msc_graph_calls(r->graph)[i].begin <= t && r->until[i] > t)
-            live += state_bytes(r, i);
-    return live;
+    (void)state;
+    check_row(true, true, expected);
+    check_row(true, false, expected);
 }
 
-static uint64_t size_in_recompute(const reference *r, uint32_t buffer, uint32_t region, uint32_t t)
+/* Nothing that it could go on with is checkpointed. */
+static void joins_nothing(void **state)
 {
-    const msc_buffer *b = &msc_graph_buffers(r->graph)[buffer];
-    uint32_t c = remaker(r, buffer);
-    uint32_t rb = r->redo[region];
-    uint64_t bytes = 0;
+    const msc_choice second = {.module = 1, .action = MSC_ACTION_CHECKPOINT, .joined = 1};
+    fixture f;
+    msc_plan *plan;
 
-    if ((b->resident || b->begin < rb) && r->end[buffer] > rb)
-        bytes += b->size_bytes;
-    if (c == region && b->begin <= t &&
-        (r->hold[buffer] > 0 || natural_end(b) > t || natural_end(b) >= r->stop[region]))
-        bytes += b->size_bytes;
-    if (c != MSC_NONE && c != region && (r->redo[c] < rb || (r->redo[c] == rb && c > region)) &&
-        r->hold[buffer] > r->redo[c] && r->hold[buffer] > rb)
-        bytes += b->size_bytes;
-    return bytes;
+    (void)state;
+    build_row(&f, false);
+    assert_int_equal(msc_plan_create(f.ctx, &plan, NULL), MSC_OK);
+    assert_int_equal(msc_plan_add(plan, &second, NULL), MSC_OK);
+    check_text(&f, plan, "o0 +100 o1 +10 -100 o2 +5 +20 o3 -20 r2 +20 o4 -20 -5 o5 -10 o6");
+    msc_plan_destroy(plan);
+    stop(&f);
 }
 
-/* Bytes alive while operation t runs again for a region. */
-static uint64_t live_in_recompute(const reference *r, uint32_t region, uint32_t t)
-{
-    uint32_t rb = r->redo[region];
-    uint64_t live = msc_graph_ops(r->graph)[t].scratch_bytes;
-    uint32_t i;
-
-    for (i = 0; i < msc_graph_buffer_count(r->graph); i++)
-        live += size_in_recompute(r, i, region, t);
-    for (i = 0; i < msc_graph_call_count(r->graph); i++)
-        if (r->region_of[i] == i && msc_graph_calls(r->graph)[i].begin < rb && r->until[i] > rb)
-            live += state_bytes(r, i);
-    return live;
-}
-
-/* Appends what should be alive in each operation, in the order of events. */
-static size_t list_live(const reference *r, uint64_t *live, size_t most)
-{
-    uint32_t op_count = msc_graph_op_count(r->graph);
-    size_t count = 0;
-    uint32_t p;
-    uint32_t c;
-    uint32_t t;
-
-    for (p = 0; p <= op_count; p++) {
-        for (c = msc_graph_call_count(r->graph); c-- > 0;) {
-            if (r->region_of[c] != c || r->redo[c] != p)
-                continue;
-            for (t = msc_graph_calls(r->graph)[c].begin; t < r->stop[c] && count < most; t++)
-                live[count++] = live_in_recompute(r, c, t);
-        }
-        if (p < op_count && count < most)
-            live[count++] = live_in_op(r, p);
-    }
-    return count;
-}
+/* ---- many odd graphs -------------------------------------------------------------------------------- */
 
 static uint32_t random_state = 1;
+
+/* The step under one choice that moves what is numbered 0. */
+static void check_moves(const fixture *f, const msc_choice *choice, uint64_t window_bytes,
+                        const char *expected)
+{
+    const msc_plan_summary windows = {.window_out_bytes = window_bytes, .window_in_bytes = 1000};
+    msc_plan *plan;
+
+    assert_int_equal(msc_plan_create(f->ctx, &plan, NULL), MSC_OK);
+    assert_int_equal(msc_plan_add(plan, choice, NULL), MSC_OK);
+    assert_int_equal(msc_plan_move(plan, 0, NULL), MSC_OK);
+    assert_int_equal(msc_plan_set_summary(plan, &windows, NULL), MSC_OK);
+    check_text(f, plan, expected);
+    msc_plan_destroy(plan);
+}
+
+/* The saved b1 leaves when it is packed (>10), its place is free when the module has ended (without a window: at once),
+ * and it is back for operation 4 (+10). The boundary, b0, leaves when the call begins and is back for the second run. */
+static void moves(void **state)
+{
+    const msc_choice offload = {.action = MSC_ACTION_OFFLOAD};
+    const msc_choice boundary = {.action = MSC_ACTION_CHECKPOINT, .boundary = 1};
+    fixture f;
+
+    (void)state;
+    build_small(&f);
+    check_moves(&f, &offload, 1000,
+                "o0 +100 o1 +10 +20 +3 -3 >10 o2 +40 -100 -10 -20 o3 -40 +10 o4 <10 -10 o5");
+    check_moves(&f, &offload, 0, "o0 +100 o1 +10 +20 +3 -3 >10 -10 o2 +40 -100 -20 o3 -40 +10 o4 <10 -10 o5");
+    check_moves(
+        &f, &boundary, 1000,
+        "o0 +100 >100 o1 +7 +10 +20 +3 -3 -10 o2 +40 -100 -20 o3 -40 +100 r1 +10 +20 +3 -3 -20 o4 <100 "
+        "-10 -7 -100 o5");
+    stop(&f);
+}
 
 static uint32_t random_u32(void)
 {
@@ -419,26 +517,83 @@ static uint32_t random_u32(void)
 }
 
 static void compare_with_reference(msc_context *ctx, const msc_graph *graph, msc_sim *sim,
-                                   const uint8_t *chosen)
+                                   const msc_plan *plan)
 {
     static reference r;
     static uint64_t expected[4096];
     static uint64_t live[4096];
-    msc_plan *plan = plan_of(ctx, chosen, msc_graph_module_count(graph));
     msc_trace *trace;
     msc_replay replay;
+    uint64_t away = 0;
+    uint32_t moved = 0;
     size_t count;
     size_t i;
 
     assert_int_equal(msc_trace_create(ctx, graph, plan, &trace, NULL), MSC_OK);
     assert_int_equal(msc_trace_replay(trace, sim, live, 4096, &replay, NULL), MSC_OK);
-    prepare_reference(&r, graph, chosen);
+    prepare_reference(&r, graph, plan);
     count = list_live(&r, expected, 4096);
     assert_int_equal(count, msc_trace_op_event_count(trace));
     for (i = 0; i < count; i++)
         assert_int_equal(live[i], expected[i]);
+    for (i = 0; i <= msc_graph_op_count(graph); i++)
+        away = away_at(&r, (uint32_t)i) > away ? away_at(&r, (uint32_t)i) : away;
+    assert_int_equal(replay.away_peak_bytes, away);
+    for (i = 0; i < r.move_count; i++)
+        moved += r.moves[i].release > r.moves[i].put;
+    assert_int_equal(replay.moved_count, moved);
     msc_trace_destroy(trace);
-    msc_plan_destroy(plan);
+}
+
+/* Of four modules one is kept, one checkpointed, a third of these joined to whatever is before, one selective, one
+ * offloaded; half of the boundaries are, too. Windows are small, large or nothing. */
+static msc_plan *random_plan(msc_context *ctx, uint32_t module_count)
+{
+    msc_plan_summary windows = {0};
+    msc_plan *plan;
+    uint32_t m;
+    uint32_t offset;
+
+    windows.window_out_bytes = random_u32() % 3 * 2000000;
+    windows.window_in_bytes = random_u32() % 3 * 2000000;
+    assert_int_equal(msc_plan_create(ctx, &plan, NULL), MSC_OK);
+    for (m = 0; m < module_count; m++) {
+        msc_choice choice = {.module = m, .action = (uint8_t)(random_u32() % 4)};
+        bool runs_again = choice.action == MSC_ACTION_CHECKPOINT || choice.action == MSC_ACTION_SELECTIVE;
+        choice.joined = choice.action == MSC_ACTION_CHECKPOINT && random_u32() % 3 == 0;
+        choice.boundary = runs_again && !choice.joined && random_u32() % 2 == 0;
+        assert_int_equal(msc_plan_add(plan, &choice, NULL), MSC_OK);
+        for (offset = 0; choice.action == MSC_ACTION_SELECTIVE && offset < 12; offset++)
+            if (random_u32() % 3 == 0)
+                assert_int_equal(msc_plan_keep(plan, offset, NULL), MSC_OK);
+        for (offset = 0; (choice.action == MSC_ACTION_OFFLOAD || choice.boundary) && offset < 16; offset++)
+            if (random_u32() % 4 != 0)
+                assert_int_equal(msc_plan_move(plan, offset, NULL), MSC_OK);
+    }
+    assert_int_equal(msc_plan_set_summary(plan, &windows, NULL), MSC_OK);
+    return plan;
+}
+
+/* What a reference found, over all graphs: enough of everything new for the comparison to mean something. */
+typedef struct coverage {
+    uint32_t kept_ops, long_regions, moves, boundaries, early_returns;
+} coverage;
+
+static void count_coverage(coverage *seen, const msc_graph *graph, const msc_plan *plan)
+{
+    static reference r;
+    uint32_t i;
+
+    prepare_reference(&r, graph, plan);
+    for (i = 0; i < msc_graph_op_count(graph); i++)
+        seen->kept_ops += r.kept[i];
+    for (i = 0; i < msc_graph_call_count(graph); i++)
+        seen->long_regions += r.region_of[i] == i && r.finish[i] > msc_graph_calls(graph)[i].end;
+    seen->moves += r.move_count;
+    for (i = 0; i < r.move_count; i++) {
+        seen->boundaries += r.region_of[r.moves[i].region] == r.moves[i].region;
+        seen->early_returns += r.moves[i].back < r.moves[i].use;
+    }
 }
 
 static void random_graphs(void **state)
@@ -447,24 +602,31 @@ static void random_graphs(void **state)
     msc_context *ctx;
     msc_sim *sim;
     uint32_t round;
+    coverage seen = {0};
 
     (void)state;
     assert_int_equal(msc_context_create(NULL, &ctx, NULL), MSC_OK);
     assert_int_equal(msc_sim_create(ctx, &options, &sim, NULL), MSC_OK);
     for (round = 0; round < 600; round++) {
         uint8_t bytes[400];
-        uint8_t chosen[32];
+        msc_plan *plan;
         size_t i;
         msc_graph *graph;
         for (i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)random_u32();
         graph = synth_bytes(ctx, bytes, 100 + round / 2);
         assert_non_null(graph);
-        for (i = 0; i < sizeof chosen; i++)
-            chosen[i] = random_u32() % 3 == 0;
-        compare_with_reference(ctx, graph, sim, chosen);
+        plan = random_plan(ctx, msc_graph_module_count(graph));
+        compare_with_reference(ctx, graph, sim, plan);
+        count_coverage(&seen, graph, plan);
+        msc_plan_destroy(plan);
         msc_graph_destroy(graph);
     }
+    assert_true(seen.kept_ops > 600);
+    assert_true(seen.long_regions > 20);
+    assert_true(seen.moves > 1500);
+    assert_true(seen.boundaries > 100);
+    assert_true(seen.early_returns > 500);
     msc_sim_destroy(sim);
     assert_int_equal(msc_context_held_bytes(ctx), 0);
     msc_context_destroy(ctx);
@@ -509,6 +671,17 @@ int main(void)
     const struct CMUnitTest tests[] = {
         {"trace/plain", plain, NULL, NULL, NULL},
         {"trace/checkpointed", checkpointed, NULL, NULL, NULL},
+        {"trace/kept-and-saved", kept_and_saved, NULL, NULL, NULL},
+        {"trace/kept-not-saved", kept_not_saved, NULL, NULL, NULL},
+        {"trace/kept-beyond-stop", kept_beyond_stop, NULL, NULL, NULL},
+        {"trace/kept-result", kept_result, NULL, NULL, NULL},
+        {"trace/kept-all-is-plain", kept_all, NULL, NULL, NULL},
+        {"trace/kept-in-two-calls", kept_in_two_calls, NULL, NULL, NULL},
+        {"trace/moves", moves, NULL, NULL, NULL},
+        {"trace/joined", joined, NULL, NULL, NULL},
+        {"trace/not-joined", not_joined, NULL, NULL, NULL},
+        {"trace/cannot-join", cannot_join, NULL, NULL, NULL},
+        {"trace/joins-nothing", joins_nothing, NULL, NULL, NULL},
         {"trace/residents-come-first", residents, NULL, NULL, NULL},
         {"trace/errors", errors, NULL, NULL, NULL},
         {"trace/overflow", overflow, NULL, NULL, NULL},

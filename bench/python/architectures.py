@@ -102,6 +102,45 @@ class RecurrentLM(nn.Module):
         return self.head(self.rnn(self.embed(ids))[0])
 
 
+class Decoder(nn.Module):
+    """Blocks of causal attention and MLP as in GPT-2, in PyTorch alone."""
+
+    class Block(nn.Module):
+        """Attention and MLP, each behind a normalisation and beside a shortcut."""
+
+        def __init__(self, width: int, heads: int) -> None:
+            super().__init__()
+            self.heads = heads
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.mlp = nn.Sequential(
+                nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (
+                part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for part in self.qkv(self.first(x)).chunk(3, -1)
+            )
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).flatten(2))
+            return x + self.mlp(self.second(x))
+
+    def __init__(
+        self, layers: int, width: int, heads: int, vocabulary: int = 1000, length: int = 1024
+    ) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList([self.Block(width, heads) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) + self.places.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
 class UNet(nn.Module):
     """Three scales, with skip connections by concatenation."""
 
@@ -192,6 +231,31 @@ def bert(layers: int, width: int, heads: int, vocabulary: int = 1000) -> Callabl
         num_attention_heads=heads,
         intermediate_size=4 * width,
         vocab_size=vocabulary,
+    )
+
+
+def whisper(layers: int, width: int) -> Callable[[], nn.Module]:
+    """A Whisper with as many layers in its encoder as in its decoder."""
+    return hugging_face(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        d_model=width,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width,
+        vocab_size=1000,
+        num_mel_bins=80,
+        max_source_positions=400,
+        use_cache=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
     )
 
 

@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The type `OffloadEngine`: life, limits, counters. Its hooks are in py_offload_hooks.c.
+ *
+ * The engine's threads never touch Python. Calls that wait for them release the GIL; `Saved` objects that end
+ * may wait for a copy under way with the GIL held, which no copy needs.
+ */
+#include "py_offload.h"
+
+#include <string.h>
+
+#include "convert.h"
+#include "error.h"
+#include "module.h"
+#include "py_offload_store.h"
+
+/* ---- arguments ---------------------------------------------------------------------------------- */
+
+typedef struct settings {
+    msc_offload_options offload;
+    msc_device_options device;
+    uint64_t least_bytes;
+    uint64_t window_bytes;
+    uint8_t debug;
+    uint8_t cuda;
+    uint64_t delay_most_ns, fault_bytes_per_second, seed, pin_limit_bytes;
+    uint32_t split_ppm, fail_ppm;
+    uint8_t refuse_pins;
+} settings;
+
+#define FIELD(name, kind, member)                                                                            \
+    {                                                                                                        \
+        name, kind, offsetof(settings, member)                                                               \
+    }
+
+static const msc__py_field setting_fields[] = {
+    FIELD("pinned_bytes", MSC_PY_U64, offload.limit_bytes[MSC_TIER_PINNED]),
+    FIELD("host_bytes", MSC_PY_U64, offload.limit_bytes[MSC_TIER_HOST]),
+    FIELD("file_bytes", MSC_PY_U64, offload.limit_bytes[MSC_TIER_FILE]),
+    FIELD("chunk_bytes", MSC_PY_U64, offload.chunk_bytes),
+    FIELD("staging_count", MSC_PY_U32, offload.staging_count),
+    FIELD("prefetch_count", MSC_PY_U32, offload.prefetch_count),
+    FIELD("prefetch_bytes", MSC_PY_U64, offload.prefetch_bytes),
+    FIELD("trace_count", MSC_PY_U32, offload.trace_count),
+    FIELD("debug", MSC_PY_BOOL, debug),
+    FIELD("cuda", MSC_PY_BOOL, cuda),
+    FIELD("ordinal", MSC_PY_U32, device.ordinal),
+    FIELD("least_bytes", MSC_PY_U64, least_bytes),
+    FIELD("window_bytes", MSC_PY_U64, window_bytes),
+    FIELD("fault_seed", MSC_PY_U64, seed),
+    FIELD("fault_delay_most_ns", MSC_PY_U64, delay_most_ns),
+    FIELD("fault_bytes_per_second", MSC_PY_U64, fault_bytes_per_second),
+    FIELD("fault_split_ppm", MSC_PY_U32, split_ppm),
+    FIELD("fault_fail_ppm", MSC_PY_U32, fail_ppm),
+    FIELD("fault_pin_limit_bytes", MSC_PY_U64, pin_limit_bytes),
+    FIELD("fault_refuse_pins", MSC_PY_BOOL, refuse_pins),
+};
+
+static const msc__py_record setting_record = {"options", setting_fields, MSC_PY_COUNT(setting_fields)};
+
+static bool read_settings(PyObject *options, PyObject *directory, settings *out)
+{
+    memset(out, 0, sizeof *out);
+    out->offload = msc_offload_options_default();
+    out->device = msc_device_options_default();
+    out->least_bytes = 1u << 20;
+    out->window_bytes = 64u << 20;
+    if (!msc__py_record_from_dict(&setting_record, options, out))
+        return false;
+    if (directory != NULL && directory != Py_None &&
+        !msc__py_to_string(directory, "directory", &out->offload.directory))
+        return false;
+    out->offload.debug = out->debug;
+    out->device.kind = out->cuda ? MSC_DEVICE_CUDA : MSC_DEVICE_HOST;
+    out->device.faults.seed = out->seed;
+    out->device.faults.delay_most_ns = (int64_t)out->delay_most_ns;
+    out->device.faults.bytes_per_second = out->fault_bytes_per_second;
+    out->device.faults.split_ppm = out->split_ppm;
+    out->device.faults.fail_ppm = out->fail_ppm;
+    out->device.faults.pin_limit_bytes = out->pin_limit_bytes;
+    out->device.faults.refuse_pins = out->refuse_pins;
+    return true;
+}
+
+/* ---- life --------------------------------------------------------------------------------------- */
+
+static bool make_names(msc__py_names *names)
+{
+    names->base = PyUnicode_InternFromString("_base");
+    names->version = PyUnicode_InternFromString("_version");
+    names->untyped_storage = PyUnicode_InternFromString("untyped_storage");
+    names->nbytes = PyUnicode_InternFromString("nbytes");
+    names->data_ptr = PyUnicode_InternFromString("data_ptr");
+    names->detach = PyUnicode_InternFromString("detach");
+    names->grad_fn = PyUnicode_InternFromString("grad_fn");
+    names->name = PyUnicode_InternFromString("name");
+    names->next_functions = PyUnicode_InternFromString("next_functions");
+    return PyErr_Occurred() == NULL;
+}
+
+static bool open_engine(msc__py_engine *self, const settings *set)
+{
+    msc_error err;
+
+    if (msc_context_create(NULL, &self->ctx, &err) != MSC_OK ||
+        msc_context_create(NULL, &self->device_ctx, &err) != MSC_OK ||
+        msc_device_create(self->device_ctx, &set->device, &self->device, &err) != MSC_OK ||
+        msc_offload_create(self->ctx, self->device, &set->offload, &self->offload, &err) != MSC_OK) {
+        msc__py_raise(&err);
+        return false;
+    }
+    self->device_type = set->cuda ? MSC_DL_CUDA : MSC_DL_CPU;
+    self->device_ordinal = set->cuda ? (int32_t)set->device.ordinal : 0;
+    self->least_bytes = set->least_bytes;
+    self->window_bytes = set->window_bytes;
+    return true;
+}
+
+static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tensor_type", "parameter_type", "directory", "options", NULL};
+    PyObject *tensor_type;
+    PyObject *parameter_type;
+    PyObject *directory = NULL;
+    PyObject *options = NULL;
+    PyObject *module;
+    msc__py_engine *self;
+    settings set;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OO:OffloadEngine", names, &tensor_type,
+                                     &parameter_type, &directory, &options) ||
+        !read_settings(options, directory, &set))
+        return NULL;
+    if (!PyType_Check(tensor_type))
+        return msc__py_refuse_type("tensor_type", "torch.Tensor", tensor_type);
+    if (!PyType_Check(parameter_type))
+        return msc__py_refuse_type("parameter_type", "torch.nn.Parameter", parameter_type);
+    self = (msc__py_engine *)PyType_GenericAlloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    module = PyType_GetModule(type);
+    self->tensor_type = (PyTypeObject *)Py_NewRef(tensor_type);
+    self->parameter_type = (PyTypeObject *)Py_NewRef(parameter_type);
+    self->api = msc__py_dlpack(tensor_type);
+    if (module != NULL)
+        self->saved_type = (PyTypeObject *)Py_NewRef((PyObject *)msc__py_module_state(module)->saved_type);
+    if (self->api == NULL && module != NULL)
+        PyErr_SetString(PyExc_NotImplementedError,
+                        "this PyTorch has no DLPack exchange interface (2.10 and later have one)");
+    if (self->api == NULL || module == NULL || !make_names(&self->names) || !open_engine(self, &set)) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+bool msc__py_engine_settle_all(msc__py_engine *engine)
+{
+    while (engine->offload != NULL && engine->flying_first != NULL)
+        if (!msc__py_store_settle_oldest(engine))
+            return false;
+    return true;
+}
+
+void msc__py_engine_close(msc__py_engine *engine)
+{
+    msc_offload *offload = engine->offload;
+    uint32_t i;
+
+    if (offload == NULL)
+        return;
+    for (i = 0; i < engine->record_capacity; i++) {
+        msc__py_store *store = engine->records[i];
+
+        if (store == NULL)
+            continue;
+        engine->records[i] = NULL; /* the buckets go as a whole: nothing is packed any more */
+        msc_offload_drop(offload, store->ticket);
+        store->ticket = 0;
+        msc__py_store_hold(store);
+        msc__py_store_land(store);
+        msc__py_store_forget(store);
+        msc__py_store_release(store);
+    }
+    memset(engine->buckets, 0, sizeof engine->buckets);
+    engine->offload = NULL;
+    msc_offload_destroy(offload);
+}
+
+static void clear_names(msc__py_names *names)
+{
+    PyObject **all[] = {&names->base,    &names->version,  &names->untyped_storage,
+                        &names->nbytes,  &names->data_ptr, &names->detach,
+                        &names->grad_fn, &names->name,     &names->next_functions};
+
+    for (size_t i = 0; i < MSC_PY_COUNT(all); i++)
+        Py_CLEAR(*all[i]);
+}
+
+static void engine_dealloc(PyObject *object)
+{
+    msc__py_engine *self = (msc__py_engine *)object;
+    PyTypeObject *type = Py_TYPE(object);
+
+    msc__py_engine_close(self); /* records hold the engine, so there are none */
+    msc_device_destroy(self->device);
+    msc_context_destroy(self->device_ctx);
+    msc_context_destroy(self->ctx);
+    PyMem_Free(self->records);
+    clear_names(&self->names);
+    PyMem_Free(self->chosen);
+    Py_XDECREF((PyObject *)self->tensor_type);
+    Py_XDECREF((PyObject *)self->parameter_type);
+    Py_XDECREF((PyObject *)self->saved_type);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+/* ---- methods ------------------------------------------------------------------------------------ */
+
+static msc__py_engine *opened(PyObject *object)
+{
+    msc__py_engine *self = (msc__py_engine *)object;
+
+    if (self->offload == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this engine is closed");
+        return NULL;
+    }
+    return self;
+}
+
+static PyObject *engine_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    msc__py_engine_close((msc__py_engine *)object);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *engine_settle(PyObject *object, PyObject *unused)
+{
+    msc__py_engine *self = opened(object);
+
+    (void)unused;
+    return self != NULL && msc__py_engine_settle_all(self) ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Room for the marks of `count` ordinals, all cleared. */
+static bool make_marks(msc__py_engine *self, uint32_t count)
+{
+    if (count > self->chosen_room) {
+        uint8_t *chosen = PyMem_Realloc(self->chosen, count);
+
+        if (chosen == NULL) {
+            PyErr_NoMemory();
+            return false;
+        }
+        self->chosen = chosen;
+        self->chosen_room = count;
+    }
+    if (count > 0)
+        memset(self->chosen, 0, count);
+    self->chosen_count = count;
+    return true;
+}
+
+/* A tuple of rising ordinals as marks. */
+static bool choose(msc__py_engine *self, PyObject *ordinals)
+{
+    Py_ssize_t count = PyTuple_Size(ordinals);
+    uint32_t ordinal = 0;
+
+    if (count < 0 ||
+        (count > 0 && !msc__py_to_id(PyTuple_GetItem(ordinals, count - 1), "ordinals", &ordinal)))
+        return false;
+    if (!make_marks(self, count > 0 ? ordinal + 1 : 0))
+        return false;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!msc__py_to_u32(PyTuple_GetItem(ordinals, i), "ordinals", self->chosen_count - 1, &ordinal))
+            return false;
+        self->chosen[ordinal] = 1;
+    }
+    return true;
+}
+
+static PyObject *engine_region(PyObject *object, PyObject *ordinals)
+{
+    msc__py_engine *self = opened(object);
+
+    if (self == NULL)
+        return NULL;
+    if (ordinals != Py_None && !choose(self, ordinals))
+        return NULL;
+    self->chooses = ordinals != Py_None;
+    self->ordinal = 0;
+    msc_offload_group(self->offload);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *engine_step(PyObject *object, PyObject *unused)
+{
+    msc__py_engine *self = opened(object);
+
+    (void)unused;
+    if (self == NULL)
+        return NULL;
+    msc_offload_step(self->offload);
+    return Py_NewRef(Py_None);
+}
+
+static const char *const tier_names[MSC_TIER_COUNT] = {"pinned", "host", "file"};
+
+static PyObject *engine_notes(PyObject *object, PyObject *unused)
+{
+    msc__py_engine *self = opened(object);
+    PyObject *notes = self != NULL ? PyDict_New() : NULL;
+
+    (void)unused;
+    for (int tier = 0; notes != NULL && tier < MSC_TIER_COUNT; tier++) {
+        PyObject *text = PyUnicode_FromString(msc_offload_note(self->offload, (msc_tier)tier));
+
+        if (text == NULL || PyDict_SetItemString(notes, tier_names[tier], text) < 0)
+            Py_CLEAR(notes);
+        Py_XDECREF(text);
+    }
+    return notes;
+}
+
+#define COUNTER(name, member)                                                                                \
+    {                                                                                                        \
+        name, MSC_PY_U64, offsetof(msc_offload_counters, member)                                             \
+    }
+#define TIERS(name, member)                                                                                  \
+    COUNTER(name "_pinned", member[MSC_TIER_PINNED]), COUNTER(name "_host", member[MSC_TIER_HOST]),          \
+        COUNTER(name "_file", member[MSC_TIER_FILE])
+
+static const msc__py_field counter_fields[] = {
+    TIERS("put_count", put_count),
+    TIERS("out_bytes", out_bytes),
+    TIERS("in_bytes", in_bytes),
+    TIERS("held_bytes", held_bytes),
+    TIERS("held_peak_bytes", held_peak_bytes),
+    TIERS("taken_bytes", taken_bytes),
+    COUNTER("refused_count", refused_count),
+    COUNTER("moved_count", moved_count),
+    COUNTER("failed_count", failed_count),
+    COUNTER("lost_count", lost_count),
+    COUNTER("prefetched_count", prefetched_count),
+    COUNTER("late_count", late_count),
+    COUNTER("missed_count", missed_count),
+    COUNTER("settle_wait_ns", settle_wait_ns),
+    COUNTER("arrive_wait_ns", arrive_wait_ns),
+    COUNTER("step_count", step_count),
+    COUNTER("reorder_count", reorder_count),
+    {"block_count", MSC_PY_U32, offsetof(msc_offload_counters, block_count)},
+};
+
+static const msc__py_record counter_record = {"counters", counter_fields, MSC_PY_COUNT(counter_fields)};
+
+static bool add_count(PyObject *dict, const char *name, uint64_t value)
+{
+    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    bool added = number != NULL && PyDict_SetItemString(dict, name, number) == 0;
+
+    Py_XDECREF(number);
+    return added;
+}
+
+static PyObject *engine_counters(PyObject *object, PyObject *unused)
+{
+    msc__py_engine *self = opened(object);
+    msc_offload_counters counters;
+    PyObject *dict;
+
+    (void)unused;
+    if (self == NULL)
+        return NULL;
+    counters = msc_offload_counters_now(self->offload);
+    dict = msc__py_record_to_dict(&counter_record, &counters);
+    if (dict != NULL && (!add_count(dict, "saves_kept", self->kept_count) ||
+                         !add_count(dict, "saves_moved", self->moved_count) ||
+                         !add_count(dict, "saves_shared", self->shared_count) ||
+                         !add_count(dict, "saves_forwarded", self->forwarded_count) ||
+                         !add_count(dict, "source_bytes", self->flying_bytes)))
+        Py_CLEAR(dict);
+    return dict;
+}
+
+static const char *const event_names[MSC_OFFLOAD_EVENT_COUNT] = {"out", "in", "wait_settle", "wait_arrive"};
+
+static PyObject *engine_trace(PyObject *object, PyObject *unused)
+{
+    msc__py_engine *self = opened(object);
+    enum { MOST = 65536 };
+    msc_offload_event *events;
+    uint32_t count;
+    PyObject *list;
+
+    (void)unused;
+    if (self == NULL)
+        return NULL;
+    events = PyMem_Malloc(MOST * sizeof *events);
+    if (events == NULL)
+        return PyErr_NoMemory();
+    count = msc_offload_trace(self->offload, events, MOST);
+    list = PyList_New((Py_ssize_t)count);
+    for (uint32_t i = 0; list != NULL && i < count; i++) {
+        const msc_offload_event *e = &events[i];
+        PyObject *item =
+            Py_BuildValue("(ssKLLK)", event_names[e->kind], tier_names[e->tier], (unsigned long long)e->bytes,
+                          (long long)e->begin_ns, (long long)e->end_ns, (unsigned long long)e->ticket);
+
+        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0)
+            Py_CLEAR(list);
+    }
+    PyMem_Free(events);
+    return list;
+}
+
+static PyMethodDef engine_methods[] = {
+    {"pack", msc__py_engine_pack, METH_O,
+     "pack($self, tensor, /)\n--\n\nWhat autograd holds for a saved tensor."},
+    {"unpack", msc__py_engine_unpack, METH_O, "unpack($self, saved, /)\n--\n\nThe tensor, for backward."},
+    {"region", engine_region, METH_O,
+     "region($self, ordinals, /)\n--\n\nA forward begins; a tuple says which of its saves may leave, None: "
+     "all."},
+    {"settle", engine_settle, METH_NOARGS,
+     "settle($self, /)\n--\n\nWaits until no source waits for its copy."},
+    {"step", engine_step, METH_NOARGS, "step($self, /)\n--\n\nA training step begins."},
+    {"counters", engine_counters, METH_NOARGS, "counters($self, /)\n--\n\nWhat was done so far, by name."},
+    {"trace", engine_trace, METH_NOARGS,
+     "trace($self, /)\n--\n\nThe latest events: (kind, tier, bytes, begin_ns, end_ns, ticket)."},
+    {"notes", engine_notes, METH_NOARGS, "notes($self, /)\n--\n\nPer tier, why it is not used as asked."},
+    {"close", engine_close, METH_NOARGS, "close($self, /)\n--\n\nGives everything back."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot engine_slots[] = {
+    {Py_tp_new, engine_new},
+    {Py_tp_dealloc, engine_dealloc},
+    {Py_tp_methods, engine_methods},
+    {Py_tp_doc, "OffloadEngine(tensor_type, parameter_type, directory=None, options=None)\n--\n\n"
+                "Saved tensors leave the device and come back before backward needs them."},
+    {0, NULL},
+};
+
+static PyType_Spec engine_spec = {
+    .name = "memscale._core.OffloadEngine",
+    .basicsize = sizeof(msc__py_engine),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = engine_slots,
+};
+
+PyTypeObject *msc__py_engine_type_new(PyObject *module)
+{
+    return (PyTypeObject *)PyType_FromModuleAndSpec(module, &engine_spec, NULL);
+}

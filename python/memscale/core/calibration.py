@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rates of the machine at hand, measured once and kept; `calibrated` puts them into a `Hardware`.
+
+    memory of this process ─ miss ─► cache file ─ miss ─► measure (about a second) ─► cache file
+
+The file is `$XDG_CACHE_HOME/memscale/rates.json`, or below `~/.cache`. An entry holds for one device,
+version of PyTorch, number of threads and processor; another combination is measured anew. Rates are rounded
+to steps of 9 %, so that what differs between two measurements of one machine seldom changes a plan, and what
+is in the file gives the same plan every time.
+
+`MEMSCALE_CALIBRATION=off` switches all of this off: then the rates of tables count, which depend on nothing
+but the name of the device and the number of threads. What cannot be measured or kept is no error either: a
+machine that is too busy to be measured gets the table's rates, and a file that cannot be written is done
+without.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from memscale.core import hardware_host
+from memscale.core.cost_rates import CLASSES, KINDS, MEASURED, NEVER, PRODUCTS, CostRates, fresh_from
+from memscale.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from memscale.core.hardware import Hardware
+
+__all__ = ["SWITCH", "cache_file", "calibrated", "forget"]
+
+SWITCH: Final = "MEMSCALE_CALIBRATION"
+_FORMAT: Final = 1
+_STEPS_PER_DOUBLING: Final = 8
+_DISTURBED_SPREAD: Final = 1.6
+_DISTURBED_SHARE: Final = 0.4
+_HOPELESS_SHARE: Final = 0.75  # of the measurements so far: the rest can be spared
+_CUDA_SCALE: Final = 4
+_LIMIT_S: Final = 4.0
+"""After so long a machine is too busy to be measured. Undisturbed, all of it takes a second or so."""
+
+_known: dict[str, CostRates | None] = {}
+_lock = threading.Lock()
+
+
+def is_on() -> bool:
+    """Whether measured rates count.
+
+    Raises:
+        ConfigError: the environment says neither "auto" nor "off".
+    """
+    value = os.environ.get(SWITCH, "auto").strip().lower()
+    if value not in ("auto", "off", ""):
+        raise ConfigError(f"environment variable {SWITCH} is {value!r}; allowed: 'auto', 'off'", SWITCH)
+    return value != "off"
+
+
+def calibrated(hardware: Hardware) -> Hardware:
+    """The hardware with the measured rates of the device that is there, or as it is.
+
+    Measures, if no one has before; that takes about a second. A CUDA device is measured only if this process
+    uses CUDA already.
+
+    Args:
+        hardware: of a device of this machine, as `detect` describes it.
+    """
+    import torch
+
+    if not is_on() or (hardware.device_kind == "cuda" and not torch.cuda.is_initialized()):
+        return hardware
+    rates = _rates(hardware)
+    return hardware if rates is None else replace(hardware, cost=rates)
+
+
+def forget() -> None:
+    """Drops what this process knows, so that the next call reads the file. The file stays."""
+    with _lock:
+        _known.clear()
+
+
+def cache_file() -> Path:
+    """Where measured rates are kept."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # By the standard, a relative path there is to be ignored.
+    folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
+    return folder / "memscale" / "rates.json"
+
+
+def _rates(hardware: Hardware) -> CostRates | None:
+    key = _key(hardware)
+    with _lock:  # two threads must not measure at once: each would disturb the other
+        if key not in _known:
+            found = _read(cache_file()).get(key)
+            if found is None:
+                found = _measured(hardware)
+                if found is not None:
+                    _write(cache_file(), key, found)
+            _known[key] = found
+        return _known[key]
+
+
+def _key(hardware: Hardware) -> str:
+    import torch
+
+    setting = torch.get_float32_matmul_precision() if hardware.device_kind == "cuda" else ""
+    device = hardware.name if hardware.device_kind == "cuda" else "cpu"
+    parts = (device, setting, torch.__version__, torch.get_num_threads(), hardware_host.processor_name())
+    return " | ".join(str(part) for part in parts if part != "")
+
+
+# ---- the file ------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, CostRates]:
+    """The entries of a file that can be trusted; none of a file that is missing or damaged."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        entries = data["entries"].items() if data["format"] == _FORMAT else ()
+        rates = {str(key): _from_json(value) for key, value in entries}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {key: value for key, value in rates.items() if value is not None}
+
+
+def _from_json(value: Any) -> CostRates | None:
+    """Rates that were written before; None where something is missing or is no integer above 0."""
+    single = [field.name for field in fields(CostRates) if field.type == "int"]
+    try:
+        flops = [value["flops_per_us"][kind] for kind in KINDS]
+        moved = [value["moved_bytes_per_us"][kind] for kind in KINDS]
+        numbers = {name: value[name] for name in single}
+    except (KeyError, TypeError):
+        return None
+    if not all(type(number) is int and 0 < number <= NEVER for number in (*numbers.values(), *flops, *moved)):
+        return None
+    return CostRates(tuple(flops), tuple(moved), **numbers, source=MEASURED)
+
+
+def _write(path: Path, key: str, rates: CostRates) -> None:
+    """Adds an entry. The file is replaced as a whole: a reader sees the old one or the new one."""
+    entries = {name: entry.for_core for name, entry in _read(path).items()}
+    entries[key] = rates.for_core
+    text = json.dumps({"format": _FORMAT, "entries": entries}, indent=1, sort_keys=True)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix="rates-", suffix=".tmp")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(temporary, path)
+    except OSError:  # no home, no right to write, no room: the rates are measured again by the next process
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+# ---- measuring -----------------------------------------------------------------------------------------
+
+
+def quantised(value: float) -> int:
+    """A number above 0, rounded to the nearest eighth of a doubling, 9 %."""
+    steps = round(math.log2(max(value, 1.0)) * _STEPS_PER_DOUBLING)
+    return max(1, round(math.pow(2.0, steps / _STEPS_PER_DOUBLING)))
+
+
+def _measured(hardware: Hardware) -> CostRates | None:
+    """Measures; None where it fails, or the machine is too busy for the result to mean anything."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    device = torch.device("cuda", hardware.device_index)
+    if hardware.device_kind == "cpu":
+        device = torch.device("cpu")
+    cards = [hardware.device_index] if device.type == "cuda" else []
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_disable_current_modes())
+            stack.enter_context(torch.random.fork_rng(cards))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+            if device.type == "cuda":
+                stack.enter_context(torch.cuda.device(device))
+                stack.callback(torch.cuda.empty_cache)
+            return _measure(device, hardware)
+    except Exception:  # no operator, no memory: a plan must not fail for want of a stop-watch
+        return None
+
+
+def _measure(device: torch.device, hardware: Hardware) -> CostRates | None:
+    import torch
+
+    from memscale.core import calibration_measures as measures
+
+    clock = measures.Clock(device)
+    scale = _CUDA_SCALE if device.type == "cuda" else 1
+    latest = time.monotonic() + _LIMIT_S
+    reached: dict[str, float] = {}
+    with torch.no_grad():
+        for suffix, dtype in (("", torch.float32), ("_half", torch.bfloat16)):
+            samples = measures.Samples(device, dtype, scale)
+            clock.hold(samples.pool)
+            for name, make in samples.by_class():
+                best = reached.get(name + suffix, 0.0)
+                reached[name + suffix] = max(best, measures.rates_of(make(), clock))
+                if time.monotonic() > latest or _is_disturbed(clock.spreads, _HOPELESS_SHARE):
+                    return None
+        fresh = measures.fresh_bytes_per_us(device, clock) if device.type == "cpu" else 1.0
+    with torch.enable_grad():
+        launch, recompute, intercept = measures.fixed_costs_ns(device)
+    if _is_disturbed(clock.spreads, _DISTURBED_SHARE):
+        return None
+    flops, moved = _tables(reached)
+    return CostRates(
+        flops_per_us=tuple(map(quantised, flops)),
+        moved_bytes_per_us=tuple(map(quantised, moved)),
+        fresh_from_bytes=fresh_from() if device.type == "cpu" else NEVER,
+        fresh_bytes_per_us=quantised(fresh),
+        launch_ns=quantised(launch),
+        recompute_ns=quantised(recompute),
+        intercept_ns=quantised(intercept),
+        source=MEASURED,
+    )
+
+
+def _is_disturbed(spreads: Sequence[float], share: float) -> bool:
+    """Whether more than a share of some measurements, at least six, varied too much to be believed."""
+    disturbed = sum(spread > _DISTURBED_SPREAD for spread in spreads)
+    return len(spreads) >= 6 and disturbed > share * len(spreads)
+
+
+def _tables(reached: dict[str, float]) -> tuple[list[float], list[float]]:
+    """Rates by kind.
+
+    A product's bytes count at the rate of moves, another class's operations at that of products; what has no
+    class counts as a reduction, between the fast and the slow.
+    """
+    flops: list[float] = []
+    moved: list[float] = []
+    for suffix in ("", "_half"):
+        for name in CLASSES:
+            is_product = name in PRODUCTS
+            own = reached.get(name + suffix, reached["reduce" + suffix])
+            flops.append(own if is_product else reached["matrix" + suffix])
+            moved.append(reached["move" + suffix] if is_product else own)
+    return flops, moved

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to compute a step: which step techniques are attached, and what each of them brings.
+
+    without      the model as it is, or with what the user asked for (autocast)
+    with all     every technique that the configuration has, wherever it can attach
+    without one  each technique left out in turn, if there are several
+
+Each way is traced and decided on its own. The best one fits, and is the fastest that does; if none fits, it
+is the smallest. Where the plain step fits without slowing down, nothing else is looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from memscale.core.plan import Plan, StepChoice
+from memscale.techniques.step_table import STEP_TECHNIQUES, StepTechnique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from memscale.core.config import EffectiveConfig
+    from memscale.core.hardware import Hardware
+    from memscale.core.tracer import StepFacts, Trace
+    from memscale.techniques.base import StepAttachment
+
+Place = tuple[str, str]
+"""Name of a step technique, and path of the module that it is attached to."""
+
+Way = tuple[StepTechnique, ...]
+"""The techniques attached, in their order; () is the step as it is."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One way, traced and decided.
+
+    Attributes:
+        way: what was attached.
+        places: where a technique did its work.
+        idle: (technique, reason) of those that did nothing and say why.
+        kinds: path → class name, of `places`.
+        words: technique → what it does here, of those that say more than their row in the table.
+    """
+
+    way: Way
+    plan: Plan
+    trace: Trace
+    places: tuple[Place, ...] = ()
+    idle: tuple[tuple[str, str], ...] = ()
+    kinds: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Techniques that did something."""
+        return tuple(technique.name for technique in self.way if self.does(technique.name))
+
+    def does(self, name: str) -> bool:
+        """Whether a technique did something."""
+        return any(place[0] == name for place in self.places)
+
+
+def techniques_of(config: EffectiveConfig) -> Way:
+    """What a configuration has, in order."""
+    return tuple(
+        technique
+        for technique in STEP_TECHNIQUES
+        if technique.wanted(config) and (technique.exact or not config.exact)
+    )
+
+
+def found(model: nn.Module, hardware: Hardware, way: Iterable[StepTechnique]) -> list[StepAttachment]:
+    """Where the techniques of a way could attach in a bare model."""
+    return [place for technique in way for place in technique.find(model, hardware)]
+
+
+def placed(model: nn.Module, hardware: Hardware, places: Sequence[Place]) -> list[StepAttachment]:
+    """Attachments for the places that a plan names, on this model."""
+    names = {name for name, _ in places}
+    way = [technique for technique in STEP_TECHNIQUES if technique.name in names]
+    return [item for item in found(model, hardware, way) if (item.name, item.path) in set(places)]
+
+
+@contextmanager
+def attached(attachments: Sequence[StepAttachment], step: StepFacts) -> Iterator[StepFacts]:
+    """Has them attached inside the block, which gets the step as it is to be run with them."""
+    done: list[StepAttachment] = []
+    try:
+        for item in attachments:
+            item.beneath = step.watch if item.path == "" else None
+            item.attach()
+            done.append(item)
+        forward = step.forward if step.forward is None or step.watch is None else step.watch.original
+        yield replace(step, forward=forward)
+    finally:
+        for item in reversed(done):
+            item.undo()
+
+
+def tried(
+    way: Way, attachments: Sequence[StepAttachment], decided: tuple[Plan, Trace], why_not: dict[str, str]
+) -> Tried:
+    """What came of a way.
+
+    Args:
+        way: the techniques.
+        attachments: where they were attached in the trace.
+        decided: plan and trace.
+        why_not: technique → why there was no place for it.
+    """
+    plan, trace = decided
+    places = tuple((item.name, item.path) for item in attachments if item.used)
+    working = {name for name, _ in places}
+    idle = dict(why_not)
+    for item in attachments:
+        if item.reason and item.name not in working:
+            idle.setdefault(item.name, item.reason)
+    kinds = {path: kind for path, kind in trace.modules if any(path == place for _, place in places)}
+    words = {item.name: str(item.what) for item in attachments if hasattr(item, "what")}
+    return Tried(way, plan, trace, places, tuple(idle.items()), kinds, words)
+
+
+def better(first: Tried, second: Tried) -> Tried:
+    """The one to take; the first where both are as good."""
+    return second if _rank(second) < _rank(first) else first
+
+
+def _rank(item: Tried) -> tuple[Any, ...]:
+    predicted = item.plan.predicted
+    if item.plan.fits:
+        return (0, predicted.step_time_ns, predicted.device_used_peak_bytes, len(item.names))
+    return (1, predicted.device_used_peak_bytes, predicted.step_time_ns, len(item.names))
+
+
+def combined(best: Tried, ways: Sequence[Tried], plain: Plan) -> Plan:
+    """The plan of the best way, with what is known from the others.
+
+    Args:
+        best: one of `ways`.
+        ways: all that were tried; the first is the step as it is.
+        plain: has the prediction of the step without MemScale.
+    """
+    smallest = min(item.plan.smallest_peak_bytes for item in ways)
+    steps = tuple(_choice(best, technique, ways) for technique in best.way if best.does(technique.name))
+    notes = {f"{name}: {reason}": None for item in ways for name, reason in item.idle}
+    return replace(
+        best.plan,
+        steps=steps,
+        digest=_digest(best),
+        predicted=replace(best.plan.predicted, smallest_peak_bytes=smallest),
+        plain=replace(plain.plain, smallest_peak_bytes=smallest),
+        smallest_peak_bytes=smallest,
+        time_bound_ppm=_bound_ppm(best.plan, [item.plan for item in ways]),
+        notes=(*best.plan.notes, *(note for note in notes if note not in best.plan.notes)),
+    )
+
+
+def _digest(best: Tried) -> str:
+    """That of the core's plan, and where step techniques are attached."""
+    if not best.places:
+        return best.plan.digest
+    text = "\n".join([best.plan.digest, *(f"{name} {path}" for name, path in best.places)])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _choice(best: Tried, technique: StepTechnique, ways: Sequence[Tried]) -> StepChoice:
+    """What a technique brings: against the best of the ways without it."""
+    without = [item for item in ways if not item.does(technique.name)]
+    other = without[0]
+    for item in without[1:]:
+        other = better(other, item)
+    mine, theirs = best.plan.predicted, other.plan.predicted
+    modules = tuple(path for name, path in best.places if name == technique.name)
+    return StepChoice(
+        technique=technique.name,
+        modules=modules,
+        types=tuple(sorted({best.kinds[path] for path in modules})),
+        exact=technique.exact,
+        reason=best.words.get(technique.name, technique.what),
+        bytes=theirs.device_used_peak_bytes - mine.device_used_peak_bytes,
+        ns=mine.step_time_ns - theirs.step_time_ns,
+        other_fits=other.plan.fits,
+    )
+
+
+def _bound_ppm(plan: Plan, plans: Sequence[Plan]) -> int:
+    """How much slower than the best possible, over all ways that were tried, a plan may be."""
+    if not plan.fits:
+        return plan.time_bound_ppm
+    lowest = min(
+        item.predicted.step_time_ns * 1_000_000 // (1_000_000 + item.time_bound_ppm)
+        for item in plans
+        if item.fits
+    )
+    return max(0, plan.predicted.step_time_ns * 1_000_000 // max(lowest, 1) - 1_000_000)

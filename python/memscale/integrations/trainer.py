@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`memscale.wrap(trainer)` for the `Trainer` of Hugging Face transformers 5.x.
+
+    wrap             the trainer says what a step is: its model, its optimizer, its first batch, its autocast.
+                     The plan is made from that, outside the time that the trainer measures.
+    train            the model is wrapped anew if `model_init` made another one
+    end of training  if planning fell into the measured time all the same, the rates without it are logged
+
+The model is wrapped in place: `trainer.model_wrapped` stays what it would be. Where a batch cannot be drawn
+without a trace (a stream, a loader or loss of the user's own), or the model will be another one by the time
+it trains, the plan waits for the first batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from memscale.core.config import Config
+from memscale.core.executor import EXECUTOR, Executor
+from memscale.core.model_state import preserved
+from memscale.observability import logs
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+
+class Start(Protocol):
+    """Wraps a model, as `memscale.wrap` does, with what is known beside the sample."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        config: Config,
+        sample_input: Any,
+        optimizer: torch.optim.Optimizer | None = None,
+        grads_present: bool = False,
+    ) -> Executor:
+        """Returns the executor."""
+
+
+class Follower:
+    """Follows a wrapped trainer's runs, as one of its callbacks. Added by `begin`, removed by `end`.
+
+    Attributes:
+        config: what the model is wrapped with.
+        start: wraps a model.
+        optimizer: stands in for the trainer's own until that has been created.
+    """
+
+    def __init__(self, config: Config, start: Start, optimizer: torch.optim.Optimizer | None) -> None:
+        self.config = config
+        self.start = start
+        self.optimizer = optimizer
+        self._before = 0.0
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Wraps the model if it is a new one, made by `model_init`."""
+        if model is None:
+            return
+        executor: Executor | None = model.__dict__.get(EXECUTOR)
+        if executor is None:
+            executor = self.start(model, self.config, None)
+        self._before = executor.planning_seconds
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Adds to the rates of training what they are without planning."""
+        executor: Executor | None = None if model is None else model.__dict__.get(EXECUTOR)
+        if executor is None or logs is None:
+            return
+        added = rates_without_planning(logs, executor.planning_seconds - self._before)
+        logs.update(added)
+        if added and state.log_history:
+            state.log_history[-1].update(added)
+
+
+@functools.cache
+def callback_type() -> type[Follower]:
+    """`Follower` as transformers wants its callbacks."""
+    from transformers import TrainerCallback
+
+    return type("MemScaleCallback", (Follower, TrainerCallback), {"__module__": __name__})
+
+
+def rates_without_planning(figures: dict[str, float], planning_seconds: float) -> dict[str, float]:
+    """Rates of training as if no step had been planned while the clock ran.
+
+    Args:
+        figures: what the trainer logs. Only with `train_runtime` there is something to add.
+        planning_seconds: how much of it went into planning.
+
+    Returns:
+        The seconds, and each `train_…_per_second` anew; nothing if no planning fell into the run. The
+        trainer's own figures stay what they are, time on the clock.
+    """
+    runtime = figures.get("train_runtime", 0.0)
+    if not 0.0 < planning_seconds < runtime:
+        return {}
+    factor = runtime / (runtime - planning_seconds)
+    rates = {
+        f"{name}_without_planning": round(value * factor, 3)
+        for name, value in figures.items()
+        if name.startswith("train_") and name.endswith("_per_second")
+    }
+    return {"train_planning_seconds": round(planning_seconds, 4), **rates}
+
+
+def begin(trainer: Trainer, config: Config, sample_input: Any, start: Start) -> None:
+    """Wraps a trainer's model with what the trainer knows of its steps.
+
+    Args:
+        trainer: any `Trainer`, before or between runs.
+        config: for the model.
+        sample_input: a batch as the model gets it; None to draw one.
+        start: wraps a model.
+
+    Raises:
+        TypeError: the trainer would put its model into `nn.DataParallel`.
+        Exception: as `memscale.wrap`.
+    """
+    if trainer.args.n_gpu > 1 and not getattr(trainer, "is_model_parallel", False):
+        raise TypeError(
+            f"this Trainer sees {trainer.args.n_gpu} GPUs in one process and would put its model into "
+            "nn.DataParallel, whose replicas a plan does not reach. Start one process per GPU (torchrun, "
+            "accelerate launch), or let it see one (CUDA_VISIBLE_DEVICES=0)"
+        )
+    optimizer = _optimizer_of(trainer)
+    if sample_input is None:
+        sample_input = _first_batch(trainer)
+    model = trainer.model
+    assert isinstance(model, nn.Module)
+    accelerator = trainer.accelerator
+    autocast = accelerator.autocast() if accelerator.mixed_precision in ("fp16", "bf16") else nullcontext()
+    with autocast:
+        start(model, config, sample_input, optimizer, trainer.args.gradient_accumulation_steps > 1)
+    _remove_callbacks(trainer)
+    # In front: what reports figures elsewhere shall report these too.
+    trainer.callback_handler.callbacks.insert(0, callback_type()(config, start, optimizer))
+
+
+def end(trainer: Trainer) -> None:
+    """Takes the callback off again."""
+    _remove_callbacks(trainer)
+
+
+def _remove_callbacks(trainer: Trainer) -> None:
+    callbacks = trainer.callback_handler.callbacks
+    callbacks[:] = [callback for callback in callbacks if not isinstance(callback, Follower)]
+
+
+def _is_own(trainer: Trainer, *names: str) -> bool:
+    """Whether the trainer runs transformers' own methods of these names."""
+    from transformers import Trainer
+
+    own = all(getattr(type(trainer), name) is getattr(Trainer, name) for name in names)
+    return own and not any(name in vars(trainer) for name in names)
+
+
+def _optimizer_of(trainer: Trainer) -> torch.optim.Optimizer | None:
+    """The trainer's optimizer, or one like it, without state; None if it cannot be known."""
+    if trainer.optimizer is not None:
+        inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's is a shell
+        return inner if isinstance(inner, torch.optim.Optimizer) else None
+    if trainer.model_init is not None or not _is_own(trainer, "create_optimizer"):
+        return None
+    try:
+        kind = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(
+            trainer.args, trainer.model
+        )
+        if not kind[0].__module__.startswith("torch.optim"):  # others register hooks as they are made
+            return None
+        probe = copy.copy(trainer)
+        probe.optimizer = None
+        return probe.create_optimizer()
+    except Exception as error:  # the trainer's own, which it will raise again when it trains
+        logs.LOGGER.debug("wrap: no optimizer from the trainer: %s: %s", type(error).__name__, error)
+        return None
+
+
+# ---- the first batch -------------------------------------------------------------------------------
+
+
+class _Caught(BaseException):
+    """Carries the arguments of a forward out of `compute_loss`."""
+
+
+def _catch(*args: Any, **kwargs: Any) -> Any:
+    raise _Caught(args, kwargs)
+
+
+def _why_not(trainer: Trainer) -> str:
+    """Why no batch can be drawn before training; "" if one can."""
+    dataset = trainer.train_dataset
+    if trainer.model_init is not None:
+        return "model_init makes another model"
+    if dataset is None:
+        return "there is no training data"
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not len(dataset):
+        return "the training data is a stream"
+    if trainer.args.world_size > 1:
+        return "processes count their tokens together"
+    if trainer.args.activation_checkpointing:
+        return "the trainer switches the model's own checkpoints on as it begins"
+    names = ("get_train_dataloader", "_get_dataloader", "get_batch_samples", "_prepare_inputs",
+             "training_step", "compute_loss", "compute_loss_context_manager")  # fmt: skip
+    if not _is_own(trainer, *names):
+        return "this Trainer has methods of its own"
+    return ""
+
+
+def _first_batch(trainer: Trainer) -> Any:
+    """The first batch as the model will get it, or None."""
+    reason = _why_not(trainer)
+    if not reason:
+        try:
+            with _undisturbed(trainer):
+                return _drawn(trainer)
+        except Exception as error:  # the user's data or code, which will raise again in training
+            reason = f"{type(error).__name__}: {error}"
+    logs.LOGGER.debug("wrap: the plan waits for the first batch: %s", reason)
+    return None
+
+
+def _drawn(trainer: Trainer) -> Any:
+    loader: Any = trainer.get_train_dataloader()
+    indices = next(iter(loader.batch_sampler))
+    several = getattr(loader.dataset, "__getitems__", None)
+    rows = several(indices) if several is not None else [loader.dataset[index] for index in indices]
+    batch = loader.collate_fn(rows)
+    _, items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
+    inputs = trainer._prepare_inputs(batch)
+    try:
+        trainer.compute_loss(_catch, inputs, num_items_in_batch=items)  # type: ignore[arg-type]
+    except _Caught as caught:
+        args, kwargs = caught.args
+        return kwargs if not args else None
+    return None
+
+
+@contextmanager
+def _undisturbed(trainer: Trainer) -> Iterator[None]:
+    """Puts back what drawing a batch changes: random generators, the trainer's and the data's attributes."""
+    accelerator = trainer.accelerator
+    loaders = list(accelerator._dataloaders)
+    undo = [_image(trainer)]
+    for value in (trainer.train_dataset, trainer.data_collator):
+        for _ in range(4):  # a subset of a set of ...
+            if value is None:
+                break
+            undo.append(_image(value))
+            value = getattr(value, "dataset", None)
+    model = trainer.model
+    assert isinstance(model, nn.Module)
+    try:
+        with preserved(model):
+            yield
+    finally:
+        for restore in undo:
+            restore()
+        accelerator._dataloaders[:] = loaders
+
+
+def _image(value: Any) -> Callable[[], None]:
+    """What puts an object's attributes back, and random generators among them."""
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    before = dict(attributes)
+    generators = [_generator_image(item) for item in before.values()]
+
+    def restore() -> None:
+        for name in [name for name in attributes if name not in before]:
+            del attributes[name]
+        attributes.update(before)
+        for restore_one in generators:
+            restore_one()
+
+    return restore
+
+
+def _generator_image(value: Any) -> Callable[[], None]:
+    if isinstance(value, torch.Generator):
+        state = value.get_state()
+        return lambda: void(value.set_state(state))
+    if isinstance(value, random.Random):
+        numbers = value.getstate()
+        return lambda: value.setstate(numbers)
+    inner = getattr(value, "bit_generator", None)  # NumPy's
+    if inner is not None and hasattr(inner, "state"):
+        kept = copy.deepcopy(inner.state)
+        return lambda: setattr(inner, "state", kept)
+    return lambda: None
+
+
+def void(_: object) -> None:
+    """Drops a result."""

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One offload engine for the techniques of one plan.
+
+    settings ──► Offload ──► opens `_core.OffloadEngine` at the first forward
+                    │
+                    ├── hooks()      around a forward whose saved tensors leave
+                    └── hold(tensor) one tensor that a checkpoint keeps for its second run
+
+The engine's memory, threads and file belong to the last of those who refer to it: this object, or a graph
+that has saved tensors away. So a model may be detached between forward and backward, and when the graph is
+gone all tiers are empty and closed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memscale import _core
+
+
+@dataclass(frozen=True)
+class OffloadSettings:
+    """What an engine is opened with; sizes in bytes. See `include/memscale/offload.h`.
+
+    Attributes:
+        device: whose tensors leave.
+        pinned_bytes: most page-locked memory, staging included; 0: none.
+        host_bytes: most pageable memory.
+        file_bytes: most disk space.
+        directory: folder of the file; "" for the system's folder of temporary files.
+        least_bytes: smaller storages stay.
+        window_bytes: what may wait on the device for its copy out.
+        prefetch_count: how many storages are brought back ahead of their use, at most.
+        prefetch_bytes: how many bytes.
+        debug: freed places are overwritten, and blocks have checksums.
+        trace_count: events that are kept for timelines.
+    """
+
+    device: torch.device
+    pinned_bytes: int = 0
+    host_bytes: int = 0
+    file_bytes: int = 0
+    directory: str = ""
+    least_bytes: int = 1 << 20
+    window_bytes: int = 64 << 20
+    prefetch_count: int = 8
+    prefetch_bytes: int = 256 << 20
+    debug: bool = False
+    trace_count: int = 0
+
+    def options(self) -> dict[str, int | bool]:
+        """As the engine takes them."""
+        values = dataclasses.asdict(self)
+        device = values.pop("device")
+        del values["directory"]
+        values["cuda"] = device.type == "cuda"
+        values["ordinal"] = device.index or 0
+        return values
+
+
+def why_not(device: torch.device) -> str:
+    """Why nothing can be offloaded from a device with this PyTorch; "" if it can."""
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        return "this PyTorch does not show tensors to C (DLPack exchange API, PyTorch 2.10 and later)"
+    if device.type not in ("cpu", "cuda"):
+        return f"a {device.type} device has no offload"
+    return ""
+
+
+class Offload:
+    """Opens the engine when it is needed, once in each process.
+
+    Args:
+        settings: what it is opened with.
+        faults: trouble on purpose, for tests: the options of `_core.OffloadEngine` that begin with "fault_".
+    """
+
+    def __init__(self, settings: OffloadSettings, faults: Mapping[str, int | bool] | None = None) -> None:
+        self.settings = settings
+        self._faults = dict(faults or {})
+        self._engine: _core.OffloadEngine | None = None
+        self._process = 0
+        self._lock = threading.Lock()
+
+    @property
+    def engine(self) -> _core.OffloadEngine:
+        """The engine of this process.
+
+        Raises:
+            OSError: the directory cannot hold the file.
+            MemoryError: not even the staging buffers can be had.
+        """
+        engine = self._engine
+        if engine is None or self._process != os.getpid():
+            with self._lock:
+                if self._engine is None or self._process != os.getpid():
+                    options = {**self.settings.options(), **self._faults}
+                    directory = self.settings.directory or None
+                    self._engine = _core.OffloadEngine(Tensor, torch.nn.Parameter, directory, options)
+                    self._process = os.getpid()
+                engine = self._engine
+        return engine
+
+    @contextmanager
+    def hooks(self, ordinals: tuple[int, ...] | None = None) -> Iterator[None]:
+        """A context in which saved tensors leave. When it ends without an error, their sources are gone.
+
+        Args:
+            ordinals: which of them, as in `Choice.moved`; None: all that are worth it.
+        """
+        engine = self.engine
+        engine.region(ordinals)
+        with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
+            yield
+        engine.settle()
+
+    def hold(self, tensors: Iterable[Tensor]) -> list[Held]:
+        """Holds tensors, away if it is worth it; what is left of them on the device is their caller's."""
+        engine = self.engine
+        engine.region(None)
+        held = [Held(engine, engine.pack(tensor), tensor.requires_grad) for tensor in tensors]
+        engine.settle()
+        return held
+
+    def counters(self) -> dict[str, int]:
+        """What the engine has done so far; empty before it was opened."""
+        return {} if self._engine is None else self._engine.counters()
+
+    def trace(self) -> list[tuple[str, str, int, int, int, int]]:
+        """The latest events: (kind, tier, bytes, begin_ns, end_ns, ticket)."""
+        return [] if self._engine is None else self._engine.trace()
+
+    def notes(self) -> tuple[str, ...]:
+        """Why a tier is not used as asked, a line each."""
+        if self._engine is None:
+            return ()
+        return tuple(f"{tier}: {line}" for tier, line in self._engine.notes().items() if line)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Offload:
+        return Offload(self.settings, self._faults)  # a copied model has an engine of its own
+
+
+class Held:
+    """A tensor that a checkpoint holds for its second run."""
+
+    __slots__ = ("engine", "requires_grad", "saved")
+
+    def __init__(self, engine: _core.OffloadEngine, saved: _core.Saved, requires_grad: bool) -> None:
+        self.engine = engine
+        self.saved = saved
+        self.requires_grad = requires_grad
+
+    def tensor(self) -> Tensor:
+        """The tensor, a leaf on the device.
+
+        Raises:
+            RuntimeError: it was changed in place before its copy was complete.
+            OSError: it could not be read back.
+        """
+        tensor: Tensor = self.engine.unpack(self.saved).detach()
+        return tensor.requires_grad_() if self.requires_grad else tensor
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What of a checkpoint's inputs leaves.
+
+    Attributes:
+        offload: the engine.
+        inputs: storages among the arguments, each counted once, as in `Choice.moved`; None: all activations.
+    """
+
+    offload: Offload
+    inputs: tuple[int, ...] | None = None
+
+    def among(self, leaves: Sequence[Any]) -> list[int]:
+        """Positions of the arguments that leave."""
+        storages: dict[int, int] = {}  # identity → number
+        found = []
+        for position, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided:
+                continue
+            number = storages.setdefault(leaf.untyped_storage()._cdata, len(storages))
+            if number in self.inputs if self.inputs is not None else leaf.grad_fn is not None:
+                found.append(position)
+        return found

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much may leave the device, to where, and how fast.
+
+On a card saved tensors go to host memory, page-locked first. On the CPU the device is the host's memory
+itself, so the file is the only tier that saves any.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from memscale.core import calibration
+from memscale.core.decision_engine import OffloadLink
+from memscale.offload.engine import Offload, OffloadSettings, why_not
+
+if TYPE_CHECKING:
+    from memscale.core.config import EffectiveConfig
+    from memscale.core.hardware import Hardware
+
+_WINDOW_BYTES = 16 << 20
+_PREFETCH_BYTES = 32 << 20
+"""Of a file: its rate is low, so that what waits for it is soon many layers' worth."""
+
+_STAGING_COUNT = 4
+_CHUNK_BYTES = 2 << 20
+STAGING_BYTES = 2 * _STAGING_COUNT * _CHUNK_BYTES
+"""Buffers that copies pass through, of both directions: the defaults of the engine."""
+
+_RESERVE = 0.2
+"""Share of free host memory and disk space that is left to others where no limit is given."""
+
+_FILE_BYTES_PER_US = 400
+"""Of a disk that was not measured: a SATA drive's."""
+
+_PROBE_BYTES = 64 << 20
+_PROBE_BLOCK = 4 << 20
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way off the device and back.
+
+    Attributes:
+        settings: of the engine.
+        out_bytes_per_us: from the device, beside a running step.
+        in_bytes_per_us: back.
+        limit_bytes: what may be away at once, over all tiers.
+    """
+
+    settings: OffloadSettings
+    out_bytes_per_us: int
+    in_bytes_per_us: int
+    limit_bytes: int
+
+    @property
+    def for_decision(self) -> OffloadLink:
+        """As the decision counts with it."""
+        return OffloadLink(
+            self.out_bytes_per_us,
+            self.in_bytes_per_us,
+            least_bytes=self.settings.least_bytes,
+            limit_bytes=self.limit_bytes,
+            window_out_bytes=self.settings.window_bytes,
+            window_in_bytes=self.settings.prefetch_bytes,
+        )
+
+
+def link_for(config: EffectiveConfig, hardware: Hardware, device: torch.device) -> Link | str:
+    """What a configuration allows on a machine, or why nothing; "" where nobody asked.
+
+    Args:
+        config: what applies.
+        hardware: of `device`.
+        device: whose tensors would leave.
+    """
+    if not config.enable_offloading or not config.async_offload:
+        return ""
+    if reason := why_not(device):
+        return reason
+    return _host_link(config) if device.type == "cpu" else _card_link(config, hardware, device)
+
+
+def _host_link(config: EffectiveConfig) -> Link | str:
+    wanted = config.async_config
+    if "file" not in wanted.tiers or wanted.directory is None:
+        return (
+            "on the CPU saved tensors can only go to a file: "
+            "async_config=AsyncOffloadConfig(tiers=('file',), directory=...)"
+        )
+    room = _file_room(wanted.directory)
+    if isinstance(room, str):
+        return room
+    settings = OffloadSettings(
+        torch.device("cpu"),
+        file_bytes=room,
+        directory=wanted.directory,
+        window_bytes=_WINDOW_BYTES,
+        prefetch_count=wanted.prefetch_depth,
+        prefetch_bytes=_PREFETCH_BYTES,
+        debug=wanted.debug,
+    )
+    out, back = _file_rates(wanted.directory)
+    return Link(settings, out, back, room)
+
+
+def _card_link(config: EffectiveConfig, hardware: Hardware, device: torch.device) -> Link | str:
+    wanted = config.async_config
+    cap = config.max_cpu_offload_bytes
+    if cap is None:
+        cap = int(hardware.host_available_bytes * (1 - _RESERVE))
+    limits = [wanted.pinned_pool_limit_bytes, hardware.pinned_limit_bytes, cap]
+    pinned = min(size for size in limits if size is not None) if "pinned" in wanted.tiers else 0
+    if pinned < STAGING_BYTES:
+        pinned = 0
+    pageable = max(0, cap - pinned) if "pageable" in wanted.tiers else 0
+    if pageable < STAGING_BYTES and pinned == 0:
+        pageable = 0
+    room = 0
+    if "file" in wanted.tiers and wanted.directory is not None:
+        found = _file_room(wanted.directory)
+        if isinstance(found, str):
+            return found
+        room = found
+    if pinned + pageable + room == 0:
+        need = f"the {STAGING_BYTES} bytes that copies pass through"
+        return f"max_cpu_offload_gb leaves {cap} bytes, less than {need}"
+    settings = OffloadSettings(
+        device,
+        pinned_bytes=pinned,
+        host_bytes=pageable,
+        file_bytes=room,
+        directory=wanted.directory or "",
+        prefetch_count=wanted.prefetch_depth,
+        debug=wanted.debug,
+    )
+    rate = hardware.link_bytes_per_us
+    return Link(settings, rate, rate, max(0, pinned + pageable + room - STAGING_BYTES))
+
+
+def _file_room(directory: str) -> int | str:
+    """Bytes that a file in a folder may take, or why there can be none."""
+    if not os.path.isdir(directory):
+        return f"async_config.directory {directory!r} is not a folder"
+    if not os.access(directory, os.W_OK):
+        return f"async_config.directory {directory!r} cannot be written to"
+    free = int(shutil.disk_usage(directory).free * (1 - _RESERVE))
+    return free if free > 0 else f"the disk of async_config.directory {directory!r} is full"
+
+
+def _file_rates(directory: str) -> tuple[int, int]:
+    """Bytes per microsecond to a file in a folder, and back; measured once per process and disk."""
+    if not calibration.is_on():
+        return _FILE_BYTES_PER_US, _FILE_BYTES_PER_US
+    return _measured(directory, os.stat(directory).st_dev)
+
+
+@functools.lru_cache(maxsize=8)
+def _measured(directory: str, disk: int) -> tuple[int, int]:
+    """The engine's own rates there, with its copies through staging buffers; takes half a second or so."""
+    room = OffloadSettings(
+        torch.device("cpu"), file_bytes=2 * _PROBE_BYTES, directory=directory, window_bytes=_PROBE_BYTES
+    )
+    try:
+        engine = Offload(room).engine
+    except OSError:
+        return _FILE_BYTES_PER_US, _FILE_BYTES_PER_US
+    tensors = [torch.ones(_PROBE_BLOCK // 4) for _ in range(_PROBE_BYTES // _PROBE_BLOCK)]
+    best = [0.0, 0.0]
+    for _ in range(2):  # the first reserves disk space
+        began = time.perf_counter()
+        saved = [engine.pack(tensor.view(-1)) for tensor in tensors]
+        engine.settle()
+        middle = time.perf_counter()
+        for item in reversed(saved):
+            engine.unpack(item)
+        times = (middle - began, time.perf_counter() - middle)
+        del saved
+        best = [max(rate, _PROBE_BYTES / 1e6 / seconds) for rate, seconds in zip(best, times, strict=True)]
+    engine.close()
+    return max(1, int(best[0])), max(1, int(best[1]))

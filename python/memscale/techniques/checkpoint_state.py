@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module's forward reads beside its arguments, so that it can be run again as it ran.
+
+    before the first run   State.before    what there is, with versions and addresses
+    after it               forget_unused_rng
+    around the second      restored        all of it back, and afterwards the present state again
+
+What can be put back is put back: generators, buffers, training flags, `requires_grad`, autocast, parameters
+bound anew. What cannot be put back (contents of weights and of tensors from outside) must not have changed,
+which is checked.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memscale.techniques.compiled import never_compiled
+
+BufferRef = tuple[nn.Module, str]
+"""A registered buffer, as its module and its name there."""
+
+Stamp = tuple[int, int]
+"""Version and storage of a tensor: in-place changes move the one, `.data = ...` the other.
+
+Not the address: FSDP gives a parameter's memory back after forward and fills it anew before backward.
+"""
+
+
+def check_version(tensor: Tensor, version: int, path: str, origin: str = "") -> None:
+    """Raises what autograd raises for a saved tensor that has changed.
+
+    Args:
+        tensor: as it is now.
+        version: its version when it was saved.
+        path: of the module that needs it.
+        origin: where it comes from, in autograd's words; "" for naming the module instead.
+
+    Raises:
+        RuntimeError: it has changed.
+    """
+    if tensor._version != version:
+        whose = origin or f"used by module {path!r}"
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{tensor.type()} {list(tensor.shape)}], {whose}, is at version "
+            f"{tensor._version}; "
+            f"expected version {version} instead"
+        )
+
+
+def _stamp(tensor: Tensor) -> Stamp:
+    has_storage = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
+    return tensor._version, tensor.untyped_storage()._cdata if has_storage else 0
+
+
+def _check_stamp(tensor: Tensor, stamp: Stamp, path: str) -> None:
+    if _stamp(tensor) != stamp:
+        check_version(tensor, stamp[0], path)
+        raise RuntimeError(
+            f"a tensor that module {path!r} reads was given other data between forward and backward "
+            "(`.data = ...`): the checkpointed forward cannot be run again on what it read"
+        )
+
+
+class Body:
+    """What is known of a forward that is to be run twice.
+
+    Attributes:
+        path: of the module, for errors.
+        python_random: the forward may draw from Python's or NumPy's generator.
+        foreign: tensors from outside model and arguments that it reads.
+        device_kinds: devices whose generators and autocast count.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        buffers: Sequence[BufferRef] = (),
+        python_random: bool = False,
+        foreign: Sequence[weakref.ref[Tensor]] = (),
+    ) -> None:
+        self.path = path
+        self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
+        self.python_random = python_random
+        self.foreign = tuple(foreign)
+        self.device_kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+    @property
+    def buffers(self) -> list[BufferRef]:
+        """Buffers that the forward changes."""
+        owners = [(owner(), name) for owner, name in self._buffers]
+        return [(owner, name) for owner, name in owners if owner is not None]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Body:
+        buffers = [(copy.deepcopy(owner, memo), name) for owner, name in self.buffers]
+        return Body(self.path, buffers, self.python_random, self.foreign)
+
+
+class State:
+    """Everything beside the arguments that decides what a forward computes."""
+
+    __slots__ = (
+        "autocast",
+        "buffers",
+        "cpu_rng",
+        "cuda_rng",
+        "flags",
+        "foreign",
+        "path",
+        "python_rng",
+        "tensors",
+    )
+
+    def __init__(self) -> None:
+        self.autocast: list[tuple[str, torch.dtype, bool, bool]] = []
+        self.buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self.cpu_rng: Tensor | None = None
+        self.cuda_rng: dict[int, Tensor] = {}
+        self.python_rng: Any = None
+        self.path = ""
+        self.flags: list[tuple[nn.Module, bool]] = []
+        self.foreign: list[tuple[Tensor, Stamp]] = []
+        # (registry, name, tensor, stamp, requires_grad) of every parameter and buffer, down to the leaves.
+        self.tensors: list[tuple[dict[str, Any], str, Tensor, Stamp, bool]] = []
+
+    @classmethod
+    def before(cls, body: Body, modules: Sequence[nn.Module], leaves: Sequence[Any]) -> State:
+        """Reads the state that a call is about to use.
+
+        Args:
+            body: what runs.
+            modules: whose parameters, buffers and flags it reads, down to their leaves.
+            leaves: its arguments.
+        """
+        state = cls()
+        state.path = body.path
+        alive = [ref() for ref in body.foreign]
+        state.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
+        for module in _all_below(modules):
+            state.flags.append((module, module.training))
+            for registry in (module._parameters, module._buffers):
+                for name, value in registry.items():
+                    if value is not None:
+                        state.tensors.append((registry, name, value, _stamp(value), value.requires_grad))
+        state.autocast = [_autocast_state(kind) for kind in body.device_kinds]
+        state.cpu_rng = torch.get_rng_state()
+        if "cuda" in body.device_kinds:
+            devices = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
+            state.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
+        if body.python_random:
+            state.python_rng = _python_rng()
+        with torch.no_grad():
+            for module, name in body.buffers:
+                value = module._buffers[name]
+                if value is not None:
+                    state.buffers.append((module, name, value.clone()))
+        return state
+
+    def forget_unused_rng(self) -> None:
+        """After the call: a generator that did not move need not be replayed."""
+        if self.cpu_rng is not None and torch.equal(self.cpu_rng, torch.get_rng_state()):
+            self.cpu_rng = None
+        for device, before in list(self.cuda_rng.items()):
+            if torch.equal(before, torch.cuda.get_rng_state(device)):
+                del self.cuda_rng[device]
+        if self.python_rng is not None and _same_python_rng(self.python_rng, _python_rng()):
+            self.python_rng = None
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Puts the state back for the second run, and the present one back afterwards."""
+        with ExitStack() as stack:
+            for kind, dtype, enabled, cached in self.autocast:
+                if enabled or _autocast_state(kind)[2]:
+                    stack.enter_context(
+                        torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached)
+                    )
+            if self.cpu_rng is not None:
+                stack.callback(torch.set_rng_state, torch.get_rng_state())
+                torch.set_rng_state(self.cpu_rng)
+            for device, before in self.cuda_rng.items():
+                stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
+                torch.cuda.set_rng_state(before, device)
+            if self.python_rng is not None:
+                stack.callback(_set_python_rng, _python_rng())
+                _set_python_rng(self.python_rng)
+            self._restore_modules(stack)
+            for module, name, before in self.buffers:
+                stack.callback(module._buffers.__setitem__, name, module._buffers[name])
+                # A copy of the copy: a second backward (retain_graph) starts from the same value again.
+                module._buffers[name] = before.clone()
+            yield
+
+    def _restore_modules(self, stack: ExitStack) -> None:
+        """The same weights, flags and buffers as in the first run, whatever has been bound or set since."""
+        for tensor, stamp in self.foreign:
+            _check_stamp(tensor, stamp, self.path)
+        changed = {(id(module._buffers), name) for module, name, _ in self.buffers}
+        for module, training in self.flags:
+            if module.training != training:
+                stack.callback(setattr, module, "training", module.training)
+                module.training = training
+        for registry, name, tensor, stamp, requires_grad in self.tensors:
+            if (id(registry), name) in changed:
+                continue
+            # A weight that plain autograd need not have saved is read again here, so it must be the same.
+            _check_stamp(tensor, stamp, self.path)
+            # A scripted module's registry has no `get`.
+            present = registry[name] if name in registry else None  # noqa: SIM401
+            if present is not tensor:
+                stack.callback(registry.__setitem__, name, present)
+                registry[name] = tensor
+            if tensor.requires_grad != requires_grad and tensor.is_leaf:
+                stack.callback(tensor.requires_grad_, tensor.requires_grad)
+                tensor.requires_grad_(requires_grad)
+
+
+def _autocast_state(kind: str) -> tuple[str, torch.dtype, bool, bool]:
+    return (
+        kind,
+        torch.get_autocast_dtype(kind),
+        torch.is_autocast_enabled(kind),
+        torch.is_autocast_cache_enabled(),
+    )
+
+
+def _python_rng() -> tuple[Any, Any]:
+    numpy = _loaded_numpy()
+    return random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_python_rng(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    if state[1] is not None:
+        _loaded_numpy().random.set_state(state[1])
+
+
+def _same_python_rng(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    return a[0] == b[0] and str(a[1]) == str(b[1])
+
+
+def _loaded_numpy() -> Any:
+    return sys.modules.get("numpy")
+
+
+def _all_below(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    """Modules and what they contain, each once."""
+    seen: set[nn.Module] = set()
+    for root in modules:
+        for _, module in root.named_modules(seen):
+            yield module
+
+
+never_compiled(check_version, _stamp, _check_stamp, Body, State)
+never_compiled(_autocast_state, _python_rng, _set_python_rng, _same_python_rng, _loaded_numpy, _all_below)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of a language model's head, to be run later, as it would have run then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memscale.techniques.tiled_loss import autocast_as, autocast_now
+
+_STATE = (bool, int, float, str, type(None))
+"""Attributes of these types are put back: `training`, scales, the names of adapters."""
+
+
+class HeadCall:
+    """A head as a function of rows, with everything that it read when it was called.
+
+    Args:
+        module: the head.
+        original: its own forward.
+        linear: weight and bias of a head that is nothing but their product; None for any other.
+        classes: number of classes.
+        dtype: of the logits.
+        wants_rows: the gradient of the hidden states is needed.
+        tiled: is told that a loss has run in tiles.
+
+    Attributes:
+        params: distinct parameters that need a gradient.
+        hidden_version: of the hidden states, when the head was called.
+        watched: somebody wants to see gradients of the logits.
+        tiled: a loss on the logits has run in tiles.
+        bridged: number of the backward in which gradients of computed logits have come.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        original: Callable[[Tensor], Tensor],
+        linear: tuple[Tensor, Tensor | None] | None,
+        classes: int,
+        dtype: torch.dtype,
+        wants_rows: bool,
+        tiled: Callable[[], None],
+    ) -> None:
+        self.original = original
+        self.linear = linear
+        self.classes = classes
+        self.dtype = dtype
+        self.wants_rows = wants_rows
+        self.has_tiled = tiled
+        self.hidden_version = 0
+        self.watched = self.tiled = False
+        self.bridged = -1
+        self.autocast = autocast_now()
+        self.tensors: list[tuple[dict[str, Any], str, Tensor, tuple[int, int]]] = []
+        self.plain: list[tuple[dict[str, Any], str, Any]] = []
+        for part in module.modules():
+            for registry in (part._parameters, part._buffers):
+                place: dict[str, Any] = registry
+                self.tensors += [(place, name, t, _stamp(t)) for name, t in place.items() if t is not None]
+            own = vars(part)
+            self.plain += [(own, name, _copied(value)) for name, value in own.items() if _is_plain(value)]
+        distinct = {id(tensor): tensor for _, _, tensor, _ in self.tensors}
+        self.params: Sequence[Tensor] = [tensor for tensor in distinct.values() if tensor.requires_grad]
+
+    def run(self, rows: Tensor) -> Tensor:
+        """Logits [..., classes] of rows [..., width].
+
+        Raises:
+            RuntimeError: a weight or buffer has been changed in place since the call.
+        """
+        with self.restored(), autocast_as(self.autocast):
+            return self.original(rows)
+
+    def check(self) -> None:
+        """Raises RuntimeError if a weight or buffer of the head has been changed in place since the call."""
+        for _, name, tensor, stamp in self.tensors:
+            if _stamp(tensor) != stamp:
+                raise RuntimeError(
+                    f"logits are looked at that MemScale's loss tile has not computed, and {name!r} of their "
+                    "head has been changed since (by an optimizer's step, for instance). Look at them "
+                    "before that, or set enable_tiling=False"
+                )
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """The head as it was."""
+        self.check()
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for place, name, tensor, _ in self.tensors:
+                if place.get(name) is not tensor:
+                    undo.append((place, name, place.get(name)))
+                    place[name] = tensor
+            for place, name, value in self.plain:
+                present = place.get(name)
+                if present is not value and present != value:
+                    undo.append((place, name, present))
+                    place[name] = value
+            yield
+        finally:
+            for place, name, value in reversed(undo):
+                place[name] = value
+
+
+def _stamp(tensor: Tensor) -> tuple[int, int]:
+    return tensor._version, 0 if isinstance(tensor, FakeTensor) else tensor.data_ptr()
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _STATE or (type(value) in (list, tuple) and all(type(x) in _STATE for x in value))
+
+
+def _copied(value: Any) -> Any:
+    return list(value) if type(value) is list else value

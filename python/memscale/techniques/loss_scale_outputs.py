@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model returns, with FP32 copies in place of FP16 tensors, so that the loss is computed in FP32.
+
+Nesting and types stay: tuples, named tuples, lists, mappings (those of transformers among them), dataclasses.
+A tensor that is returned twice is copied once. What holds tensors in a way of its own, such as a key/value
+cache, stays as it is, and so does what no gradient goes to.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def in_fp32(output: Any) -> Any:
+    """The output with FP32 copies of FP16 tensors; the same object where there are none."""
+    return _converted(output, {})
+
+
+def _converted(value: Any, done: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor):
+        # A leaf is no result: the forward hands on what it was given.
+        if value.dtype is not torch.float16 or not value.requires_grad or value.is_leaf:
+            return value
+        if id(value) not in done:
+            done[id(value)] = value.float()
+        return done[id(value)]
+    if isinstance(value, (tuple, list)):
+        items = [_converted(item, done) for item in value]
+        return value if _unchanged(items, value) else _sequence(value, items)
+    if isinstance(value, Mapping):
+        named = {key: _converted(item, done) for key, item in value.items()}
+        return value if _unchanged(named.values(), value.values()) else _mapping(value, named)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        named = {name: _converted(item, done) for name, item in fields.items()}
+        return value if _unchanged(named.values(), fields.values()) else _dataclass(value, named)
+    return value
+
+
+def _unchanged(items: Any, before: Any) -> bool:
+    return all(item is old for item, old in zip(items, before, strict=True))
+
+
+def _sequence(value: Any, items: list[Any]) -> Any:
+    if hasattr(value, "_fields"):  # a named tuple takes them one by one
+        return type(value)(*items)
+    return type(value)(items)
+
+
+def _mapping(value: Any, named: dict[Any, Any]) -> Any:
+    if not isinstance(value, MutableMapping):
+        return type(value)(named)
+    made = copy.copy(value)
+    for key, item in named.items():
+        made[key] = item
+    return made
+
+
+def _dataclass(value: Any, named: dict[str, Any]) -> Any:
+    made = copy.copy(value)
+    for name, item in named.items():
+        object.__setattr__(made, name, item)  # a frozen one too
+    return made

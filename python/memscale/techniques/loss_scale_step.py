@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Skips the steps of an optimizer whose gradients are not finite, as `torch.amp.GradScaler` does.
+
+Before a step that uses scaled backwards, all of the optimizer's gradients are looked at, on their device, and
+one number is read. If one of them is infinite or NaN, the optimizer finds no gradients at all, and leaves
+weights, state and step counts alone; afterwards they are there again. Every `torch.optim.Optimizer` that
+trains the model is watched, whichever it is. With a closure the same happens when the closure returns.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from memscale.techniques.loss_scale import ACTIVE, any_active, optimizer_refusal, weights_of
+
+_hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
+"""Gradients that are put back after the step that is skipped."""
+
+_handles: list[Any] = []
+
+
+def install() -> None:
+    """Watches every optimizer from now on."""
+    if not _handles:
+        _handles.append(register_optimizer_step_pre_hook(_before_step))
+        _handles.append(register_optimizer_step_post_hook(_after_step))
+
+
+def uninstall() -> None:
+    """No longer, where no scale is in force any more."""
+    if not any_active():
+        while _handles:
+            _handles.pop().remove()
+
+
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    weights = weights_of(optimizer)
+    if any(isinstance(value, FakeTensor) for value in weights[:1]):  # a trace
+        return None
+    if not any((scale.armed or scale.is_due(optimizer)) and scale.concerns(weights) for scale in ACTIVE):
+        return None
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        _judge(optimizer)
+        return None
+    refusal = optimizer_refusal(optimizer)
+    if refusal:
+        raise RuntimeError(f"mixed precision in FP16: {refusal}; switch use_mixed_precision off")
+    return (optimizer,), {**kwargs, "closure": _judging(optimizer, closure)}
+
+
+def _judging(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def judged() -> Any:
+        loss = closure()
+        with torch.no_grad():
+            _judge(optimizer)
+        return loss
+
+    return judged
+
+
+def _judge(optimizer: Optimizer) -> None:
+    """Takes the gradients away if they are not finite and have not been looked at yet."""
+    weights = weights_of(optimizer)
+    pairs = [(value, value.grad) for value in weights if value.grad is not None]
+    due = [scale for scale in ACTIVE if scale.is_due(optimizer) and scale.concerns(weights)]
+    if not due or not pairs:
+        return
+    _hidden.pop(optimizer, None)  # left by a step that was broken off
+    finite = are_finite([grad for _, grad in pairs])
+    for scale in due:
+        scale.judge(optimizer, finite)
+    if not finite:
+        _hidden[optimizer] = pairs
+        for value, _ in pairs:
+            value.grad = None
+
+
+def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for value, grad in _hidden.pop(optimizer, ()):
+        value.grad = grad
+
+
+def are_finite(grads: Sequence[Tensor]) -> bool:
+    """Whether no number in them is infinite or NaN. One number is read from each device."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for (device, dtype), group in _grouped(grads).items():
+        if dtype.is_complex or not hasattr(torch, _CHECK):
+            found.setdefault(device, []).extend((~grad.isfinite()).any().float() for grad in group)
+            continue
+        flag = torch.zeros((), device=device)
+        getattr(torch, _CHECK)(group, flag, torch.ones((), device=device))  # times one: they stay
+        found.setdefault(device, []).append(flag)
+    return not any(bool(torch.stack(flags).amax()) for flags in found.values())
+
+
+_CHECK = "_amp_foreach_non_finite_check_and_unscale_"
+
+
+def _grouped(grads: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for grad in grads:
+        values = grad._values() if grad.is_sparse else grad
+        groups.setdefault((values.device, values.dtype), []).append(values)
+    return groups

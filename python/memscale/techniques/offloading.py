@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offload of one module: what its forward saves leaves the device, and comes back before backward needs it.
+
+    forward    runs once, under the engine's hooks: each storage that autograd saves is copied out beside the
+               computation and let go when the copy is complete
+    backward   each saved tensor is on the device again when its node runs; the order was recorded in the step
+               before
+
+Nothing runs twice and nothing is rounded, so this is exact for any module, also one that may not be
+checkpointed. Parameters, small tensors and what the engine has no room for stay.
+
+Inside there is no checkpoint, and this is inside none: of nested hooks only the innermost are called, so one
+of the two would silently do nothing. Inside `torch.compile` it stands aside: the compiler ends its graph at
+hooks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memscale.offload.engine import Offload
+from memscale.techniques.checkpointing import runs_plain
+from memscale.techniques.forward_slot import ForwardSlot, StandIn
+
+
+class OffloadedForward(StandIn):
+    """Stands in for `module.forward` while the technique is attached."""
+
+    def __init__(
+        self, module: nn.Module, original: Callable[..., Any], offload: Offload, saves: tuple[int, ...] | None
+    ) -> None:
+        super().__init__(module, original)
+        self.offload = offload
+        self.saves = saves
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward under the engine's hooks, or as it is where nothing is saved."""
+        if torch.compiler.is_compiling():
+            return self.run_original(*args, **kwargs)
+        if self.passive or runs_plain():
+            return self.original(*args, **kwargs)
+        with self.offload.hooks(self.saves):
+            return self.original(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedForward:
+        module, original = self.copied_original(memo)
+        if id(self) in memo:  # copied on the way, as the copied module's forward
+            return memo[id(self)]  # type: ignore[no-any-return]
+        twin = OffloadedForward(module, original, copy.deepcopy(self.offload, memo), self.saves)
+        twin.passive = self.passive
+        return twin
+
+
+class OffloadAttachment:
+    """Offload of one module, as the executor attaches it.
+
+    Args:
+        module: whose saved tensors leave.
+        path: its qualified name.
+        offload: the plan's engine.
+        saves: which of the module's saved tensors leave, as in `Choice.moved`; None: all that are worth it.
+        beneath: as in `StepAttachment`: the executor's watch where the module is the model itself.
+    """
+
+    name = "offload"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        path: str,
+        offload: Offload,
+        saves: tuple[int, ...] | None = None,
+        beneath: StandIn | None = None,
+    ) -> None:
+        self.path = path
+        self.offload = offload
+        self.saves = saves
+        self.slot = ForwardSlot(module, path, beneath)  # weakly: the model may be the module, and owns this
+
+    def attach(self) -> None:
+        """Replaces `module.forward`.
+
+        Raises:
+            AttachError: the module does not let its forward be replaced.
+        """
+        self.slot.put(OffloadedForward(self.slot.module, self.slot.present, self.offload, self.saves))
+
+    def undo(self) -> None:
+        """Restores `module.forward`. What is away stays reachable for the graphs that need it."""
+        self.slot.remove()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step techniques there are: one row each.
+
+A step technique changes how a step computes. The planner attaches it before it traces, so that the trace has
+its operations and its memory, and decides on checkpoints on top of it. See `core/step_ways.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from memscale.techniques import attention_tiles, loss_tiles, precision, row_search, row_tiles
+from memscale.techniques.base import StepAttachment
+
+if TYPE_CHECKING:
+    from memscale.core.config import EffectiveConfig
+    from memscale.core.hardware import Hardware
+
+Find = Callable[[nn.Module, "Hardware"], Sequence[StepAttachment]]
+"""Places in a bare model where a technique could attach, in module order; cheap, and leaves it as it is."""
+
+WhyNot = Callable[[nn.Module, "Hardware"], str]
+"""Why there is no such place, for the plan's notes; "" if there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class StepTechnique:
+    """One step technique.
+
+    Attributes:
+        name: as in `Choice` and `StepChoice`.
+        what: what it does, for people.
+        exact: loss and gradients keep every bit of plain PyTorch at the same precision.
+        asked: it is attached because the user asked for it, whether or not memory is short.
+        wanted: whether a configuration has it.
+        find: where it could attach.
+        why_not: why it found nothing.
+    """
+
+    name: str
+    what: str
+    exact: bool
+    asked: bool
+    wanted: Callable[[EffectiveConfig], bool]
+    find: Find
+    why_not: WhyNot = lambda model, hardware: ""
+
+
+STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
+    StepTechnique(
+        name="autocast",
+        what="mixed precision: the forward runs under autocast",
+        exact=True,
+        asked=True,
+        wanted=lambda config: config.use_mixed_precision,
+        find=precision.find,
+        why_not=precision.why_not,
+    ),
+    StepTechnique(
+        name="loss_tile",
+        what="loss tiles: a head's logits exist for some tokens at a time, gradients with them",
+        exact=False,
+        asked=False,
+        wanted=lambda config: config.enable_tiling,
+        find=loss_tiles.find,
+    ),
+    StepTechnique(
+        name=row_tiles.NAME,
+        what="MLP tiles: parts that treat each token alone run on some tokens at a time",
+        exact=False,
+        asked=False,
+        wanted=lambda config: config.enable_tiling,
+        find=row_search.find,
+    ),
+    StepTechnique(
+        name=attention_tiles.NAME,
+        what="attention tiles: scores that no fused kernel computes exist for some queries at a time",
+        exact=False,
+        asked=False,
+        wanted=lambda config: config.enable_tiling,
+        find=attention_tiles.find,
+    ),
+)
+"""In the order in which they are attached."""

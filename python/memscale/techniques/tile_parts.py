@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tiles are made of: saves that are dropped and found again, generators, sums of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memscale.errors import RecomputeError
+from memscale.techniques.checkpoint_state import check_version
+from memscale.techniques.kept_outputs import detached
+
+
+class _Enough(BaseException):
+    """Ends a tile's second run. Not an `Exception`, so that no forward's own `except` swallows it."""
+
+
+class Saves:
+    """What the second run of a tile has found, for the saves of the first: by number, with versions.
+
+    The autograd graph of the tile holds this object, so it must not lead back to the graph.
+    """
+
+    __slots__ = ("forms", "found", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.forms: list[tuple[torch.Size, torch.dtype]] = []
+        self.found: dict[int, tuple[Tensor, int]] = {}
+
+    def pack(self, tensor: Tensor) -> object:
+        """First run: a number in place of the tensor."""
+        if _is_parameter(tensor):
+            return tensor
+        self.forms.append((tensor.shape, tensor.dtype))
+        return len(self.forms) - 1
+
+    def unpack(self, saved: Any) -> Tensor:
+        """Backward of the tile: what the second run has found."""
+        if isinstance(saved, Tensor):
+            return saved
+        tensor, version = self.found.pop(saved)
+        check_version(tensor, version, self.path)
+        return tensor
+
+    def find(self, run: Callable[[], object]) -> None:
+        """Second run, up to the last save.
+
+        Raises:
+            RecomputeError: it went another way than the first.
+        """
+        count = 0
+        self.found.clear()
+        if not self.forms:
+            return
+
+        def pack(tensor: Tensor) -> object:
+            nonlocal count
+            if _is_parameter(tensor):
+                return tensor
+            value = detached(tensor)
+            if count < len(self.forms) and self.forms[count] != (value.shape, value.dtype):
+                raise RecomputeError(
+                    f"module {self.path!r}: saved tensor {count} of a tile was "
+                    f"{self.forms[count]} in forward and {(value.shape, value.dtype)} when it ran again"
+                )
+            self.found[count] = value, value._version
+            count += 1
+            if count == len(self.forms):
+                raise _Enough
+            return value
+
+        try:
+            with saved_tensors_hooks(pack, lambda value: value):
+                run()
+        except (_Enough, Exception):  # PyTorch may lose the former on its way: see checkpointing.Region
+            if count < len(self.forms):
+                raise
+        if count < len(self.forms):
+            raise RecomputeError(
+                f"module {self.path!r} saved {len(self.forms)} tensors of a tile in forward but only {count} "
+                "when it ran again: its forward must do the same twice; see enable_tiling"
+            )
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+class _SameOperators(TorchDispatchMode):
+    """Does nothing. Under any mode some composite functions are made of other operators."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def under_mode_as_before(before: bool) -> Iterator[None]:
+    """Runs the block under some dispatch mode, if the first run was under one.
+
+    Args:
+        before: whether it was.
+    """
+    if before and torch._C._len_torch_dispatch_stack() == 0:
+        with _SameOperators():  # type: ignore[no-untyped-call]
+            yield
+    else:
+        yield
+
+
+class RandomState:
+    """State of the random generators that a tile may draw from. Not tensors: it is no tensor memory."""
+
+    __slots__ = ("cpu", "cuda", "device")
+
+    def __init__(self, device: torch.device) -> None:
+        with torch._C._DisableTorchDispatch():
+            self.cpu = torch.get_rng_state().numpy().tobytes()
+            self.device = device if device.type == "cuda" and torch.cuda.is_initialized() else None
+            self.cuda = (
+                None if self.device is None else torch.cuda.get_rng_state(self.device).numpy().tobytes()
+            )
+
+    def same(self, other: RandomState) -> bool:
+        """Whether nothing was drawn between the two."""
+        return self.cpu == other.cpu and self.cuda == other.cuda
+
+    def set(self) -> None:
+        """Makes it the present state."""
+        with torch._C._DisableTorchDispatch():
+            torch.set_rng_state(torch.frombuffer(bytearray(self.cpu), dtype=torch.uint8))
+            if self.cuda is not None and self.device is not None:
+                state = torch.frombuffer(bytearray(self.cuda), dtype=torch.uint8)
+                torch.cuda.set_rng_state(state, self.device)
+
+
+class Sums:
+    """Where the products of a tile find the sums of the backward that is running. Leads to no graph."""
+
+    __slots__ = ("by_alias",)
+
+    def __init__(self) -> None:
+        self.by_alias: dict[int, GradientSum] = {}
+
+
+class GradientSum:
+    """Adds up the gradients of one parameter over the tiles, as soon as each is there.
+
+    Args:
+        parameter: for shape, dtype and layout.
+        tiles: number of parts to come. With more than one, half precision is summed in float32.
+        held: addresses of storages that nothing may be added to: those of the gradients and values that come
+            from outside, and of sums. The first gradient on any other memory is the sum itself.
+    """
+
+    __slots__ = ("dtype", "held", "stride", "total", "wide")
+
+    def __init__(self, parameter: Tensor, tiles: int, held: set[int]) -> None:
+        self.held = held
+        self.dtype = parameter.dtype
+        self.stride = parameter.stride()
+        self.wide = tiles > 1 and parameter.dtype in (torch.float16, torch.bfloat16)
+        self.total: Tensor | None = None
+
+    def add(self, grad: Tensor | None) -> Tensor | None:
+        """Hook on the parameter. What goes on to the engine in place of the gradient has no memory."""
+        if grad is None:  # all of it went into products
+            return None
+        with torch.no_grad():
+            if self.total is not None:
+                self.total.add_(grad)
+            elif self.wide:
+                self.total = grad.float()
+            elif grad.stride() == self.stride and self._is_free(grad):
+                self.total = grad.detach()
+            else:
+                self.total = torch.empty_strided(
+                    grad.shape, self.stride, dtype=grad.dtype, device=grad.device
+                )
+                self.total.copy_(grad)
+            return grad.new_zeros(()).expand(grad.shape)
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """Adds a product of matrices, in the product's own kernel where there is something to add to."""
+        with torch.no_grad():
+            if self.total is None:
+                self.add(torch.mm(left, right))
+            else:
+                torch.addmm(self.total, left, right, out=self.total)
+
+    def _is_free(self, grad: Tensor) -> bool:
+        """Whether a gradient's memory is its own, and nobody's afterwards. Takes it, if so."""
+        storage = grad.untyped_storage()
+        if storage._cdata in self.held or storage.nbytes() != grad.numel() * grad.element_size():
+            return False
+        self.held.add(storage._cdata)
+        return True
+
+    def take(self) -> Tensor | None:
+        """The sum, which is let go of."""
+        total, self.total = self.total, None
+        return total if total is None or total.dtype == self.dtype else total.to(self.dtype)

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file sim_moves.h
+ * What an offload does to lifetimes, as facts about moves. The rules are at the top of sim_moves.c.
+ *
+ * As with regions, `decide` builds its moves with the same functions that a trace is derived with.
+ */
+#ifndef MSC_SIM_MOVES_H
+#define MSC_SIM_MOVES_H
+
+#include "sim/sim_lifetimes.h"
+
+/** One storage that leaves the device during one call, and comes back. */
+typedef struct msc__moved {
+    uint32_t buffer;
+    uint32_t order;   /**< place among the moves of its region, which are put in this order */
+    uint32_t put;     /**< position at which its copy out begins */
+    uint32_t settle;  /**< from here on the copy out holds it no longer */
+    uint32_t use;     /**< position of its first use in backward; MSC_NONE: it is never used again */
+    uint32_t back;    /**< position at which it comes back; MSC_NONE: never */
+    uint32_t release; /**< from here on nothing needs it, neither here nor away */
+    uint64_t size_bytes;
+} msc__moved;
+
+/** Within what the moves of one region happen. */
+typedef struct msc__move_limits {
+    uint64_t window_out_bytes;
+    uint64_t window_in_bytes;
+    uint32_t follow; /**< all copies out are done here: see msc__moves_follow */
+    uint32_t lead;   /**< none comes back before: see msc__moves_lead */
+} msc__move_limits;
+
+/** Position up to which copies out of a region may take: the end of what follows it. */
+uint32_t msc__moves_follow(const msc_graph *graph, const msc__region *region);
+
+/** Position from which the region's moves may come back: where what follows it has its backward. MSC_NONE: they
+ *  wait for their own. Cost: the saves between the region and `follow`. */
+uint32_t msc__moves_lead(const msc_graph *graph, const msc__region *region, uint32_t follow);
+
+/** First save packed at a position or later. Saves are in the order of packing. Cost: a binary search. */
+uint32_t msc__first_save(const msc_graph *graph, uint32_t position);
+
+/** First input of a call, or where it would be; inputs are sorted by call. Cost: a binary search. */
+uint32_t msc__first_input_of(const msc_graph *graph, uint32_t call);
+
+/** Whether a save is packed inside a region. */
+static inline bool msc__save_is_inside(const msc_save *save, const msc__region *region)
+{
+    return save->call != MSC_NONE && save->call >= region->first_call && save->call <= region->last_call;
+}
+
+/** Starts the move of a saved tensor of a region. */
+msc__moved msc__move_of_save(const msc_graph *graph, const msc_save *save);
+
+/** Starts the move of an input that a checkpoint holds for its second run. */
+msc__moved msc__move_of_input(const msc_graph *graph, const msc__region *region, uint32_t buffer);
+
+/** Takes a further save on the same storage into account. */
+void msc__move_note(msc__moved *move, const msc_graph *graph, const msc_save *save);
+
+/** Fills `settle` and `back` of a region's moves, which are in order. Cost: n log n. */
+void msc__moves_settle(msc__moved *moves, uint32_t count, const msc__move_limits *limits);
+
+/** Whether one of the moves is of a buffer. */
+bool msc__moves_have(const msc__moved *moves, uint32_t count, uint32_t buffer);
+
+/** Position from which the instance that came back is gone: after `back` in any case. */
+static inline uint32_t msc__move_end(const msc__moved *move)
+{
+    return move->release > move->back ? move->release : move->back + 1;
+}
+
+/** Fills the moves of a plan's regions; room is for one per save and input, and `last_of` for one per buffer.
+ *  Cost: saves and inputs of the regions that move something, × log. */
+void msc__moves_of_plan(const msc_graph *graph, const msc_plan *plan, msc__plan_regions *out,
+                        msc__moved *moves, uint32_t *last_of);
+
+#endif /* MSC_SIM_MOVES_H */

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`apply_all_optimizations`: the model wrapped, an optimizer with 8-bit state where that is possible."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memscale
+from memscale import Config, OptimizationMode
+from memscale.core import hardware_host
+from memscale.core.eight_bit import is_8bit
+from memscale.errors import BudgetError, ConfigError
+from memscale.techniques import precision
+from zoo.models import case
+from zoo.training import Run, assert_same, built, call
+
+GPT2 = case("gpt2")
+ROOMY = Config(OptimizationMode.AGGRESSIVE, memory_budget="4GiB")
+EIGHT_BIT = "8-bit optimizer state"
+
+
+@pytest.fixture(autouse=True)
+def bf16_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plans on processors with and without BF16 instructions."""
+    flags = hardware_host.cpu_flags() | {"avx512_bf16"}
+    monkeypatch.setattr(hardware_host, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(precision, "_onednn_has_bf16", lambda: True)
+
+
+@pytest.fixture
+def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("bitsandbytes", "torchao"):
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+def adamw(model: nn.Module, **more: Any) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, **more)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Log lines about 8-bit state."""
+    return [record.getMessage() for record in caplog.records if EIGHT_BIT in record.getMessage()]
+
+
+def loop(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, autocast: bool = False) -> Run:
+    run = Run(model=model)
+    torch.manual_seed(7)  # dropout
+    for step in range(steps):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = GPT2.loss(call(model, GPT2.batch(step)))
+        loss.backward()
+        run.values[step, "loss", ""] = loss.detach().clone()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            run.values[step, "gradient", name] = parameter.grad.clone()
+        optimizer.step()
+        optimizer.zero_grad()
+    return run
+
+
+@pytest.mark.usefixtures("no_packages")
+class TestWithoutPackages:
+    @pytest.mark.parametrize("sample", [False, True], ids=["deferred", "sample"])
+    def test_the_standard_optimizer_and_one_line(
+        self, sample: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model = built(GPT2)
+        given = adamw(model)
+        with caplog.at_level(logging.INFO, "memscale"):
+            wrapped, optimizer = memscale.apply_all_optimizations(
+                model, given, ROOMY, GPT2.batch(0) if sample else None
+            )
+            assert wrapped is model and optimizer is given
+            run = loop(model, optimizer, 3)
+        (line,) = said(caplog)
+        assert line.count("not installed") == 2 and "AdamW stays as it is" in line
+        plain = built(GPT2)
+        assert_same(loop(plain, adamw(plain), 3, autocast=True), run)
+        assert [step.technique for step in run.plan.steps] == ["autocast"]
+
+    def test_a_missing_backend_that_was_asked_for(self, caplog: pytest.LogCaptureFixture) -> None:
+        model = built(GPT2)
+        given = adamw(model)
+        with caplog.at_level(logging.INFO, "memscale"):
+            _, optimizer = memscale.apply_all_optimizations(
+                model, given, ROOMY.replace(eight_bit_backend="torchao"), GPT2.batch(0)
+            )
+        assert optimizer is given
+        assert said(caplog) == [
+            "8-bit optimizer state: not used, AdamW stays as it is (torchao: not installed)"
+        ]
+
+    def test_the_defaults_are_those_of_aggressive(self) -> None:
+        model = built(GPT2)
+        memscale.apply_all_optimizations(model, adamw(model))
+        assert model._memscale_executor.config == Config(OptimizationMode.AGGRESSIVE)
+
+
+class TestArguments:
+    def test_a_config_without_8_bits_keeps_the_optimizer(self, caplog: pytest.LogCaptureFixture) -> None:
+        model = built(GPT2)
+        given = adamw(model)
+        config = Config(OptimizationMode.CONSERVATIVE, memory_budget="4GiB")
+        with caplog.at_level(logging.INFO, "memscale"):
+            _, optimizer = memscale.apply_all_optimizations(model, given, config, GPT2.batch(0))
+        assert optimizer is given and said(caplog) == []
+        assert not model._memscale_executor.plan.steps
+
+    @pytest.mark.parametrize("optimizer", [None, "adamw", [nn.Parameter(torch.ones(1))]])
+    def test_what_is_no_optimizer(self, optimizer: Any) -> None:
+        model = built(GPT2)
+        with pytest.raises(TypeError, match=r"allowed: a torch\.optim\.Optimizer"):
+            memscale.apply_all_optimizations(model, optimizer)
+        assert not hasattr(model, "_memscale_executor")
+
+    def test_what_is_no_model(self) -> None:
+        with pytest.raises(TypeError, match=r"nn\.Module"):
+            memscale.apply_all_optimizations("model", adamw(built(GPT2)))  # type: ignore[type-var]
+
+    def test_contradictions(self) -> None:
+        with pytest.raises(ConfigError):
+            ROOMY.replace(exact=True, use_8bit_optimizer=True)
+
+    def test_a_strict_budget_leaves_both_as_they_were(self) -> None:
+        model = built(GPT2)
+        given = adamw(model)
+        groups = [dict(group) for group in given.param_groups]
+        with pytest.raises(BudgetError):
+            memscale.apply_all_optimizations(
+                model, given, ROOMY.replace(memory_budget=1, strict_budget=True), GPT2.batch(0)
+            )
+        assert not hasattr(model, "_memscale_executor") and "forward" not in model.__dict__
+        assert [dict(group) for group in given.param_groups] == groups and not given.state
+
+
+class TestWhereTheOptimizerIsTheLoops:
+    @pytest.mark.parametrize("call_it", ["wrap", "optimize"])
+    def test_a_line_names_the_way_to_8_bits(self, call_it: str, caplog: pytest.LogCaptureFixture) -> None:
+        model = built(GPT2)
+        config = Config(memory_budget="4GiB", use_8bit_optimizer=True)
+        with caplog.at_level(logging.INFO, "memscale"):
+            if call_it == "wrap":
+                memscale.wrap(model, config, GPT2.batch(0))
+            else:
+                with memscale.optimize(model, adamw(model), config, GPT2.batch(0)) as executor:
+                    assert executor.plan is not None
+        (line,) = said(caplog)
+        assert "memscale.apply_all_optimizations" in line
+
+    def test_silence_where_it_was_not_asked_for(self, caplog: pytest.LogCaptureFixture) -> None:
+        model = built(GPT2)
+        with caplog.at_level(logging.INFO, "memscale"):
+            memscale.wrap(model, Config(memory_budget="4GiB"), GPT2.batch(0))
+        assert said(caplog) == []
+
+
+class TestWithBitsAndBytes:
+    """With the real package."""
+
+    @pytest.fixture(autouse=True)
+    def package(self) -> None:
+        pytest.importorskip("bitsandbytes.optim")
+
+    def test_it_trains_and_is_counted(self, caplog: pytest.LogCaptureFixture) -> None:
+        model, plain = built(GPT2), built(GPT2)
+        given = adamw(model)
+        with caplog.at_level(logging.INFO, "memscale"):
+            _, optimizer = memscale.apply_all_optimizations(model, given, ROOMY, GPT2.batch(0))
+            planned = model._memscale_executor.plan
+            run = loop(model, optimizer, 8)
+        assert is_8bit(optimizer) and not given.state
+        (line,) = said(caplog)
+        assert "bitsandbytes's AdamW8bit in place of AdamW" in line
+        assert model._memscale_executor.plan is planned  # the optimizer was the one that was planned for
+        standard = loop(plain, adamw(plain), 8, autocast=True)
+        first, last = (0, "loss", ""), (7, "loss", "")
+        assert run.values[first] == standard.values[first]
+        assert run.values[last] == pytest.approx(float(standard.values[last]), rel=0.02)
+        state = planned.predicted.by_category["optimizer_state"]
+        weights = planned.predicted.by_category["parameter"]
+        assert state < 1.2 * weights  # small parameters keep theirs in FP32, at twice the weights
+        assert (
+            memscale.predict(plain, adamw(plain), ROOMY, GPT2.batch(0)).by_category["optimizer_state"]
+            > 2 * weights
+        )
+
+    def test_no_second_line_in_optimize(self, caplog: pytest.LogCaptureFixture) -> None:
+        model = built(GPT2)
+        _, optimizer = memscale.apply_all_optimizations(model, adamw(model), ROOMY)
+        caplog.clear()
+        with (
+            caplog.at_level(logging.INFO, "memscale"),
+            memscale.optimize(model, optimizer, ROOMY, GPT2.batch(0)),
+        ):
+            pass
+        assert said(caplog) == []
+
+    def test_an_optimizer_that_has_stepped_goes_on(self, caplog: pytest.LogCaptureFixture) -> None:
+        model, plain = built(GPT2), built(GPT2)
+        given, standard = adamw(model), adamw(plain)
+        loop(model, given, 2)
+        loop(plain, standard, 2)
+        with caplog.at_level(logging.INFO, "memscale"):
+            _, optimizer = memscale.apply_all_optimizations(
+                model, given, ROOMY.replace(use_mixed_precision=False), GPT2.batch(0)
+            )
+        assert optimizer is given and "state would be lost" in said(caplog)[0]
+        assert_same(loop(plain, standard, 3), loop(model, optimizer, 3))

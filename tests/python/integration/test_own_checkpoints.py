@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models with gradient checkpointing of their own: replaced by the plan or left alone, never doubled."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import weakref
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memscale
+from memscale import Config
+from memscale.techniques.use_cache import CacheSwitch
+from zoo.models import Case, case
+from zoo.training import SMALLEST, Loop, assert_same, built, call, reference, seed, train
+
+AMPLE = Config(memory_budget="1GiB", enable_logging=False)
+
+
+def flags(model: nn.Module) -> dict[str, bool]:
+    """Path → whether the module checkpoints itself."""
+    found = (
+        (path, getattr(module, "gradient_checkpointing", None)) for path, module in model.named_modules()
+    )
+    return {path: value for path, value in found if value is not None}
+
+
+def enabled(case: Case, **settings: Any) -> nn.Module:
+    """The case's model with its own checkpointing on."""
+    model = built(case)
+    model.activation_checkpointing_enable(**settings)
+    assert any(flags(model).values())
+    seed()
+    return model
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each normalisation runs, by the module's id: in the class, beneath all that stands in."""
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    counter: Counter[int] = Counter()
+    for kind in (nn.LayerNorm, LlamaRMSNorm, T5LayerNorm):
+
+        def counting(self: nn.Module, *args: Any, original: Any = kind.forward) -> Any:
+            counter[id(self)] += 1
+            return original(self, *args)
+
+        monkeypatch.setattr(kind, "forward", counting)
+    return counter
+
+
+def most_runs(model: nn.Module, case: Case, runs: Counter[int]) -> int:
+    """Most runs of one module in one step, for which there is a plan already."""
+    for number in range(2):
+        model.zero_grad()
+        runs.clear()
+        case.loss(call(model, case.batch(number))).backward()
+    return max(runs.values())
+
+
+NAMES = ["gpt2", "llama", "t5", "bert", "vit"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+@pytest.mark.parametrize("sample", [False, True], ids=["deferred", "sample"])
+@pytest.mark.parametrize("name", NAMES)
+def test_replaced(name: str, sample: bool, reentrant: bool, runs: Counter[int]) -> None:
+    """No module runs more than twice, and `detach` switches the model's own checkpoints on again."""
+    subject = case(name)
+    model = enabled(subject, activation_checkpointing_kwargs={"use_reentrant": reentrant})
+    before = flags(model)
+    memscale.wrap(model, SMALLEST, subject.batch(0) if sample else None)
+    subject.loss(call(model, subject.batch(0))).backward()
+    assert model._memscale_executor.plan.active and not any(flags(model).values())
+    assert most_runs(model, subject, runs) == 2
+    memscale.detach(model)
+    assert flags(model) == before
+    assert most_runs(model, subject, runs) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal(name: str) -> None:
+    subject = case(name)
+
+    def build() -> nn.Module:
+        model = subject.build()
+        model.activation_checkpointing_enable()
+        return model
+
+    own = Case(name, build, subject.batch, subject.loss)
+    assert_same(reference(subject, Loop(steps=3)), train(own, Loop(steps=3), SMALLEST))
+
+
+def test_switched_on_after_wrap(runs: Counter[int]) -> None:
+    """A trainer does so when its training begins."""
+    subject = case("gpt2")
+    model = memscale.wrap(built(subject), SMALLEST, subject.batch(0))
+    model.activation_checkpointing_enable()
+    on = flags(model)
+    assert most_runs(model, subject, runs) == 2 and not any(flags(model).values())
+    memscale.detach(model)
+    assert flags(model) == on
+
+
+def test_some_layers_only() -> None:
+    subject = case("gpt2")
+    model = enabled(subject, every_n_layers=2)
+    before = flags(model)
+    assert len(set(before.values())) == 2
+    memscale.wrap(model, SMALLEST, subject.batch(0))
+    assert not any(flags(model).values())
+    memscale.detach(model)
+    assert flags(model) == before
+
+
+def test_left_alone_where_nothing_need_be_done(runs: Counter[int]) -> None:
+    subject = case("gpt2")
+    model = enabled(subject)
+    before = flags(model)
+    memscale.wrap(model, AMPLE, subject.batch(0))
+    assert not model._memscale_executor.plan.active and flags(model) == before
+    assert most_runs(model, subject, runs) == 2
+
+
+def test_left_alone_where_checkpointing_is_switched_off() -> None:
+    subject = case("gpt2")
+    model = enabled(subject)
+    memscale.wrap(model, SMALLEST.replace(enable_checkpointing=False), subject.batch(0))
+    assert any(flags(model).values())
+
+
+def test_the_plan_is_that_of_the_model_without_its_own() -> None:
+    subject = case("t5")
+    plain = memscale.plan(built(subject), config=SMALLEST, sample_input=subject.batch(0))
+    own = memscale.plan(enabled(subject), config=SMALLEST, sample_input=subject.batch(0))
+    assert [choice.module for choice in own.active] == [choice.module for choice in plain.active]
+
+
+def test_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    subject = case("bert")
+    with caplog.at_level(logging.INFO, "memscale"):
+        memscale.wrap(enabled(subject), Config(memory_budget=1), subject.batch(0))
+    assert "replaces   the model's own gradient checkpointing" in caplog.text
+
+
+def test_copies_and_lifetime() -> None:
+    subject = case("gpt2")
+    model = memscale.wrap(enabled(subject), SMALLEST, subject.batch(0))
+    twin = copy.deepcopy(model)
+    memscale.detach(twin)
+    assert any(flags(twin).values()) and not any(flags(model).values())
+    memscale.detach(model)
+    switch = CacheSwitch(model)
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert gone() is None and switch.checkpoints > 0
+    finally:
+        gc.enable()
+    switch.undo()
+
+
+def test_without_the_attribute_nothing_happens() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    switch = CacheSwitch(model)
+    assert not switch.is_needed and switch.lines == []
+    switch.attach()
+    switch.hold()
+    switch.undo()
+    assert torch.equal(model(torch.zeros(1, 4)), model(torch.zeros(1, 4)))

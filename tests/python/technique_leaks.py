@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps with techniques attached, and what is still there after them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from matrix.architectures import Architecture, architecture
+from matrix.modes import Mode, mode, model_for, one_step
+from matrix.techniques import Columns, Refused, facts_of, forced
+from zoo.training import quiet_profiler
+
+FEW, MANY = 20, 200
+"""Steps after which what is alive is counted."""
+
+OBJECTS = 100
+"""Growth in Python objects that is no leak: free lists, PyTorch's own caches. One per step would be 180."""
+
+_MODELS = ("sequential-blocks", "gpt2", "bert", "llama")
+_CYCLE = (mode("dropout"), mode("exception"), mode("second backward"))
+
+
+def training(row: Architecture, how: Mode) -> tuple[nn.Module, Callable[[int], None]]:
+    """A model, and what runs a step of it: in turn an ordinary one, one that fails, one of two backwards."""
+    model = model_for(row, how)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+    def step(number: int) -> None:
+        one_step(model, row, _CYCLE[number % len(_CYCLE)], number % 5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+def net_bytes(run: Callable[[], object]) -> int:
+    """Bytes of tensor memory that `run` takes and does not give back."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()
+    with quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+        gc.collect()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert events, "the profiler saw no memory event"
+    return sum(event.nbytes() for event in events)
+
+
+def objects() -> int:
+    """Python objects that the collector knows."""
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def row_for(columns: Columns) -> Architecture:
+    """A small model that has a place for a technique."""
+    for name in _MODELS:
+        row = architecture(name)
+        try:
+            with forced(model_for(row, mode("dropout")), row, columns):
+                return row
+        except Refused:
+            continue
+    raise AssertionError("no model has a place for it")
+
+
+def growth(columns: Columns) -> tuple[int, int]:
+    """Tensor bytes and Python objects by which the steps from `FEW` to `MANY` grow, techniques attached."""
+    row = row_for(columns)
+    model, step = training(row, mode("dropout"))
+    with forced(model, row, columns):
+        return _grown(step)
+
+
+def growth_in_cycles(columns: Columns) -> tuple[int, int]:
+    """The same where each step attaches the techniques and detaches them."""
+    row = row_for(columns)
+    model, step = training(row, mode("dropout"))
+    facts_of(row)
+
+    def cycle(number: int) -> None:
+        with forced(model, row, columns):
+            step(number)
+
+    return _grown(cycle)
+
+
+def _grown(step: Callable[[int], None]) -> tuple[int, int]:
+    for number in range(FEW):
+        step(number)
+    before = objects()
+
+    def rest() -> None:
+        for number in range(FEW, MANY):
+            step(number)
+
+    grown = net_bytes(rest)
+    return grown, objects() - before

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured rates: when they are measured, kept, read, refused, and that they reach the core."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import memscale
+from memscale import _core
+from memscale.core import calibration, calibration_measures
+from memscale.core.calibration import calibrated, quantised
+from memscale.core.cost_rates import CLASSES, KINDS, MEASURED, TABLE, CostRates
+from memscale.core.decision_engine import DecisionEngine
+from memscale.core.devices import resolve_device
+from memscale.core.hardware import Hardware, budget_bytes, detect
+from memscale.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def rates(base: int = 1000) -> CostRates:
+    """Rates that all differ."""
+    flops = tuple(base + i for i in range(len(KINDS)))
+    moved = tuple(2 * base + i for i in range(len(KINDS)))
+    return CostRates(flops, moved, base, base + 1, base + 2, base + 3, base + 4, MEASURED)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Calibration on, with a cache folder of its own and nothing known. Returns the file."""
+    monkeypatch.setenv(calibration.SWITCH, "auto")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibration, "_known", {})
+    return tmp_path / "memscale" / "rates.json"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
+    """Measuring gives `rates()` at once; the calls."""
+    calls: list[Hardware] = []
+
+    def measure(hardware: Hardware) -> CostRates:
+        calls.append(hardware)
+        return rates(1000 * len(calls))
+
+    monkeypatch.setattr(calibration, "_measured", measure)
+    return calls
+
+
+def test_measured_once_and_kept(fresh: Path, measured: list[Hardware]) -> None:
+    assert calibration.cache_file() == fresh
+    hardware = detect(CPU)
+    found = calibrated(hardware)
+    assert found == dataclasses.replace(hardware, cost=rates())
+    assert calibrated(hardware) == found and len(measured) == 1
+    calibration.forget()
+    assert calibrated(hardware) == found and len(measured) == 1, "the file was not read"
+    fresh.unlink()
+    calibration.forget()
+    assert calibrated(hardware).cost == rates(2000) and len(measured) == 2
+
+
+def test_other_threads_are_another_entry(fresh: Path, measured: list[Hardware]) -> None:
+    before = torch.get_num_threads()
+    one = calibrated(detect(CPU)).cost
+    try:
+        torch.set_num_threads(before + 1)
+        assert calibrated(detect(CPU)).cost != one
+    finally:
+        torch.set_num_threads(before)
+    calibration.forget()
+    assert calibrated(detect(CPU)).cost == one
+    assert len(measured) == 2 and len(json.loads(fresh.read_text())["entries"]) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[1, 2]",
+        lambda text: '"\udcff"',
+        lambda text: text.replace('"format": 1', '"format": 2'),
+        lambda text: text.replace('"launch_ns": 1002', '"launch_ns": 0'),
+        lambda text: text.replace('"launch_ns": 1002', '"launch_ns": 1.5'),
+        lambda text: text.replace('"launch_ns": 1002', '"launch_ns": true'),
+        lambda text: text.replace('"launch_ns"', '"lunch_ns"'),
+        lambda text: text.replace('"matrix": 1010', '"matrix": "fast"'),
+        lambda text: text.replace('"matrix": 1010', '"matrix": -5'),
+        lambda text: "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_is_measured_anew(
+    fresh: Path, measured: list[Hardware], damage: Callable[[str], str]
+) -> None:
+    calibrated(detect(CPU))
+    damaged = damage(fresh.read_text())
+    assert damaged != fresh.read_text()
+    fresh.write_text(damaged, errors="surrogateescape")
+    calibration.forget()
+    assert calibrated(detect(CPU)).cost == rates(2000)
+    calibration.forget()
+    assert calibrated(detect(CPU)).cost == rates(2000) and len(measured) == 2, "the file was not replaced"
+
+
+def test_a_good_entry_survives_a_bad_one(fresh: Path, measured: list[Hardware]) -> None:
+    good = calibrated(detect(CPU)).cost
+    data = json.loads(fresh.read_text())
+    data["entries"]["another machine"] = {"launch_ns": -1}
+    fresh.write_text(json.dumps(data))
+    calibration.forget()
+    assert calibrated(detect(CPU)).cost == good and len(measured) == 1
+
+
+def test_a_folder_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: Path, measured: list[Hardware]
+) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocker))
+    assert calibrated(detect(CPU)).cost == rates()
+    assert calibrated(detect(CPU)).cost == rates() and len(measured) == 1
+    assert blocker.read_text() == "no folder"
+
+
+def test_nothing_half_written_is_left(
+    monkeypatch: pytest.MonkeyPatch, fresh: Path, measured: list[Hardware]
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(calibration.os, "replace", fails)
+    assert calibrated(detect(CPU)).cost == rates()
+    assert list(fresh.parent.iterdir()) == []
+
+
+def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert calibration.cache_file() == tmp_path / ".cache" / "memscale" / "rates.json"
+
+
+def test_writers_at_once_leave_a_whole_file(fresh: Path) -> None:
+    writers = [
+        threading.Thread(target=calibration._write, args=(fresh, f"machine {i}", rates(1000 + i)))
+        for i in range(8)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    kept = calibration._read(fresh)
+    assert kept and all(kept[key] == rates(1000 + int(key.split()[1])) for key in kept)
+    assert list(fresh.parent.iterdir()) == [fresh]
+
+
+def test_threads_measure_once(fresh: Path, measured: list[Hardware]) -> None:
+    threads = [threading.Thread(target=calibrated, args=(detect(CPU),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize("value", ["off", " OFF "])
+def test_the_switch(
+    monkeypatch: pytest.MonkeyPatch, fresh: Path, measured: list[Hardware], value: str
+) -> None:
+    monkeypatch.setenv(calibration.SWITCH, value)
+    hardware = detect(CPU)
+    assert calibrated(hardware) is hardware and hardware.cost.source == TABLE
+    assert measured == [] and not fresh.exists()
+
+
+def test_a_wrong_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(calibration.SWITCH, "on")
+    with pytest.raises(ConfigError, match=r"MEMSCALE_CALIBRATION is 'on'; allowed: 'auto', 'off'"):
+        calibrated(detect(CPU))
+
+
+def test_only_what_is_here_is_measured(fresh: Path, measured: list[Hardware]) -> None:
+    assert resolve_device("RTX 3090").cost.source == TABLE
+    assert resolve_device("24GiB").cost.source == TABLE
+    card = resolve_device("RTX 3090")
+    assert not torch.cuda.is_initialized() and calibrated(card) is card
+    assert measured == []
+    assert resolve_device("cpu").cost.source == MEASURED
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no such operator"), MemoryError()])
+def test_what_cannot_be_measured_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch, fresh: Path, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(calibration, "_measure", fails)
+    assert calibrated(detect(CPU)).cost.source == TABLE
+    assert not fresh.exists()
+
+
+@given(st.floats(1, 1e15))
+def test_quantised_lies_close_and_stays(value: float) -> None:
+    step = quantised(value)
+    assert abs(step - value) <= 0.045 * value + 0.5
+    assert quantised(step) == step or value < 12  # small whole numbers lie off the grid
+
+
+def test_noise_seldom_matters() -> None:
+    values = [1000 * 1.07**i for i in range(200)]
+    same = sum(quantised(value) == quantised(value * 1.01) for value in values)
+    assert same > 160
+
+
+# ---- measuring ---------------------------------------------------------------------------------------
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures with the fewest repetitions, however busy the machine is."""
+    monkeypatch.setattr(calibration_measures, "_REPEATS", 1)
+    monkeypatch.setattr(calibration, "_LIMIT_S", 300)
+    monkeypatch.setattr(calibration, "_DISTURBED_SPREAD", 1e9)
+
+
+def test_measuring_changes_nothing(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
+    quick(monkeypatch)
+    state = torch.get_rng_state()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        cost = calibrated(detect(CPU)).cost
+        assert torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
+    assert torch.equal(state, torch.get_rng_state())
+    assert cost.source == MEASURED
+    assert calibration._read(fresh) == {next(iter(calibration._known)): cost}
+    numbers = (*cost.flops_per_us, *cost.moved_bytes_per_us, cost.launch_ns, cost.recompute_ns)
+    assert all(type(number) is int and number > 0 for number in numbers)
+
+
+def test_a_busy_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
+    quick(monkeypatch)
+    monkeypatch.setattr(calibration, "_LIMIT_S", 0)
+    assert calibrated(detect(CPU)).cost.source == TABLE
+    calibration.forget()
+    monkeypatch.setattr(calibration, "_LIMIT_S", 300)
+    monkeypatch.setattr(calibration, "_DISTURBED_SPREAD", 0)
+    assert calibrated(detect(CPU)).cost.source == TABLE
+    assert not fresh.exists()
+
+
+def test_every_class_is_measured() -> None:
+    samples = calibration_measures.Samples(CPU, torch.float32, 1)
+    assert {name for name, _ in samples.by_class()} == set(CLASSES) - {"other"}
+
+
+def test_measured_rates_reach_the_core(fresh: Path, measured: list[Hardware]) -> None:
+    hardware = calibrated(detect(CPU))
+    config = memscale.Config(memory_budget="1GiB")
+    engine = DecisionEngine(config.effective(), hardware, budget_bytes(config, hardware))
+    g = _core.Graph()
+    g.add_op("mm", 10**6, 0, work=_core.WORK_MATRIX, flags=_core.OP_HALF)
+    kind = KINDS.index("matrix_half")
+    times = array("q", _core.op_times_ns(g, engine.rates)).tolist()
+    assert times == [1002 + 10**9 // (1000 + kind)]
+
+
+def test_a_plan_says_where_its_times_come_from(
+    monkeypatch: pytest.MonkeyPatch, fresh: Path, measured: list[Hardware]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    config = memscale.Config(memory_budget="1GiB", enable_logging=False)
+    with memscale.optimize(model, config=config, sample_input=torch.randn(2, 4)) as executor:
+        assert "times by rates measured on this machine" in executor.planned.plan.notes
+    monkeypatch.setenv(calibration.SWITCH, "off")
+    with memscale.optimize(model, config=config, sample_input=torch.randn(2, 4)) as executor:
+        assert "times by rates from a table" in executor.planned.plan.notes

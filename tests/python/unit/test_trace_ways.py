@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which way a static trace takes where numbers decide it; what advice an optimizer can follow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memscale
+from memscale.core.fake_optimizer import free_switches
+
+
+class Drops(nn.Module):
+    """Layers that a random number leaves out, below or above a share."""
+
+    def __init__(self, above: bool, draws: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.above, self.draws = above, draws
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.draws:
+                draw = torch.rand([])
+                if (draw > 0.1) if self.above else (draw < 0.9):
+                    continue
+            x = torch.tanh(layer(x))
+        return x.sum() + sum(layer.bias.sum() for layer in self.layers)
+
+
+class Masked(nn.Module):
+    """A mask of ones that the model makes for itself, and a way around it if it hides nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[0], 64)
+        mask[:, :0] = 0
+        if not bool(mask.bool().all()):
+            x = torch.exp(x * mask)
+        return torch.tanh(x).sum()
+
+
+def peak(model: nn.Module) -> int:
+    sample = torch.ones(64, 64, requires_grad=True)
+    return memscale.predict(model, sample_input=(sample,), device="cpu").plain.allocated_peak_bytes
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_every_layer_counts_whatever_is_drawn(above: bool) -> None:
+    torch.manual_seed(0)
+    found = {peak(Drops(above)) for _ in range(4)}
+    assert len(found) == 1
+    whole = peak(Drops(above, draws=False))
+    assert whole <= found.pop() <= whole + 64  # the number itself
+
+
+def test_a_mask_of_ones_is_known() -> None:
+    trace = memscale.predict(Masked(), sample_input=(torch.ones(64, 64, requires_grad=True),), device="cpu")
+    assert "tanh" in {holder.operation for holder in trace.plain.holders}
+    assert "exp" not in {holder.operation for holder in trace.plain.holders}
+
+
+def test_switches_of_an_optimizer() -> None:
+    weights = [nn.Parameter(torch.ones(2))]
+    assert free_switches(None, by_default=False) == ("fused",)
+    assert free_switches(torch.optim.AdamW(weights), by_default=True) == ("fused", "foreach")
+    assert free_switches(torch.optim.AdamW(weights, foreach=False), by_default=True) == ("fused",)
+    assert free_switches(torch.optim.RMSprop(weights), by_default=False) == ()
+    assert free_switches(torch.optim.SGD(weights, fused=True), by_default=True) == ()
+
+    class AdamW8bit(torch.optim.AdamW):
+        """Takes the arguments, and has no such thing."""
+
+    assert free_switches(AdamW8bit(weights), by_default=True) == ()
