@@ -31,6 +31,8 @@ C_FOLDERS = ("include", "src", "cli", "server", "python/ext", "tests", "bench", 
 PYTHON_FOLDERS = ("python", "tools", "tests", "bench", "examples")
 #: Sources that clang-tidy and cppcheck read; tests are full of macros that they do not understand.
 ANALYSED_FOLDERS = ("src", "cli", "server", "python/ext", "examples/c")
+#: Steps of the analyser per function: with its own 225,000 a few functions take half of all time, and show no more.
+ANALYSER_STEPS = 100_000
 #: Build folders that are looked at for compile_commands.json and the library, the best first.
 BUILD_FOLDERS = ("build/clang", "build/gcc")
 
@@ -108,8 +110,11 @@ def _clang_tidy(tree: Tree) -> str:
     build = str(tree.build)
     known = {os.path.relpath(Path(entry["directory"]) / entry["file"], tree.root) for entry in commands}
 
+    words = ("-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={ANALYSER_STEPS}")
+    limit = [f"--extra-arg={word}" for word in words]
+
     def analyse(source: str) -> str:
-        said = tree.run(tool, "--quiet", "-p", build, source)
+        said = tree.run(tool, "--quiet", "-p", build, *limit, source)
         # The analyser tells the whole path that leads to each finding; the findings are enough here.
         lines = [line for line in said.splitlines() if ": error: " in line]
         findings = [os.path.relpath(os.path.join(build, line), tree.root) for line in lines]

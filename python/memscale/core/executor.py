@@ -34,7 +34,8 @@ from memscale.core.step_signature import StepSignature, output_storages, signatu
 from memscale.core.step_ways import placed
 from memscale.core.tracer import StepFacts
 from memscale.errors import BudgetError, VerificationError
-from memscale.observability import logs, plan_log
+from memscale.observability import logs, metrics, offload_log, plan_log
+from memscale.observability.offload_figures import OffloadFigures
 from memscale.offload.engine import Boundary, Offload
 from memscale.techniques.base import Attachment
 from memscale.techniques.chains import ChainAttachment, ChainRun
@@ -169,6 +170,14 @@ class Executor:
         """The plan in force, or None while the first training batch is awaited."""
         return None if self.planned is None else self.planned.plan
 
+    def offload_figures(self, events: bool = True) -> OffloadFigures | None:
+        """What the offload engine has done so far; None where nothing was offloaded yet.
+
+        Args:
+            events: with the latest copies and waits, for reports and traces.
+        """
+        return OffloadFigures.of(self._offload, events)
+
     # ---- life ------------------------------------------------------------------------------------
 
     def start(
@@ -198,6 +207,7 @@ class Executor:
 
     def stop(self) -> None:
         """Undoes everything, in reverse order."""
+        metrics.detach(self)
         self._undo()
         self._optimizer_hook()
         if self._guard is not None:
@@ -224,6 +234,7 @@ class Executor:
         self.model.__dict__[EXECUTOR] = self
         enter(self.model, self.loss_scale)
         self._watch_optimizers()
+        metrics.attach(self)
 
     def _undo(self) -> None:
         while self._attached:
@@ -295,6 +306,8 @@ class Executor:
     def after_forward(self, output: Any) -> None:
         """Remembers the output, to see before the next forward whether it is still held."""
         self._outputs = [weakref.ref(storage) for storage in output_storages(output)]
+        if self._offload is not None:
+            offload_log.warn(self, self._offload)
 
     def _facts(self, training: bool | None = None) -> StepFacts:
         alive = [storage.nbytes() for storage in (ref() for ref in self._outputs) if storage is not None]
@@ -416,7 +429,7 @@ class Executor:
             setattr(twin, name, getattr(self, name))
         twin._known, twin._outputs, twin._failed = {}, [], set()
         twin._latest_failure = None
-        twin._offload = None
+        twin._offload = copy.deepcopy(self._offload, memo)  # that of the copied attachments
         twin._model = weakref.ref(copy.deepcopy(self.model, memo))
         twin.loss_scale = NO_OPTIMIZER
         enter(twin.model, NO_OPTIMIZER)

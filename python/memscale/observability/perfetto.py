@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A predicted step in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
+"""A predicted step, and what an offload engine did, in the Trace Event Format of ui.perfetto.dev.
 
 Every step is a process of its own, "plain" and "planned", with the same tracks:
 
@@ -9,7 +9,8 @@ Every step is a process of its own, "plain" and "planned", with the same tracks:
     recomputes        what runs for the second time
     peak              an instant at the highest moment
 
-Times are those of the cost model, in microseconds from the begin of the step, bytes are predicted.
+Times are those of the cost model, in microseconds from the begin of the step, bytes are predicted. The engine
+is a process too (`perfetto_offload`): its times and bytes are measured, from its first event on.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from memscale.observability.perfetto_offload import offload_events
 from memscale.observability.step_view import Slice, StepView
+
+if TYPE_CHECKING:
+    from memscale.observability.offload_figures import OffloadFigures
 
 __all__ = ["TRACE_VERSION", "trace_events", "write_trace"]
 
@@ -35,25 +40,32 @@ Event = dict[str, Any]
 
 def write_trace(
     path: str | os.PathLike[str],
-    views: Mapping[str, StepView],
+    views: Mapping[str, StepView] | None = None,
     *,
     reserved: Mapping[str, Sequence[int]] | None = None,
     about: Mapping[str, str] | None = None,
+    offload: OffloadFigures | None = None,
 ) -> None:
-    """Writes steps as one trace.
+    """Writes steps, what an offload engine did, or both, as one trace.
 
     Args:
         path: the file; replaced if it exists.
         views: steps by name, such as "plain" and "planned".
         reserved: bytes that the allocator holds, one per row of the step of that name.
         about: facts about the run, for the viewer's information page.
+        offload: from `executor.offload_figures()`.
 
     Raises:
         ValueError: a series of reserved bytes is not as long as its step.
         OSError: the file cannot be written.
+
+    Example:
+        >>> write_trace("offload.json", offload=executor.offload_figures())
     """
+    steps = views or {}
+    measured = [] if offload is None else offload_events(len(steps) + 1, offload)
     document = {
-        "traceEvents": trace_events(views, reserved or {}),
+        "traceEvents": trace_events(steps, reserved or {}) + measured,
         "displayTimeUnit": "ms",
         "otherData": {"producer": "memscale", "version": str(TRACE_VERSION), **(about or {})},
     }

@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 _NOT_BUILT = {"auto_policy": "the policy"}
 """Switches that are accepted and do nothing in this version, with what they will switch."""
 
-_NOT_BUILT_LIMITS = ("observability_port",)
-
 
 def fields_without_effect(config: Config) -> list[str]:
     """Fields of a configuration that are on or set, and have no effect in this version."""
     fields = [name for name in _NOT_BUILT if getattr(config, name)]
     if config.max_cpu_offload_gb is not None and not (config.enable_offloading and config.async_offload):
         fields.append("max_cpu_offload_gb")
-    return fields + [name for name in _NOT_BUILT_LIMITS if getattr(config, name) is not None]
+    return fields
 
 
 def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> None:

@@ -21,9 +21,11 @@ from memscale.observability.plan_rows import PlanRow, plan_rows
 from memscale.observability.plan_words import bytes_range, ms_range
 from memscale.observability.report_charts import CATEGORY_ORDER, Curve
 from memscale.observability.report_detail import Detail, category_steps
+from memscale.observability.report_offload import offload_chart, tier_rows
 
 if TYPE_CHECKING:
     from memscale.core.prediction import Holder, Prediction
+    from memscale.observability.offload_figures import OffloadFigures
 
 __all__ = ["write_report"]
 
@@ -40,6 +42,7 @@ def write_report(
     measured: Sequence[tuple[str, str]] | None = None,
     timeline_measured: dict[str, list[tuple[float, int]]] | None = None,
     detail: Detail | None = None,
+    offload: OffloadFigures | None = None,
 ) -> None:
     """Writes a report about a plan, or about a prediction and its plan.
 
@@ -52,6 +55,7 @@ def write_report(
             (milliseconds since the step began, bytes).
         detail: what only the memory graph knows, see `report_detail.detail_of`; without it the page lacks
             categories over time, what each part of the plan saves, and the allocator's segments.
+        offload: what the engine of a run has done, from `executor.offload_figures()`.
 
     Raises:
         ValueError: a prediction without a plan.
@@ -66,7 +70,7 @@ def write_report(
         raise ValueError("this prediction has no plan: it is part of another prediction; give that one")
     curves: dict[str, Curve] = {name: curve for name, curve in (timeline_measured or {}).items() if curve}
     advice = plan.advice if isinstance(subject, Plan) else subject.advice
-    page = _page(plan, advice, title, measured or (), curves, detail or Detail())
+    page = _page(plan, advice, title, measured or (), curves, detail or Detail(), offload)
     Path(path).write_text(page, encoding="utf-8")
 
 
@@ -77,6 +81,7 @@ def _page(
     measured: Sequence[tuple[str, str]],
     curves: dict[str, Curve],
     detail: Detail,
+    offload: OffloadFigures | None,
 ) -> str:
     jinja2 = _optional("jinja2")
     template = resources.files("memscale.observability").joinpath("templates/report.html.j2")
@@ -101,12 +106,16 @@ def _page(
         modules=_modules(plan),
         modules_at_once=_MODULES_AT_ONCE,
         segment_legend=[name for name in CATEGORY_ORDER if name not in ("context", "fragmentation")],
-        charts=_charts(plan, curves, detail),
+        charts=_charts(plan, curves, detail, offload),
+        offload=offload,
+        tiers=() if offload is None else tier_rows(offload),
     )
     return text
 
 
-def _charts(plan: Plan, curves: dict[str, Curve], detail: Detail) -> dict[str, Any]:
+def _charts(
+    plan: Plan, curves: dict[str, Curve], detail: Detail, offload: OffloadFigures | None
+) -> dict[str, Any]:
     """Every chart by name; "" for one that there is nothing to draw for."""
     safe = _optional("markupsafe").Markup  # the charts escape what is in them
     budget = plan.budget_bytes - plan.predicted.context_bytes
@@ -117,6 +126,7 @@ def _charts(plan: Plan, curves: dict[str, Curve], detail: Detail) -> dict[str, A
         "saved": "",
         "changes": "",
         "segments": "",
+        "offload": "" if offload is None else offload_chart(offload),
         "frontier": report_charts.frontier(plan) if plan.frontier else "",
     }
     if detail.views:
