@@ -3,7 +3,8 @@
 
 A test suite that passes says little about an engine whose bugs are races: it has to be seen failing. Each
 entry of `tests/mutants/*.yaml` names a piece of source and what to put in its place. The tree is copied,
-built once, and rebuilt for each entry; the named test programs then have to fail or hang.
+built once, and rebuilt for each entry; the named test programs then have to fail or hang. A line for each
+says which test has seen it first.
 
     python tools/mutants.py                 all
     python tools/mutants.py --only buffer   those whose name contains a word
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,12 +29,15 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("include", "src", "cli", "tests", "tools", "meson.build", "meson.options")
 
-#: Programs that judge the mutants of a file of tests/mutants, with their arguments.
+#: Programs that judge the mutants of a file of tests/mutants, with their arguments; the quickest first.
 JUDGES = {
     "offload": (
+        ("tests/unit/offload/test_offload_ahead",),
+        ("tests/unit/offload/test_offload_disk",),
         ("tests/unit/offload/test_offload",),
-        ("tests/unit/offload/test_offload_soak", "150", "1"),
         ("tests/unit/offload/test_offload_card", "build/tests/fake_cuda/libfake_cuda.so"),
+        ("tests/unit/offload/test_offload_threads",),
+        ("tests/unit/offload/test_offload_soak", "150", "1"),
     ),
 }
 LIBRARY = "tests/fake_cuda/libfake_cuda.so"
@@ -42,8 +47,10 @@ SLOW_CARD = {
     "FAKE_CUDA_BYTES_PER_SECOND": "200000000",
     "FAKE_CUDA_SPLIT_PPM": "500000",
 }
-SECONDS = 60
+SECONDS = 30
 """A judge that takes longer hangs; unchanged, each takes a few seconds."""
+_RUN = re.compile(r"\[ RUN +\] (\w+)")
+_FAILED = re.compile(r"\[ +FAILED +\] (\w+)")
 
 
 @dataclass(frozen=True)
@@ -93,24 +100,37 @@ def build(tree: Path) -> None:
         CalledProcessError: it does not compile; the compiler's words are on standard output.
     """
     programs = [LIBRARY, *(program for judges in JUDGES.values() for program, *_ in judges)]
-    subprocess.run(["ninja", "-C", str(tree / "build"), "--quiet", *programs], check=True)
+    run = subprocess.run(["ninja", "-C", str(tree / "build"), *programs], stdout=subprocess.PIPE, text=True)
+    if run.returncode != 0:
+        print(run.stdout)
+        run.check_returncode()
+
+
+def test_in(output: bytes | None) -> str:
+    """The first test that failed, or the one that ran last."""
+    text = (output or b"").decode(errors="replace")
+    names = _FAILED.findall(text) or _RUN.findall(text)[-1:]
+    return names[0] if names else "?"
 
 
 def verdict(tree: Path, suite: str) -> str:
-    """What the judges say: "" if all pass, else which failed and how."""
+    """What the judges say: "" if all pass, else which test failed and how."""
     for program, *arguments in JUDGES[suite]:
+        name = Path(program).name
         try:
             run = subprocess.run(
                 [str(tree / "build" / program), *arguments],
                 cwd=tree,
                 env=os.environ | SLOW_CARD,
-                capture_output=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 timeout=SECONDS,
             )
-        except subprocess.TimeoutExpired:
-            return f"{Path(program).name} hangs"
+        except subprocess.TimeoutExpired as stopped:
+            return f"{name}: {test_in(stopped.stdout)} hangs"
         if run.returncode != 0:
-            return f"{Path(program).name} fails"
+            how = "fails" if run.returncode > 0 else f"ends by signal {-run.returncode}"
+            return f"{name}: {test_in(run.stdout)} {how}"
     return ""
 
 
@@ -139,7 +159,7 @@ def try_one(tree: Path, mutant: Mutant) -> bool:
     with changed(tree, mutant):
         build(tree)
         words = verdict(tree, mutant.suite)
-    print(f"{words or 'NOT SEEN':28} {mutant.suite}: {mutant.name}", flush=True)
+    print(f"{mutant.suite}: {mutant.name:70} {words or 'NOT SEEN'}", flush=True)
     return bool(words)
 
 

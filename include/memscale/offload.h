@@ -112,6 +112,7 @@ typedef enum msc_offload_event_kind {
     MSC_OFFLOAD_IN,          /**< copy back, likewise */
     MSC_OFFLOAD_WAIT_SETTLE, /**< the program waited for a copy out */
     MSC_OFFLOAD_WAIT_ARRIVE, /**< the program waited for a copy back */
+    MSC_OFFLOAD_DROP,        /**< the block ended and its place is free; takes no time */
     MSC_OFFLOAD_EVENT_COUNT
 } msc_offload_event_kind;
 
@@ -136,7 +137,8 @@ MSC_API msc_offload_options msc_offload_options_default(void);
  * @param out     the caller owns the result and ends it with `msc_offload_destroy`.
  * Errors: EINVAL (names the field), EIO (the directory), ENOMEM, EDRIVER.
  * Threads: all other functions may be called from any number of threads, except `destroy`. A child of
- * `fork` must not use its parent's engine: calls say ESTATE there, and `destroy` leaves the threads alone.
+ * `fork` must not use its parent's engine: calls say ESTATE there, and `destroy` closes the child's descriptors of
+ * the file and leaves all else alone. A child that lives on without it keeps the file's space taken.
  */
 MSC_API msc_status msc_offload_create(msc_context *ctx, msc_device *device,
                                       const msc_offload_options *options, msc_offload **out, msc_error *err);
@@ -187,6 +189,9 @@ MSC_API msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void 
  */
 MSC_API msc_status msc_offload_arrive(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err);
 
+/** As `arrive`, without waiting on the host. EAGAIN (no message): not yet. */
+MSC_API msc_status msc_offload_arrived(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err);
+
 /**
  * Ends a block. What has not begun is not done any more; what is running is waited for, so source and
  * destination may go after this call in the order of no stream in particular. 0 and old tickets are accepted.
@@ -208,7 +213,22 @@ MSC_API uint32_t msc_offload_use(msc_offload *engine, msc_ticket ticket, msc_tic
  */
 MSC_API void msc_offload_group(msc_offload *engine);
 
-/** A training step begins. Without this call a step begins with the first put after all blocks were dropped. */
+/**
+ * As `msc_offload_group`, and prefetch may go into one group more: while a block of the group that begins here is the
+ * latest one used, blocks of the group that is expected to be used next may come back early, `ahead_bytes` of them at
+ * most. 0: as `msc_offload_group`.
+ *
+ * What a plan can count on: `use` names a block of the next group only if it fits into the `ahead_bytes` of the group in
+ * use, together with all blocks of other groups that were named and are not yet used or dropped. So what was named
+ * before its group began to be used is never more than the largest `ahead_bytes`, in whatever order blocks are used;
+ * and while the order is the expected one, never more than those of the group in use. What a program leaves
+ * behind when it goes on elsewhere counts until it is used or dropped. Nothing is named of the group after the
+ * next, and prefetch_count and prefetch_bytes are over all.
+ */
+MSC_API void msc_offload_group_ahead(msc_offload *engine, uint64_t ahead_bytes);
+
+/** A training step begins. Without this call a step begins with the first put after all blocks were dropped. Where
+    no block was used since the last one (an evaluation, an exception in forward), the expected order stays. */
 MSC_API void msc_offload_step(msc_offload *engine);
 
 /** Bytes of a block; 0 if there is no such block. */

@@ -1,15 +1,260 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding PyTorch's DLPack table. */
-#include "py_dlpack.h"
+/*
+ * Memory on the device, and tensors on it.
+ *
+ * The memory is PyTorch's own (its allocator makes it, and counts it), as a managed DLPack tensor of bytes. Tensors
+ * on it are made over DLPack too: each owns a reference to the memory, whose count is atomic because autograd lets
+ * go of tensors on its own threads, without the GIL.
+ */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-const msc_dl_api *msc__py_dlpack(PyObject *tensor_type)
+#include "py_torch.h"
+
+#define CAPSULE "dltensor"
+#define USED_CAPSULE "used_dltensor"
+
+/* ---- capsules ----------------------------------------------------------------------------------- */
+
+msc_dl_legacy *msc__py_take_capsule(const msc__py_torch *torch, PyObject *tensor)
 {
-    PyObject *capsule = PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__");
-    const msc_dl_api *api = NULL;
+    PyObject *capsule = PyObject_CallFunctionObjArgs(torch->to_capsule, tensor, NULL);
+    msc_dl_legacy *managed = capsule != NULL ? PyCapsule_GetPointer(capsule, CAPSULE) : NULL;
 
-    if (capsule != NULL && PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
-        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    Py_XDECREF(capsule); /* the table is PyTorch's and lives as long as the process */
+    if (managed != NULL && PyCapsule_SetName(capsule, USED_CAPSULE) != 0)
+        managed = NULL; /* the capsule ends it */
+    Py_XDECREF(capsule);
+    return managed;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+struct msc__py_memory {
+    atomic_uint references; /* released with acq_rel, so the last one sees what the others did */
+    char *data;
+    msc_dl_managed *managed; /* one of the two, by the route */
+    msc_dl_legacy *legacy;
+};
+
+static void end_managed(msc_dl_managed *managed, msc_dl_legacy *legacy)
+{
+    if (managed != NULL && managed->deleter != NULL)
+        managed->deleter(managed);
+    if (legacy != NULL && legacy->deleter != NULL)
+        legacy->deleter(legacy);
+}
+
+static char *data_of(const msc_dl_tensor *tensor)
+{
+    return (char *)tensor->data + tensor->byte_offset;
+}
+
+/* Takes one of the two; NULL without memory, and that is gone then too. */
+static msc__py_memory *make_memory(msc_dl_managed *managed, msc_dl_legacy *legacy)
+{
+    msc__py_memory *memory = malloc(sizeof *memory);
+
+    if (memory == NULL) {
+        end_managed(managed, legacy);
+        return NULL;
+    }
+    atomic_init(&memory->references, 1);
+    memory->data = managed != NULL ? data_of(&managed->tensor) : NULL;
+    if (legacy != NULL)
+        memory->data = data_of(&legacy->tensor);
+    memory->managed = managed;
+    memory->legacy = legacy;
+    return memory;
+}
+
+char *msc__py_memory_data(const msc__py_memory *memory)
+{
+    return memory->data;
+}
+
+void msc__py_memory_hold(msc__py_memory *memory)
+{
+    (void)atomic_fetch_add_explicit(&memory->references, 1, memory_order_relaxed);
+}
+
+void msc__py_memory_release(msc__py_memory *memory)
+{
+    if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1)
+        return;
+    end_managed(memory->managed, memory->legacy);
+    free(memory);
+}
+
+static void note_error(void *context, const char *kind, const char *message)
+{
+    msc_error *err = context;
+
+    (void)snprintf(err->message, sizeof err->message, "%s: %s", kind, message);
+}
+
+/* Why PyTorch has no memory, out of the exception that it raised. */
+static void note_exception(msc_error *err)
+{
+    PyObject *type;
+    PyObject *value;
+    PyObject *traceback;
+    PyObject *text;
+    const char *words;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    text = value != NULL ? PyObject_Str(value) : NULL;
+    words = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    if (words != NULL)
+        (void)snprintf(err->message, sizeof err->message, "%s", words);
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
     PyErr_Clear();
-    return api != NULL && api->header.version.major == MSC_DL_MAJOR ? api : NULL;
+}
+
+static msc_dl_legacy *allocate_capsule(const msc__py_torch *torch, uint64_t bytes, msc_error *err)
+{
+    PyObject *arguments = Py_BuildValue("(K)", (unsigned long long)bytes);
+    PyObject *tensor =
+        arguments != NULL ? PyObject_Call(torch->empty, arguments, torch->empty_options) : NULL;
+    msc_dl_legacy *legacy = tensor != NULL ? msc__py_take_capsule(torch, tensor) : NULL;
+
+    Py_XDECREF(tensor);
+    Py_XDECREF(arguments);
+    if (legacy == NULL)
+        note_exception(err);
+    return legacy;
+}
+
+static msc_dl_managed *allocate_managed(const msc__py_torch *torch, uint64_t bytes, msc_error *err)
+{
+    int64_t size = (int64_t)bytes;
+    int64_t stride = 1;
+    msc_dl_tensor prototype = {.device = {torch->device_type, torch->device_ordinal},
+                               .dim_count = 1,
+                               .dtype = {.code = 1, .bits = 8, .lanes = 1},
+                               .sizes = &size,
+                               .strides = &stride};
+    msc_dl_managed *managed = NULL;
+
+    if (torch->table->allocate(&prototype, &managed, err, note_error) == 0)
+        return managed;
+    PyErr_Clear();
+    return NULL;
+}
+
+msc__py_memory *msc__py_memory_new(const msc__py_torch *torch, uint64_t bytes, msc_error *err)
+{
+    msc_dl_managed *managed = NULL;
+    msc_dl_legacy *legacy = NULL;
+
+    err->status = MSC_EDEVMEM;
+    err->driver_code = 0;
+    err->message[0] = '\0';
+    if (torch->table != NULL)
+        managed = allocate_managed(torch, bytes, err);
+    else
+        legacy = allocate_capsule(torch, bytes, err);
+    return managed != NULL || legacy != NULL ? make_memory(managed, legacy) : NULL;
+}
+
+msc__py_memory *msc__py_memory_of(const msc__py_torch *torch, PyObject *tensor)
+{
+    msc_dl_managed *managed = NULL;
+    msc_dl_legacy *legacy = NULL;
+    msc__py_memory *memory;
+
+    if (torch->table != NULL ? torch->table->from_object(tensor, &managed) != 0
+                             : (legacy = msc__py_take_capsule(torch, tensor)) == NULL)
+        return NULL;
+    memory = make_memory(managed, legacy);
+    if (memory == NULL)
+        (void)PyErr_NoMemory();
+    return memory;
+}
+
+/* ---- tensors on memory -------------------------------------------------------------------------- */
+
+typedef struct view {
+    union {
+        msc_dl_managed managed;
+        msc_dl_legacy legacy;
+    } as;
+    msc__py_memory *memory;
+    int64_t extents[];
+} view;
+
+static void end_view(view *self)
+{
+    msc__py_memory_release(self->memory);
+    free(self);
+}
+
+/* Called by PyTorch when the tensor ends, on any thread. */
+static void view_delete(msc_dl_managed *managed)
+{
+    end_view(managed->owner);
+}
+
+static void view_delete_legacy(msc_dl_legacy *legacy)
+{
+    end_view(legacy->owner);
+}
+
+static void end_unused_capsule(PyObject *capsule)
+{
+    msc_dl_legacy *legacy;
+
+    if (!PyCapsule_IsValid(capsule, CAPSULE))
+        return; /* PyTorch took it over */
+    legacy = PyCapsule_GetPointer(capsule, CAPSULE);
+    legacy->deleter(legacy);
+}
+
+static PyObject *give_view(const msc__py_torch *torch, view *self, const msc_dl_tensor *tensor)
+{
+    PyObject *capsule;
+    void *object = NULL;
+
+    if (torch->table != NULL) {
+        self->as.managed.version = torch->table->header.version;
+        self->as.managed.owner = self;
+        self->as.managed.deleter = view_delete;
+        self->as.managed.tensor = *tensor;
+        return torch->table->to_object(&self->as.managed, &object) == 0 ? object : NULL;
+    }
+    self->as.legacy.owner = self;
+    self->as.legacy.deleter = view_delete_legacy;
+    self->as.legacy.tensor = *tensor;
+    capsule = PyCapsule_New(&self->as.legacy, CAPSULE, end_unused_capsule);
+    if (capsule == NULL) {
+        end_view(self);
+        return NULL;
+    }
+    object = PyObject_CallFunctionObjArgs(torch->from_capsule, capsule, NULL);
+    Py_DECREF(capsule);
+    return object;
+}
+
+PyObject *msc__py_memory_view(const msc__py_torch *torch, msc__py_memory *memory, char *base,
+                              const msc__py_shape *shape)
+{
+    size_t extents_bytes = 2 * (size_t)shape->dim_count * sizeof(int64_t);
+    view *self = calloc(1, sizeof *self + extents_bytes);
+    msc_dl_tensor tensor = {.data = base + shape->byte_offset,
+                            .device = {torch->device_type, torch->device_ordinal},
+                            .dim_count = shape->dim_count,
+                            .dtype = shape->dtype};
+
+    if (self == NULL)
+        return PyErr_NoMemory();
+    memcpy(self->extents, shape->extents, extents_bytes);
+    msc__py_memory_hold(memory);
+    self->memory = memory;
+    tensor.sizes = self->extents;
+    tensor.strides = self->extents + shape->dim_count;
+    return give_view(torch, self, &tensor);
 }

@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file py_dlpack.h
- * The DLPack exchange interface of PyTorch, as far as it is used here: how a tensor is read and made from C
- * without PyTorch's headers.
- *
- * `torch.Tensor.__dlpack_c_exchange_api__` is a capsule with a table of functions (PyTorch 2.10 and later; the
- * layout is that of DLPack 1.2, dlpack.h). Reading a tensor through it takes some 40 ns, making one some 200 ns.
+ * Types of DLPack (dlpack.h, version 1.2), as PyTorch's tensors are shown in them. Needs the GIL.
  */
 #ifndef MSC_EXT_PY_DLPACK_H
 #define MSC_EXT_PY_DLPACK_H
@@ -47,6 +43,13 @@ typedef struct msc_dl_managed {
     msc_dl_tensor tensor;
 } msc_dl_managed;
 
+/** What a capsule "dltensor" holds. */
+typedef struct msc_dl_legacy {
+    msc_dl_tensor tensor;
+    void *owner;
+    void (*deleter)(struct msc_dl_legacy *self);
+} msc_dl_legacy;
+
 typedef void (*msc_dl_set_error)(void *context, const char *kind, const char *message);
 
 typedef struct msc_dl_header {
@@ -64,10 +67,5 @@ typedef struct msc_dl_api {
     int (*read)(void *object, msc_dl_tensor *out);        /* borrowed, valid while the object lives */
     int (*current_stream)(int32_t device_type, int32_t ordinal, void **out);
 } msc_dl_api;
-
-/**
- * The table of a tensor type, or NULL where it has none of a known major version; no exception is left.
- */
-const msc_dl_api *msc__py_dlpack(PyObject *tensor_type);
 
 #endif /* MSC_EXT_PY_DLPACK_H */

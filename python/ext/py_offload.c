@@ -26,6 +26,8 @@ typedef struct settings {
     uint64_t delay_most_ns, fault_bytes_per_second, seed, pin_limit_bytes;
     uint32_t split_ppm, fail_ppm;
     uint8_t refuse_pins;
+    uint8_t capsules;
+    uint8_t no_library;
 } settings;
 
 #define FIELD(name, kind, member)                                                                            \
@@ -54,6 +56,8 @@ static const msc__py_field setting_fields[] = {
     FIELD("fault_fail_ppm", MSC_PY_U32, fail_ppm),
     FIELD("fault_pin_limit_bytes", MSC_PY_U64, pin_limit_bytes),
     FIELD("fault_refuse_pins", MSC_PY_BOOL, refuse_pins),
+    FIELD("fault_capsules", MSC_PY_BOOL, capsules),
+    FIELD("fault_no_library", MSC_PY_BOOL, no_library),
 };
 
 static const msc__py_record setting_record = {"options", setting_fields, MSC_PY_COUNT(setting_fields)};
@@ -84,20 +88,6 @@ static bool read_settings(PyObject *options, PyObject *directory, settings *out)
 
 /* ---- life --------------------------------------------------------------------------------------- */
 
-static bool make_names(msc__py_names *names)
-{
-    names->base = PyUnicode_InternFromString("_base");
-    names->version = PyUnicode_InternFromString("_version");
-    names->untyped_storage = PyUnicode_InternFromString("untyped_storage");
-    names->nbytes = PyUnicode_InternFromString("nbytes");
-    names->data_ptr = PyUnicode_InternFromString("data_ptr");
-    names->detach = PyUnicode_InternFromString("detach");
-    names->grad_fn = PyUnicode_InternFromString("grad_fn");
-    names->name = PyUnicode_InternFromString("name");
-    names->next_functions = PyUnicode_InternFromString("next_functions");
-    return PyErr_Occurred() == NULL;
-}
-
 static bool open_engine(msc__py_engine *self, const settings *set)
 {
     msc_error err;
@@ -109,8 +99,7 @@ static bool open_engine(msc__py_engine *self, const settings *set)
         msc__py_raise(&err);
         return false;
     }
-    self->device_type = set->cuda ? MSC_DL_CUDA : MSC_DL_CPU;
-    self->device_ordinal = set->cuda ? (int32_t)set->device.ordinal : 0;
+    self->debug = set->debug != 0;
     self->least_bytes = set->least_bytes;
     self->window_bytes = set->window_bytes;
     return true;
@@ -138,63 +127,66 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self = (msc__py_engine *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
+    self->torch.device_type = set.cuda ? MSC_DL_CUDA : MSC_DL_CPU;
+    self->torch.device_ordinal = set.cuda ? (int32_t)set.device.ordinal : 0;
     module = PyType_GetModule(type);
-    self->tensor_type = (PyTypeObject *)Py_NewRef(tensor_type);
-    self->parameter_type = (PyTypeObject *)Py_NewRef(parameter_type);
-    self->api = msc__py_dlpack(tensor_type);
     if (module != NULL)
         self->saved_type = (PyTypeObject *)Py_NewRef((PyObject *)msc__py_module_state(module)->saved_type);
-    if (self->api == NULL && module != NULL)
-        PyErr_SetString(PyExc_NotImplementedError,
-                        "this PyTorch has no DLPack exchange interface (2.10 and later have one)");
-    if (self->api == NULL || module == NULL || !make_names(&self->names) || !open_engine(self, &set)) {
+    if (module == NULL ||
+        !msc__py_torch_init(&self->torch, (PyTypeObject *)tensor_type, (PyTypeObject *)parameter_type,
+                            !set.capsules, !set.no_library) ||
+        !open_engine(self, &set)) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
     return (PyObject *)self;
 }
 
-bool msc__py_engine_settle_all(msc__py_engine *engine)
+/* Takes the records out of the engine, a list of those whose references are the caller's. Runs no other code. */
+static msc__py_store *take_records(msc__py_engine *engine, msc_offload *offload)
 {
-    while (engine->offload != NULL && engine->flying_first != NULL)
-        if (!msc__py_store_settle_oldest(engine))
-            return false;
-    return true;
-}
-
-void msc__py_engine_close(msc__py_engine *engine)
-{
-    msc_offload *offload = engine->offload;
+    msc__py_store *taken = NULL;
     uint32_t i;
 
-    if (offload == NULL)
-        return;
     for (i = 0; i < engine->record_capacity; i++) {
         msc__py_store *store = engine->records[i];
 
         if (store == NULL)
             continue;
-        engine->records[i] = NULL; /* the buckets go as a whole: nothing is packed any more */
+        engine->records[i] = NULL;
         msc_offload_drop(offload, store->ticket);
         store->ticket = 0;
+        store->known = false; /* the buckets go as a whole */
         msc__py_store_hold(store);
+        store->same_bucket = taken;
+        taken = store;
+    }
+    memset(engine->buckets, 0, sizeof engine->buckets);
+    return taken;
+}
+
+void msc__py_engine_close(msc__py_engine *engine)
+{
+    msc_offload *offload = engine->offload;
+    msc__py_store *store;
+
+    if (offload == NULL)
+        return;
+    engine->offload =
+        NULL; /* from now on every call says that it is closed, also one from a tensor that ends */
+    store = take_records(engine, offload);
+    if (engine->inside > 0)
+        engine->condemned = offload;
+    else
+        msc_offload_destroy(offload);
+    while (store != NULL) {
+        msc__py_store *next = store->same_bucket;
+
         msc__py_store_land(store);
         msc__py_store_forget(store);
         msc__py_store_release(store);
+        store = next;
     }
-    memset(engine->buckets, 0, sizeof engine->buckets);
-    engine->offload = NULL;
-    msc_offload_destroy(offload);
-}
-
-static void clear_names(msc__py_names *names)
-{
-    PyObject **all[] = {&names->base,    &names->version,  &names->untyped_storage,
-                        &names->nbytes,  &names->data_ptr, &names->detach,
-                        &names->grad_fn, &names->name,     &names->next_functions};
-
-    for (size_t i = 0; i < MSC_PY_COUNT(all); i++)
-        Py_CLEAR(*all[i]);
 }
 
 static void engine_dealloc(PyObject *object)
@@ -207,10 +199,8 @@ static void engine_dealloc(PyObject *object)
     msc_context_destroy(self->device_ctx);
     msc_context_destroy(self->ctx);
     PyMem_Free(self->records);
-    clear_names(&self->names);
     PyMem_Free(self->chosen);
-    Py_XDECREF((PyObject *)self->tensor_type);
-    Py_XDECREF((PyObject *)self->parameter_type);
+    msc__py_torch_clear(&self->torch);
     Py_XDECREF((PyObject *)self->saved_type);
     PyObject_Free(object);
     Py_DECREF(type);
@@ -241,7 +231,7 @@ static PyObject *engine_settle(PyObject *object, PyObject *unused)
     msc__py_engine *self = opened(object);
 
     (void)unused;
-    return self != NULL && msc__py_engine_settle_all(self) ? Py_NewRef(Py_None) : NULL;
+    return self != NULL && msc__py_store_settle(self, 0) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* Room for the marks of `count` ordinals, all cleared. */
@@ -385,7 +375,8 @@ static PyObject *engine_counters(PyObject *object, PyObject *unused)
     return dict;
 }
 
-static const char *const event_names[MSC_OFFLOAD_EVENT_COUNT] = {"out", "in", "wait_settle", "wait_arrive"};
+static const char *const event_names[MSC_OFFLOAD_EVENT_COUNT] = {"out", "in", "wait_settle", "wait_arrive",
+                                                                 "drop"};
 
 static PyObject *engine_trace(PyObject *object, PyObject *unused)
 {

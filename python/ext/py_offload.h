@@ -12,9 +12,11 @@
  *      Saved ─┐
  *      Saved ─┼─► record ──► source       a detached tensor, until the copy out is complete
  *      Saved ─┘         ├──► ticket       the block in the engine
- *                       └──► memory       on the device again, from its fetch until every `Saved` has been unpacked
+ *                       ├──► memory       on the device again, from its fetch until every `Saved` has been unpacked
+ *                       └──► counter      in debug mode: an empty tensor with the version of the source
  *
- * All of this is guarded by the GIL, which is released only while waiting for a copy.
+ * All of this is guarded by the GIL. It is released while waiting for a copy, and PyTorch's functions may release it
+ * or run any code when a tensor ends: whoever calls them holds a reference to its record, and looks anew afterwards.
  */
 #ifndef MSC_EXT_PY_OFFLOAD_H
 #define MSC_EXT_PY_OFFLOAD_H
@@ -22,33 +24,27 @@
 #include "pydoor.h"
 
 #include "memscale/offload.h"
-#include "py_dlpack.h"
-
-/** Names that the hooks look up, made once. */
-typedef struct msc__py_names {
-    PyObject *base, *version, *untyped_storage, *nbytes, *data_ptr, *detach, *grad_fn, *name, *next_functions;
-} msc__py_names;
-
-/** Memory on the device that several tensors lie on; ends with the last of them, on any thread. */
-typedef struct msc__py_memory msc__py_memory;
+#include "py_torch.h"
 
 typedef struct msc__py_store msc__py_store;
 
 /** A step of a large model has some thousand saved storages. */
 #define MSC_PY_STORE_BUCKETS 1024u
 
+/** Types of autograd nodes that are remembered. */
+#define MSC_PY_NODE_TYPES 64u
+
 typedef struct msc__py_engine {
     PyObject_HEAD msc_context *ctx;
     msc_context *device_ctx;
     msc_device *device;
-    msc_offload *offload; /* NULL: closed */
-    const msc_dl_api *api;
-    PyTypeObject *tensor_type; /* torch.Tensor */
+    msc_offload *offload;   /* NULL: closed */
+    msc_offload *condemned; /* closed while calls were inside: the last of them ends it */
+    uint32_t inside;        /* calls that wait in the engine without the GIL */
+    msc__py_torch torch;
     PyTypeObject *saved_type;
-    msc__py_names names;
-    int32_t device_type; /* as DLPack has it */
-    int32_t device_ordinal;
-    PyTypeObject *parameter_type;
+    const void *other_nodes[MSC_PY_NODE_TYPES]; /* types of nodes that cast nothing, by their address */
+    bool debug;
     bool chooses;          /* only the saves that are marked in `chosen` leave */
     uint8_t *chosen;       /* by ordinal in the region */
     uint32_t chosen_count; /* entries of `chosen` that count */
@@ -59,9 +55,11 @@ typedef struct msc__py_engine {
 
     msc__py_store **records; /* by the index of their ticket */
     uint32_t record_capacity;
-    msc__py_store *buckets[MSC_PY_STORE_BUCKETS]; /* by the identity of their storage */
+    msc__py_store *buckets[MSC_PY_STORE_BUCKETS]; /* by their owner */
     msc__py_store *flying_first, *flying_last;    /* those that have a source whose copy is on its way */
     uint64_t flying_bytes;
+    uint64_t unseen_bytes; /* of those that were put since the engine was last asked what has settled */
+    uint32_t unseen_count;
     uint64_t kept_count, moved_count, shared_count, forwarded_count; /* saves, by what became of them */
 } msc__py_engine;
 
@@ -71,9 +69,6 @@ PyTypeObject *msc__py_saved_type_new(PyObject *module);
 /** The hooks. */
 PyObject *msc__py_engine_pack(PyObject *self, PyObject *tensor);
 PyObject *msc__py_engine_unpack(PyObject *self, PyObject *saved);
-
-/** Waits until no source is held any more. False with an exception. */
-bool msc__py_engine_settle_all(msc__py_engine *engine);
 
 /** Gives up all records' sources and memory and the engine; what was saved cannot be unpacked any more. */
 void msc__py_engine_close(msc__py_engine *engine);

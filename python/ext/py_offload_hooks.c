@@ -3,14 +3,16 @@
  * The hooks: what autograd saves goes in, what backward needs comes out.
  *
  * pack    decides whether a saved tensor leaves. Those that stay: parameters and views of them; copies of
- *         parameters that autocast made (they live in its cache anyway); subclasses of Tensor, fakes among
- *         them; tensors of another device; storages that are too small to be worth it; and whatever no tier has
- *         room for. What stays is handed back as a detached alias with its version: autograd checks no version
- *         where there are hooks, so both kinds are checked here.
+ *         parameters that autocast made (they live in its cache anyway), unless a plan names them; subclasses of
+ *         Tensor, fakes among them; tensors of another device; lazy conjugates and negatives; storages that are too
+ *         small to be worth it; and whatever no tier has room for. What stays is handed back with its version:
+ *         autograd checks no version where there are hooks, so both kinds are checked here.
  * unpack  finds the tensor's storage here, on its way, or away, starts what is needed next, and makes a tensor
  *         with the old dtype, sizes and strides on it.
  *
- * Nothing that is handed to autograd refers to the tensor that was saved: that would be a cycle through its node.
+ * Nothing that is handed to autograd may refer to the node that saves: that would be a cycle through C++, which
+ * nobody collects. A node refers to its inputs' nodes and is referred to by its outputs. So what has no graph
+ * stays itself, and so do views of parameters, whose graph ends there; everything else stays as an alias without one.
  */
 #include <string.h>
 
@@ -19,9 +21,14 @@
 
 #define MOST_SOON 16u
 
+/* How much may be put before the engine is asked what has settled: a question costs as much as a small save. */
+#define UNSEEN_COUNT 8u
+#define UNSEEN_SHARE 8u /* of the window */
+
 typedef struct saved {
     PyObject_VAR_HEAD msc__py_store *store; /* NULL: it stayed */
-    PyObject *kept;
+    msc__py_engine *engine;                 /* a reference, where it stayed */
+    msc__py_alias kept;
     long long version; /* of `kept`; -1: it has none */
     uint32_t round;    /* the fetch that it was unpacked from last */
     int32_t dim_count;
@@ -43,8 +50,11 @@ static void saved_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
 
     if (self->store != NULL)
-        msc__py_store_unsave(self->store);
-    Py_XDECREF(self->kept);
+        msc__py_store_unsave(self->store, self->round);
+    if (self->engine != NULL) {
+        msc__py_alias_clear(&self->engine->torch, &self->kept);
+        Py_DECREF((PyObject *)self->engine);
+    }
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -71,104 +81,112 @@ PyTypeObject *msc__py_saved_type_new(PyObject *module)
 
 /* ---- what stays --------------------------------------------------------------------------------- */
 
-static long long version_of(const msc__py_engine *engine, PyObject *tensor)
-{
-    PyObject *version = PyObject_GetAttr(tensor, engine->names.version);
-    long long value = version != NULL ? PyLong_AsLongLong(version) : -1;
-
-    Py_XDECREF(version);
-    PyErr_Clear(); /* tensors of inference mode have none */
-    return value;
-}
-
-static PyObject *keep(msc__py_engine *engine, PyObject *tensor)
+/* Takes `kept`. */
+static PyObject *keep(msc__py_engine *engine, msc__py_alias kept, long long version)
 {
     saved *self = saved_new(engine, 0);
 
-    if (self == NULL)
-        return NULL;
-    self->version = version_of(engine, tensor);
-    self->kept = PyObject_CallMethodObjArgs(tensor, engine->names.detach, NULL);
-    if (self->kept == NULL) {
-        Py_DECREF((PyObject *)self);
+    if (self == NULL) {
+        msc__py_alias_clear(&engine->torch, &kept);
         return NULL;
     }
+    self->engine = (msc__py_engine *)Py_NewRef((PyObject *)engine);
+    self->version = version;
+    self->kept = kept;
     engine->kept_count++;
     return (PyObject *)self;
 }
 
-/* A leaf stays itself: it holds no graph, and backward may ask for its identity. */
-static PyObject *keep_leaf(msc__py_engine *engine, PyObject *tensor)
+static PyObject *keep_itself(msc__py_engine *engine, PyObject *tensor, const msc__py_look *look)
 {
-    saved *self = saved_new(engine, 0);
+    msc__py_alias kept = {Py_NewRef(tensor), NULL};
 
-    if (self == NULL)
+    return keep(engine, kept, msc__py_version_of(&engine->torch, tensor, look));
+}
+
+/* `base` is what the tensor is a view of, or NULL: a view refers to it. */
+static PyObject *stay(msc__py_engine *engine, PyObject *tensor, PyObject *base, const msc__py_look *look)
+{
+    const msc__py_torch *torch = &engine->torch;
+    msc__py_alias kept;
+
+    if (msc__py_has_no_graph(torch, tensor, look) &&
+        (base == NULL || msc__py_has_no_graph(torch, base, NULL)))
+        return keep_itself(engine, tensor, look);
+    if (!msc__py_alias_new(torch, tensor, look, &kept))
         return NULL;
-    self->version = version_of(engine, tensor);
-    self->kept = Py_NewRef(tensor);
-    engine->kept_count++;
-    return (PyObject *)self;
+    return keep(engine, kept, msc__py_version_of(torch, tensor, look));
 }
 
-static bool is_half(msc_dl_dtype dtype)
+/* Subclasses of Tensor, which detach in their own way. Backward may ask for the identity of a leaf. */
+static PyObject *stay_subclass(msc__py_engine *engine, PyObject *tensor)
 {
-    return dtype.bits == 16;
+    const msc__py_torch *torch = &engine->torch;
+    msc__py_alias kept = {NULL, NULL};
+
+    if (!msc__py_is_parameter(torch, tensor))
+        engine->ordinal++;
+    if (msc__py_has_no_graph(torch, tensor, NULL))
+        return keep_itself(engine, tensor, NULL);
+    kept.object = PyObject_CallMethod(tensor, "detach", NULL);
+    return kept.object != NULL ? keep(engine, kept, msc__py_version_of(torch, kept.object, NULL)) : NULL;
 }
 
-/* A node that casts a leaf: what autocast makes of a parameter. */
-static bool is_cast_of_leaf(const msc__py_engine *engine, PyObject *tensor)
+/* A view of a parameter. */
+static PyObject *stay_view(msc__py_engine *engine, PyObject *tensor, PyObject *parameter,
+                           const msc__py_look *look)
 {
-    PyObject *node = PyObject_GetAttr(tensor, engine->names.grad_fn);
-    PyObject *name = NULL;
-    PyObject *next = NULL;
-    PyObject *first = NULL;
-    PyObject *leaf = NULL;
-    PyObject *leaf_name = NULL;
-    bool result = false;
+    if (msc__py_has_no_graph(&engine->torch, parameter, NULL))
+        return keep_itself(engine, tensor, look);
+    return stay(engine, tensor, parameter, look);
+}
 
-    if (node == NULL || node == Py_None)
-        goto done;
-    name = PyObject_CallMethodObjArgs(node, engine->names.name, NULL);
-    if (name == NULL || PyUnicode_CompareWithASCIIString(name, "ToCopyBackward0") != 0)
-        goto done;
-    next = PyObject_GetAttr(node, engine->names.next_functions);
-    first = next != NULL ? PySequence_GetItem(next, 0) : NULL;
-    leaf = first != NULL ? PySequence_GetItem(first, 0) : NULL;
-    leaf_name =
-        leaf != NULL && leaf != Py_None ? PyObject_CallMethodObjArgs(leaf, engine->names.name, NULL) : NULL;
-    result = leaf_name != NULL &&
-             PyUnicode_CompareWithASCIIString(leaf_name, "torch::autograd::AccumulateGrad") == 0;
-done:
-    PyErr_Clear();
-    Py_XDECREF(leaf_name);
+static bool has_name(PyObject *node, const char *name)
+{
+    PyObject *its = PyObject_CallMethod(node, "name", NULL);
+    bool has = its != NULL && PyUnicode_CompareWithASCIIString(its, name) == 0;
+
+    Py_XDECREF(its);
+    return has;
+}
+
+/* Whether the node before a cast is a leaf's. */
+static bool is_from_leaf(PyObject *cast)
+{
+    PyObject *next = PyObject_GetAttrString(cast, "next_functions");
+    PyObject *first = next != NULL ? PySequence_GetItem(next, 0) : NULL;
+    PyObject *leaf = first != NULL ? PySequence_GetItem(first, 0) : NULL;
+    bool result = leaf != NULL && leaf != Py_None && has_name(leaf, "torch::autograd::AccumulateGrad");
+
     Py_XDECREF(leaf);
     Py_XDECREF(first);
     Py_XDECREF(next);
-    Py_XDECREF(name);
-    Py_XDECREF(node);
     return result;
 }
 
-static bool is_parameter(const msc__py_engine *engine, PyObject *tensor)
+/*
+ * Whether a tensor comes from a node that casts a leaf: what autocast makes of a parameter. Every half-precision
+ * tensor is asked, so types of other nodes are remembered. PyTorch's own live as long as the process: an address
+ * that is remembered never becomes that of the node that casts.
+ */
+static bool is_cast_of_leaf(msc__py_engine *engine, PyObject *tensor)
 {
-    int is = Py_TYPE(tensor) == engine->tensor_type
-                 ? 0
-                 : PyObject_IsInstance(tensor, (PyObject *)engine->parameter_type);
+    PyObject *node = msc__py_attribute_of(&engine->torch, &engine->torch.grad_fn, tensor);
+    const void **remembered;
+    bool result = false;
 
+    if (node != NULL && node != Py_None) {
+        remembered = &engine->other_nodes[((uintptr_t)Py_TYPE(node) >> 4) % MSC_PY_NODE_TYPES];
+        if (*remembered != Py_TYPE(node)) {
+            if (has_name(node, "ToCopyBackward0"))
+                result = is_from_leaf(node);
+            else
+                *remembered = Py_TYPE(node);
+        }
+    }
     PyErr_Clear();
-    return is != 0; /* what cannot be asked stays */
-}
-
-/* What a tensor is a view of, a new reference; NULL where it is none. */
-static PyObject *base_of(const msc__py_engine *engine, PyObject *tensor)
-{
-    PyObject *base = PyObject_GetAttr(tensor, engine->names.base);
-
-    PyErr_Clear();
-    if (base != Py_None)
-        return base;
-    Py_DECREF(base);
-    return NULL;
+    Py_XDECREF(node);
+    return result;
 }
 
 /* Whether the save is one of those that leave. Each save counts that is no parameter's. */
@@ -179,60 +197,9 @@ static bool is_chosen(msc__py_engine *engine)
     return !engine->chooses || (ordinal < engine->chosen_count && engine->chosen[ordinal] != 0);
 }
 
-/* Whether a plain tensor may leave: it was chosen, and is no copy that autocast made of a parameter. */
-static bool may_leave(msc__py_engine *engine, PyObject *tensor, const msc_dl_tensor *look)
-{
-    PyObject *base = base_of(engine, tensor);
-    bool leaves = false;
-
-    if (base == NULL || !is_parameter(engine, base))
-        leaves = is_chosen(engine) && (base == NULL || Py_TYPE(base) == engine->tensor_type) &&
-                 !(is_half(look->dtype) && is_cast_of_leaf(engine, base != NULL ? base : tensor));
-    Py_XDECREF(base);
-    return leaves && look->data != NULL && look->device.type == engine->device_type &&
-           look->device.ordinal == engine->device_ordinal;
-}
-
-/* Subclasses of Tensor stay. A leaf stays itself: it holds no graph. */
-static PyObject *keep_subclass(msc__py_engine *engine, PyObject *tensor)
-{
-    PyObject *leaf = PyObject_GetAttrString(tensor, "is_leaf");
-    bool is_leaf = leaf == Py_True;
-
-    Py_XDECREF(leaf);
-    PyErr_Clear();
-    if (!is_parameter(engine, tensor))
-        engine->ordinal++;
-    return is_leaf ? keep_leaf(engine, tensor) : keep(engine, tensor);
-}
-
 /* ---- pack --------------------------------------------------------------------------------------- */
 
-/* A number that a method of a storage returns. False with an exception. */
-static bool ask(PyObject *object, PyObject *method, uint64_t *out)
-{
-    PyObject *value = PyObject_CallMethodObjArgs(object, method, NULL);
-    unsigned long long number = value != NULL ? PyLong_AsUnsignedLongLong(value) : 0;
-
-    Py_XDECREF(value);
-    *out = number;
-    return PyErr_Occurred() == NULL;
-}
-
-/* The tensor's storage, a new reference, with its size and first byte. NULL with an exception. */
-static PyObject *read_storage(const msc__py_engine *engine, PyObject *tensor, uint64_t *bytes, char **base)
-{
-    PyObject *storage = PyObject_CallMethodObjArgs(tensor, engine->names.untyped_storage, NULL);
-    uint64_t address = 0;
-
-    if (storage != NULL &&
-        (!ask(storage, engine->names.nbytes, bytes) || !ask(storage, engine->names.data_ptr, &address)))
-        Py_CLEAR(storage);
-    *base = (char *)(uintptr_t)address; // NOLINT(performance-no-int-to-ptr): that is how Python shows it
-    return storage;
-}
-
-static PyObject *saved_on(msc__py_store *store, const char *base, const msc_dl_tensor *tensor)
+static PyObject *saved_on(msc__py_store *store, const msc_dl_tensor *tensor)
 {
     saved *self = saved_new(store->engine, tensor->dim_count);
     size_t count = (size_t)tensor->dim_count;
@@ -240,7 +207,7 @@ static PyObject *saved_on(msc__py_store *store, const char *base, const msc_dl_t
     if (self == NULL)
         return NULL;
     self->store = store;
-    self->byte_offset = (uint64_t)((char *)tensor->data + tensor->byte_offset - base);
+    self->byte_offset = (uint64_t)((char *)tensor->data + tensor->byte_offset - store->base);
     self->dtype = tensor->dtype;
     self->dim_count = tensor->dim_count;
     memcpy(self->extents, tensor->sizes, count * sizeof(int64_t));
@@ -253,118 +220,165 @@ static PyObject *saved_on(msc__py_store *store, const char *base, const msc_dl_t
     return (PyObject *)self;
 }
 
-static msc__py_store *put(msc__py_engine *engine, PyObject *tensor, uint64_t bytes, char *base,
-                          msc_error *err)
+static void clear_origin(const msc__py_engine *engine, msc__py_origin *origin)
 {
-    PyObject *source = PyObject_CallMethodObjArgs(tensor, engine->names.detach, NULL);
+    msc__py_alias_clear(&engine->torch, &origin->source);
+    msc__py_alias_clear(&engine->torch, &origin->counter);
+    Py_XDECREF(origin->owner_alive);
+}
+
+/* In debug mode: a tensor that goes on sharing the version counter, and lets the memory go. */
+static bool make_counter(const msc__py_engine *engine, PyObject *tensor, msc__py_alias *out)
+{
+    PyObject *nothing = PyObject_CallMethod(tensor, "new_empty", "i", 0);
+
+    if (nothing != NULL && msc__py_alias_new(&engine->torch, tensor, NULL, out) &&
+        PyObject_SetAttrString(out->object, "data", nothing) != 0)
+        msc__py_alias_clear(&engine->torch, out);
+    Py_XDECREF(nothing);
+    return msc__py_alias_is(out);
+}
+
+/* What only PyTorch can make of a record. False with an exception. */
+static bool make_origin(const msc__py_engine *engine, PyObject *tensor, const msc__py_look *look,
+                        PyObject *owner, msc__py_origin *origin)
+{
+    origin->owner = owner;
+    origin->owner_alive = PyWeakref_NewRef(owner, NULL);
+    return origin->owner_alive != NULL && msc__py_alias_new(&engine->torch, tensor, look, &origin->source) &&
+           (!engine->debug || origin->version < 0 || make_counter(engine, tensor, &origin->counter));
+}
+
+/* Starts the copy of a storage. NULL with an exception, or without one where no tier has room. */
+static msc__py_store *put(msc__py_engine *engine, const msc__py_origin *origin, void *stream)
+{
+    msc_error err = {.status = MSC_OK};
     msc_ticket ticket;
-    void *stream;
     msc__py_store *store;
 
-    err->status = MSC_OK;
-    if (source == NULL || !msc__py_current_stream(engine, &stream)) {
-        Py_XDECREF(source);
+    if (engine->offload == NULL)
+        return NULL; /* closed meanwhile */
+    if (msc_offload_put(engine->offload, origin->span.base, origin->span.bytes, stream, &ticket, &err) !=
+        MSC_OK) {
+        if (err.status != MSC_EAGAIN)
+            msc__py_raise(&err);
         return NULL;
     }
-    if (msc_offload_put(engine->offload, base, bytes, stream, &ticket, err) != MSC_OK) {
-        Py_DECREF(source);
-        return NULL;
-    }
-    store = msc__py_store_new(engine, ticket, source);
-    if (store == NULL) {
+    store = msc__py_store_new(engine, ticket, origin);
+    if (store == NULL)
         msc_offload_drop(engine->offload, ticket);
-        return NULL;
-    }
-    store->base = base;
-    store->bytes = bytes;
-    engine->flying_bytes += bytes;
     return store;
 }
 
-/* Lets go of what has been copied, and waits where too much has not. */
-static bool pass_window(msc__py_engine *engine)
-{
-    while (engine->flying_first != NULL &&
-           (engine->flying_bytes > engine->window_bytes ||
-            msc_offload_settled(engine->offload, engine->flying_first->ticket, NULL) == MSC_OK))
-        if (!msc__py_store_settle_oldest(engine))
-            return false;
-    return true;
-}
-
-/* Ends a record that no Saved has. */
+/* Ends a record that has no Saved. */
 static void abandon(msc__py_store *store)
 {
     msc__py_store_hold(store);
     store->saved_count++;
-    msc__py_store_unsave(store);
+    msc__py_store_unsave(store, store->round);
 }
 
-/* The storage leaves. NULL with an exception, or without one where no tier has room. */
-static msc__py_store *move(msc__py_engine *engine, PyObject *tensor, PyObject *owner, PyObject *storage,
-                           uint64_t bytes, char *base)
+/* The storage leaves; a `Saved` for the tensor, or as `put`. */
+static PyObject *move(msc__py_engine *engine, msc__py_origin *origin, const msc_dl_tensor *look)
 {
-    msc_error err;
-    msc__py_store *store = put(engine, tensor, bytes, base, &err);
+    msc__py_store *store = NULL;
+    PyObject *result;
+    void *stream;
 
+    if (msc__py_current_stream(&engine->torch, &stream))
+        store = put(engine, origin, stream);
     if (store == NULL) {
-        if (PyErr_Occurred() == NULL && err.status != MSC_EAGAIN)
-            msc__py_raise(&err);
-        return NULL;
-    }
-    if (!msc__py_store_enter(store, storage, owner, version_of(engine, tensor))) {
-        abandon(store);
+        clear_origin(engine, origin);
         return NULL;
     }
     engine->moved_count++;
-    return store;
+    result = saved_on(store, look);
+    if (result == NULL)
+        abandon(store);
+    msc__py_store_release(store);
+    return result;
 }
 
-static PyObject *send(msc__py_engine *engine, PyObject *tensor, const msc_dl_tensor *look)
+/* Lets go of what has been copied, now and then, and waits where too much has not. */
+static bool pass_window(msc__py_engine *engine)
 {
-    uint64_t bytes = 0;
-    char *base;
-    PyObject *storage = read_storage(engine, tensor, &bytes, &base);
-    PyObject *viewed = base_of(engine, tensor);
-    PyObject *owner =
-        viewed != NULL ? viewed : tensor; /* tensors of unsafe_chunk share memory, and no version */
-    msc__py_store *store = NULL;
-    PyObject *result = NULL;
+    if (engine->flying_bytes <= engine->window_bytes && engine->unseen_count < UNSEEN_COUNT &&
+        engine->unseen_bytes < engine->window_bytes / UNSEEN_SHARE)
+        return true;
+    return msc__py_store_settle(engine, engine->window_bytes);
+}
 
-    PyErr_Clear(); /* what has no plain storage stays */
-    if (storage != NULL && bytes >= engine->least_bytes) {
-        store = msc__py_store_find(engine, storage, owner, version_of(engine, tensor));
-        if (store != NULL)
-            engine->shared_count++;
-        else
-            store = move(engine, tensor, owner, storage, bytes, base);
+/* As `move`, or a `Saved` on a record that is there. */
+static PyObject *send(msc__py_engine *engine, PyObject *tensor, PyObject *owner, const msc__py_look *look,
+                      const msc__py_span *span)
+{
+    msc__py_origin origin = {.version = msc__py_version_of(&engine->torch, tensor, look), .span = *span};
+    msc__py_store *store = msc__py_store_find(engine, owner, origin.version, span);
+    PyObject *result;
+
+    if (store != NULL) {
+        engine->shared_count++;
+        return saved_on(store, &look->tensor);
     }
-    Py_XDECREF(viewed);
-    Py_XDECREF(storage);
-    if (store == NULL)
-        return PyErr_Occurred() != NULL ? NULL : keep(engine, tensor);
-    result = saved_on(store, base, look);
-    if (result == NULL && store->saved_count == 0)
-        abandon(store);
+    if (!make_origin(engine, tensor, look, owner, &origin)) {
+        clear_origin(engine, &origin);
+        return NULL;
+    }
+    result = move(engine, &origin, &look->tensor);
     if (result != NULL && !pass_window(engine))
         Py_CLEAR(result);
     return result;
 }
 
+/* Whether a plain tensor's storage is one that the engine moves. */
+static bool can_leave(msc__py_engine *engine, PyObject *tensor, PyObject *owner, const msc__py_look *look,
+                      msc__py_span *span)
+{
+    const msc__py_torch *torch = &engine->torch;
+
+    return Py_TYPE(owner) == torch->tensor_type && look->tensor.data != NULL &&
+           look->tensor.device.type == torch->device_type &&
+           look->tensor.device.ordinal == torch->device_ordinal &&
+           msc__py_span_of(torch, tensor, look, span) && span->bytes >= engine->least_bytes &&
+           span->bytes > 0 && span->base != NULL && span->verbatim &&
+           (engine->chooses || look->tensor.dtype.bits != 16 || !is_cast_of_leaf(engine, owner));
+}
+
+static PyObject *pack(msc__py_engine *engine, PyObject *tensor, PyObject *base, const msc__py_look *look)
+{
+    PyObject *owner = base != NULL ? base : tensor; /* tensors of unsafe_chunk share memory, and no version */
+    PyObject *result = NULL;
+    msc__py_span span;
+
+    if (base != NULL && msc__py_is_parameter(&engine->torch, base))
+        return stay_view(engine, tensor, base, look);
+    if (is_chosen(engine) && can_leave(engine, tensor, owner, look, &span))
+        result = send(engine, tensor, owner, look, &span);
+    return result != NULL || PyErr_Occurred() != NULL ? result : stay(engine, tensor, base, look);
+}
+
 PyObject *msc__py_engine_pack(PyObject *object, PyObject *tensor)
 {
     msc__py_engine *engine = (msc__py_engine *)object;
-    msc_dl_tensor look;
+    const msc__py_torch *torch = &engine->torch;
+    msc__py_look look;
+    PyObject *base;
+    PyObject *result;
 
     if (engine->offload == NULL)
         return msc__py_refuse("this engine is closed");
-    if (Py_TYPE(tensor) != engine->tensor_type)
-        return keep_subclass(engine, tensor);
-    if (engine->api->read(tensor, &look) != 0) { /* sparse, meta and others without plain memory */
-        PyErr_Clear();
-        return keep(engine, tensor);
+    if (Py_TYPE(tensor) != torch->tensor_type)
+        return stay_subclass(engine, tensor);
+    if (msc__py_look_at(torch, tensor, &look)) {
+        base = msc__py_base_of(torch, tensor, &look);
+        result = pack(engine, tensor, base, &look);
+        msc__py_look_end(&look);
+    } else { /* sparse, meta and others without plain memory */
+        base = msc__py_base_of(torch, tensor, NULL);
+        result = stay(engine, tensor, base, NULL);
     }
-    return may_leave(engine, tensor, &look) ? send(engine, tensor, &look) : keep(engine, tensor);
+    Py_XDECREF(base);
+    return result;
 }
 
 /* ---- unpack ------------------------------------------------------------------------------------- */
@@ -378,15 +392,27 @@ static PyObject *refuse_modified(long long version)
         version);
 }
 
-static PyObject *give_kept(const msc__py_engine *engine, const saved *self)
+static PyObject *refuse_closed(void)
 {
-    if (self->version >= 0 && version_of(engine, self->kept) != self->version)
+    return PyErr_Format(PyExc_RuntimeError, "the offload engine that holds this saved tensor is closed");
+}
+
+static PyObject *give_kept(const saved *self)
+{
+    const msc__py_engine *engine = self->engine;
+
+    if (self->version >= 0 && msc__py_alias_version(&engine->torch, &self->kept) != self->version)
         return refuse_modified(self->version);
-    return Py_NewRef(self->kept);
+    return msc__py_alias_object(&engine->torch, &self->kept);
+}
+
+static bool is_away(const msc__py_store *store)
+{
+    return store->memory == NULL && !msc__py_alias_is(&store->source);
 }
 
 /* Starts what the engine wants to have here soon. Without room on the device for it, it is fetched when it is used. */
-static bool fetch_soon(msc__py_engine *engine, msc__py_store *needed)
+static bool fetch_soon(msc__py_engine *engine, const msc__py_store *needed)
 {
     msc_ticket soon[MOST_SOON];
     uint32_t count = msc_offload_use(engine->offload, needed->ticket, soon, MOST_SOON);
@@ -395,10 +421,14 @@ static bool fetch_soon(msc__py_engine *engine, msc__py_store *needed)
 
     for (i = 0; i < count; i++) {
         msc__py_store *store = msc__py_store_of(engine, soon[i]);
+        bool fetched;
 
-        if (store == NULL || store->memory != NULL || store->source != NULL)
+        if (store == NULL || !is_away(store))
             continue;
-        if (!msc__py_store_fetch(store, &err) && store == needed) {
+        msc__py_store_hold(store);
+        fetched = msc__py_store_fetch(store, &err);
+        msc__py_store_release(store);
+        if (!fetched && store == needed) {
             msc__py_raise(&err);
             return false;
         }
@@ -406,23 +436,65 @@ static bool fetch_soon(msc__py_engine *engine, msc__py_store *needed)
     return true;
 }
 
-/* The storage is here afterwards, as memory or as its source. */
-static bool bring(msc__py_engine *engine, msc__py_store *store)
+/* The storage is here afterwards, as its source, or as memory that the caller gets a reference to and waits for. */
+static bool bring(msc__py_engine *engine, msc__py_store *store, msc__py_memory **out)
 {
     msc_error err;
 
-    if ((store->memory == NULL || !store->announced) && !fetch_soon(engine, store))
+    *out = NULL;
+    if ((!store->announced || is_away(store)) && !fetch_soon(engine, store))
         return false;
-    store->announced = true;
-    if (store->source != NULL) {
-        engine->forwarded_count++;
-        return true;
-    }
-    if (store->memory == NULL && !msc__py_store_fetch(store, &err)) {
+    if (is_away(store) && store->ticket != 0 && !msc__py_store_fetch(store, &err)) {
         msc__py_raise(&err);
         return false;
     }
-    return msc__py_store_arrive(store);
+    if (is_away(store)) {
+        (void)refuse_closed();
+        return false;
+    }
+    store->announced = true;
+    if (msc__py_alias_is(&store->source))
+        return true;
+    *out = store->memory;
+    msc__py_memory_hold(*out);
+    return true;
+}
+
+/* A tensor on the source, whose copy out is still on its way or has failed. */
+static PyObject *view_source(msc__py_engine *engine, const msc__py_store *store, const msc__py_shape *shape)
+{
+    const msc__py_torch *torch = &engine->torch;
+    PyObject *source = msc__py_alias_object(torch, &store->source);
+    msc__py_memory *memory = source != NULL ? msc__py_memory_of(torch, source) : NULL;
+    PyObject *tensor = NULL;
+
+    engine->forwarded_count++;
+    if (memory != NULL) {
+        tensor = msc__py_memory_view(torch, memory, store->base, shape);
+        msc__py_memory_release(memory);
+    }
+    Py_XDECREF(source);
+    return tensor;
+}
+
+static PyObject *tensor_of(msc__py_engine *engine, saved *self, msc__py_store *store)
+{
+    msc__py_shape shape = {self->byte_offset, self->dtype, self->dim_count, self->extents};
+    msc__py_memory *memory;
+    PyObject *tensor = NULL;
+
+    if (!bring(engine, store, &memory))
+        return NULL;
+    if (memory == NULL)
+        return view_source(engine, store, &shape);
+    if (msc__py_store_arrive(store))
+        tensor = msc__py_memory_view(&engine->torch, memory, msc__py_memory_data(memory), &shape);
+    if (tensor != NULL && store->memory == memory && self->round != store->round) {
+        self->round = store->round;
+        msc__py_store_served(store);
+    }
+    msc__py_memory_release(memory);
+    return tensor;
 }
 
 PyObject *msc__py_engine_unpack(PyObject *object, PyObject *value)
@@ -430,32 +502,21 @@ PyObject *msc__py_engine_unpack(PyObject *object, PyObject *value)
     msc__py_engine *engine = (msc__py_engine *)object;
     saved *self = (saved *)value;
     msc__py_store *store;
-    msc__py_look look;
-    PyObject *tensor = NULL;
+    PyObject *tensor;
 
     if (Py_TYPE(value) != engine->saved_type)
         return msc__py_refuse_type("saved", "what pack returned", value);
     store = self->store;
     if (store == NULL)
-        return give_kept(engine, self);
+        return give_kept(self);
     if (engine->offload == NULL || store->ticket == 0)
-        return PyErr_Format(PyExc_RuntimeError, "the offload engine that holds this saved tensor is closed");
+        return refuse_closed();
     if (!msc__py_store_check(store))
         return refuse_modified(store->version);
-    look.byte_offset = self->byte_offset;
-    look.dtype = self->dtype;
-    look.dim_count = self->dim_count;
-    look.extents = self->extents;
+    Py_INCREF(value);
     msc__py_store_hold(store);
-    if (bring(engine, store))
-        tensor = msc__py_store_view(store, &look);
-    if (tensor != NULL && store->memory != NULL && self->round != store->round) {
-        self->round = store->round;
-        if (--store->waiting == 0) {
-            msc__py_store_forget(store);
-            store->announced = false;
-        }
-    }
+    tensor = tensor_of(engine, self, store);
     msc__py_store_release(store);
+    Py_DECREF(value);
     return tensor;
 }

@@ -6,43 +6,49 @@
 #include "py_offload.h"
 
 struct msc__py_store {
-    msc__py_engine *engine; /* a reference */
-    msc_ticket ticket;      /* 0: the engine is closed, or the block is gone */
-    PyObject *source;       /* detached; NULL: its copy is complete */
-    void *storage;          /* identity of the storage, for as long as `alive` refers to it */
-    PyObject *owner;        /* weak reference to the tensor whose version counter the saves share */
-    PyObject *alive;        /* weak reference to it */
-    char *base;             /* its first byte, valid while `source` is there */
+    msc__py_engine *engine;  /* a reference */
+    msc_ticket ticket;       /* 0: the engine is closed, or the block is gone */
+    msc__py_alias source;    /* none: its copy is complete */
+    msc__py_alias counter;   /* on no memory, with the version counter of the source; none: no debug mode */
+    const PyObject *owner;   /* identity of the tensor whose version counter the saves share */
+    PyObject *owner_alive;   /* weak reference to it */
+    PyObject *storage_alive; /* weak reference to the storage, once there is no source that holds it */
+    char *base;              /* the storage's first byte, while it lives */
     uint64_t bytes;
-    long long version;      /* of the source when it was saved; -1: it has none */
-    msc__py_memory *memory; /* NULL: away */
-    uint32_t references;    /* Saved objects, the flying list, callers that wait */
-    uint32_t saved_count;   /* Saved objects */
-    uint32_t waiting;       /* of them, those not unpacked since the fetch */
-    uint32_t round;         /* of fetches */
-    bool announced;         /* the engine knows that this fetch, or the source, is in use */
-    bool modified;          /* the source changed before its copy was complete */
-    msc__py_store *next;    /* flying */
+    long long version;            /* of the source when it was saved; -1: it has none */
+    msc__py_memory *memory;       /* NULL: away */
+    uint32_t references;          /* Saved objects, the flying list, callers */
+    uint32_t saved_count;         /* Saved objects */
+    uint32_t waiting;             /* of them, those not unpacked since the fetch */
+    uint32_t round;               /* of fetches */
+    bool here;                    /* on the host: the bytes of this fetch have arrived, for whoever asks */
+    bool announced;               /* the engine knows that this fetch, or the source, is in use */
+    bool modified;                /* the source changed before its copy was complete */
+    bool flying;                  /* in the list of those with a source whose copy is on its way */
+    bool known;                   /* in its bucket: other saves may find it */
+    msc__py_store *next, *before; /* flying */
     msc__py_store *same_bucket;
 };
 
-/** What a tensor on a storage looks like. Sizes first, then strides, `dim_count` of each. */
-typedef struct msc__py_look {
-    uint64_t byte_offset;
-    msc_dl_dtype dtype;
-    int32_t dim_count;
-    const int64_t *extents;
-} msc__py_look;
+/** What a record is made of; the references are the record's when it was made. */
+typedef struct msc__py_origin {
+    const PyObject *owner;
+    PyObject *owner_alive;
+    msc__py_alias source;
+    msc__py_alias counter;
+    long long version;
+    msc__py_span span;
+} msc__py_origin;
 
-/** A new record for a storage that was put; takes `source`. NULL with MemoryError; the ticket is the caller's then. */
-msc__py_store *msc__py_store_new(msc__py_engine *engine, msc_ticket ticket, PyObject *source);
+/**
+ * A record for a block that was put, flying, with a reference for the caller. Runs no other code.
+ * NULL with MemoryError: ticket and references are the caller's.
+ */
+msc__py_store *msc__py_store_new(msc__py_engine *engine, msc_ticket ticket, const msc__py_origin *origin);
 
-/** Makes the record known by its storage, an UntypedStorage, and the version of the tensor that was saved. */
-bool msc__py_store_enter(msc__py_store *store, PyObject *storage, PyObject *owner, long long version);
-
-/** The record of a storage that has not been written since, or NULL. */
-msc__py_store *msc__py_store_find(const msc__py_engine *engine, const void *storage, const PyObject *owner,
-                                  long long version);
+/** The record of a storage that has not been written since, or NULL. Runs no other code. */
+msc__py_store *msc__py_store_find(const msc__py_engine *engine, const PyObject *owner, long long version,
+                                  const msc__py_span *span);
 
 /** The record of a ticket, or NULL. */
 msc__py_store *msc__py_store_of(msc__py_engine *engine, msc_ticket ticket);
@@ -50,31 +56,37 @@ msc__py_store *msc__py_store_of(msc__py_engine *engine, msc_ticket ticket);
 void msc__py_store_hold(msc__py_store *store);
 void msc__py_store_release(msc__py_store *store);
 
-/** One `Saved` less; the last one ends the block. */
-void msc__py_store_unsave(msc__py_store *store);
+/**
+ * One `Saved` less; the last one ends the block.
+ * @param round the fetch that it was unpacked from last.
+ */
+void msc__py_store_unsave(msc__py_store *store, uint32_t round);
 
-/** Ends flying: the source is let go, unless it is all there is. */
-void msc__py_store_land(msc__py_store *store);
+/** One `Saved` has its tensor from the present fetch; the last of them lets go of the memory. */
+void msc__py_store_served(msc__py_store *store);
 
 /** Whether the source is as it was when it was saved; notes it if not. */
 bool msc__py_store_check(msc__py_store *store);
 
-/** Waits, without the GIL, until the oldest flying record may give up its source. False with an exception. */
-bool msc__py_store_settle_oldest(msc__py_engine *engine);
+/**
+ * Lets go of the sources whose copies are complete, oldest first, and waits, without the GIL, while more than
+ * `most_bytes` of them are held. False with an exception, also one that a signal's handler raised meanwhile.
+ */
+bool msc__py_store_settle(msc__py_engine *engine, uint64_t most_bytes);
 
-/** Starts to fetch. False without room on the device, with the reason in `err`. */
+/** Starts to fetch what is away. False without room on the device, with the reason in `err` and no exception. */
 bool msc__py_store_fetch(msc__py_store *store, msc_error *err);
 
-/** Waits, without the GIL, until the memory has the bytes. False with an exception. */
+/**
+ * Waits, without the GIL, until the memory has the bytes. False with an exception, also one that a signal's
+ * handler raised meanwhile; what could not be read is fetched again by the next use.
+ */
 bool msc__py_store_arrive(msc__py_store *store);
-
-/** A tensor on the memory, or on the source where that is still there; NULL with an exception. */
-PyObject *msc__py_store_view(msc__py_store *store, const msc__py_look *look);
 
 /** Lets go of the memory. */
 void msc__py_store_forget(msc__py_store *store);
 
-/** The stream that the program works on now. False with an exception. */
-bool msc__py_current_stream(const msc__py_engine *engine, void **out);
+/** Lets go of the source, or the block, of a record whose engine closes. */
+void msc__py_store_land(msc__py_store *store);
 
 #endif /* MSC_EXT_PY_OFFLOAD_STORE_H */

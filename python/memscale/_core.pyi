@@ -552,12 +552,14 @@ class OffloadEngine:
         options: By name: ``pinned_bytes``, ``host_bytes``, ``file_bytes`` (limits; 0: not used),
             ``chunk_bytes``, ``staging_count``, ``prefetch_count``, ``prefetch_bytes``, ``trace_count``,
             ``debug``, ``cuda``, ``ordinal``, ``least_bytes`` (smaller storages stay), ``window_bytes``
-            (sources that wait for their copy); ``fault_...``: trouble on purpose, on the host.
+            (sources that wait for their copy); ``fault_...``: trouble on purpose, on the host, among it
+            ``fault_capsules`` and ``fault_no_library``: tensors are read and made as on other versions of
+            PyTorch.
 
     Raises:
         ValueError: An unknown option, or one out of range, named in the message.
         OSError: The directory cannot hold the file.
-        NotImplementedError: This PyTorch has no DLPack exchange interface.
+        AttributeError: ``tensor_type`` is not PyTorch's.
         MemScaleError: No such card, or its driver refuses (status ``ENODEV``, ``EDRIVER``).
 
     Example:
@@ -582,7 +584,8 @@ class OffloadEngine:
         """The tensor, on the device, with its dtype, sizes and strides.
 
         Raises:
-            RuntimeError: It was changed in place before its copy was complete; or the engine is closed.
+            RuntimeError: It was changed in place before its copy was complete, or in debug mode at any time;
+                or the engine is closed.
             OSError: It could not be read back.
             MemScaleError: There is no room for it on the device, or its copy failed.
         """
@@ -606,10 +609,12 @@ class OffloadEngine:
     def counters(self) -> dict[str, int]:
         """What was done so far: bytes and counts by tier, prefetch, time waited, what became of saves."""
 
+            KeyboardInterrupt: Or whatever a signal's handler raised meanwhile. So do `pack` and `unpack`.
     def trace(self) -> list[tuple[str, str, int, int, int, int]]:
         """The latest events, oldest first: (kind, tier, bytes, begin_ns, end_ns, ticket).
 
-        Kinds are ``"out"``, ``"in"``, ``"wait_settle"`` and ``"wait_arrive"``; time 0 is the engine's start.
+        Kinds are ``"out"``, ``"in"``, ``"wait_settle"``, ``"wait_arrive"`` and ``"drop"``; time 0 is the
+        engine's start.
         """
 
     def notes(self) -> dict[str, str]:

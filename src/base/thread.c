@@ -15,12 +15,18 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/error.h"
 
 #define SECOND_NS 1000000000
+
+static pthread_once_t forks_watched = PTHREAD_ONCE_INIT;
+static atomic_uint forks;
+static bool counts_forks;
 
 /* Turns what a pthread call returned into a status; `what` completes "cannot make ...". */
 static msc_status check(int system_number, const char *what, msc_error *err)
@@ -154,6 +160,22 @@ void msc__thread_join(msc__thread *thread)
     if (thread->started)
         (void)pthread_join(thread->it, NULL);
     thread->started = false;
+}
+
+static void count_fork(void)
+{
+    (void)atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
+}
+
+static void watch_forks(void)
+{
+    counts_forks = pthread_atfork(NULL, NULL, count_fork) == 0;
+}
+
+uint32_t msc__fork_count(void)
+{
+    (void)pthread_once(&forks_watched, watch_forks);
+    return counts_forks ? atomic_load_explicit(&forks, memory_order_relaxed) : (uint32_t)getpid();
 }
 
 int64_t msc__clock_ns(void)

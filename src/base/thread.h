@@ -57,6 +57,12 @@ msc_status msc__thread_start(msc__thread *thread, const char *name, void *(*run)
                              msc_error *err);
 void msc__thread_join(msc__thread *thread);
 
+/**
+ * A number that is another one in every child of a fork: an object that belongs to one process remembers it. Unlike
+ * `getpid` it costs no system call.
+ */
+uint32_t msc__fork_count(void);
+
 /** Monotonic time in nanoseconds. */
 int64_t msc__clock_ns(void);
 void msc__sleep_ns(int64_t ns);

@@ -3,9 +3,9 @@
  * The door: options are checked, the backend is opened, and what all backends share is answered here.
  */
 #include <string.h>
-#include <unistd.h>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "device/device_internal.h"
 
 #define MILLION 1000000u
@@ -109,18 +109,15 @@ void msc__device_init(msc_device *device, const msc_device_ops *ops, msc_context
     device->ops = ops;
     device->ctx = ctx;
     device->kind = kind;
-    device->process = (int64_t)getpid();
+    device->process = msc__fork_count();
 }
 
 msc_status msc__device_check_process(const msc_device *device, msc_error *err)
 {
-    int64_t here = (int64_t)getpid();
-
-    if (device->process == here)
+    if (device->process == msc__fork_count())
         return MSC_OK;
     return msc__fail(
         err, MSC_ESTATE,
-        "the device was opened by process %lld, and this is %lld, forked from it: open one here, or "
-        "start workers by spawn",
-        (long long)device->process, (long long)here);
+        "the device was opened by the process that this one was forked from: open one here, or start "
+        "workers by spawn");
 }

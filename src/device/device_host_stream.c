@@ -113,6 +113,12 @@ static void copy_now(msc__host_stream *stream, const msc__host_copy *copy)
         stream->failure = failure;
 }
 
+/* Whoever waits for a copy waits for the record behind it, and is not woken before that. */
+static bool is_followed_by_record(msc__host_stream *stream)
+{
+    return stream->done < stream->given && at(stream, stream->done)->verb == VERB_RECORD;
+}
+
 /* The operation stays in the queue while it is done, so its place is not given away. */
 static void do_next(msc__host_stream *stream)
 {
@@ -130,7 +136,8 @@ static void do_next(msc__host_stream *stream)
         break;
     }
     stream->done++;
-    announce_progress(stream->host);
+    if (!is_followed_by_record(stream))
+        announce_progress(stream->host);
 }
 
 static void *run(void *argument)

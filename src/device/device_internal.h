@@ -84,7 +84,7 @@ struct msc_device {
     const msc_device_ops *ops;
     msc_context *ctx;
     msc_device_kind kind;
-    int64_t process; /* that created it */
+    uint32_t process; /* `msc__fork_count` where it was created */
     char name[256];
 };
 

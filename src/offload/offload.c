@@ -8,16 +8,14 @@
 #include "memscale/offload.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
 #include "offload/offload_engine.h"
 
-#define CHUNK_ALIGNMENT 4096u
+#define CHUNK_ALIGNMENT MSC__FILE_PAGE
 #define MOST_CHUNK_BYTES (1ull << 30)
 #define MOST_STAGING 64u
-#define MOST_PREFETCH 1024u
 
 msc_offload_options msc_offload_options_default(void)
 {
@@ -48,9 +46,9 @@ static msc_status check_options(const msc_offload_options *options, msc_error *e
     if (options->staging_count < 2 || options->staging_count > MOST_STAGING)
         return msc__fail(err, MSC_EINVAL, "staging_count is %u, allowed are 2 to %u", options->staging_count,
                          MOST_STAGING);
-    if (options->prefetch_count > MOST_PREFETCH)
+    if (options->prefetch_count > MSC__OFFLOAD_AHEAD_MOST)
         return msc__fail(err, MSC_EINVAL, "prefetch_count is %u, allowed are 0 to %u",
-                         options->prefetch_count, MOST_PREFETCH);
+                         options->prefetch_count, MSC__OFFLOAD_AHEAD_MOST);
     return MSC_OK;
 }
 
@@ -116,7 +114,7 @@ msc_status msc_offload_create(msc_context *ctx, msc_device *device, const msc_of
     engine->ctx = ctx;
     engine->device = device;
     engine->options = *options;
-    engine->process = getpid();
+    engine->process = msc__fork_count();
     engine->born_ns = msc__clock_ns();
     engine->free_block = MSC_NONE;
     engine->window = 1;
@@ -158,8 +156,13 @@ static void stop(msc_offload *engine)
 
 void msc_offload_destroy(msc_offload *engine)
 {
-    if (engine == NULL || engine->process != getpid())
+    if (engine == NULL)
         return;
+    if (engine->process != msc__fork_count()) {
+        if (engine->file != NULL)
+            msc__file_abandon(engine->file);
+        return;
+    }
     stop(engine);
     msc__lane_fini(&engine->in);
     msc__lane_fini(&engine->out);
@@ -176,7 +179,14 @@ void msc_offload_destroy(msc_offload *engine)
     msc__free(engine->ctx, engine, sizeof *engine);
 }
 
+/* A note is written once. Whoever is given it reads what does not change any more. */
 const char *msc_offload_note(msc_offload *engine, msc_tier tier)
 {
-    return engine->notes[tier];
+    const char *note;
+
+    if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
+        return "";
+    note = engine->notes[tier][0] != '\0' ? engine->notes[tier] : "";
+    msc__mutex_unlock(&engine->mutex);
+    return note;
 }

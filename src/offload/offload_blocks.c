@@ -4,7 +4,8 @@
  *
  * A ticket is the record's generation and index. The generation is odd while the record is in use and moves on
  * when it is given back, so an old ticket finds nothing. Records are reused before new ones are made; their
- * events stay with them, since making one costs microseconds on a card.
+ * events stay with them, since making one costs microseconds on a card. A record that has used up its
+ * generations, after 2^31 blocks, is not used again, so that no ticket ever is.
  */
 #include "base/alloc.h"
 #include "base/error.h"
@@ -27,7 +28,7 @@ static msc_status add_page(msc_offload *engine, msc_error *err)
 
     if (page == NULL)
         return msc__fail_memory(err, "records of blocks", bytes);
-    status = msc__array_push(engine->ctx, &engine->pages, sizeof page, &page, err);
+    status = msc__array_push(engine->ctx, &engine->pages, sizeof(void *), &page, err);
     if (status != MSC_OK) {
         msc__free(engine->ctx, page, bytes);
         return status;
@@ -66,7 +67,7 @@ msc__block *msc__block_take(msc_offload *engine, msc_error *err)
     block->out = MSC__OUT_QUEUED;
     block->in = MSC__IN_NONE;
     block->settled = block->arrived = block->dropped = false;
-    block->ahead = false;
+    block->ahead_place = MSC_NONE;
     engine->counters.block_count++;
     return block;
 }
@@ -74,10 +75,11 @@ msc__block *msc__block_take(msc_offload *engine, msc_error *err)
 void msc__block_give(msc_offload *engine, msc__block *block)
 {
     msc__place_give(engine, &block->place, block->bytes);
-    block->generation++;
+    engine->counters.block_count--;
+    if (++block->generation == 0)
+        return;
     block->next_free = engine->free_block;
     engine->free_block = block->index;
-    engine->counters.block_count--;
 }
 
 msc__block *msc__block_find(msc_offload *engine, msc_ticket ticket)
@@ -99,8 +101,10 @@ msc_ticket msc__block_ticket(const msc__block *block)
 
 void msc__block_settle_drop(msc_offload *engine, msc__block *block)
 {
-    if (block->dropped && !block->out_busy && !block->in_busy)
-        msc__block_give(engine, block);
+    if (!block->dropped || block->out_busy || block->in_busy)
+        return;
+    msc__trace_add(engine, MSC_OFFLOAD_DROP, block, msc__clock_ns());
+    msc__block_give(engine, block);
 }
 
 void msc__blocks_fini(msc_offload *engine)
@@ -117,5 +121,5 @@ void msc__blocks_fini(msc_offload *engine)
                     engine->device->ops->event_destroy(engine->device, pages[page][i].events[event]);
         msc__free(engine->ctx, pages[page], MSC__OFFLOAD_BLOCKS_PER_PAGE * sizeof(msc__block));
     }
-    msc__array_fini(engine->ctx, &engine->pages, sizeof(msc__block *));
+    msc__array_fini(engine->ctx, &engine->pages, sizeof(void *));
 }

@@ -5,59 +5,87 @@
  * Each takes the mutex, looks, changes the state of a block, and passes its ticket to a lane or waits for
  * `changed`. Bytes move in the lanes alone.
  */
-#include <unistd.h>
-
 #include "base/error.h"
 #include "offload/offload_engine.h"
 
 #define MOST_BYTES (1ull << 60) /* so that rounding up cannot overflow */
 
-msc_status msc__offload_enter(msc_offload *engine, msc_ticket ticket, msc__block **out, msc_error *err)
+/* The block that a ticket names, if the program has not dropped it. */
+static msc__block *find(msc_offload *engine, msc_ticket ticket)
 {
-    if (engine->process != getpid())
-        return msc__fail(err, MSC_ESTATE,
-                         "this engine belongs to process %ld, and this is its child: create one here",
-                         (long)engine->process);
-    if (out == NULL) {
-        msc__mutex_lock(&engine->mutex);
-        return MSC_OK;
-    }
-    msc__mutex_lock(&engine->mutex);
-    *out = msc__block_find(engine, ticket);
-    if (*out != NULL && !(*out)->dropped)
-        return MSC_OK;
-    msc__mutex_unlock(&engine->mutex);
-    return msc__fail(err, MSC_EINVAL, "no block has ticket %016llx: it was dropped, or never put",
-                     (unsigned long long)ticket);
+    msc__block *block = msc__block_find(engine, ticket);
+
+    return block != NULL && !block->dropped ? block : NULL;
 }
 
-/* A record, a place and an ordinal, or nothing. */
+static msc_status fail_gone(msc_ticket ticket, msc_error *err)
+{
+    (void)msc__fail(err, MSC_EINVAL, "no block has ticket %016llx: it was dropped, or never put",
+                    (unsigned long long)ticket);
+    return MSC_EINVAL;
+}
+
+msc_status msc__offload_enter(msc_offload *engine, msc_ticket ticket, msc__block **out, msc_error *err)
+{
+    if (engine->process != msc__fork_count()) {
+        (void)msc__fail(err, MSC_ESTATE,
+                        "this engine belongs to the process that this one was forked from: create one here");
+        return MSC_ESTATE;
+    }
+    msc__mutex_lock(&engine->mutex);
+    if (out == NULL)
+        return MSC_OK;
+    *out = find(engine, ticket);
+    if (*out != NULL)
+        return MSC_OK;
+    msc__mutex_unlock(&engine->mutex);
+    return fail_gone(ticket, err);
+}
+
+/* Waits for a change, and finds the block again; NULL where another thread has dropped it meanwhile. */
+static msc__block *await_change(msc_offload *engine, msc_ticket ticket)
+{
+    msc__cond_wait(&engine->changed, &engine->mutex);
+    return find(engine, ticket);
+}
+
+/* A place and a record, or nothing. */
 static msc_status make_block(msc_offload *engine, uint64_t bytes, msc__block **out, msc_error *err)
 {
     msc__place place;
-    msc__block *block = NULL;
+    msc_error why = {.status = MSC_OK};
     msc_status status = msc__place_take(engine, bytes, MSC_TIER_PINNED, MSC_TIER_FILE, &place, err);
 
     if (status != MSC_OK) {
         engine->counters.refused_count++;
         return status;
     }
-    block = msc__block_take(engine, err);
-    if (block == NULL) {
+    *out = msc__block_take(engine, &why);
+    if (*out == NULL) {
         msc__place_give(engine, &place, bytes);
-        return err != NULL ? err->status : MSC_ENOMEM;
+        if (err != NULL)
+            *err = why;
+        return why.status;
     }
-    block->place = place;
-    block->bytes = bytes;
-    status = msc__array_reserve(engine->ctx, &engine->step_tickets, sizeof(msc_ticket), 1, err);
-    if (status == MSC_OK)
-        status = msc__schedule_put(engine->ctx, &engine->schedule, bytes, &block->ordinal, err);
-    if (status != MSC_OK) {
-        msc__block_give(engine, block);
-        return status;
-    }
-    *out = block;
+    (*out)->place = place;
+    (*out)->bytes = bytes;
     return MSC_OK;
+}
+
+/* The block waits for its source, and has an ordinal and a ticket in its step; or none of it. */
+static msc_status enter_step(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
+{
+    msc_device *device = engine->device;
+    msc_ticket ticket = msc__block_ticket(block);
+    msc_status status = device->ops->event_record(device, block->events[MSC__OUT_READY], stream, err);
+
+    if (status == MSC_OK)
+        status = msc__array_reserve(engine->ctx, &engine->step_tickets, sizeof ticket, 1, err);
+    if (status == MSC_OK)
+        status = msc__schedule_put(engine->ctx, &engine->schedule, block->bytes, &block->ordinal, err);
+    if (status == MSC_OK)
+        status = msc__array_push(engine->ctx, &engine->step_tickets, sizeof ticket, &ticket, err);
+    return status;
 }
 
 static msc_status put(msc_offload *engine, const void *source, uint64_t bytes, void *stream, msc_ticket *out,
@@ -66,22 +94,22 @@ static msc_status put(msc_offload *engine, const void *source, uint64_t bytes, v
     msc__block *block = NULL;
     msc_status status;
 
-    if (engine->live_count == 0 && engine->used_in_step)
+    if (engine->live_count == 0)
         msc__offload_begin_step(engine);
     status = make_block(engine, bytes, &block, err);
     if (status != MSC_OK)
         return status;
-    status = engine->device->ops->event_record(engine->device, block->events[MSC__OUT_READY], stream, err);
+    status = enter_step(engine, block, stream, err);
     if (status != MSC_OK) {
         msc__block_give(engine, block);
         return status;
     }
     block->source = source;
     block->group = engine->group;
+    block->allowance = engine->allowance;
     engine->live_count++;
     engine->counters.put_count[block->place.tier]++;
     *out = msc__block_ticket(block);
-    (void)msc__array_push(engine->ctx, &engine->step_tickets, sizeof *out, out, NULL); /* there is room */
     msc__lane_submit(&engine->out, *out);
     return MSC_OK;
 }
@@ -121,35 +149,51 @@ static bool has_streams(const msc_offload *engine)
     return engine->device->kind != MSC_DEVICE_HOST;
 }
 
-/* Waits until the block is in its tier, or behind an event that a stream can wait for. */
-static void wait_out(msc_offload *engine, msc__block *block)
+static bool out_is_awaited(const msc_offload *engine, const msc__block *block)
 {
+    return block->out == MSC__OUT_QUEUED || block->out == MSC__OUT_RUNNING ||
+           (block->out == MSC__OUT_ISSUED && !has_streams(engine));
+}
+
+/* Waits until the block is in its tier, or behind an event that a stream can wait for. NULL: it is gone. */
+static msc__block *wait_out(msc_offload *engine, msc__block *block)
+{
+    msc_ticket ticket = msc__block_ticket(block);
     int64_t begin_ns;
 
-    if (block->out == MSC__OUT_STORED || (block->out == MSC__OUT_ISSUED && has_streams(engine)))
-        return;
+    if (!out_is_awaited(engine, block))
+        return block;
     begin_ns = msc__clock_ns();
-    while (block->out == MSC__OUT_QUEUED || block->out == MSC__OUT_RUNNING ||
-           (block->out == MSC__OUT_ISSUED && !has_streams(engine)))
-        msc__cond_wait(&engine->changed, &engine->mutex);
+    while (block != NULL && out_is_awaited(engine, block))
+        block = await_change(engine, ticket);
     engine->counters.settle_wait_ns += (uint64_t)(msc__clock_ns() - begin_ns);
-    msc__trace_add(engine, MSC_OFFLOAD_WAIT_SETTLE, block, begin_ns);
+    if (block != NULL)
+        msc__trace_add(engine, MSC_OFFLOAD_WAIT_SETTLE, block, begin_ns);
+    return block;
+}
+
+static msc_status settle(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
+{
+    msc_device *device = engine->device;
+    msc_status status = MSC_OK;
+
+    if (block->out == MSC__OUT_FAILED)
+        status = failure(engine, &block->leaving, err);
+    else if (block->out == MSC__OUT_ISSUED)
+        status = device->ops->stream_wait(device, stream, block->events[MSC__OUT_DONE], err);
+    block->settled = block->settled || status == MSC_OK;
+    return status;
 }
 
 msc_status msc_offload_settle(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err)
 {
-    const msc_device_ops *ops = engine->device->ops;
     msc__block *block = NULL;
     msc_status status = msc__offload_enter(engine, ticket, &block, err);
 
     if (status != MSC_OK)
         return status;
-    wait_out(engine, block);
-    if (block->out == MSC__OUT_FAILED)
-        status = failure(engine, &block->leaving, err);
-    else if (block->out == MSC__OUT_ISSUED)
-        status = ops->stream_wait(engine->device, stream, block->events[MSC__OUT_DONE], err);
-    block->settled = block->settled || status == MSC_OK;
+    block = wait_out(engine, block);
+    status = block != NULL ? settle(engine, block, stream, err) : fail_gone(ticket, err);
     msc__mutex_unlock(&engine->mutex);
     return status;
 }
@@ -216,35 +260,59 @@ static bool in_is_awaited(const msc_offload *engine, const msc__block *block)
            (block->in == MSC__IN_ISSUED && !has_streams(engine));
 }
 
-static void wait_in(msc_offload *engine, msc__block *block)
+/* Waits until the block is back, or behind an event that a stream can wait for. NULL: it is gone. */
+static msc__block *wait_in(msc_offload *engine, msc__block *block)
 {
+    msc_ticket ticket = msc__block_ticket(block);
     int64_t begin_ns;
 
     if (!in_is_awaited(engine, block))
-        return;
+        return block;
     begin_ns = msc__clock_ns();
-    while (in_is_awaited(engine, block))
-        msc__cond_wait(&engine->changed, &engine->mutex);
+    while (block != NULL && in_is_awaited(engine, block))
+        block = await_change(engine, ticket);
     engine->counters.arrive_wait_ns += (uint64_t)(msc__clock_ns() - begin_ns);
-    msc__trace_add(engine, MSC_OFFLOAD_WAIT_ARRIVE, block, begin_ns);
+    if (block != NULL)
+        msc__trace_add(engine, MSC_OFFLOAD_WAIT_ARRIVE, block, begin_ns);
+    return block;
+}
+
+static msc_status arrive(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
+{
+    msc_device *device = engine->device;
+    msc_status status = MSC_OK;
+
+    if (block->in == MSC__IN_NONE)
+        return msc__fail(err, MSC_ESTATE, "nothing is on its way: get comes before arrive");
+    if (block->in == MSC__IN_FAILED)
+        status = failure(engine, block->out == MSC__OUT_FAILED ? &block->leaving : &block->returning, err);
+    else if (has_streams(engine))
+        status = device->ops->stream_wait(device, stream, block->events[MSC__IN_DONE], err);
+    block->arrived = block->arrived || status == MSC_OK;
+    return status;
 }
 
 msc_status msc_offload_arrive(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err)
 {
-    const msc_device_ops *ops = engine->device->ops;
     msc__block *block = NULL;
     msc_status status = msc__offload_enter(engine, ticket, &block, err);
 
     if (status != MSC_OK)
         return status;
-    wait_in(engine, block);
-    if (block->in == MSC__IN_NONE)
-        status = msc__fail(err, MSC_ESTATE, "nothing is on its way: get comes before arrive");
-    else if (block->in == MSC__IN_FAILED)
-        status = failure(engine, block->out == MSC__OUT_FAILED ? &block->leaving : &block->returning, err);
-    else if (has_streams(engine))
-        status = ops->stream_wait(engine->device, stream, block->events[MSC__IN_DONE], err);
-    block->arrived = true;
+    block = wait_in(engine, block);
+    status = block != NULL ? arrive(engine, block, stream, err) : fail_gone(ticket, err);
+    msc__mutex_unlock(&engine->mutex);
+    return status;
+}
+
+msc_status msc_offload_arrived(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err)
+{
+    msc__block *block = NULL;
+    msc_status status = msc__offload_enter(engine, ticket, &block, err);
+
+    if (status != MSC_OK)
+        return status;
+    status = in_is_awaited(engine, block) ? MSC_EAGAIN : arrive(engine, block, stream, err);
     msc__mutex_unlock(&engine->mutex);
     return status;
 }
@@ -266,12 +334,14 @@ void msc_offload_drop(msc_offload *engine, msc_ticket ticket)
     if (block->out == MSC__OUT_QUEUED)
         block->out = MSC__OUT_FAILED;
     msc__cond_broadcast(&engine->changed); /* lane in may wait for the copy out */
-    while (is_touched(block))
-        msc__cond_wait(&engine->changed, &engine->mutex);
-    msc__window_leave(engine, block);
-    block->dropped = true;
-    engine->live_count--;
-    msc__block_settle_drop(engine, block);
+    while (block != NULL && is_touched(block))
+        block = await_change(engine, ticket);
+    if (block != NULL) {
+        msc__window_leave(engine, block);
+        block->dropped = true;
+        engine->live_count--;
+        msc__block_settle_drop(engine, block);
+    }
     msc__mutex_unlock(&engine->mutex);
 }
 

@@ -18,7 +18,6 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <sys/types.h>
 
 #include "base/array.h"
 #include "base/thread.h"
@@ -33,6 +32,7 @@
 #define MSC__OFFLOAD_RING_CAPACITY 4096u
 #define MSC__OFFLOAD_ITEMS 64u /* copies that a lane has under way at most; above the most staging buffers */
 #define MSC__OFFLOAD_BLOCKS_PER_PAGE 256u
+#define MSC__OFFLOAD_AHEAD_MOST 1024u /* the most that prefetch_count may be */
 
 /** The copy out of a block. */
 typedef enum msc__out_state {
@@ -76,8 +76,10 @@ typedef struct msc__block {
     uint32_t group;
     uint32_t ordinal; /* in its step */
     uint32_t next_free;
+    uint32_t ahead_place; /* in the engine's `ahead`; MSC_NONE: it does not count in the prefetch window */
 
     uint64_t bytes;
+    uint64_t allowance; /* of its group: bytes of the next one that may be early */
     msc__place place;
     const void *source;
     void *destination;
@@ -91,7 +93,6 @@ typedef struct msc__block {
     bool settled; /* nobody waits for the copy out: the source's fate is the program's */
     bool arrived; /* likewise for the latest copy back */
     bool dropped; /* the last lane that has it frees it */
-    bool ahead;   /* counts in the prefetch window */
 
     msc__transfer leaving;   /* lane out's */
     msc__transfer returning; /* lane in's */
@@ -125,6 +126,7 @@ typedef struct msc__lane {
     bool ready;      /* initialised as far as `awake` */
     msc__cond awake; /* with the engine's mutex */
     bool asleep;
+    uint32_t full_count; /* submitters that wait for room in the ring */
     void *stream;
     msc__file *file; /* NULL: no file tier */
     msc__staging *staging;
@@ -137,7 +139,7 @@ struct msc_offload {
     msc_device *device;
     msc_offload_options options;
     char *directory;
-    pid_t process;
+    uint32_t process; /* `msc__fork_count` where it was created */
     int64_t born_ns;
 
     msc__mutex mutex;
@@ -158,11 +160,13 @@ struct msc_offload {
     msc__schedule schedule;
     msc__array step_tickets; /* msc_ticket: ordinal → block of this step, which may be gone */
     uint32_t live_count;     /* blocks that the program has not dropped */
+    uint32_t group;          /* of the blocks put now */
+    uint64_t allowance;      /* of that group */
     bool used_in_step;
-    uint32_t group;  /* of the blocks put now */
-    uint32_t window; /* blocks on their way back at most, now */
-    uint32_t ahead_count;
+    uint32_t window;                            /* blocks on their way back at most, now */
+    msc__block *ahead[MSC__OFFLOAD_AHEAD_MOST]; /* on their way back, or back and not used; in no order */
     uint64_t ahead_bytes;
+    uint32_t ahead_count;
     msc_offload_counters counters;
     msc_error failure; /* the latest one of a copy */
 
@@ -189,12 +193,13 @@ void msc__block_settle_drop(msc_offload *engine, msc__block *block);
 /* offload_calls.c */
 
 /** Takes the mutex and, unless `out` is NULL, finds a block that the program has not dropped. On failure the
-    mutex is free. Errors: ESTATE (a child of fork), EINVAL (no such block). */
+    mutex is free. Errors: ESTATE (a child of fork), EINVAL (no such block). Whoever waits with the mutex has to
+    find the block again: another thread may have dropped it, and its record may be another block's. */
 msc_status msc__offload_enter(msc_offload *engine, msc_ticket ticket, msc__block **out, msc_error *err);
 
 /* offload_use.c: steps and prefetch. The mutex is held. */
 
-/** Begins a step, if anything happened in the present one. */
+/** Begins a step, if anything happened in the present one. One in which nothing was used is forgotten. */
 void msc__offload_begin_step(msc_offload *engine);
 
 /** The block is used or gone, and counts no more as on its way. */
@@ -213,6 +218,10 @@ void msc__place_give(msc_offload *engine, const msc__place *place, uint64_t byte
 /** Whether copies between the device and the place need no staging buffer. */
 bool msc__place_is_direct(const msc_offload *engine, const msc__place *place);
 
+/** What a piece of `bytes` takes in the file, where each piece begins a page: whole pages. A staging buffer has
+    room for it. */
+uint64_t msc__place_file_bytes(uint64_t bytes);
+
 /** Bytes that a tier has taken from the machine. */
 uint64_t msc__place_taken_bytes(const msc_offload *engine, msc_tier tier);
 
@@ -226,6 +235,9 @@ void msc__lane_fini(msc__lane *lane);
 
 /** Passes a block to a lane. The mutex is held; it is released while the ring is full. */
 void msc__lane_submit(msc__lane *lane, msc_ticket ticket);
+
+/** The lane has taken a ticket, and the ring has room: wakes who waits for that. The mutex is held. */
+void msc__lane_took(msc__lane *lane);
 
 /** The next ticket; 0 where there is none now and `wait` is false, or where the engine ends. */
 msc_ticket msc__lane_next(msc__lane *lane, bool wait);

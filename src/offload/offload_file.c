@@ -179,6 +179,11 @@ void msc__file_destroy(msc__file *file)
     msc__free(ctx, file, sizeof *file);
 }
 
+void msc__file_abandon(msc__file *file)
+{
+    msc__file_body_close(file->body);
+}
+
 msc_status msc__file_reserve(msc__file *file, uint64_t bytes, msc_error *err)
 {
     return msc__file_body_reserve(file->body, bytes, err);

@@ -73,6 +73,10 @@ msc_status msc__file_share(msc__file *file, msc__file **out, msc_error *err);
 /** Waits for what is in flight, then closes. NULL is accepted. */
 void msc__file_destroy(msc__file *file);
 
+/** For a child of fork: closes its descriptors of the file, so that it does not keep the space, and touches nothing
+    else. The handle is good for nothing afterwards, and may be abandoned again. */
+void msc__file_abandon(msc__file *file);
+
 /**
  * Makes the file at least `bytes` long, with its space taken from the file system.
  * Never writes zeros to get it, which would take as long as filling the disk; see `held`.

@@ -63,6 +63,9 @@ msc_status msc__file_body_create(msc_context *ctx, const msc__file_options *opti
                                  const msc__file_censor *censor, msc__file_body **out, msc_error *err);
 void msc__file_body_destroy(msc__file_body *body);
 
+/** Closes both descriptors. */
+void msc__file_body_close(msc__file_body *body);
+
 msc_status msc__file_body_reserve(msc__file_body *body, uint64_t bytes, msc_error *err);
 
 /** Asks the censor, if there is one. */

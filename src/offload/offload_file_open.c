@@ -190,14 +190,20 @@ msc_status msc__file_body_create(msc_context *ctx, const msc__file_options *opti
     return MSC_OK;
 }
 
-void msc__file_body_destroy(msc__file_body *body)
+void msc__file_body_close(msc__file_body *body)
 {
-    if (body == NULL || --body->handle_count > 0)
-        return;
     if (body->direct_fd >= 0)
         (void)close(body->direct_fd);
     if (body->fd >= 0)
         (void)close(body->fd);
+    body->direct_fd = body->fd = -1;
+}
+
+void msc__file_body_destroy(msc__file_body *body)
+{
+    if (body == NULL || --body->handle_count > 0)
+        return;
+    msc__file_body_close(body);
     msc__free(body->ctx, body, sizeof *body);
 }
 

@@ -37,8 +37,9 @@ static ask look(msc_offload *engine, msc__block *block)
 }
 
 /*
- * True if the block is still wanted, once it can be read; it is the lane's from then on. A program that got a
- * block, and gets it again while the end of the first copy is still on the stream, waits for that end here.
+ * True if the block is still wanted, once it can be read; it is the lane's from then on. What was begun before is
+ * ended before the lane sleeps. A program that got a block, and gets it again while the end of the first copy is still
+ * on the stream, waits for that end here.
  */
 static bool claim(msc__lane *lane, msc_ticket ticket, msc__block **out)
 {
@@ -46,16 +47,17 @@ static bool claim(msc__lane *lane, msc_ticket ticket, msc__block **out)
     ask asked;
 
     msc__mutex_lock(&engine->mutex);
-    msc__cond_broadcast(&engine->changed); /* the ring has room */
+    msc__lane_took(lane);
     for (;;) {
         *out = msc__block_find(engine, ticket);
         asked = look(engine, *out);
-        if (asked == ASK_LATER) {
-            msc__cond_wait(&engine->changed, &engine->mutex);
-        } else if (asked == ASK_NOW && (*out)->returning.pieces_left > 0) {
+        if ((asked == ASK_LATER && lane->count > 0) ||
+            (asked == ASK_NOW && (*out)->returning.pieces_left > 0)) {
             msc__mutex_unlock(&engine->mutex);
             retire(lane);
             msc__mutex_lock(&engine->mutex);
+        } else if (asked == ASK_LATER) {
+            msc__cond_wait(&engine->changed, &engine->mutex);
         } else {
             break;
         }
@@ -172,7 +174,20 @@ static msc_status wait_for(msc__lane *lane, const msc__item *item, msc_error *er
     return status == MSC_OK ? device->ops->event_wait(device, events[MSC__OUT_DONE], err) : status;
 }
 
-/* Passes on the oldest item and those behind it that have been read, then waits for the end of the oldest. */
+/* Passes on what has been read, in the order of the items; waits for the oldest if asked to. */
+static void pass_on_those_read(msc__lane *lane, bool wait)
+{
+    uint32_t i;
+
+    for (i = 0; i < lane->count; i++) {
+        msc__item *item = &lane->items[(lane->first + i) % MSC__OFFLOAD_ITEMS];
+
+        if (item->staging != MSC_NONE && !pass_on(lane, item, wait && i == 0))
+            break;
+    }
+}
+
+/* Waits for the end of the oldest item. What was read meanwhile is passed on before the lane reads more. */
 static void retire(msc__lane *lane)
 {
     msc__item *item = msc__lane_oldest(lane);
@@ -180,14 +195,8 @@ static void retire(msc__lane *lane)
     bool staged = item->staging != MSC_NONE;
     msc_error why;
     msc_status status;
-    uint32_t i;
 
-    for (i = 0; i < lane->count; i++) {
-        msc__item *other = &lane->items[(lane->first + i) % MSC__OFFLOAD_ITEMS];
-
-        if (other->staging != MSC_NONE && !pass_on(lane, other, i == 0))
-            break;
-    }
+    pass_on_those_read(lane, true);
     status = wait_for(lane, item, &why);
     if (status != MSC_OK)
         msc__lane_fail(lane, &block->returning, status, &why);
@@ -195,6 +204,7 @@ static void retire(msc__lane *lane)
         lane->staging[item->staging].busy = false;
     msc__lane_retire_oldest(lane);
     end_piece(lane, block);
+    pass_on_those_read(lane, false);
 }
 
 static void append(msc__lane *lane, msc__item item)
@@ -228,7 +238,8 @@ static msc_status fetch(msc__lane *lane, msc__item *item, msc_error *err)
         return MSC_OK;
     }
     item->in_file = true;
-    return msc__file_read(lane->file, buffer, item->bytes, place->offset + item->offset, &item->slot, err);
+    return msc__file_read(lane->file, buffer, msc__place_file_bytes(item->bytes),
+                          place->offset + item->offset, &item->slot, err);
 }
 
 static msc_status begin_pieces(msc__lane *lane, msc__block *block, msc_error *err)

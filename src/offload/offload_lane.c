@@ -80,8 +80,10 @@ void msc__lane_submit(msc__lane *lane, msc_ticket ticket)
 {
     msc_offload *engine = lane->engine;
 
+    lane->full_count++;
     while (msc__ring_push(lane->ring, ticket) == MSC_EAGAIN)
         msc__cond_wait(&engine->changed, &engine->mutex);
+    lane->full_count--;
     if (lane->asleep)
         msc__cond_signal(&lane->awake);
 }
@@ -101,6 +103,12 @@ msc_ticket msc__lane_next(msc__lane *lane, bool wait)
     }
     msc__mutex_unlock(&engine->mutex);
     return ticket;
+}
+
+void msc__lane_took(msc__lane *lane)
+{
+    if (lane->full_count > 0)
+        msc__cond_broadcast(&lane->engine->changed);
 }
 
 void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, const msc_error *why)

@@ -6,7 +6,8 @@
  *      staged    source ──device──► buffer ──memcpy or file──► place       a piece of chunk_bytes at a time
  *
  * A piece has two stages, and several pieces are under way: while one is being written the next is being copied
- * from the device. Every block waits for the program's stream on the lane's stream, once, before its first
+ * from the device. The file gets whole pages, the last one with what is left in the buffer, because what is not
+ * aligned would go through the page cache. Every block waits for the program's stream on the lane's stream, once, before its first
  * copy. Where the file fails, the block begins anew in host memory; its source is still there, because nobody
  * is told that it may go before all pieces are in their place.
  */
@@ -29,7 +30,7 @@ static bool claim(msc__lane *lane, msc_ticket ticket, msc__block **out)
     } else {
         block = NULL;
     }
-    msc__cond_broadcast(&engine->changed); /* the ring has room */
+    msc__lane_took(lane);
     msc__mutex_unlock(&engine->mutex);
     *out = block;
     return block != NULL;
@@ -103,8 +104,8 @@ static msc_status pass_on(msc__lane *lane, msc__item *item, msc_error *err)
         return MSC_OK;
     }
     item->in_file = true;
-    return msc__file_write(lane->file, buffer, item->bytes, block->place.offset + item->offset, &item->slot,
-                           err);
+    return msc__file_write(lane->file, buffer, msc__place_file_bytes(item->bytes),
+                           block->place.offset + item->offset, &item->slot, err);
 }
 
 /* Waits for the device's copy of an item, and begins what follows it. */
@@ -133,21 +134,40 @@ static void end_piece(msc__lane *lane, msc__block *block)
         finish(lane, block);
 }
 
-/* Ends the oldest item. Those behind it go on to the file first, so that the disk has work meanwhile. */
+/* The first item whose copy from the device has to be waited for, in the order of the stream; NULL: none. */
+static msc__item *first_uncopied(msc__lane *lane)
+{
+    uint32_t i;
+
+    for (i = 0; i < lane->count; i++) {
+        msc__item *item = &lane->items[(lane->first + i) % MSC__OFFLOAD_ITEMS];
+
+        if (!item->copied && (i == 0 || item->staging != MSC_NONE))
+            return item;
+    }
+    return NULL;
+}
+
+static bool is_over(const msc__lane *lane, const msc__item *item)
+{
+    return item->copied && (!item->in_file || msc__file_done(lane->file, item->slot));
+}
+
+/*
+ * Ends the oldest item. Those behind it go on to the file meanwhile, so that the disk has work, one by one: as soon as
+ * the oldest is over its buffer gets the next copy, so that the device has work, too. Nobody waits for a direct one
+ * behind it: the lane has to look for new blocks before the stream runs dry.
+ */
 static void retire(msc__lane *lane)
 {
     msc__item *item = msc__lane_oldest(lane);
     msc__block *block = item->block;
+    msc__item *next;
     msc_error why;
     msc_status status;
-    uint32_t i;
 
-    for (i = 0; i < lane->count; i++) {
-        msc__item *other = &lane->items[(lane->first + i) % MSC__OFFLOAD_ITEMS];
-
-        if (!other->copied)
-            advance(lane, other);
-    }
+    while (!is_over(lane, item) && (next = first_uncopied(lane)) != NULL)
+        advance(lane, next);
     if (item->in_file) {
         status = msc__file_wait(lane->file, item->slot, &why);
         if (status != MSC_OK)

@@ -13,12 +13,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "offload/offload_engine.h"
 
 /* The file grows by this at least: reserving is a system call that writes the file system's journal. */
 #define FILE_GROWTH_BYTES (256ull << 20)
-#define FILE_ALIGNMENT 4096ull
 
 static void note(msc_offload *engine, msc_tier tier, const msc_error *why)
 {
@@ -90,7 +90,7 @@ static msc_status init_slabs(msc_offload *engine, msc_tier tier, msc_error *err)
 static msc_status init_file(msc_offload *engine, msc_error *err)
 {
     msc__file_options options = {.directory = engine->directory, .depth = engine->options.staging_count};
-    msc_status status = msc__ranges_create(engine->ctx, 0, FILE_ALIGNMENT, &engine->file_space, err);
+    msc_status status = msc__ranges_create(engine->ctx, 0, MSC__FILE_PAGE, &engine->file_space, err);
 
     if (status != MSC_OK)
         return status;
@@ -128,8 +128,8 @@ static uint64_t least(uint64_t a, uint64_t b)
 static msc_status grow_file(msc_offload *engine, uint64_t bytes, msc_error *err)
 {
     uint64_t now = msc__ranges_in_use(engine->file_space).capacity;
-    uint64_t limit = engine->options.limit_bytes[MSC_TIER_FILE] / FILE_ALIGNMENT * FILE_ALIGNMENT;
-    uint64_t need = (bytes + FILE_ALIGNMENT - 1) / FILE_ALIGNMENT * FILE_ALIGNMENT;
+    uint64_t limit = engine->options.limit_bytes[MSC_TIER_FILE] / MSC__FILE_PAGE * MSC__FILE_PAGE;
+    uint64_t need = msc__place_file_bytes(bytes);
     uint64_t more = least(need > FILE_GROWTH_BYTES ? need : FILE_GROWTH_BYTES, limit - now);
     msc_status status;
 
@@ -224,6 +224,11 @@ bool msc__place_is_direct(const msc_offload *engine, const msc__place *place)
 {
     return place->tier == MSC_TIER_PINNED ||
            (place->tier == MSC_TIER_HOST && engine->device->kind == MSC_DEVICE_HOST);
+}
+
+uint64_t msc__place_file_bytes(uint64_t bytes)
+{
+    return msc__round_up_u64(bytes, MSC__FILE_PAGE);
 }
 
 uint64_t msc__place_taken_bytes(const msc_offload *engine, msc_tier tier)

@@ -2,8 +2,9 @@
 /*
  * The recorded order of uses.
  *
- * Two sets of arrays change places at the end of a step, so that a run that repeats allocates nothing after
- * its second step. `latest` of the reverse order is not stored: the last entry of `uses` has it.
+ * Two sets of arrays change places at the end of a step. Where one grows the other is given as much room, so that a
+ * run that repeats allocates nothing after its first step. The latest use is not stored: the last entry of `uses`
+ * has it.
  */
 #include "offload/offload_schedule.h"
 
@@ -28,6 +29,13 @@ void msc__schedule_fini(msc_context *ctx, msc__schedule *schedule)
     msc__array_fini(ctx, &schedule->places, sizeof(uint32_t));
 }
 
+/* Without memory it grows when its turn comes. */
+static void keep_pace(msc_context *ctx, const msc__array *grown, msc__array *other, size_t item_bytes)
+{
+    if (other->capacity < grown->capacity)
+        (void)msc__array_reserve(ctx, other, item_bytes, grown->capacity - other->count, NULL);
+}
+
 msc_status msc__schedule_put(msc_context *ctx, msc__schedule *schedule, uint64_t bytes, uint32_t *ordinal,
                              msc_error *err)
 {
@@ -36,6 +44,8 @@ msc_status msc__schedule_put(msc_context *ctx, msc__schedule *schedule, uint64_t
 
     if (status != MSC_OK)
         return status;
+    keep_pace(ctx, &schedule->bytes, &schedule->known, sizeof bytes);
+    keep_pace(ctx, &schedule->bytes, &schedule->places, sizeof(uint32_t));
     if (mine >= schedule->known.count || size_at(&schedule->known, mine) != bytes)
         schedule->differs = true;
     *ordinal = mine;
@@ -69,6 +79,7 @@ void msc__schedule_use(msc_context *ctx, msc__schedule *schedule, uint32_t ordin
         follow(schedule, ordinal);
     if (msc__array_push(ctx, &schedule->uses, sizeof ordinal, &ordinal, NULL) != MSC_OK)
         schedule->differs = true;
+    keep_pace(ctx, &schedule->uses, &schedule->order, sizeof ordinal);
 }
 
 uint32_t msc__schedule_expected(const msc__schedule *schedule, uint32_t ahead)
@@ -93,8 +104,8 @@ static void swap(msc__array *first, msc__array *second)
     *second = kept;
 }
 
-/* Position of each ordinal in `order`; false without memory. */
-static bool find_places(msc_context *ctx, msc__schedule *schedule)
+/* Position of each ordinal in `order`; there are none without memory. */
+static void find_places(msc_context *ctx, msc__schedule *schedule)
 {
     uint32_t count = schedule->known.count;
     uint32_t *places;
@@ -102,14 +113,22 @@ static bool find_places(msc_context *ctx, msc__schedule *schedule)
 
     schedule->places.count = 0;
     if (msc__array_reserve(ctx, &schedule->places, sizeof *places, count, NULL) != MSC_OK)
-        return false;
+        return;
     schedule->places.count = count;
     places = schedule->places.items;
     for (i = 0; i < count; i++)
         places[i] = MSC_NONE;
     for (i = schedule->order.count; i-- > 0;)
         places[ordinal_at(&schedule->order, i)] = i;
-    return true;
+}
+
+void msc__schedule_forget(msc__schedule *schedule)
+{
+    schedule->bytes.count = 0;
+    schedule->uses.count = 0;
+    schedule->position = 0;
+    schedule->surprised = false;
+    schedule->differs = schedule->places.count != schedule->known.count;
 }
 
 bool msc__schedule_step(msc_context *ctx, msc__schedule *schedule)
@@ -118,10 +137,7 @@ bool msc__schedule_step(msc_context *ctx, msc__schedule *schedule)
 
     swap(&schedule->bytes, &schedule->known);
     swap(&schedule->uses, &schedule->order);
-    schedule->bytes.count = 0;
-    schedule->uses.count = 0;
-    schedule->position = 0;
-    schedule->surprised = false;
-    schedule->differs = !find_places(ctx, schedule);
+    find_places(ctx, schedule);
+    msc__schedule_forget(schedule);
     return expected;
 }

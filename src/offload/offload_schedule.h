@@ -51,4 +51,7 @@ uint32_t msc__schedule_expected(const msc__schedule *schedule, uint32_t ahead);
 /** A step begins. Returns whether the step that ended was as expected. */
 bool msc__schedule_step(msc_context *ctx, msc__schedule *schedule);
 
+/** A step begins, and what was put since the one before was no step: its order stays the expected one. */
+void msc__schedule_forget(msc__schedule *schedule);
+
 #endif /* MSC_OFFLOAD_SCHEDULE_H */

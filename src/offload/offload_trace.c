@@ -26,7 +26,8 @@ uint32_t msc_offload_trace(msc_offload *engine, msc_offload_event *out, uint32_t
     uint64_t kept;
     uint64_t i;
 
-    msc__mutex_lock(&engine->mutex);
+    if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
+        return 0;
     kept = engine->traced < engine->options.trace_count ? engine->traced : engine->options.trace_count;
     if (kept > most)
         kept = most;
@@ -41,7 +42,9 @@ msc_offload_counters msc_offload_counters_now(msc_offload *engine)
     msc_offload_counters counters;
     msc_tier tier;
 
-    msc__mutex_lock(&engine->mutex);
+    memset(&counters, 0, sizeof counters);
+    if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
+        return counters;
     counters = engine->counters;
     for (tier = 0; tier < MSC_TIER_COUNT; tier++)
         counters.taken_bytes[tier] = msc__place_taken_bytes(engine, tier);

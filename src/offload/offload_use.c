@@ -5,6 +5,13 @@
  * The window is how many blocks may be on their way back, or back and not yet used. It begins with one and
  * grows by one whenever a block was not there when it was used, up to prefetch_count: as deep as the link needs
  * and no deeper, since each block that is back early takes memory on the device.
+ *
+ * Groups divide the order of uses into parts. The window reaches to the end of the group in use and, as far as that
+ * group's allowance goes, into the one behind it:
+ *
+ *      expected      g g g | h h h | i i
+ *                    ^ in use: the others of g as the window allows; of h what the allowance of g has
+ *                      left after all that is early; of i nothing
  */
 #include "offload/offload_engine.h"
 
@@ -12,19 +19,29 @@ void msc__offload_begin_step(msc_offload *engine)
 {
     if (engine->schedule.bytes.count == 0 && engine->schedule.uses.count == 0)
         return;
-    engine->counters.step_count++;
-    if (!msc__schedule_step(engine->ctx, &engine->schedule))
-        engine->counters.reorder_count++;
+    if (!engine->used_in_step) {
+        msc__schedule_forget(&engine->schedule);
+    } else {
+        engine->counters.step_count++;
+        if (!msc__schedule_step(engine->ctx, &engine->schedule))
+            engine->counters.reorder_count++;
+    }
     engine->step_tickets.count = 0;
     engine->used_in_step = false;
 }
 
-void msc_offload_group(msc_offload *engine)
+void msc_offload_group_ahead(msc_offload *engine, uint64_t ahead_bytes)
 {
     if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
         return;
     engine->group++;
+    engine->allowance = ahead_bytes;
     msc__mutex_unlock(&engine->mutex);
+}
+
+void msc_offload_group(msc_offload *engine)
+{
+    msc_offload_group_ahead(engine, 0);
 }
 
 void msc_offload_step(msc_offload *engine)
@@ -37,18 +54,27 @@ void msc_offload_step(msc_offload *engine)
 
 void msc__window_leave(msc_offload *engine, msc__block *block)
 {
-    if (!block->ahead)
+    msc__block *last;
+
+    if (block->ahead_place == MSC_NONE)
         return;
-    block->ahead = false;
-    engine->ahead_count--;
+    last = engine->ahead[--engine->ahead_count];
+    engine->ahead[block->ahead_place] = last;
+    last->ahead_place = block->ahead_place;
+    block->ahead_place = MSC_NONE;
     engine->ahead_bytes -= block->bytes;
 }
 
 static void enter_window(msc_offload *engine, msc__block *block)
 {
-    block->ahead = true;
-    engine->ahead_count++;
+    block->ahead_place = engine->ahead_count;
+    engine->ahead[engine->ahead_count++] = block;
     engine->ahead_bytes += block->bytes;
+}
+
+static bool is_ahead(const msc__block *block)
+{
+    return block->ahead_place != MSC_NONE;
 }
 
 static bool is_back(msc_offload *engine, const msc__block *block)
@@ -63,14 +89,15 @@ static bool is_back(msc_offload *engine, const msc__block *block)
 /* Whether nobody has asked for the block since it was used last. */
 static bool is_away(const msc__block *block)
 {
-    return !block->ahead && (block->in == MSC__IN_NONE || block->in == MSC__IN_OVER ||
-                             block->in == MSC__IN_FAILED || (block->in == MSC__IN_ISSUED && block->arrived));
+    return !is_ahead(block) &&
+           (block->in == MSC__IN_NONE || block->in == MSC__IN_OVER || block->in == MSC__IN_FAILED ||
+            (block->in == MSC__IN_ISSUED && block->arrived));
 }
 
 /* Counts how the block was met. Returns whether it is to be got now. */
 static bool meet(msc_offload *engine, msc__block *block)
 {
-    bool ahead = block->ahead;
+    bool ahead = is_ahead(block);
     bool asked = ahead && block->in != MSC__IN_NONE && block->in != MSC__IN_FAILED;
     bool missed = !asked && (ahead || is_away(block));
 
@@ -97,15 +124,35 @@ static msc__block *block_of(msc_offload *engine, uint32_t ordinal)
     return block != NULL && !block->dropped && block->out != MSC__OUT_FAILED ? block : NULL;
 }
 
-static bool has_room(const msc_offload *engine, const msc__block *block)
+/* Bytes that are back, or on their way, before their group is in use. */
+static uint64_t early_bytes(const msc_offload *engine, const msc__block *in_use)
+{
+    uint64_t bytes = 0;
+    uint32_t i;
+
+    for (i = 0; i < engine->ahead_count; i++)
+        if (engine->ahead[i]->group != in_use->group)
+            bytes += engine->ahead[i]->bytes;
+    return bytes;
+}
+
+static bool is_within(uint64_t taken, uint64_t bytes, uint64_t most)
+{
+    return taken <= most && bytes <= most - taken;
+}
+
+static bool has_room(const msc_offload *engine, const msc__block *block, const msc__block *in_use)
 {
     return engine->ahead_count < engine->window && engine->ahead_count < engine->options.prefetch_count &&
-           engine->ahead_bytes + block->bytes <= engine->options.prefetch_bytes;
+           is_within(engine->ahead_bytes, block->bytes, engine->options.prefetch_bytes) &&
+           (block->group == in_use->group ||
+            is_within(early_bytes(engine, in_use), block->bytes, in_use->allowance));
 }
 
 /* The blocks that follow the one in use, as far as the window goes. */
 static uint32_t look_ahead(msc_offload *engine, const msc__block *in_use, msc_ticket *soon, uint32_t most)
 {
+    const msc__block *next = NULL; /* the first of the group behind the one in use */
     uint32_t count = 0;
     uint32_t ahead;
 
@@ -115,11 +162,15 @@ static uint32_t look_ahead(msc_offload *engine, const msc__block *in_use, msc_ti
 
         if (ordinal == MSC_NONE)
             break;
-        if (block == NULL || block == in_use || !is_away(block))
+        if (block == NULL || block == in_use)
             continue;
-        if (block->group != in_use->group)
+        if (next == NULL && block->group != in_use->group)
+            next = block;
+        if (!is_away(block))
+            continue;
+        if (block->group != in_use->group && block->group != next->group)
             break;
-        if (!has_room(engine, block))
+        if (!has_room(engine, block, in_use))
             break;
         enter_window(engine, block);
         soon[count++] = msc__block_ticket(block);

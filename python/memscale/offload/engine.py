@@ -7,7 +7,7 @@
                     └── hold(tensor) one tensor that a checkpoint keeps for its second run
 
 The engine's memory, threads and file belong to the last of those who refer to it: this object, or a graph
-that has saved tensors away. So a model may be detached between forward and backward, and when the graph is
+that was made under its hooks. So a model may be detached between forward and backward, and when the graph is
 gone all tiers are empty and closed.
 """
 
@@ -41,7 +41,8 @@ class OffloadSettings:
         window_bytes: what may wait on the device for its copy out.
         prefetch_count: how many storages are brought back ahead of their use, at most.
         prefetch_bytes: how many bytes.
-        debug: freed places are overwritten, and blocks have checksums.
+        debug: freed places are overwritten, blocks have checksums, and a saved tensor that is changed in
+            place is refused as without offload, also when its copy was complete.
         trace_count: events that are kept for timelines.
     """
 
@@ -55,7 +56,7 @@ class OffloadSettings:
     prefetch_count: int = 8
     prefetch_bytes: int = 256 << 20
     debug: bool = False
-    trace_count: int = 0
+    trace_count: int = 16384
 
     def options(self) -> dict[str, int | bool]:
         """As the engine takes them."""
@@ -68,9 +69,7 @@ class OffloadSettings:
 
 
 def why_not(device: torch.device) -> str:
-    """Why nothing can be offloaded from a device with this PyTorch; "" if it can."""
-    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        return "this PyTorch does not show tensors to C (DLPack exchange API, PyTorch 2.10 and later)"
+    """Why nothing can be offloaded from a device; "" if it can."""
     if device.type not in ("cpu", "cuda"):
         return f"a {device.type} device has no offload"
     return ""
@@ -82,6 +81,8 @@ class Offload:
     Args:
         settings: what it is opened with.
         faults: trouble on purpose, for tests: the options of `_core.OffloadEngine` that begin with "fault_".
+            Among them "fault_capsules": as on PyTorch before 2.10, which does not show tensors to C; and
+            "fault_no_library": as on one whose library has no such functions.
     """
 
     def __init__(self, settings: OffloadSettings, faults: Mapping[str, int | bool] | None = None) -> None:
@@ -99,15 +100,15 @@ class Offload:
             OSError: the directory cannot hold the file.
             MemoryError: not even the staging buffers can be had.
         """
-        engine = self._engine
-        if engine is None or self._process != os.getpid():
+        engine = self._opened()
+        if engine is None:
             with self._lock:
-                if self._engine is None or self._process != os.getpid():
+                engine = self._opened()
+                if engine is None:
                     options = {**self.settings.options(), **self._faults}
                     directory = self.settings.directory or None
-                    self._engine = _core.OffloadEngine(Tensor, torch.nn.Parameter, directory, options)
-                    self._process = os.getpid()
-                engine = self._engine
+                    engine = _core.OffloadEngine(Tensor, torch.nn.Parameter, directory, options)
+                    self._engine, self._process = engine, os.getpid()
         return engine
 
     @contextmanager
@@ -132,18 +133,23 @@ class Offload:
         return held
 
     def counters(self) -> dict[str, int]:
-        """What the engine has done so far; empty before it was opened."""
-        return {} if self._engine is None else self._engine.counters()
+        """What the engine has done so far; empty before it was opened in this process."""
+        engine = self._opened()
+        return {} if engine is None else engine.counters()
 
     def trace(self) -> list[tuple[str, str, int, int, int, int]]:
         """The latest events: (kind, tier, bytes, begin_ns, end_ns, ticket)."""
-        return [] if self._engine is None else self._engine.trace()
+        engine = self._opened()
+        return [] if engine is None else engine.trace()
 
     def notes(self) -> tuple[str, ...]:
         """Why a tier is not used as asked, a line each."""
-        if self._engine is None:
-            return ()
-        return tuple(f"{tier}: {line}" for tier, line in self._engine.notes().items() if line)
+        engine = self._opened()
+        notes = {} if engine is None else engine.notes()
+        return tuple(f"{tier}: {line}" for tier, line in notes.items() if line)
+
+    def _opened(self) -> _core.OffloadEngine | None:
+        return self._engine if self._process == os.getpid() else None  # a parent's has no threads here
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Offload:
         return Offload(self.settings, self._faults)  # a copied model has an engine of its own

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The offload engine under autograd's hooks: the same bits as without it, whatever the copies do."""
+"""The offload engine under autograd's hooks: the same bits as without it, whatever the copies do.
+
+Every test runs over each route to PyTorch's tensors: the table of DLPack functions with functions of its
+library, without them, and capsules.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,7 @@ from torch import Tensor, nn
 
 from memscale import _core
 from memscale.errors import MemScaleError
-from memscale.offload.engine import Offload, OffloadSettings, why_not
-
-pytestmark = pytest.mark.skipif(
-    why_not(torch.device("cpu")) != "", reason="this PyTorch has no DLPack exchange API"
-)
+from memscale.offload.engine import Offload, OffloadSettings
 
 KIB = 1 << 10
 TIERS = ("pinned", "host", "file")
@@ -31,16 +31,41 @@ SLOW = {"fault_delay_most_ns": 2_000_000, "fault_split_ppm": 500_000}
 """Copies begin late and come in two halves: an edge that is missing shows as other bytes."""
 
 
+ROUTES: dict[str, dict[str, int | bool]] = {
+    "table": {},
+    "table alone": {"fault_no_library": True},
+    "capsules": {"fault_capsules": True},
+}
+
+_route: dict[str, int | bool] = {}  # an option of each engine
+
+
+@pytest.fixture(autouse=True, params=ROUTES)
+def route(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How the engine reads and makes tensors."""
+    name: str = request.param
+    if name != "capsules" and not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this PyTorch has no DLPack exchange API")
+    _route.update(ROUTES[name])
+    yield name
+    _route.clear()
+
+
 def settings(tier: str = "host", **changes: Any) -> OffloadSettings:
     """For one tier, where everything above 1 KiB leaves and little may wait."""
     given = {f"{tier}_bytes": 64 << 20, "least_bytes": KIB, "window_bytes": 64 * KIB, "debug": True}
     return OffloadSettings(torch.device("cpu"), **{**given, **changes})
 
 
+def opened(tier: str = "host", faults: dict[str, int] | None = None, **changes: Any) -> Offload:
+    """An engine of the route that is tried."""
+    return Offload(settings(tier, **changes), {**_route, **(faults or {})})
+
+
 @contextmanager
 def offload(tier: str = "host", faults: dict[str, int] | None = None, **changes: Any) -> Iterator[Offload]:
     """An engine that is empty when the block ends."""
-    door = Offload(settings(tier, **changes), faults)
+    door = opened(tier, faults, **changes)
     yield door
     gc.collect()
     counters = door.counters()
@@ -162,7 +187,7 @@ def test_one_copy_for_all_tensors_on_a_storage() -> None:
 
 def test_a_storage_that_was_written_since_is_copied_anew() -> None:
     x = torch.randn(64, 64)
-    with offload() as door:
+    with offload(debug=False) as door:  # or else it is refused, as by autograd
         engine = door.engine
         first, before = engine.pack(x), x.clone()
         engine.settle()
@@ -378,7 +403,7 @@ def test_nothing_refers_to_what_was_saved() -> None:
 def test_a_model_may_be_let_go_between_forward_and_backward() -> None:
     run, leaves = case()
     plain = gradients(run, leaves)
-    door = Offload(settings())
+    door = opened()
     torch.manual_seed(5)
     for leaf in leaves:
         leaf.grad = None
@@ -411,7 +436,7 @@ def test_a_forked_child_opens_an_engine_of_its_own() -> None:
 
 
 def test_a_closed_engine_says_so() -> None:
-    door = Offload(settings())
+    door = opened()
     engine = door.engine
     x = torch.randn(64, 64)
     save = engine.pack(x)
@@ -436,10 +461,10 @@ def test_a_closed_engine_says_so() -> None:
 )
 def test_bad_options_are_named(options: dict[str, int], words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
-        _core.OffloadEngine(Tensor, nn.Parameter, None, options)
+        _core.OffloadEngine(Tensor, nn.Parameter, None, {**_route, **options})
 
 
 def test_a_folder_that_is_not_there() -> None:
-    door = Offload(settings("file", directory="/nowhere/at/all"))
+    door = opened("file", directory="/nowhere/at/all")
     with pytest.raises(FileNotFoundError, match="nowhere"), door.hooks():
         pass

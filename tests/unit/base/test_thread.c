@@ -14,6 +14,8 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/thread.h"
 
@@ -277,6 +279,39 @@ static void sleeps(void **state)
     assert_int_equal(sigaction(SIGUSR1, &before, NULL), 0);
 }
 
+/* Runs `check` in a child; whether it said yes. */
+static bool in_a_child(bool (*check)(uint32_t), uint32_t count)
+{
+    int status = -1;
+    pid_t child = fork();
+
+    if (child == 0)
+        _exit(check(count) ? 0 : 1);
+    assert_true(child > 0);
+    assert_true(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static bool is_another(uint32_t count)
+{
+    return msc__fork_count() != count && msc__fork_count() == msc__fork_count();
+}
+
+static bool is_another_for_the_next(uint32_t count)
+{
+    return is_another(count) && in_a_child(is_another, msc__fork_count());
+}
+
+static void forks(void **state)
+{
+    uint32_t count = msc__fork_count();
+
+    (void)state;
+    assert_true(in_a_child(is_another, count));
+    assert_true(in_a_child(is_another_for_the_next, count));
+    assert_int_equal(msc__fork_count(), count);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -288,6 +323,7 @@ int main(void)
         {"thread/joins", joins, NULL, NULL, NULL},
         {"thread/refused-start", refused_start, NULL, NULL, NULL},
         {"thread/sleeps", sleeps, NULL, NULL, NULL},
+        {"thread/forks", forks, NULL, NULL, NULL},
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -94,8 +94,10 @@ typedef struct piece {
     uint64_t seed;
     void *source;
     void *destination;
+    uint32_t group;
     bool settled;
     bool failed; /* the copy out was refused, or failed: the source is all there is */
+    bool named;  /* by the engine, and not used since */
 } piece;
 
 static void must(msc_status status, const msc_error *err)
@@ -119,7 +121,9 @@ static void settle(training *t, const training_step *step, piece *p)
 
     if (p->settled || p->failed)
         return;
-    status = msc_offload_settle(t->engine, p->ticket, NULL, &err);
+    status = p->bytes % 2 ? msc_offload_settled(t->engine, p->ticket, &err) : MSC_EAGAIN;
+    if (status == MSC_EAGAIN)
+        status = msc_offload_settle(t->engine, p->ticket, NULL, &err);
     p->failed = status == MSC_EDRIVER && step->copies_fail;
     if (p->failed)
         return;
@@ -141,6 +145,9 @@ static void forward(training *t, const training_step *step, piece *pieces)
 
         p->bytes = size_of(step, i);
         p->seed = step->seed * 4099 + i;
+        if (step->group_size > 0 && i % step->group_size == 0)
+            msc_offload_group_ahead(t->engine, step->ahead_bytes);
+        p->group = step->group_size > 0 ? i / step->group_size : 0;
         p->source = malloc((size_t)p->bytes);
         assert_non_null(p->source);
         training_fill(p->source, p->bytes, p->seed);
@@ -189,18 +196,39 @@ static void start(training *t, const training_step *step, piece *p)
 }
 
 /* Waits for a block. A copy back that failed is tried again, unless the copy out had failed before it. */
+/* Half of the pieces are asked about first, as a program would that has other things to do. */
+static msc_status await(training *t, const piece *p, msc_error *err)
+{
+    msc_status status = p->bytes % 2 ? msc_offload_arrived(t->engine, p->ticket, NULL, err) : MSC_EAGAIN;
+
+    return status == MSC_EAGAIN ? msc_offload_arrive(t->engine, p->ticket, NULL, err) : status;
+}
+
 static void arrive(training *t, const training_step *step, piece *p)
 {
     msc_error err;
-    msc_status status = msc_offload_arrive(t->engine, p->ticket, NULL, &err);
+    msc_status status = await(t, p, &err);
 
     while (status == MSC_EDRIVER && step->copies_fail && !has_failed(t, step, p)) {
         start(t, step, p);
-        status = msc_offload_arrive(t->engine, p->ticket, NULL, &err);
+        status = await(t, p, &err);
     }
     if (p->failed)
         return;
     must(status, &err);
+}
+
+/* `next` is named while `p` is in use: what was named of other groups than that of `p` is what they allow. */
+static void check_early(const training_step *step, const piece *pieces, const piece *p, const piece *next)
+{
+    uint64_t early = 0;
+    uint32_t i;
+
+    for (i = 0; i < step->block_count && next->group != p->group; i++)
+        if (pieces[i].named && pieces[i].group != p->group)
+            early += pieces[i].bytes;
+    if (early > step->ahead_bytes)
+        fail_msg("%llu bytes are early", (unsigned long long)early);
 }
 
 static void use(training *t, const training_step *step, piece *pieces, piece *p)
@@ -209,9 +237,12 @@ static void use(training *t, const training_step *step, piece *pieces, piece *p)
     uint32_t count = msc_offload_use(t->engine, p->ticket, soon, 8);
     uint32_t i;
 
+    p->named = false;
     for (i = 0; i < count; i++) {
         piece *next = piece_of(pieces, step->block_count, soon[i]);
 
+        next->named = next != p;
+        check_early(step, pieces, p, next);
         if (!next->failed)
             start(t, step, next);
     }
@@ -227,6 +258,7 @@ static void end(training *t, piece *p)
     free(p->destination);
     free(p->source);
     p->destination = p->source = NULL;
+    p->named = false;
 }
 
 /* A random order of 0 … count − 1. */

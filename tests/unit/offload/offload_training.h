@@ -34,6 +34,8 @@ typedef struct training_step {
     uint32_t block_count; /**< up to TRAINING_MOST_BLOCKS */
     uint64_t most_bytes;  /**< of a block */
     uint32_t behind;      /**< puts between a put and its settle */
+    uint32_t group_size;  /**< puts of a group; 0: all are of one */
+    uint64_t ahead_bytes; /**< what the groups allow of the next one */
     bool shuffled;        /**< backward in an order of its own, else reversed */
     bool twice;           /**< every block is fetched a second time, as with retain_graph */
     bool same_sizes;      /**< sizes do not depend on the seed */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine on the host: every byte comes back, limits hold, calls in a wrong order say so. */
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,6 +13,8 @@
 #include <cmocka.h>
 
 #include "offload_training.h"
+
+#include "offload/offload_engine.h"
 
 static const training_step usual = {
     .seed = 1, .block_count = 24, .most_bytes = 300000, .behind = 3, .same_sizes = true};
@@ -115,22 +118,86 @@ static void without_prefetch_all_are_missed(void **state)
 static void a_step_that_repeats_allocates_nothing(void **state)
 {
     msc_offload_options options = training_options(MSC_TIER_FILE);
+    training_step step = usual;
     uint64_t requests = 0;
     uint64_t device_requests = 0;
     training t;
     int run;
 
     (void)state;
+    step.group_size = 4; /* prefetch within groups and across them */
+    step.ahead_bytes = 2 * step.most_bytes;
     training_open(&t, &options, NULL);
     for (run = 0; run < 6; run++) {
-        if (run == 3) {
+        if (run == 1) {
             requests = t.heap.request_count;
             device_requests = t.device_heap.request_count;
         }
-        (void)training_run(&t, &usual);
+        (void)training_run(&t, &step);
     }
+    assert_true(msc_offload_counters_now(t.engine).prefetched_count > 0);
     assert_int_equal(t.heap.request_count, requests);
     assert_int_equal(t.device_heap.request_count, device_requests);
+    training_close(&t);
+}
+
+/* An evaluation between two steps puts and drops, and what the steps taught is still known. Nothing grows. */
+static void steps_without_a_use_are_forgotten(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    training_step step = usual;
+    char bytes[64] = {1};
+    msc_offload_counters before;
+    msc_offload_counters after;
+    uint64_t requests;
+    msc_ticket ticket;
+    training t;
+    int i;
+
+    (void)state;
+    step.shuffled = true;
+    training_open(&t, &options, NULL);
+    (void)training_run(&t, &step);
+    requests = t.heap.request_count;
+    for (i = 0; i < 5000; i++) {
+        assert_int_equal(msc_offload_put(t.engine, bytes, sizeof bytes, NULL, &ticket, &err), MSC_OK);
+        msc_offload_drop(t.engine, ticket);
+    }
+    assert_int_equal(t.heap.request_count, requests);
+    before = msc_offload_counters_now(t.engine);
+    (void)training_run(&t, &step);
+    after = msc_offload_counters_now(t.engine);
+    assert_int_equal(after.missed_count - before.missed_count, 1);
+    assert_int_equal(after.step_count, 1);
+    assert_int_equal(after.reorder_count, 1); /* the first */
+    training_close(&t);
+}
+
+/* The record of a block goes when its generations are used up. */
+static void no_ticket_is_used_twice(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    char bytes[64] = {1};
+    msc_ticket tickets[3];
+    msc__block *first;
+    training t;
+
+    (void)state;
+    training_open(&t, &options, NULL);
+    assert_int_equal(msc_offload_put(t.engine, bytes, sizeof bytes, NULL, &tickets[0], &err), MSC_OK);
+    msc_offload_drop(t.engine, tickets[0]);
+    first = *(msc__block **)t.engine->pages.items;
+    assert_int_equal(first->generation, 2);
+    first->generation = UINT32_MAX - 1;
+    assert_int_equal(msc_offload_put(t.engine, bytes, sizeof bytes, NULL, &tickets[1], &err), MSC_OK);
+    assert_int_equal(tickets[1] >> 32, UINT32_MAX);
+    msc_offload_drop(t.engine, tickets[1]);
+    assert_int_equal(msc_offload_put(t.engine, bytes, sizeof bytes, NULL, &tickets[2], &err), MSC_OK);
+    assert_int_equal((uint32_t)tickets[2], 1); /* another record */
+    assert_int_equal(msc_offload_bytes_of(t.engine, tickets[0]), 0);
+    assert_int_equal(msc_offload_bytes_of(t.engine, tickets[1]), 0);
+    msc_offload_drop(t.engine, tickets[2]);
+    assert_int_equal(msc_offload_counters_now(t.engine).block_count, 0);
     training_close(&t);
 }
 
@@ -189,6 +256,85 @@ static void pinning_refused(void **state)
     assert_int_equal(counters.put_count[MSC_TIER_HOST], usual.block_count);
     assert_true(strlen(msc_offload_note(t.engine, MSC_TIER_PINNED)) > 0);
     assert_string_equal(msc_offload_note(t.engine, MSC_TIER_HOST), "");
+    training_close(&t);
+}
+
+/* More copies than the lanes' rings hold wait behind a slow one. Who puts, and who gets, waits for room. */
+static void more_than_the_rings_hold(void **state)
+{
+    enum { COUNT = 5000, LARGE = 1 << 20 };
+    static uint32_t small[COUNT], back[COUNT];
+    static char large[2][LARGE];
+    static msc_ticket tickets[COUNT];
+    msc_device_options device_options = msc_device_options_default();
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    msc_context *ctx, *device_ctx;
+    msc_device *device;
+    msc_offload *engine;
+    msc_ticket first;
+    uint32_t i;
+
+    (void)state;
+    device_options.faults.bytes_per_second = 20u << 20; /* the large one takes 50 ms */
+    assert_int_equal(msc_context_create(NULL, &ctx, NULL), MSC_OK);
+    assert_int_equal(msc_context_create(NULL, &device_ctx, NULL), MSC_OK);
+    assert_int_equal(msc_device_create(device_ctx, &device_options, &device, &err), MSC_OK);
+    assert_int_equal(msc_offload_create(ctx, device, &options, &engine, &err), MSC_OK);
+    assert_int_equal(msc_offload_put(engine, large[0], LARGE, NULL, &first, &err), MSC_OK);
+    for (i = 0; i < COUNT; i++) {
+        small[i] = i * 2654435761u;
+        assert_int_equal(msc_offload_put(engine, &small[i], sizeof *small, NULL, &tickets[i], &err), MSC_OK);
+    }
+    assert_int_equal(msc_offload_get(engine, first, large[1], NULL, &err), MSC_OK);
+    for (i = 0; i < COUNT; i++)
+        assert_int_equal(msc_offload_get(engine, tickets[i], &back[i], NULL, &err), MSC_OK);
+    for (i = 0; i < COUNT; i++)
+        assert_int_equal(msc_offload_arrive(engine, tickets[i], NULL, &err), MSC_OK);
+    assert_memory_equal(small, back, sizeof small);
+    msc_offload_destroy(engine);
+    msc_device_destroy(device);
+    assert_int_equal(msc_context_held_bytes(ctx) + msc_context_held_bytes(device_ctx), 0);
+    msc_context_destroy(ctx);
+    msc_context_destroy(device_ctx);
+}
+
+/* The copy out of the small one is behind that of the large one, and nothing else is in the way of its copy back. */
+static void asked_for_at_once(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_PINNED);
+    msc_device_faults faults = {.bytes_per_second = 20u << 20};
+    static char large[200000], small[64] = "small", back[64];
+    msc_ticket tickets[2];
+    training t;
+
+    (void)state;
+    training_open(&t, &options, &faults);
+    assert_int_equal(msc_offload_put(t.engine, large, sizeof large, NULL, &tickets[0], &err), MSC_OK);
+    assert_int_equal(msc_offload_put(t.engine, small, sizeof small, NULL, &tickets[1], &err), MSC_OK);
+    assert_int_equal(msc_offload_get(t.engine, tickets[1], back, NULL, &err), MSC_OK);
+    assert_int_equal(msc_offload_arrive(t.engine, tickets[1], NULL, &err), MSC_OK);
+    assert_memory_equal(small, back, sizeof small);
+    training_close(&t);
+}
+
+/* Tickets of blocks that are gone fill the ring, too; taking them is all that makes room. */
+static void dropped_ones_make_room(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    msc_device_faults faults = {.bytes_per_second = 20u << 20};
+    static char large[1 << 20];
+    msc_ticket first, ticket;
+    training t;
+    uint32_t i;
+
+    (void)state;
+    training_open(&t, &options, &faults);
+    assert_int_equal(msc_offload_put(t.engine, large, sizeof large, NULL, &first, &err), MSC_OK);
+    for (i = 0; i < 5000; i++) {
+        assert_int_equal(msc_offload_put(t.engine, large, 8, NULL, &ticket, &err), MSC_OK);
+        msc_offload_drop(t.engine, ticket);
+    }
+    assert_int_equal(msc_offload_counters_now(t.engine).block_count, 1);
     training_close(&t);
 }
 
@@ -274,9 +420,22 @@ static void refused_options(void **state)
     training_close(&t);
 }
 
+static int count_descriptors(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    int count = 0;
+
+    while (folder != NULL && readdir(folder) != NULL)
+        count++;
+    if (folder != NULL)
+        (void)closedir(folder);
+    return count;
+}
+
+/* It may only let go of the file. */
 static void a_child_is_refused(void **state)
 {
-    msc_offload_options options = training_options(MSC_TIER_HOST);
+    msc_offload_options options = training_options(MSC_TIER_FILE);
     char bytes[64] = {1};
     msc_ticket ticket;
     training t;
@@ -287,10 +446,17 @@ static void a_child_is_refused(void **state)
     training_open(&t, &options, NULL);
     child = fork();
     if (child == 0) {
-        bool right = msc_offload_put(t.engine, bytes, sizeof bytes, NULL, &ticket, NULL) == MSC_ESTATE;
+        bool right = msc_offload_put(t.engine, bytes, sizeof bytes, NULL, &ticket, NULL) == MSC_ESTATE &&
+                     msc_offload_counters_now(t.engine).step_count == 0 &&
+                     msc_offload_trace(t.engine, NULL, 8) == 0 &&
+                     msc_offload_note(t.engine, MSC_TIER_HOST)[0] == '\0';
+        int before = count_descriptors();
+        int after;
 
         msc_offload_destroy(t.engine);
-        _exit(right ? 0 : 1);
+        after = count_descriptors();
+        msc_offload_destroy(t.engine); /* closes nothing that is not the file's */
+        _exit(right && after < before && count_descriptors() == after ? 0 : 1);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
@@ -354,6 +520,7 @@ static void events(void **state)
     }
     assert_int_equal(kinds[MSC_OFFLOAD_OUT], usual.block_count);
     assert_int_equal(kinds[MSC_OFFLOAD_IN], usual.block_count);
+    assert_int_equal(kinds[MSC_OFFLOAD_DROP], usual.block_count);
     assert_int_equal(msc_offload_trace(t.engine, trace, 3), 3);
     training_close(&t);
 }
@@ -366,8 +533,13 @@ int main(void)
         cmocka_unit_test(prefetches_what_it_has_seen),
         cmocka_unit_test(without_prefetch_all_are_missed),
         cmocka_unit_test(a_step_that_repeats_allocates_nothing),
+        cmocka_unit_test(steps_without_a_use_are_forgotten),
+        cmocka_unit_test(no_ticket_is_used_twice),
         cmocka_unit_test(limits_hold),
         cmocka_unit_test(pinning_refused),
+        cmocka_unit_test(more_than_the_rings_hold),
+        cmocka_unit_test(asked_for_at_once),
+        cmocka_unit_test(dropped_ones_make_room),
         cmocka_unit_test(calls_in_a_wrong_order),
         cmocka_unit_test(refused_options),
         cmocka_unit_test(a_child_is_refused),

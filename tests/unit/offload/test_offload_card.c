@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The engine on a card: `test_offload_card [LIBRARY]`, on a real one without a library, where exit status 77 means
- * that there is none.
+ * The engine on a card: `test_offload_card [LIBRARY [STEPS]]`, on a real one without a library, where exit status 77
+ * means that there is none.
  *
  * The program behaves as PyTorch does. It never waits for the card except at the end of a step; everything that
  * it computes is a copy on its one stream; and it takes memory back in the order of that stream, as a caching allocator
  * does: two buffers serve all sources, two all destinations, and a buffer gets its next tenant as soon as the engine
  * says that it may. So each ordering between the program's stream and the engine's shows in the bytes:
  *
- *      fill the source ──► put ──► settle ──► fill it for another block
+ *      fill the source ──► put ──► settle ──► scribble on it, fill it for another block
  *      read the destination of another block ──► get ──► arrive ──► read it ──► drop
+ *
+ * Copies of one size take turns by themselves. So the scribble is a small one, which is over long before the engine
+ * has read a source that was given up too early. Every other destination is read late, behind a large copy, when
+ * the engine would long have filled it for another block; the others early, their first bytes by themselves.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,12 +30,12 @@
 
 #define BLOCKS 10u
 #define BYTES 150000u
-#define STEPS 4u
 #define SLOTS 2u
 #define PAGE 65536u
 #define ROOM (((BYTES + PAGE - 1) / PAGE) * PAGE)
 
 static const char *library;
+static uint32_t step_count = 4;
 static msc_error err;
 
 typedef struct card {
@@ -46,6 +50,7 @@ typedef struct card {
     unsigned char *results[BLOCKS];
     void *sources[SLOTS]; /* on the card */
     void *destinations[SLOTS];
+    void *elsewhere; /* on the card, what the large copies fill */
     msc_ticket tickets[BLOCKS];
 } card;
 
@@ -99,6 +104,7 @@ static void open_card(card *c, const msc_offload_options *options)
         must(c->ops->memory_create(c->device, BYTES, &c->sources[i], &err));
         must(c->ops->memory_create(c->device, BYTES, &c->destinations[i], &err));
     }
+    must(c->ops->memory_create(c->device, ROOM, &c->elsewhere, &err));
     must(msc_offload_create(c->engine_ctx, c->device, options, &c->engine, &err));
 }
 
@@ -111,6 +117,7 @@ static void close_card(card *c)
         c->ops->memory_destroy(c->device, c->sources[i], BYTES);
         c->ops->memory_destroy(c->device, c->destinations[i], BYTES);
     }
+    c->ops->memory_destroy(c->device, c->elsewhere, ROOM);
     for (i = 0; i < BLOCKS; i++) {
         unpinned(c, c->patterns[i]);
         unpinned(c, c->results[i]);
@@ -130,6 +137,12 @@ static void wait_for_the_card(card *c)
     must(c->ops->event_wait(c->device, c->event, &err));
 }
 
+/* The program's stream writes `bytes` of its own. */
+static void write_on(card *c, void *to, uint64_t bytes)
+{
+    must(c->ops->copy(c->device, to, c->results[0], bytes, MSC_COPY_IN, c->stream, &err));
+}
+
 /* Sources are settled as late as their buffer allows. */
 static void forward(card *c)
 {
@@ -138,13 +151,32 @@ static void forward(card *c)
     for (i = 0; i < BLOCKS; i++) {
         void *source = c->sources[i % SLOTS];
 
-        if (i >= SLOTS)
+        if (i >= SLOTS) {
             must(msc_offload_settle(c->engine, c->tickets[i - SLOTS], c->stream, &err));
+            write_on(c, source, 64);
+        }
         must(c->ops->copy(c->device, source, c->patterns[i], BYTES, MSC_COPY_IN, c->stream, &err));
         must(msc_offload_put(c->engine, source, BYTES, c->stream, &c->tickets[i], &err));
     }
-    for (i = BLOCKS - SLOTS; i < BLOCKS; i++)
+    for (i = BLOCKS - SLOTS; i < BLOCKS; i++) {
         must(msc_offload_settle(c->engine, c->tickets[i], c->stream, &err));
+        write_on(c, c->sources[i % SLOTS], 64);
+    }
+}
+
+static void read_from(card *c, const char *from, unsigned char *to, uint64_t bytes)
+{
+    must(c->ops->copy(c->device, to, from, bytes, MSC_COPY_OUT, c->stream, &err));
+}
+
+static void read_all(card *c, uint32_t block, const void *destination)
+{
+    const uint64_t first = 64;
+
+    if (block % 2 == 0)
+        write_on(c, c->elsewhere, ROOM);
+    read_from(c, destination, c->results[block], first);
+    read_from(c, (const char *)destination + first, c->results[block] + first, BYTES - first);
 }
 
 /* A destination is asked for as soon as the program has submitted its last use, not when that is over. */
@@ -159,7 +191,7 @@ static void backward(card *c)
         void *destination = c->destinations[i % SLOTS];
 
         must(msc_offload_arrive(c->engine, c->tickets[block], c->stream, &err));
-        must(c->ops->copy(c->device, c->results[block], destination, BYTES, MSC_COPY_OUT, c->stream, &err));
+        read_all(c, block, destination);
         msc_offload_drop(c->engine, c->tickets[block]);
         if (i + SLOTS < BLOCKS)
             must(msc_offload_get(c->engine, c->tickets[block - SLOTS], destination, c->stream, &err));
@@ -191,9 +223,9 @@ static void steps_in(msc_tier tier, uint32_t debug)
         options.limit_bytes[MSC_TIER_PINNED] = 2 * options.staging_count * options.chunk_bytes;
     options.debug = debug;
     open_card(&c, &options);
-    for (step = 0; step < STEPS; step++)
+    for (step = 0; step < step_count; step++)
         run(&c, step);
-    assert_int_equal(msc_offload_counters_now(c.engine).put_count[tier], STEPS * BLOCKS);
+    assert_int_equal(msc_offload_counters_now(c.engine).put_count[tier], step_count * BLOCKS);
     close_card(&c);
 }
 
@@ -242,6 +274,8 @@ int main(int argc, char **argv)
     };
 
     library = argc > 1 ? argv[1] : NULL;
+    if (argc > 2)
+        step_count = (uint32_t)strtoul(argv[2], NULL, 10);
     if (library == NULL && there_is_none())
         return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);

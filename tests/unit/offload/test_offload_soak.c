@@ -58,6 +58,8 @@ static training_step pick_step(uint64_t *seed)
     step.block_count = 1 + (uint32_t)pick(seed, 15);
     step.most_bytes = 1 + pick(seed, 200000);
     step.behind = (uint32_t)pick(seed, 6);
+    step.group_size = (uint32_t)pick(seed, 4);
+    step.ahead_bytes = pick(seed, 1) ? pick(seed, 400000) : 0;
     step.shuffled = pick(seed, 1);
     step.twice = pick(seed, 3) == 0;
     step.same_sizes = pick(seed, 1);

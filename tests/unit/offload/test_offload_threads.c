@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One engine, several threads: each with blocks of its own; two that contend for one block; and the end of an engine
+ * whose copies are under way.
+ */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "offload_training.h"
+
+#include "base/thread.h"
+
+#define THREADS 4u
+#define ROUNDS 12u
+#define BLOCKS 6u
+#define MOST_BYTES 150000u
+
+static msc_error err;
+
+/* ---- each its own --------------------------------------------------------------------------------- */
+
+/* One thread. cmocka's assertions are for the main thread, so this one tells where it stopped. */
+typedef struct worker {
+    msc_offload *engine;
+    uint64_t seed;
+    pthread_t thread;
+    const char *stopped;
+} worker;
+
+typedef struct held {
+    msc_ticket ticket;
+    uint64_t bytes;
+    uint64_t seed;
+    unsigned char *memory;
+} held;
+
+static bool leave(worker *w, held *block)
+{
+    unsigned char *source;
+
+    block->seed = training_random(&w->seed);
+    block->bytes = 1 + training_random(&w->seed) % MOST_BYTES;
+    source = malloc(block->bytes);
+    if (source == NULL)
+        return false;
+    training_fill(source, block->bytes, block->seed);
+    if (msc_offload_put(w->engine, source, block->bytes, NULL, &block->ticket, NULL) != MSC_OK ||
+        msc_offload_settle(w->engine, block->ticket, NULL, NULL) != MSC_OK) {
+        free(source);
+        return false;
+    }
+    memset(source, 0xAA, block->bytes);
+    free(source);
+    return true;
+}
+
+static bool come_back(worker *w, held *block)
+{
+    msc_ticket soon;
+    bool right;
+
+    (void)msc_offload_use(w->engine, block->ticket, &soon, 1); /* it alone: the others are not all ours */
+    block->memory = malloc(block->bytes);
+    if (block->memory == NULL)
+        return false;
+    right = msc_offload_get(w->engine, block->ticket, block->memory, NULL, NULL) == MSC_OK &&
+            msc_offload_arrive(w->engine, block->ticket, NULL, NULL) == MSC_OK &&
+            training_is(block->memory, block->bytes, block->seed);
+    msc_offload_drop(w->engine, block->ticket);
+    free(block->memory);
+    return right;
+}
+
+static void *work(void *argument)
+{
+    worker *w = argument;
+    held blocks[BLOCKS];
+    uint32_t round, i;
+
+    for (round = 0; round < ROUNDS; round++) {
+        msc_offload_group_ahead(w->engine, MOST_BYTES);
+        for (i = 0; i < BLOCKS; i++)
+            if (!leave(w, &blocks[i])) {
+                w->stopped = "forward";
+                return NULL;
+            }
+        for (i = BLOCKS; i-- > 0;)
+            if (!come_back(w, &blocks[i])) {
+                w->stopped = "backward";
+                return NULL;
+            }
+        (void)msc_offload_counters_now(w->engine);
+        (void)msc_offload_note(w->engine, MSC_TIER_PINNED);
+    }
+    return NULL;
+}
+
+static void several_threads(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_FILE);
+    msc_device_faults faults = {.seed = 3, .split_ppm = 300000, .pin_limit_bytes = 300000};
+    msc_offload_counters counters;
+    worker workers[THREADS];
+    training t;
+    uint32_t i;
+
+    (void)state;
+    options.limit_bytes[MSC_TIER_PINNED] =
+        1u << 20; /* refused on the way: the note is written while others read it */
+    options.limit_bytes[MSC_TIER_HOST] = 1u << 20;
+    options.staging_count = 2;
+    training_open(&t, &options, &faults);
+    for (i = 0; i < THREADS; i++) {
+        workers[i] = (worker){.engine = t.engine, .seed = i + 1};
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
+    }
+    for (i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
+        if (workers[i].stopped != NULL)
+            fail_msg("thread %u stopped in %s", i, workers[i].stopped);
+    }
+    counters = msc_offload_counters_now(t.engine);
+    assert_int_equal(counters.block_count, 0);
+    assert_int_equal(counters.put_count[0] + counters.put_count[1] + counters.put_count[2],
+                     THREADS * ROUNDS * BLOCKS);
+    training_close(&t);
+}
+
+/* ---- one block, two threads ------------------------------------------------------------------------ */
+
+typedef struct waiter {
+    msc_offload *engine;
+    msc_ticket ticket;
+    msc_status (*call)(msc_offload *, msc_ticket, void *, msc_error *); /* NULL: drop */
+    msc_status status;
+    pthread_t thread;
+} waiter;
+
+static void *wait_for_it(void *argument)
+{
+    waiter *w = argument;
+
+    if (w->call != NULL)
+        w->status = w->call(w->engine, w->ticket, NULL, NULL);
+    else
+        msc_offload_drop(w->engine, w->ticket);
+    return NULL;
+}
+
+static void start(waiter *w)
+{
+    assert_int_equal(pthread_create(&w->thread, NULL, wait_for_it, w), 0);
+    msc__sleep_ns(2000000); /* it waits by then, mostly; nothing depends on it */
+}
+
+/*
+ * While a thread waits for a block, another drops it, and puts the next one, which gets the same record. The first
+ * copy is slow: the second block is still in the queue when it is dropped.
+ */
+static void dropped_by_another(void **state)
+{
+    static msc_status (*const calls[])(msc_offload *, msc_ticket, void *,
+                                       msc_error *) = {msc_offload_settle, msc_offload_arrive, NULL};
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    msc_device_faults faults = {.bytes_per_second = 5000000}; /* a block takes 20 ms */
+    unsigned char *memory = calloc(3, 100000);
+    training t;
+    size_t i;
+    int first;
+
+    (void)state;
+    assert_non_null(memory);
+    for (i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        for (first = 0; first < 2; first++) { /* the one under way, or the one behind it */
+            msc_ticket tickets[3];
+            waiter w = {.call = calls[i], .status = MSC_OK};
+            uint32_t k;
+
+            training_open(&t, &options, &faults);
+            w.engine = t.engine;
+            for (k = 0; k < 2; k++)
+                assert_int_equal(msc_offload_put(t.engine, memory, 100000, NULL, &tickets[k], &err), MSC_OK);
+            w.ticket = tickets[first ? 0 : 1];
+            if (calls[i] == msc_offload_arrive)
+                assert_int_equal(msc_offload_get(t.engine, w.ticket, memory + 100000, NULL, &err), MSC_OK);
+            start(&w);
+            msc_offload_drop(t.engine, w.ticket);
+            assert_int_equal(msc_offload_put(t.engine, memory, 100000, NULL, &tickets[2], &err), MSC_OK);
+            assert_int_equal(pthread_join(w.thread, NULL), 0);
+            assert_true(w.status == MSC_OK || w.status == MSC_EINVAL || w.status == MSC_ESTATE);
+            assert_int_equal(msc_offload_counters_now(t.engine).block_count, 2);
+            assert_int_equal(msc_offload_settle(t.engine, tickets[2], NULL, &err), MSC_OK);
+            msc_offload_drop(t.engine, tickets[2]);
+            msc_offload_drop(t.engine, tickets[first ? 1 : 0]);
+            assert_int_equal(msc_offload_counters_now(t.engine).block_count, 0);
+            training_close(&t);
+        }
+    }
+    free(memory);
+}
+
+/* ---- the end --------------------------------------------------------------------------------------- */
+
+/* Memory of the program goes as soon as `destroy` returns; a sanitizer sees who touches it afterwards. */
+static void ends_under_way(void **state)
+{
+    msc_device_faults faults = {.delay_most_ns = 300000, .bytes_per_second = 300000000, .split_ppm = 500000};
+    msc_tier tier;
+    uint32_t stage;
+
+    (void)state;
+    for (tier = 0; tier < MSC_TIER_COUNT; tier++) {
+        for (stage = 0; stage < 4; stage++) {
+            msc_offload_options options = training_options(tier);
+            msc_ticket tickets[8];
+            void *sources[8];
+            void *destinations[8];
+            training t;
+            uint32_t i;
+
+            faults.seed = tier * 4 + stage + 1;
+            training_open(&t, &options, &faults);
+            for (i = 0; i < 8; i++) {
+                sources[i] = malloc(200000);
+                destinations[i] = malloc(200000);
+                assert_true(sources[i] != NULL && destinations[i] != NULL);
+                memset(sources[i], (int)i, 200000);
+                assert_int_equal(msc_offload_put(t.engine, sources[i], 200000, NULL, &tickets[i], &err),
+                                 MSC_OK);
+            }
+            for (i = 0; i < 8 && stage > 0; i++) {
+                if (i < 2 * stage)
+                    assert_int_equal(msc_offload_settle(t.engine, tickets[i], NULL, &err), MSC_OK);
+                assert_int_equal(msc_offload_get(t.engine, tickets[i], destinations[i], NULL, &err), MSC_OK);
+            }
+            if (stage == 3)
+                assert_int_equal(msc_offload_arrive(t.engine, tickets[0], NULL, &err), MSC_OK);
+            training_close(&t);
+            for (i = 0; i < 8; i++) {
+                free(sources[i]);
+                free(destinations[i]);
+            }
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(several_threads),
+        cmocka_unit_test(dropped_by_another),
+        cmocka_unit_test(ends_under_way),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
