@@ -76,8 +76,9 @@ MSC_API const char *msc_rate_name(uint32_t rate);
 /**
  * The way off the device and back, for tensors that are offloaded.
  *
- * A call's copies hide behind its forward and its backward; what they take longer, and `offload_ns` for each
- * storage and direction, is added to the step.
+ * A call's copies hide behind its forward and its backward, except for the way back of what is used first: that of a
+ * boundary hides behind nothing. What they take longer, and `offload_ns` for each storage and direction, is added to
+ * the step.
  */
 typedef struct msc_link {
     uint64_t out_bytes_per_us; /**< from the device, beside a running step; above 0 */

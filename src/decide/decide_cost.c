@@ -267,6 +267,35 @@ static int64_t recompute_ns(const msc__model *model, const msc__candidate *candi
     return sum_ns;
 }
 
+/* What is waited for before anything can hide it: all that the region uses first. Of a boundary that is all. */
+static uint64_t first_used_bytes(const msc__model *model, const msc__region *region)
+{
+    const msc__moved *moves = model->moves + region->first_move;
+    uint64_t bytes = 0;
+    uint32_t first = MSC_NONE;
+    uint32_t i;
+
+    for (i = 0; i < region->move_count; i++) {
+        if (moves[i].use == MSC_NONE || moves[i].use > first)
+            continue;
+        bytes = moves[i].use < first ? moves[i].size_bytes : bytes + moves[i].size_bytes;
+        first = moves[i].use;
+    }
+    return bytes;
+}
+
+/* What a region's copies back take longer than what they hide behind. The engine fetches from a region's first use on. */
+static int64_t waits_ns(const msc__model *model, const msc__candidate *candidate, const msc__region *region,
+                        uint64_t bytes, int64_t forward_ns)
+{
+    int64_t first_ns = time_ns(first_used_bytes(model, region), model->link.in_bytes_per_us);
+    int64_t rest_ns =
+        beyond_ns(time_ns(bytes, model->link.in_bytes_per_us),
+                  backward_ns(model, region, forward_ns) + recompute_ns(model, candidate, region));
+
+    return first_ns > rest_ns ? first_ns : rest_ns;
+}
+
 int64_t msc__cost_transfer(const msc__model *model, const msc__candidate *candidate,
                            const msc__region *region)
 {
@@ -283,9 +312,7 @@ int64_t msc__cost_transfer(const msc__model *model, const msc__candidate *candid
         bytes += model->moves[region->first_move + i].size_bytes;
     cost_ns = link->offload_ns > INT64_MAX / copies ? INT64_MAX : link->offload_ns * copies;
     cost_ns = sum_ns(cost_ns, beyond_ns(time_ns(bytes, link->out_bytes_per_us), forward_ns));
-    cost_ns = sum_ns(
-        cost_ns, beyond_ns(time_ns(bytes, link->in_bytes_per_us),
-                           backward_ns(model, region, forward_ns) + recompute_ns(model, candidate, region)));
+    cost_ns = sum_ns(cost_ns, waits_ns(model, candidate, region, bytes, forward_ns));
     return at_most(cost_ns, model->most_call_ns);
 }
 

@@ -109,15 +109,13 @@ static void list_inputs(offloads *o, const msc__region *region)
 static void list_moves(offloads *o, const msc__region *region)
 {
     const msc__model *model = o->model;
-    msc__move_limits limits = {.window_out_bytes = model->link.window_out_bytes,
-                               .window_in_bytes = model->link.window_in_bytes};
+    const msc__move_limits limits =
+        msc__move_limits_of(region, model->link.window_out_bytes, model->link.window_in_bytes);
 
     if (region->offload)
         list_saves(o, region);
     else
         list_inputs(o, region);
-    limits.follow = msc__moves_follow(model->graph, region);
-    limits.lead = msc__moves_lead(model->graph, region, limits.follow);
     msc__moves_settle(o->moves, o->count, &limits);
 }
 

@@ -5,12 +5,11 @@
  * WHAT AN OFFLOAD DOES TO LIFETIMES. These rules are normative, as those at the top of sim_trace.c are, whose
  * words they use. The executor may let go of a source earlier, and fetch it later, but not the other way round.
  *
- *      position        put        settle fe  follow          lead  back   use     release
- *      forward       [ region R             )   |             |     |      |         |
- *      what follows R             |         [   )             |     |      |         |
- *      forward instance  =========)         |   |             |     |      |         |
- *      away              =================================================================)
- *      what came back             |         |   |             |     [================)
+ *      position        fb   put      settle  fe      back        use     release
+ *      forward       [ region R              )       |           |       |
+ *      forward instance      ========)               |           |       |
+ *      away                  ============================================)
+ *      what came back                                [===================)
  *
  *  What moves. OFFLOAD: each storage of which a save is named, counted in the order of packing from R's begin.
  *  A boundary: each input of R's first call that is named, if R is live and it was made before R; with it go all
@@ -18,15 +17,14 @@
  *  save is packed, or fb, but not before it is made. use = its least unpack, for a boundary rb if that is less.
  *  release = the latest release, for a boundary at least until.
  *
- *  Out. The copies of a call are done in the order of their puts. A move is settled once `window_out_bytes` of
- *  later ones have been put, but by `follow` at the latest: the end of the next sibling's call, or, if
- *  there is none, of the call around R, or of R itself. Its saves hold the forward instance up to there, and a
- *  boundary's region holds it no longer than that. Whatever else holds it, holds on.
+ *  Out. The copies of a call are done in the order of their puts. A move is settled once it and the later ones that
+ *  have been put are more than `window_out_bytes`, but by fe at the latest: nothing waits for its copy once R has
+ *  ended. A boundary is needed up to fe, and settled there. Up to its settle the saves of a move hold the forward
+ *  instance, and a boundary's region does. Whatever else holds it, holds on.
  *
  *  In. What is used in backward comes back as a new instance, in order of use: with the use of the last move that is
- *  more than `window_in_bytes` ahead of it, itself included, or with `lead` if there is none. lead = the least
- *  unpack of what is saved between R and `follow` (the backward of what follows comes just before R's own), but
- *  neither before `follow` nor after the first use. The instance lives until `release`.
+ *  more than `window_in_bytes` ahead of it, itself included, or with the first use of all if there is none. The
+ *  instance lives until `release`.
  *
  *  Away. The bytes are away from put to release, if that is later.
  */
@@ -35,18 +33,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the neighbourhood of a region ----------------------------------------------------------------- */
-
-uint32_t msc__moves_follow(const msc_graph *graph, const msc__region *region)
-{
-    const msc_call *calls = msc_graph_calls(graph);
-    uint32_t parent = calls[region->first_call].parent;
-    uint32_t next = region->last_call + 1;
-
-    if (next < msc_graph_call_count(graph) && calls[next].parent == parent)
-        return calls[next].end;
-    return parent == MSC_NONE ? region->end : calls[parent].end;
-}
+/* ---- finding ---------------------------------------------------------------------------------------- */
 
 uint32_t msc__first_input_of(const msc_graph *graph, uint32_t call)
 {
@@ -78,21 +65,6 @@ uint32_t msc__first_save(const msc_graph *graph, uint32_t position)
             high = middle;
     }
     return low;
-}
-
-uint32_t msc__moves_lead(const msc_graph *graph, const msc__region *region, uint32_t follow)
-{
-    const msc_save *saves = msc_graph_saves(graph);
-    uint32_t op_count = msc_graph_op_count(graph);
-    uint32_t lead = MSC_NONE;
-    uint32_t i;
-
-    for (i = msc__first_save(graph, region->end); i < msc_graph_save_count(graph) && saves[i].pack <= follow;
-         i++)
-        if (!msc__save_is_inside(&saves[i], region) && !msc__save_is_unused(&saves[i], op_count) &&
-            saves[i].unpack < lead)
-            lead = saves[i].unpack;
-    return lead;
 }
 
 /* ---- one move -------------------------------------------------------------------------------------- */
@@ -157,7 +129,7 @@ static int compare_orders(const void *left, const void *right)
     return (a->order > b->order) - (a->order < b->order);
 }
 
-/* `waits` is what was put after move i, up to move k. */
+/* `waits` is what was put from move i on, up to before move k. */
 static void settle_out(msc__moved *moves, uint32_t count, const msc__move_limits *limits)
 {
     uint64_t waits = 0;
@@ -166,21 +138,17 @@ static void settle_out(msc__moved *moves, uint32_t count, const msc__move_limits
 
     for (i = 0; i < count; i++) {
         uint32_t settle;
-        while (waits < limits->window_out_bytes && k + 1 < count)
-            waits += moves[++k].size_bytes;
-        settle = waits >= limits->window_out_bytes ? moves[k].put : limits->follow;
+        while (waits <= limits->window_out_bytes && k < count)
+            waits += moves[k++].size_bytes;
+        settle = waits > limits->window_out_bytes ? moves[k - 1].put : limits->end;
         moves[i].settle = settle > moves[i].put ? settle : moves[i].put;
-        if (k > i)
-            waits -= moves[i + 1].size_bytes;
-        else
-            k = i + 1;
+        waits -= moves[i].size_bytes;
     }
 }
 
 /* `ahead` is what comes back after move j, up to move i. */
 static void bring_back(msc__moved *moves, uint32_t count, const msc__move_limits *limits)
 {
-    uint32_t lead = limits->lead > limits->follow ? limits->lead : limits->follow;
     uint64_t ahead = 0;
     uint32_t first = 0; /* of those that are ahead of move i or it */
     uint32_t i;
@@ -189,10 +157,7 @@ static void bring_back(msc__moved *moves, uint32_t count, const msc__move_limits
         ahead += moves[i].size_bytes;
         while (ahead > limits->window_in_bytes)
             ahead -= moves[first++].size_bytes;
-        if (first > 0)
-            moves[i].back = moves[first - 1].use;
-        else
-            moves[i].back = lead < moves[0].use ? lead : moves[0].use;
+        moves[i].back = moves[first > 0 ? first - 1 : 0].use;
     }
 }
 
@@ -300,10 +265,7 @@ void msc__moves_of_plan(const msc_graph *graph, const msc_plan *plan, msc__plan_
         region->move_count = out->move_count - l.first;
         if (region->move_count == 0)
             continue;
-        limits.window_out_bytes = summary->window_out_bytes;
-        limits.window_in_bytes = summary->window_in_bytes;
-        limits.follow = msc__moves_follow(graph, region);
-        limits.lead = msc__moves_lead(graph, region, limits.follow);
+        limits = msc__move_limits_of(region, summary->window_out_bytes, summary->window_in_bytes);
         msc__moves_settle(moves + l.first, region->move_count, &limits);
     }
 }

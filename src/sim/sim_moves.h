@@ -26,16 +26,17 @@ typedef struct msc__moved {
 typedef struct msc__move_limits {
     uint64_t window_out_bytes;
     uint64_t window_in_bytes;
-    uint32_t follow; /**< all copies out are done here: see msc__moves_follow */
-    uint32_t lead;   /**< none comes back before: see msc__moves_lead */
+    uint32_t end; /**< all copies out are done here */
 } msc__move_limits;
 
-/** Position up to which copies out of a region may take: the end of what follows it. */
-uint32_t msc__moves_follow(const msc_graph *graph, const msc__region *region);
-
-/** Position from which the region's moves may come back: where what follows it has its backward. MSC_NONE: they
- *  wait for their own. Cost: the saves between the region and `follow`. */
-uint32_t msc__moves_lead(const msc_graph *graph, const msc__region *region, uint32_t follow);
+/** The limits of a region: a boundary is held until it ends, whatever the window is. */
+static inline msc__move_limits msc__move_limits_of(const msc__region *region, uint64_t window_out_bytes,
+                                                   uint64_t window_in_bytes)
+{
+    return (msc__move_limits){.window_out_bytes = region->offload ? window_out_bytes : UINT64_MAX,
+                              .window_in_bytes = window_in_bytes,
+                              .end = region->end};
+}
 
 /** First save packed at a position or later. Saves are in the order of packing. Cost: a binary search. */
 uint32_t msc__first_save(const msc_graph *graph, uint32_t position);

@@ -76,7 +76,8 @@ class Planner:
     @cached_property
     def link(self) -> Link | str:
         """How saved tensors may leave the device, or why they may not; "" if nobody asked for it."""
-        return link_for(self.config.effective(), self.hardware, device_of(self.model))
+        budget = budget_bytes(self.config, self.hardware)
+        return link_for(self.config.effective(), self.hardware, device_of(self.model), budget.bytes)
 
     @property
     def switches_cache(self) -> bool:

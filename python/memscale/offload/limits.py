@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from memscale.core.config import EffectiveConfig
     from memscale.core.hardware import Hardware
 
-_WINDOW_BYTES = 16 << 20
-_PREFETCH_BYTES = 32 << 20
-"""Of a file: its rate is low, so that what waits for it is soon many layers' worth."""
+_WINDOW_SHARE, _WINDOW_MOST = 32, 64 << 20
+_PREFETCH_SHARE, _PREFETCH_MOST = 16, 256 << 20
+"""Of a file: what waits for its copy, or is back early, is at most such a part of the budget. A plan counts
+all of it, but how much it is depends on the disk: so far may the step stay below its predicted peak."""
 
 _STAGING_COUNT = 4
 _CHUNK_BYTES = 2 << 20
 STAGING_BYTES = 2 * _STAGING_COUNT * _CHUNK_BYTES
-"""Buffers that copies pass through, of both directions: the defaults of the engine."""
+"""Buffers that copies pass through, of both directions: the defaults of the engine. On a card they count for
+the limits of host memory; on the CPU a budget counts tensors, and they are beside it, as libraries are."""
 
 _RESERVE = 0.2
 """Share of free host memory and disk space that is left to others where no limit is given."""
@@ -68,26 +70,31 @@ class Link:
             least_bytes=self.settings.least_bytes,
             limit_bytes=self.limit_bytes,
             window_out_bytes=self.settings.window_bytes,
-            window_in_bytes=self.settings.prefetch_bytes,
+            window_in_bytes=self.settings.prefetch_bytes if self.settings.prefetch_count else 0,
         )
 
 
-def link_for(config: EffectiveConfig, hardware: Hardware, device: torch.device) -> Link | str:
+def link_for(
+    config: EffectiveConfig, hardware: Hardware, device: torch.device, budget_bytes: int
+) -> Link | str:
     """What a configuration allows on a machine, or why nothing; "" where nobody asked.
 
     Args:
         config: what applies.
         hardware: of `device`.
         device: whose tensors would leave.
+        budget_bytes: of the step on `device`.
     """
     if not config.enable_offloading or not config.async_offload:
         return ""
     if reason := why_not(device):
         return reason
-    return _host_link(config) if device.type == "cpu" else _card_link(config, hardware, device)
+    if device.type == "cpu":
+        return _host_link(config, budget_bytes)
+    return _card_link(config, hardware, device)
 
 
-def _host_link(config: EffectiveConfig) -> Link | str:
+def _host_link(config: EffectiveConfig, budget_bytes: int) -> Link | str:
     wanted = config.async_config
     if "file" not in wanted.tiers or wanted.directory is None:
         return (
@@ -101,9 +108,9 @@ def _host_link(config: EffectiveConfig) -> Link | str:
         torch.device("cpu"),
         file_bytes=room,
         directory=wanted.directory,
-        window_bytes=_WINDOW_BYTES,
+        window_bytes=min(budget_bytes // _WINDOW_SHARE, _WINDOW_MOST),
         prefetch_count=wanted.prefetch_depth,
-        prefetch_bytes=_PREFETCH_BYTES,
+        prefetch_bytes=min(budget_bytes // _PREFETCH_SHARE, _PREFETCH_MOST),
         debug=wanted.debug,
     )
     out, back = _file_rates(wanted.directory)
@@ -114,7 +121,7 @@ def _card_link(config: EffectiveConfig, hardware: Hardware, device: torch.device
     wanted = config.async_config
     cap = config.max_cpu_offload_bytes
     if cap is None:
-        cap = int(hardware.host_available_bytes * (1 - _RESERVE))
+        cap = _most_of(hardware.host_available_bytes)
     limits = [wanted.pinned_pool_limit_bytes, hardware.pinned_limit_bytes, cap]
     pinned = min(size for size in limits if size is not None) if "pinned" in wanted.tiers else 0
     if pinned < STAGING_BYTES:
@@ -144,14 +151,20 @@ def _card_link(config: EffectiveConfig, hardware: Hardware, device: torch.device
     return Link(settings, rate, rate, max(0, pinned + pageable + room - STAGING_BYTES))
 
 
+def _most_of(free_bytes: int) -> int:
+    """Of what is free, what may be taken: a power of two, so that plans made in turn share an engine."""
+    room = int(free_bytes * (1 - _RESERVE))
+    return 1 << room.bit_length() - 1 if room > 0 else 0
+
+
 def _file_room(directory: str) -> int | str:
     """Bytes that a file in a folder may take, or why there can be none."""
     if not os.path.isdir(directory):
         return f"async_config.directory {directory!r} is not a folder"
     if not os.access(directory, os.W_OK):
         return f"async_config.directory {directory!r} cannot be written to"
-    free = int(shutil.disk_usage(directory).free * (1 - _RESERVE))
-    return free if free > 0 else f"the disk of async_config.directory {directory!r} is full"
+    room = _most_of(shutil.disk_usage(directory).free)
+    return room if room > 0 else f"the disk of async_config.directory {directory!r} is full"
 
 
 def _file_rates(directory: str) -> tuple[int, int]:

@@ -140,11 +140,12 @@ class Region:
         operations: what a selective checkpoint keeps; None for a plain one.
         boundary: inputs that leave the device until the second run; None: they stay.
         kept: the outputs kept, from the first run until the second is over.
+        moving: positions of the inputs that leave. What is saved of them is dropped, too.
     """
 
     __slots__ = (
-        "body", "boundary", "kept", "leaves", "operations", "recomputed", "run", "saves", "spec", "state",
-        "versions",
+        "body", "boundary", "kept", "leaves", "moving", "operations", "recomputed", "run", "saves", "spec",
+        "state", "versions",
     )  # fmt: skip
 
     def __init__(
@@ -167,7 +168,12 @@ class Region:
         # Graph task → index → (tensor, version at its save). One backward call is one graph task.
         self.recomputed: dict[int, dict[int, tuple[Tensor, int]]] = {}
         self.operations = operations if _observer is None else None
-        self.kept = None if self.operations is None else KeptOutputs(self.leaves)
+        self.moving = [] if self.boundary is None else self.boundary.among(self.leaves)
+        self.kept = None if self.operations is None else KeptOutputs(self.staying())
+
+    def staying(self) -> list[Any]:
+        """The arguments that are held here until the second run."""
+        return [leaf for index, leaf in enumerate(self.leaves) if index not in self.moving]
 
     def first_run(self, args: Any, kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped."""
@@ -188,9 +194,8 @@ class Region:
         """Lets inputs leave until the second run."""
         for index, version in self.versions:
             check_version(self.leaves[index], version, self.body.path)
-        moving = boundary.among(self.leaves)
-        held = boundary.offload.hold(self.leaves[index] for index in moving)
-        for index, item in zip(moving, held, strict=True):
+        held = boundary.offload.hold(self.leaves[index] for index in self.moving)
+        for index, item in zip(self.moving, held, strict=True):
             self.leaves[index] = item
 
     def pack(self, tensor: Tensor) -> object:

@@ -100,7 +100,7 @@ class KeptOutputs:
     """What one call has kept, until its second run is over.
 
     Args:
-        inputs: the call's arguments, which the region holds until its end.
+        inputs: those of the call's arguments that the region holds until its end.
 
     Attributes:
         entries: by name and ordinal.

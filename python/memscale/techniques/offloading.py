@@ -10,13 +10,15 @@ Nothing runs twice and nothing is rounded, so this is exact for any module, also
 checkpointed. Parameters, small tensors and what the engine has no room for stay.
 
 Inside there is no checkpoint, and this is inside none: of nested hooks only the innermost are called, so one
-of the two would silently do nothing. Inside `torch.compile` it stands aside: the compiler ends its graph at
-hooks.
+of the two would silently do nothing. Of a module that calls itself the outermost call is the one that a plan
+knows, with all that is saved in it; those inside belong to it. Inside `torch.compile` it stands aside: the
+compiler ends its graph at hooks.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,8 @@ from torch import nn
 from memscale.offload.engine import Offload
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
+
+_here = threading.local()  # `.inside`: a forward of this thread runs under hooks
 
 
 class OffloadedForward(StandIn):
@@ -42,10 +46,14 @@ class OffloadedForward(StandIn):
         """Runs the forward under the engine's hooks, or as it is where nothing is saved."""
         if torch.compiler.is_compiling():
             return self.run_original(*args, **kwargs)
-        if self.passive or runs_plain():
+        if self.passive or runs_plain() or getattr(_here, "inside", False):
             return self.original(*args, **kwargs)
-        with self.offload.hooks(self.saves):
-            return self.original(*args, **kwargs)
+        try:
+            _here.inside = True
+            with self.offload.hooks(self.saves):
+                return self.original(*args, **kwargs)
+        finally:
+            _here.inside = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedForward:
         module, original = self.copied_original(memo)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import os
 from pathlib import Path
@@ -13,63 +14,28 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale import AsyncOffloadConfig, Config
-from memscale.core.executor import EXECUTOR, Executor
-from memscale.offload.engine import why_not
+from memscale import Config
+from memscale.offload import limits
+from memscale.offload.engine import Boundary, Offload, OffloadSettings, why_not
+from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.offloading import OffloadAttachment
+from soak.samples import (
+    WIDTH,
+    Block,
+    Network,
+    batch,
+    config,
+    engine_of,
+    executor_of,
+    same,
+    step,
+    whole_bytes,
+    wrapped,
+)
 from technique_leaks import quiet_profiler
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
-
-
-class Block(nn.Module):
-    """An MLP whose dropout must drop the same again."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
-
-
-class Network(nn.Module):
-    def __init__(self, width: int = 128) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def batch() -> Tensor:
-    return torch.randn(8, 512, 128)
-
-
-def step(model: nn.Module, x: Tensor) -> list[Tensor]:
-    torch.manual_seed(3)
-    model.zero_grad()
-    loss = model(x).square().mean()
-    loss.backward()
-    return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]  # type: ignore[union-attr]
-
-
-def config(folder: Path, budget: int | None = None, checkpoints: bool = True) -> Config:
-    return Config(
-        memory_budget=budget,
-        enable_checkpointing=checkpoints,
-        enable_logging=False,
-        async_config=AsyncOffloadConfig(tiers=("file",), directory=str(folder), debug=True),
-    )
-
-
-def executor_of(model: nn.Module) -> Executor:
-    found = model.__dict__[EXECUTOR]
-    assert isinstance(found, Executor)
-    return found
 
 
 def peak_bytes(model: nn.Module, x: Tensor) -> int:
@@ -89,54 +55,119 @@ def peak_bytes(model: nn.Module, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
-@pytest.mark.parametrize("percent", [70, 50])
-def test_a_budget_is_met_and_every_bit_stays(percent: int, checkpoints: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("percent", [75, 55])
+def test_a_budget_is_met_and_every_bit_stays(
+    percent: int, checkpoints: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))  # no checkpoint is as cheap
     model, x = Network(), batch()
     plain = step(model, x)
-    whole = memscale.plan(model, sample_input=x).plain.device_used_peak_bytes
+    whole = whole_bytes(model, x)
+    unseen = whole - peak_bytes(model, x)  # an optimizer, which this step has not
     budget = whole * percent // 100
     memscale.wrap(model, config(tmp_path, budget, checkpoints), sample_input=x)
     plan = executor_of(model).plan
     assert plan is not None and plan.fits and any(choice.offloads for choice in plan.choices)
-    for _ in range(3):
-        assert all(map(torch.equal, step(model, x), plain))
-    assert peak_bytes(model, x) <= plan.predicted.device_used_peak_bytes <= budget
+    for _ in range(2):
+        assert same(step(model, x), plain)
+    predicted = plan.predicted.device_used_peak_bytes
+    assert 0.9 * predicted <= peak_bytes(model, x) + unseen <= predicted <= budget
     memscale.detach(model)
-    assert all(map(torch.equal, step(model, x), plain))
+    assert same(step(model, x), plain)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kept", [frozenset(), frozenset({("addmm", 0)})], ids=["whole", "selective"])
+def test_nothing_holds_a_boundary_that_left(kept: frozenset[tuple[str, int]], tmp_path: Path) -> None:
+    """Not even what the module saves of it in its first run."""
+    settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
+    block, leaf = Block(), batch(4).requires_grad_()
+
+    def run() -> tuple[Tensor, int]:
+        torch.manual_seed(3)
+        x = leaf * 2
+        address = x.data_ptr()
+        return block(x), address
+
+    def aliases(address: int) -> int:
+        gc.collect()
+        tensors = [item for item in gc.get_objects() if type(item) is Tensor]
+        return sum(item.data_ptr() == address for item in tensors)
+
+    expected = torch.autograd.grad(run()[0].sum(), [leaf, *block.parameters()])
+    boundary = Boundary(Offload(dataclasses.replace(settings, least_bytes=1)))
+    attachment = CheckpointAttachment(block, "", kept=kept, boundary=boundary)
+    attachment.attach()
+    y, address = run()
+    assert aliases(address) == 0
+    assert same(list(torch.autograd.grad(y.sum(), [leaf, *block.parameters()])), list(expected))
+    attachment.undo()
+
+
+@pytest.mark.parametrize("saves, away", [((0, 1), 1 << 21), (None, 0)], ids=["named", "not named"])
+def test_a_copy_that_autocast_makes_of_a_weight(
+    saves: tuple[int, ...] | None, away: int, tmp_path: Path
+) -> None:
+    """It leaves where a plan names it, which counts on that; nobody else asks for it."""
+    settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
+    model, x, offload = nn.Linear(1024, 1024), torch.randn(64, 1024, requires_grad=True), Offload(settings)
+
+    def run() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).sum()
+
+    expected = torch.autograd.grad(run(), [x, *model.parameters()])
+    attachment = OffloadAttachment(model, "", offload, saves)
+    attachment.attach()
+    loss = run()
+    assert offload.counters()["held_bytes_file"] == away
+    assert same(list(torch.autograd.grad(loss, [x, *model.parameters()])), list(expected))
+    attachment.undo()
+
+
+class Recursive(nn.Module):
+    """Calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, depth: int = 3) -> Tensor:
+        x = torch.tanh(self.up(x)).sin()
+        if depth:
+            x = self(x, depth - 1) + x
+        return torch.exp(-self.down(x).square())
+
+
+def test_a_module_that_calls_itself(tmp_path: Path) -> None:
+    """What its inner calls save is numbered on from where the outer one was."""
+    model, x = nn.Sequential(Recursive(), Recursive()), batch(16)
+    plain = step(model, x)
+    budget = memscale.plan(model, sample_input=x).plain.device_used_peak_bytes * 60 // 100
+    memscale.wrap(model, config(tmp_path, budget), sample_input=x)
+    plan = executor_of(model).plan
+    assert plan is not None and plan.fits and any(choice.calls > 1 for choice in plan.active)
+    assert same(step(model, x), plain)
+    assert 0 < engine_of(model).counters()["held_peak_bytes_file"] == plan.away_peak_bytes
+    assert peak_bytes(model, x) <= plan.predicted.device_used_peak_bytes
 
 
 def test_no_more_is_away_than_the_plan_says(tmp_path: Path) -> None:
     model, x = Network(), batch()
-    whole = memscale.plan(model, sample_input=x).plain.device_used_peak_bytes
-    memscale.wrap(model, config(tmp_path, whole // 2, checkpoints=False), sample_input=x)
-    executor = executor_of(model)
-    assert executor.plan is not None and executor._offload is not None
+    wrapped(model, x, tmp_path)
     step(model, x)
-    held = executor._offload.counters()["held_peak_bytes_file"]
-    assert 0 < held == executor.plan.away_peak_bytes
+    plan = executor_of(model).plan
+    assert plan is not None
+    assert 0 < engine_of(model).counters()["held_peak_bytes_file"] == plan.away_peak_bytes
 
 
 def test_copies_of_a_model_have_engines_of_their_own(tmp_path: Path) -> None:
     model, x = Network(), batch()
     plain = step(model, x)
-    whole = memscale.plan(model, sample_input=x).plain.device_used_peak_bytes
-    memscale.wrap(model, config(tmp_path, whole // 2, checkpoints=False), sample_input=x)
+    wrapped(model, x, tmp_path)
     twin = copy.deepcopy(model)
-    assert all(map(torch.equal, step(twin, x), plain)) and all(map(torch.equal, step(model, x), plain))
-
-
-def test_detaching_between_forward_and_backward(tmp_path: Path) -> None:
-    model, x = Network(), batch()
-    plain = step(model, x)
-    whole = memscale.plan(model, sample_input=x).plain.device_used_peak_bytes
-    memscale.wrap(model, config(tmp_path, whole // 2, checkpoints=False), sample_input=x)
-    torch.manual_seed(3)
-    model.zero_grad()
-    loss = model(x).square().mean()
-    memscale.detach(model)
-    loss.backward()
-    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), plain[1:], strict=True))  # type: ignore[arg-type]
+    assert same(step(twin, x), plain) and same(step(model, x), plain)
+    assert engine_of(twin) is not engine_of(model)
 
 
 def test_on_the_cpu_a_file_is_asked_for() -> None:
@@ -148,8 +179,8 @@ def test_on_the_cpu_a_file_is_asked_for() -> None:
 
 def test_without_being_asked_for_nothing_leaves_and_nothing_is_said() -> None:
     model, x = Network(), batch()
-    whole = memscale.plan(model, sample_input=x).plain.device_used_peak_bytes
-    plan = memscale.plan(model, config=Config(memory_budget=whole // 2), sample_input=x)
+    budget = whole_bytes(model, x) // 2
+    plan = memscale.plan(model, config=Config(memory_budget=budget), sample_input=x)
     assert not any("offload" in note for note in plan.notes)
     assert not any(choice.offloads for choice in plan.choices)
 

@@ -352,7 +352,7 @@ static void what_moves(void **state)
     figures_stop(ctx);
 }
 
-/* Three storages of 700,000 bytes; m computes for 3 × 1,005 µs (flops 1 ms, launch 5 µs) forward, and its backward is
+/* Three storages of 700,000 bytes, 400,000 of which are used first and come back before anything can hide them; m computes for 3 × 1,005 µs (flops 1 ms, launch 5 µs) forward, and its backward is
  * three operations of about as long, of which those between first use and last release hide the way back. */
 static void transfer_time(void **state)
 {
@@ -360,8 +360,9 @@ static void transfer_time(void **state)
         uint64_t bytes_per_us;
         int64_t ns;
     } cases[] = {
-        {1000, 3 * 2 * 20000},                                              /* 700 µs hide */
-        {100, 3 * 2 * 20000 + (7000 - 3015) * 1000 + (7000 - 4020) * 1000}, /* 7 ms do not */
+        {1000, 3 * 2 * 20000 + 400 * 1000},                        /* 700 µs hide */
+        {100, 3 * 2 * 20000 + (7000 - 3015) * 1000 + 4000 * 1000}, /* 7 ms do not; in, less than the first */
+        {40, 3 * 2 * 20000 + (17500 - 3015) * 1000 + (17500 - 4020) * 1000}, /* nor do 17.5 ms, both ways */
     };
     msc_context *ctx = figures_start();
     msc_graph *graph = make_case(ctx, AS_IT_IS);

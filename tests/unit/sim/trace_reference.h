@@ -283,48 +283,9 @@ static void move_inputs(reference *r, uint32_t region)
     }
 }
 
-/* Last call of a region or an offload. */
-static uint32_t last_call_of(const reference *r, uint32_t region)
-{
-    uint32_t last = region;
-    uint32_t i;
-
-    for (i = 0; i < msc_graph_call_count(r->graph); i++)
-        if (r->region_of[i] == region || r->offload_of[i] == region)
-            last = i;
-    return last;
-}
-
 static uint64_t size_of(const reference *r, const reference_move *move)
 {
     return msc_graph_buffers(r->graph)[move->buffer].size_bytes;
-}
-
-static uint32_t find_follow(const reference *r, uint32_t region)
-{
-    const msc_call *calls = msc_graph_calls(r->graph);
-    uint32_t next = last_call_of(r, region) + 1;
-
-    if (next < msc_graph_call_count(r->graph) && calls[next].parent == calls[region].parent)
-        return calls[next].end;
-    return calls[region].parent == MSC_NONE ? r->finish[region] : calls[calls[region].parent].end;
-}
-
-static uint32_t find_lead(const reference *r, uint32_t region, uint32_t follow)
-{
-    const msc_save *saves = msc_graph_saves(r->graph);
-    uint32_t lead = UINT32_MAX;
-    uint32_t i;
-
-    for (i = 0; i < msc_graph_save_count(r->graph); i++) {
-        uint32_t call = saves[i].call;
-        if (call != MSC_NONE && (r->region_of[call] == region || r->offload_of[call] == region))
-            continue;
-        if (!never_used(r, &saves[i]) && saves[i].pack >= r->finish[region] && saves[i].pack <= follow &&
-            saves[i].unpack < lead)
-            lead = saves[i].unpack;
-    }
-    return max_u32(lead, follow);
 }
 
 static bool is_used_before(const reference_move *a, const reference_move *b)
@@ -347,19 +308,22 @@ static uint64_t bytes_between(const reference *r, const reference_move *from, co
     return bytes;
 }
 
+/* A boundary is held until its region ends. What an offload sends waits until more than the window has been put,
+ * itself included. */
 static void settle_move(reference *r, reference_move *move)
 {
     const uint64_t window = msc_plan_get_summary(r->plan)->window_out_bytes;
-    uint32_t follow = find_follow(r, move->region);
     uint64_t waits = 0;
     uint32_t i;
 
-    move->settle = waits >= window ? move->put : max_u32(move->put, follow);
-    for (i = (uint32_t)(move - r->moves) + 1; i < r->move_count && waits < window; i++) {
+    move->settle = max_u32(move->put, r->finish[move->region]);
+    if (r->region_of[move->region] == move->region)
+        return;
+    for (i = (uint32_t)(move - r->moves); i < r->move_count && waits <= window; i++) {
         if (r->moves[i].region != move->region)
             continue;
         waits += size_of(r, &r->moves[i]);
-        if (waits >= window)
+        if (waits > window)
             move->settle = max_u32(move->put, r->moves[i].put);
     }
 }
@@ -368,7 +332,6 @@ static void settle_move(reference *r, reference_move *move)
 static void bring_move_back(reference *r, reference_move *move)
 {
     const uint64_t window = msc_plan_get_summary(r->plan)->window_in_bytes;
-    uint32_t lead = find_lead(r, move->region, find_follow(r, move->region));
     uint32_t first_use = move->use;
     uint32_t earliest = move->use;
     uint32_t i;
@@ -385,7 +348,7 @@ static void bring_move_back(reference *r, reference_move *move)
         if (bytes_between(r, m, move) <= window && m->use < earliest)
             earliest = m->use;
     }
-    move->back = bytes_between(r, NULL, move) > window ? earliest : lead < first_use ? lead : first_use;
+    move->back = bytes_between(r, NULL, move) > window ? earliest : first_use;
 }
 
 static void find_moves(reference *r)

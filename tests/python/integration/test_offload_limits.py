@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of the tiers through `wrap`: nothing is taken beyond them at any time, staging included."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memscale
+from memscale import AsyncOffloadConfig, Config
+from memscale.core import planner
+from memscale.core.hardware import Hardware, detect
+from memscale.offload import limits
+from memscale.offload.engine import why_not
+from memscale.offload.limits import STAGING_BYTES, Link, link_for
+from soak.samples import Network, batch, config, engine_of, executor_of, same, step, whole_bytes
+
+WHY_NOT = why_not(torch.device("cpu"))
+pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
+
+MB = 10**6
+CUDA = torch.device("cuda", 0)
+
+
+def card(pinned_limit: int | None = None, available: int = 1 << 30) -> Hardware:
+    """This machine with a card beside it."""
+    return dataclasses.replace(
+        detect(torch.device("cpu")),
+        device_kind="cuda",
+        pinned_limit_bytes=pinned_limit,
+        host_available_bytes=available,
+    )
+
+
+def link(tiers: tuple[str, ...], cap_gb: float | None, hardware: Hardware, **more: Any) -> Link:
+    """What a configuration allows on a card."""
+    wanted = Config(max_cpu_offload_gb=cap_gb, async_config=AsyncOffloadConfig(tiers=tiers, **more))
+    found = link_for(wanted.effective(), hardware, CUDA, 1 << 30)
+    assert isinstance(found, Link), found
+    return found
+
+
+def gigabytes(size: int) -> float:
+    return size / 10**9
+
+
+def test_host_memory_is_shared_out_and_not_exceeded() -> None:
+    cap = 256 * MB
+    whole = link(("pinned", "pageable"), gigabytes(cap), card()).settings
+    assert (whole.pinned_bytes, whole.host_bytes) == (cap, 0)
+    ulimit = link(("pinned", "pageable"), gigabytes(cap), card(pinned_limit=64 * MB)).settings
+    assert (ulimit.pinned_bytes, ulimit.host_bytes) == (64 * MB, cap - 64 * MB)
+    asked = link(("pinned", "pageable"), gigabytes(cap), card(), pinned_pool_bytes=32 * MB).settings
+    assert (asked.pinned_bytes, asked.host_bytes) == (32 * MB, cap - 32 * MB)
+    only = link(("pageable",), gigabytes(cap), card()).settings
+    assert (only.pinned_bytes, only.host_bytes) == (0, cap)
+
+
+def test_a_limit_below_the_staging_buffers_is_no_limit_to_work_with() -> None:
+    wanted = Config(max_cpu_offload_gb=gigabytes(STAGING_BYTES // 2), async_offload=True)
+    assert "less than" in str(link_for(wanted.effective(), card(), CUDA, 1 << 30))
+
+
+def test_the_staging_buffers_are_not_promised_to_blocks() -> None:
+    found = link(("pinned", "pageable"), gigabytes(256 * MB), card())
+    assert found.limit_bytes == 256 * MB - STAGING_BYTES
+
+
+@pytest.mark.parametrize(
+    "budget, out, back", [(320 * MB, 10 * MB, 20 * MB), (1 << 44, 64 << 20, 256 << 20), (1, 0, 0)]
+)
+def test_what_waits_is_a_share_of_the_budget(budget: int, out: int, back: int, tmp_path: Path) -> None:
+    """That is how far a step over a file may stay below its prediction."""
+    found = link_for(config(tmp_path).effective(), card(), torch.device("cpu"), budget)
+    assert isinstance(found, Link)
+    assert (found.for_decision.window_out_bytes, found.for_decision.window_in_bytes) == (out, back)
+    assert (found.settings.window_bytes, found.settings.prefetch_bytes) == (out, back)
+
+
+def test_without_prefetch_a_plan_counts_none(tmp_path: Path) -> None:
+    wanted = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path), prefetch_depth=0)
+    found = link_for(Config(async_config=wanted).effective(), card(), torch.device("cpu"), 320 * MB)
+    assert isinstance(found, Link) and found.for_decision.window_in_bytes == 0
+
+
+class Watch:
+    """Looks at what an engine has taken, around every module in forward and at every gradient."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.most = {"pinned": 0, "host": 0, "file": 0}
+        for module in model.modules():
+            module.register_forward_hook(self.look)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self.look)
+
+    def look(self, *_: object) -> None:
+        for tier in self.most if executor_of(self.model)._offload else ():
+            taken = engine_of(self.model).counters().get(f"taken_bytes_{tier}", 0)
+            self.most[tier] = max(self.most[tier], taken)
+
+
+@pytest.mark.parametrize(
+    "tiers, cap, pinned",
+    [
+        (("pinned", "pageable"), 40 * MB, 24 * MB),
+        (("pageable",), 36 * MB, None),
+        (("pinned",), 32 * MB, None),
+    ],
+)
+def test_max_cpu_offload_gb_holds(
+    tiers: tuple[str, ...], cap: int, pinned: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a card whose memory is the host's: the plan may move no more, and the engine takes no more."""
+
+    def of_card(effective: Any, hardware: Hardware, device: torch.device, budget: int) -> Link:
+        found = link_for(effective, card(), CUDA, budget)
+        assert isinstance(found, Link), found
+        here = dataclasses.replace(found.settings, device=device, window_bytes=2 * MB)
+        return dataclasses.replace(found, settings=here)
+
+    model, x = Network(), batch()
+    plain = step(model, x)
+    budget = whole_bytes(model, x) * 75 // 100
+    monkeypatch.setattr(planner, "link_for", of_card)
+    wanted = Config(
+        memory_budget=budget,
+        max_cpu_offload_gb=gigabytes(cap),
+        enable_checkpointing=False,
+        enable_logging=False,
+        async_config=AsyncOffloadConfig(tiers=tiers, pinned_pool_bytes=pinned, debug=True),
+    )
+    memscale.wrap(model, wanted, sample_input=x)
+    watch = Watch(model)
+    for _ in range(2):
+        assert same(step(model, x), plain)
+    plan = executor_of(model).plan
+    assert plan is not None and 0 < plan.away_peak_bytes <= cap - STAGING_BYTES
+    assert sum(watch.most.values()) <= cap and watch.most["pinned"] + watch.most["host"] > 0
+    assert watch.most["pinned"] <= (pinned or cap)
+    assert engine_of(model).counters()["refused_count"] == 0
+
+
+def test_the_plan_moves_no_more_than_the_disk_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for a third of what would leave."""
+    model, x = Network(), batch()
+    plain = step(model, x)
+    budget = whole_bytes(model, x) * 50 // 100
+    monkeypatch.setattr(limits, "_file_room", lambda _: 16 * MB)
+    memscale.wrap(model, config(tmp_path, budget), sample_input=x)
+    watch = Watch(model)
+    for _ in range(2):
+        assert same(step(model, x), plain)
+    plan = executor_of(model).plan
+    assert plan is not None and not plan.fits and 0 < plan.away_peak_bytes <= 16 * MB
+    assert 0 < watch.most["file"] <= 16 * MB
+    assert engine_of(model).counters()["refused_count"] == 0
+
+
+def test_plans_made_in_turn_share_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free changes all the time, with the engine's own file to begin with."""
+    import shutil
+
+    def usage(free: int) -> Any:
+        return lambda _: shutil._ntuple_diskusage(1 << 40, 0, free)  # type: ignore[attr-defined]
+
+    found = set()
+    for free in (100 << 30, (100 << 30) - 12345678, 90 << 30):
+        monkeypatch.setattr(shutil, "disk_usage", usage(free))
+        made = link_for(config(tmp_path).effective(), card(), torch.device("cpu"), 1 << 30)
+        assert isinstance(made, Link) and made.settings.file_bytes <= free * 8 // 10
+        found.add(made.settings)
+    assert len(found) == 1
