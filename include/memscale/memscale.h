@@ -13,6 +13,7 @@
 #include "device.h"
 #include "graph.h"
 #include "offload.h"
+#include "optim.h"
 #include "plan.h"
 #include "replay.h"
 #include "sim.h"

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file optim.h
+ * One optimizer step over flat arrays on host cores, fused: each byte of a parameter and its state passes once.
+ *
+ *     gradient ──► FP32, × gradient_scale ──► moments ──► update ──► weight, master
+ *
+ * The arrays are the caller's. The library reads and writes them where they are and keeps nothing of them between
+ * calls, so state is saved by saving the arrays (docs/formats/optimizer-state.md). All state begins as zero bytes.
+ * No alignment is needed; arrays that begin on cache lines, as tensors do, take up to half the time of others.
+ *
+ * **Weights**, `msc_optim_weights`. In bytes per parameter, with the weight itself:
+ *
+ *     FP32          4       one array, the weight
+ *     MASTER_FP32   2 + 4   weight = master rounded to BF16, to nearest, halves to even
+ *     MASTER_REST16 2 + 2   master = weight and 16 bits more, exactly FP32
+ *     MASTER_REST8  2 + 1   master = weight and 8 bits more: 24 bits, 1 of sign, 8 of exponent, 15 of fraction
+ *
+ *   With a rest, the weight is the master rounded to the nearest BF16, halves away from zero, and the rest is the
+ *   signed distance, in units of the master's last place, from weight to master: in [-2^15, 2^15) or [-2^7, 2^7).
+ *   As bit patterns, master = (weight << 16) + rest, or + (rest << 8). Every master but a NaN comes back exactly,
+ *   also where the weight rounds to infinity; a NaN becomes a quiet one. `msc_optim_split` and `msc_optim_join`
+ *   convert.
+ *   A step rounds a 24-bit master at random (below): its error is less than 2^-15 of the weight and 0 on average,
+ *   so updates smaller than the last place are not lost.
+ *
+ * **Moments**, `msc_optim_moments`:
+ *
+ *     FP32   4 bytes each
+ *     BF16   2 bytes each, rounded at random
+ *     CODE8  1 byte each, and one byte of scale per MSC_OPTIM_BLOCK of them, rounded at random
+ *
+ *   A code is a float of 8 bits times a power of two b that its block shares, in [max / 1.97, max × 1.04). The second
+ *   moment is stored as its root r = sqrt(v); the first one as m / r for Adam, with the r that was just stored, and as m
+ *   otherwise:
+ *
+ *     root, 3 bits of exponent, 5 of fraction      up to 1.96875 b; the next code is at most max(r, b/64) / 32 away
+ *     signed, 1 bit of sign, 3 and 4               up to 1.9375 b;  the next code is at most max(|x|, b/64) / 16 away
+ *
+ *   An r > 0 is never stored as 0, and m goes with the r that was stored, so what rounding does to v can double an
+ *   update and no more. Adam's gradients are limited to ±2^62 here, after scaling, so that v stays finite; below 2^-75
+ *   they vanish in v, as in FP32, and then also in m. Moments above 2^127 saturate. Blocks of zeros, denormal and huge
+ *   numbers make no NaN.
+ *
+ * **Rounding at random** takes the upper or the lower neighbour with the probability that makes the mean right; what is
+ * representable stays. A moving average with 0.999 would stand still if it were rounded to nearest: its steps are
+ * smaller than half a code. The random numbers are a hash of `step` and the element's index, so the result is a
+ * function of the arguments: the same in every run, on every machine, for every number of threads.
+ *
+ * **Numerics.** Hyperparameters are double; what follows from them alone (bias corrections, 1 - lr × decay, …) is
+ * computed in double, as by torch.optim, and rounded to FP32 once. Elements are computed in FP32, IEEE, each operation
+ * rounded, none fused, in the order of torch's single-tensor optimizers. What differs from torch: it fuses a
+ * multiplication and an addition where it vectorises `lerp`, `addcmul` (Adam's moments) and `add(alpha=…)` (SGD,
+ * weight decay of the gradient); it takes `lerp` from the other end for beta1 ≤ 0.5; and its square root can be off by
+ * a last place, where it is MKL's. Every instruction set gives the same bits.
+ *
+ * **NaN and infinity** in gradients are the caller's to find, with `msc_optim_norm`, before it calls
+ * `msc_optim_step`; a step that is not to be done is not called, and nothing changes. Otherwise they do what IEEE says to
+ * weights and to FP32 and BF16 moments, and spoil a whole block of codes. Which NaN results is not specified.
+ *
+ * @code
+ *     msc_optim_rule rule = msc_optim_rule_default(MSC_OPTIM_KIND_ADAMW);
+ *     msc_optim_tensor tensor = {.count = n, .step = step, .weight = w, .gradient = g, .moment1 = m, .moment2 = v};
+ *
+ *     msc_optim_norm(optim, &array, 1, 1.0f, &norm, NULL);          // array: {g, n, MSC_OPTIM_FLOAT_FP32}
+ *     if (norm.nonfinite_count == 0) {
+ *         rule.gradient_scale = msc_optim_clip_factor(norm.sum_of_squares, 1.0);
+ *         msc_optim_step(optim, &rule, &tensor, 1, &err);
+ *     }
+ * @endcode
+ */
+#ifndef MEMSCALE_OPTIM_H
+#define MEMSCALE_OPTIM_H
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Elements that share a scale in CODE8 moments. */
+#define MSC_OPTIM_BLOCK 128u
+
+/** Version of the state's layout, to be kept with what is saved. */
+#define MSC_OPTIM_STATE_VERSION 1u
+
+typedef enum msc_optim_kind {
+    MSC_OPTIM_KIND_ADAMW, /**< weight_decay shrinks the weight */
+    MSC_OPTIM_KIND_ADAM,  /**< weight_decay is added to the gradient */
+    MSC_OPTIM_KIND_SGD,  /**< torch's: momentum, dampening, nesterov; weight_decay is added to the gradient */
+    MSC_OPTIM_KIND_LION, /**< sign of beta1's average; beta2 for the moment; weight_decay shrinks the weight */
+    MSC_OPTIM_KIND_COUNT
+} msc_optim_kind;
+
+typedef enum msc_optim_float {
+    MSC_OPTIM_FLOAT_FP32,
+    MSC_OPTIM_FLOAT_BF16,
+    MSC_OPTIM_FLOAT_FP16,
+    MSC_OPTIM_FLOAT_COUNT
+} msc_optim_float;
+
+typedef enum msc_optim_weights {
+    MSC_OPTIM_WEIGHTS_FP32,
+    MSC_OPTIM_WEIGHTS_MASTER_FP32,
+    MSC_OPTIM_WEIGHTS_MASTER_REST16,
+    MSC_OPTIM_WEIGHTS_MASTER_REST8,
+    MSC_OPTIM_WEIGHTS_COUNT
+} msc_optim_weights;
+
+typedef enum msc_optim_moments {
+    MSC_OPTIM_MOMENTS_FP32,
+    MSC_OPTIM_MOMENTS_BF16,
+    MSC_OPTIM_MOMENTS_CODE8,
+    MSC_OPTIM_MOMENTS_COUNT
+} msc_optim_moments;
+
+/** Instruction sets, narrowest first. */
+typedef enum msc_optim_isa {
+    MSC_OPTIM_ISA_ANY,    /**< the widest that runs here */
+    MSC_OPTIM_ISA_SCALAR, /**< what the compiler's target has by itself */
+    MSC_OPTIM_ISA_AVX2,
+    MSC_OPTIM_ISA_AVX512, /**< F, BW, DQ, VL */
+    MSC_OPTIM_ISA_COUNT
+} msc_optim_isa;
+
+/** Options of an `msc_optim`. */
+typedef struct msc_optim_options {
+    size_t struct_bytes;   /**< sizeof(msc_optim_options) */
+    uint32_t thread_count; /**< threads that work in a call, the caller's among them, 1 … 256. Default 1 */
+    msc_optim_isa isa;     /**< default ANY */
+} msc_optim_options;
+
+/** What is done, for all tensors of a call: a parameter group. */
+typedef struct msc_optim_rule {
+    size_t struct_bytes; /**< sizeof(msc_optim_rule) */
+    msc_optim_kind kind;
+    msc_optim_float gradient; /**< type of the gradients. Default FP32 */
+    msc_optim_weights weights;
+    msc_optim_moments moments;
+    double learning_rate; /**< ≥ 0. Default that of torch: 1e-3; Lion 1e-4 */
+    double beta1;         /**< Adam, AdamW, Lion: [0, 1). Default 0.9 */
+    double beta2;         /**< the same. Default 0.999; Lion 0.99 */
+    double epsilon;       /**< Adam, AdamW: ≥ 0. Default 1e-8 */
+    double weight_decay;  /**< ≥ 0. Default 0; AdamW 0.01 */
+    double momentum;      /**< SGD: ≥ 0. Default 0, which needs no moment */
+    double dampening;     /**< SGD: any finite number. Default 0 */
+    uint32_t nesterov;    /**< SGD: not 0 needs momentum and no dampening */
+    uint32_t maximize;    /**< not 0: along the gradient instead of against it */
+    float gradient_scale; /**< multiplies each gradient first: 1 / loss scale × clip factor. Default 1 */
+} msc_optim_rule;
+
+/**
+ * A parameter, or a part of one. Which arrays are used follows from the rule; the others are not looked at. None may
+ * overlap another.
+ *
+ * A part gives the same as the whole if it begins at a multiple of MSC_OPTIM_BLOCK and `first` says where.
+ */
+typedef struct msc_optim_tensor {
+    uint64_t count;       /**< elements; 0: nothing is done, pointers may be NULL */
+    uint64_t first;       /**< index of element 0 in the parameter, a multiple of MSC_OPTIM_BLOCK */
+    uint64_t step;        /**< number of this step, counted from 1 */
+    const void *gradient; /**< of the rule's type */
+    void *weight;         /**< FP32 or BF16, by `weights` */
+    void *master;         /**< FP32, 16 or 8 bits of rest; not for weights FP32 */
+    void *moment1;        /**< m; not for SGD without momentum. SGD's becomes the gradient in step 1 */
+    void *moment2;        /**< v; Adam and AdamW */
+    uint8_t *scale1;      /**< CODE8: one byte per block of `moment1` */
+    uint8_t *scale2;      /**< CODE8, Adam and AdamW: one byte per block of `moment2` */
+} msc_optim_tensor;
+
+/** Bytes of each array of a tensor; 0: not used. */
+typedef struct msc_optim_sizes {
+    uint64_t gradient_bytes;
+    uint64_t weight_bytes;
+    uint64_t master_bytes;
+    uint64_t moment1_bytes;
+    uint64_t moment2_bytes;
+    uint64_t scale1_bytes;
+    uint64_t scale2_bytes;
+} msc_optim_sizes;
+
+/** An array that is only read. */
+typedef struct msc_optim_array {
+    const void *values;
+    uint64_t count;
+    msc_optim_float type;
+} msc_optim_array;
+
+typedef struct msc_optim_norm_result {
+    double sum_of_squares;    /**< of the finite elements; sums of several calls may be added */
+    uint64_t nonfinite_count; /**< elements that are infinite or NaN */
+} msc_optim_norm_result;
+
+/** Threads and the kernels that they run. */
+typedef struct msc_optim msc_optim;
+
+MSC_API msc_optim_options msc_optim_options_default(void);
+
+/** The rule of `kind` with every default filled in, for FP32 throughout. */
+MSC_API msc_optim_rule msc_optim_rule_default(msc_optim_kind kind);
+
+/**
+ * Creates the threads, which sleep between calls.
+ *
+ * @param options NULL for the defaults.
+ * @param out     the caller owns the result and ends it with `msc_optim_destroy`.
+ * Errors: EINVAL (names the field), EUNSUPPORTED (`isa` does not run here), ENOMEM, EINTERNAL (no thread).
+ * Threads: any may call with the result; calls on the same one wait for each other. After a fork the child may go on:
+ * its calls run on the calling thread alone, with the same results. Which thread works on which part depends on
+ * chance; on machines with several memory nodes, arrays should lie near the cores that the threads run on.
+ */
+MSC_API msc_status msc_optim_create(msc_context *ctx, const msc_optim_options *options, msc_optim **out,
+                                    msc_error *err);
+
+/** Ends the threads. No call may be under way. NULL is accepted. */
+MSC_API void msc_optim_destroy(msc_optim *optim);
+
+/** The instruction set that was chosen; never ANY. */
+MSC_API msc_optim_isa msc_optim_isa_used(const msc_optim *optim);
+
+/** Whether this machine and this build of the library have an instruction set: 1 or 0. */
+MSC_API int msc_optim_isa_runs(msc_optim_isa isa);
+
+/** "scalar", "avx2", "avx512", or "any". Never NULL. */
+MSC_API const char *msc_optim_isa_name(msc_optim_isa isa);
+
+/**
+ * What arrays a tensor of `count` elements has under `rule`.
+ * Errors: EINVAL (the rule), EOVERFLOW.
+ */
+MSC_API msc_status msc_optim_tensor_sizes(const msc_optim_rule *rule, uint64_t count, msc_optim_sizes *out,
+                                          msc_error *err);
+
+/**
+ * One step of all `tensors`, small ones in one go. Returns when it is done.
+ *
+ * Errors: EINVAL: the rule or a tensor, named with its index, field, value and what is allowed; all is checked
+ * before anything changes.
+ * Cost: allocates nothing. One pass over the arrays; with enough elements the machine's memory bandwidth decides
+ * (bench/c/bench_optim.c).
+ */
+MSC_API msc_status msc_optim_step(msc_optim *optim, const msc_optim_rule *rule,
+                                  const msc_optim_tensor *tensors, uint64_t tensor_count, msc_error *err);
+
+/**
+ * Sum of squares over all `arrays`, each element × `scale` in FP32 first, and how many are not finite, in one pass.
+ *
+ * Numerics: squares and sums in double, in an order that depends on the counts only.
+ * Errors: EINVAL. Cost: allocates nothing.
+ */
+MSC_API msc_status msc_optim_norm(msc_optim *optim, const msc_optim_array *arrays, uint64_t array_count,
+                                  float scale, msc_optim_norm_result *out, msc_error *err);
+
+/**
+ * min(1, max_norm / (norm + 1e-6)) with norm = sqrt(sum_of_squares), in FP32 with torch's operations (reciprocal, then
+ * product): what `torch.nn.utils.clip_grad_norm_` multiplies with. NaN for a NaN.
+ */
+MSC_API float msc_optim_clip_factor(double sum_of_squares, double max_norm);
+
+/**
+ * sums[i] += gradient[i], in FP32: gradients of several backward passes, exactly as torch adds FP32 ones.
+ * Errors: EINVAL (also where the two overlap). Cost: allocates nothing.
+ */
+MSC_API msc_status msc_optim_accumulate(msc_optim *optim, float *sums, const msc_optim_array *gradient,
+                                        msc_error *err);
+
+/**
+ * Converts `from` to another type: to nearest, halves to even, overflow to infinity, a NaN stays one.
+ * Errors: EINVAL (also where the two overlap). Cost: allocates nothing.
+ */
+MSC_API msc_status msc_optim_convert(msc_optim *optim, void *to, msc_optim_float to_type,
+                                     const msc_optim_array *from, msc_error *err);
+
+/**
+ * FP32 masters into weights and, by `form`, a copy or a rest. Not for FP32 weights.
+ *
+ * A 24-bit master is rounded to nearest here, halves away from zero.
+ * Errors: EINVAL. Cost: allocates nothing.
+ */
+MSC_API msc_status msc_optim_split(msc_optim *optim, msc_optim_weights form, const float *from,
+                                   uint64_t count, void *weight, void *master, msc_error *err);
+
+/** The masters of `msc_optim_split`, or of a step, as FP32. */
+MSC_API msc_status msc_optim_join(msc_optim *optim, msc_optim_weights form, const void *weight,
+                                  const void *master, uint64_t count, float *to, msc_error *err);
+
+/**
+ * The moments of a tensor as FP32, to show them or to go on with another optimizer.
+ *
+ * @param tensor  count, first and the arrays of its moments; nothing else is looked at.
+ * @param moment1 `count` floats, where the rule has one. `moment2` likewise. Else ignored.
+ * Errors: EINVAL.
+ */
+MSC_API msc_status msc_optim_moments_read(msc_optim *optim, const msc_optim_rule *rule,
+                                          const msc_optim_tensor *tensor, float *moment1, float *moment2,
+                                          msc_error *err);
+
+/** The other way round, rounded to nearest, to a 4000th of the distance. What `read` gave comes out the same when it is
+    read again. */
+MSC_API msc_status msc_optim_moments_write(msc_optim *optim, const msc_optim_rule *rule,
+                                           const msc_optim_tensor *tensor, const float *moment1,
+                                           const float *moment2, msc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MEMSCALE_OPTIM_H */

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Birth and end of an optimizer, and the choice of its instruction set.
+ *
+ *      msc_optim_step ─► optim_step.c ─┬─► optim_moments.c ─┐
+ *      sums, types ─► optim_sums.c ────┤                    ├─► a table of kernels, optim_template.h
+ *                     optim_convert.c ─┘                    │   compiled three times from one text
+ *                            │                              │
+ *                     optim_pool.c: strips of arrays        └── adamw_core.h, convert_core.h: one element
+ *                     divided among threads
+ *
+ * Invariants: an element's result depends on the element, its block's neighbours, the rule, the step and the index.
+ * Strips and parts of threads begin at blocks, so neither shows in a result; nor does the instruction set, since each
+ * kernel is the same sequence of rounded operations.
+ *
+ * An object has no state but its threads; the arrays of a call are the caller's.
+ */
+#include "memscale/optim.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "optim/optim_internal.h"
+
+msc_optim_options msc_optim_options_default(void)
+{
+    msc_optim_options options;
+
+    memset(&options, 0, sizeof options);
+    options.struct_bytes = sizeof options;
+    options.thread_count = 1;
+    options.isa = MSC_OPTIM_ISA_ANY;
+    return options;
+}
+
+static const msc__optim_kernels *kernels_of(msc_optim_isa isa)
+{
+    switch (isa) {
+    case MSC_OPTIM_ISA_SCALAR:
+        return &msc__optim_scalar;
+#ifdef MSC__OPTIM_X86
+    case MSC_OPTIM_ISA_AVX2:
+        return __builtin_cpu_supports("avx2") ? &msc__optim_avx2 : NULL;
+    case MSC_OPTIM_ISA_AVX512:
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+                   ? &msc__optim_avx512
+                   : NULL;
+#endif
+    default:
+        return NULL;
+    }
+}
+
+static msc_optim_isa widest(void)
+{
+    if (kernels_of(MSC_OPTIM_ISA_AVX512) != NULL)
+        return MSC_OPTIM_ISA_AVX512;
+    return kernels_of(MSC_OPTIM_ISA_AVX2) != NULL ? MSC_OPTIM_ISA_AVX2 : MSC_OPTIM_ISA_SCALAR;
+}
+
+int msc_optim_isa_runs(msc_optim_isa isa)
+{
+    return isa == MSC_OPTIM_ISA_ANY || kernels_of(isa) != NULL;
+}
+
+const char *msc_optim_isa_name(msc_optim_isa isa)
+{
+    static const char *const names[] = {"any", "scalar", "avx2", "avx512"};
+
+    return isa < MSC_OPTIM_ISA_COUNT ? names[isa] : "unknown";
+}
+
+static msc_status check_options(const msc_optim_options *options, msc_error *err)
+{
+    if (options->struct_bytes != sizeof *options)
+        return msc__fail(err, MSC_EINVAL, "struct_bytes is %zu, this library knows %zu",
+                         options->struct_bytes, sizeof *options);
+    if (options->thread_count == 0 || options->thread_count > MSC__POOL_MOST)
+        return msc__fail(err, MSC_EINVAL, "thread_count is %u, allowed are 1 to %u", options->thread_count,
+                         MSC__POOL_MOST);
+    if (options->isa >= MSC_OPTIM_ISA_COUNT)
+        return msc__fail(err, MSC_EINVAL, "isa is %u, allowed are 0 to %u", (unsigned)options->isa,
+                         (unsigned)MSC_OPTIM_ISA_COUNT - 1);
+    if (!msc_optim_isa_runs(options->isa))
+        return msc__fail(err, MSC_EUNSUPPORTED, "isa is %s, which this machine or this build does not have",
+                         msc_optim_isa_name(options->isa));
+    return MSC_OK;
+}
+
+msc_status msc_optim_create(msc_context *ctx, const msc_optim_options *options, msc_optim **out,
+                            msc_error *err)
+{
+    msc_optim_options defaults = msc_optim_options_default();
+    msc_optim *optim;
+    msc_status status;
+
+    if (out == NULL)
+        return msc__fail(err, MSC_EINVAL, "out is NULL");
+    *out = NULL;
+    if (ctx == NULL)
+        return msc__fail(err, MSC_EINVAL, "ctx is NULL");
+    if (options == NULL)
+        options = &defaults;
+    status = check_options(options, err);
+    if (status != MSC_OK)
+        return status;
+    optim = msc__alloc(ctx, sizeof *optim);
+    if (optim == NULL)
+        return msc__fail_memory(err, "an optimizer", sizeof *optim);
+    optim->ctx = ctx;
+    optim->isa = options->isa == MSC_OPTIM_ISA_ANY ? widest() : options->isa;
+    optim->kernels = kernels_of(optim->isa);
+    status = msc__pool_init(&optim->pool, ctx, options->thread_count, err);
+    if (status != MSC_OK) {
+        msc_optim_destroy(optim);
+        return status;
+    }
+    *out = optim;
+    return MSC_OK;
+}
+
+void msc_optim_destroy(msc_optim *optim)
+{
+    if (optim == NULL)
+        return;
+    msc__pool_fini(&optim->pool);
+    msc__free(optim->ctx, optim, sizeof *optim);
+}
+
+msc_optim_isa msc_optim_isa_used(const msc_optim *optim)
+{
+    return optim->isa;
+}

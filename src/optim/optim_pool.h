@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file optim_pool.h  Threads that share the items of one call at a time. */
+#ifndef MSC_OPTIM_POOL_H
+#define MSC_OPTIM_POOL_H
+
+#include <stdatomic.h>
+
+#include "base/thread.h"
+#include "memscale/base.h"
+
+#define MSC__POOL_MOST 256u
+
+/** Does items [begin, end) of a job. */
+typedef void (*msc__pool_work)(void *job, uint64_t begin, uint64_t end);
+
+typedef struct msc__pool msc__pool;
+
+struct msc__pool {
+    msc_context *ctx;
+    uint32_t thread_count; /* the caller's among them */
+    uint32_t process;      /* `msc__fork_count` where the threads are */
+    msc__mutex call;       /* one call at a time */
+    msc__mutex mutex;      /* guards what follows, but `next` */
+    msc__cond begun;
+    msc__cond done;
+    uint64_t round; /* rises when there is something to do */
+    bool open;      /* workers may join the round */
+    bool ending;    /* set once, by `fini` */
+    uint32_t busy;  /* workers in the round */
+    msc__pool_work work;
+    void *job;
+    uint64_t items;
+    uint64_t chunk; /* items that are taken at a time */
+    /* First item that nobody has taken. Relaxed: who joins a round, and who ends it, holds the mutex, which orders all
+       else. */
+    _Atomic uint64_t next;
+    uint32_t worker_count; /* started */
+    msc__thread *workers;
+    bool locks; /* mutexes and conditions exist */
+};
+
+/** `pool` in place, all zero. After a failure, `_fini` gives back what there is. */
+msc_status msc__pool_init(msc__pool *pool, msc_context *ctx, uint32_t thread_count, msc_error *err);
+void msc__pool_fini(msc__pool *pool);
+
+/**
+ * Does all `items`, by as many threads as get at least `grain` each, and returns when all are done. Which thread does
+ * which depends on chance; a job's result must not.
+ */
+void msc__pool_run(msc__pool *pool, uint64_t items, uint64_t grain, msc__pool_work work, void *job);
+
+#endif /* MSC_OPTIM_POOL_H */

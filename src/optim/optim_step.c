@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A step: for each strip, gradient, weight and moments as floats, the update, and all of it back.
+ *
+ *      gradient  FP32  where it is ──────────────┐
+ *                else  widened into a buffer ────┤
+ *      weight    FP32, or FP32 master: in place ─┼──► update ──► weight narrowed, master split,
+ *                else  joined into a buffer ─────┤               moments narrowed or encoded
+ *      moments   FP32  in place ─────────────────┤
+ *                else  widened or decoded ───────┘
+ *
+ * The buffers stay in the first-level cache, so memory sees each array once. All kinds of types combine, and what is
+ * FP32 anyway is not copied.
+ */
+#include "base/error.h"
+#include "optim/optim_internal.h"
+
+typedef struct step_job {
+    const msc_optim *optim;
+    const msc_optim_rule *rule;
+    const msc_optim_tensor *tensors;
+    uint64_t tensor_count;
+} step_job;
+
+typedef struct step_buffers {
+    float gradient[MSC__STRIP];
+    float weight[MSC__STRIP];
+    float moment1[MSC__STRIP];
+    float moment2[MSC__STRIP];
+    uint32_t random[MSC__STRIP];
+} step_buffers;
+
+static const msc__f32 *load_gradient(const step_job *job, const msc_optim_tensor *tensor, uint64_t at,
+                                     uint32_t count, msc__f32 *buffer)
+{
+    if (job->rule->gradient == MSC_OPTIM_FLOAT_FP32)
+        return (const msc__f32 *)tensor->gradient + at;
+    job->optim->kernels->widen[job->rule->gradient](buffer, (const msc__u16 *)tensor->gradient + at, count);
+    return buffer;
+}
+
+static msc__f32 *load_weight(const step_job *job, const msc_optim_tensor *tensor, uint64_t at, uint32_t count,
+                             msc__f32 *buffer)
+{
+    const msc__u16 *upper = (const msc__u16 *)tensor->weight + at;
+
+    switch (job->rule->weights) {
+    case MSC_OPTIM_WEIGHTS_FP32:
+        return (msc__f32 *)tensor->weight + at;
+    case MSC_OPTIM_WEIGHTS_MASTER_FP32:
+        return (msc__f32 *)tensor->master + at;
+    case MSC_OPTIM_WEIGHTS_MASTER_REST16:
+        job->optim->kernels->join_rest16(buffer, upper, (const msc__u16 *)tensor->master + at, count);
+        return buffer;
+    default:
+        job->optim->kernels->join_rest8(buffer, upper, (const uint8_t *)tensor->master + at, count);
+        return buffer;
+    }
+}
+
+static void store_weight(const step_job *job, const msc_optim_tensor *tensor, const msc__stored *stored,
+                         const msc__f32 *from)
+{
+    const msc__optim_kernels *kernels = job->optim->kernels;
+    uint64_t at = stored->at;
+    uint32_t count = stored->count;
+    msc__u16 *upper = (msc__u16 *)tensor->weight + at;
+
+    switch (job->rule->weights) {
+    case MSC_OPTIM_WEIGHTS_FP32:
+        return;
+    case MSC_OPTIM_WEIGHTS_MASTER_FP32:
+        kernels->narrow[MSC_OPTIM_FLOAT_BF16](upper, from, count);
+        return;
+    case MSC_OPTIM_WEIGHTS_MASTER_REST16:
+        kernels->split_rest16(upper, (msc__u16 *)tensor->master + at, from, count);
+        return;
+    default:
+        kernels->split_rest8(upper, (uint8_t *)tensor->master + at, from, count, stored->random);
+    }
+}
+
+static void update(const step_job *job, const msc__optim_numbers *by, msc__f32 *w, const msc__f32 *g,
+                   msc__moments moments, uint32_t count)
+{
+    const msc__optim_kernels *kernels = job->optim->kernels;
+    msc__sgd_mode mode;
+
+    switch (job->rule->kind) {
+    case MSC_OPTIM_KIND_SGD:
+        mode = job->rule->nesterov != 0 ? MSC__SGD_NESTEROV : MSC__SGD_MOMENTUM;
+        mode = moments.of1 != NULL ? mode : MSC__SGD_PLAIN;
+        kernels->sgd[mode](by, w, g, moments.of1, count);
+        return;
+    case MSC_OPTIM_KIND_LION:
+        kernels->lion(by, w, g, moments.of1, count);
+        return;
+    default:
+        if (job->rule->moments == MSC_OPTIM_MOMENTS_CODE8)
+            kernels->adam_root(by, w, g, moments, count);
+        else
+            kernels->adam(by, w, g, moments, count);
+    }
+}
+
+/* Strips [begin, end) of one tensor. */
+static void step_tensor(const step_job *job, const msc_optim_tensor *tensor, uint64_t begin, uint64_t end)
+{
+    msc__optim_numbers by = msc__rule_numbers(job->rule, tensor->step);
+    _Alignas(64) step_buffers buffers;
+    msc__moments spare = {buffers.moment1, buffers.moment2};
+    bool rounds = job->rule->weights == MSC_OPTIM_WEIGHTS_MASTER_REST8 ||
+                  (job->rule->moments != MSC_OPTIM_MOMENTS_FP32 && msc__moment_count(job->rule) > 0);
+    uint32_t seed = msc__seed_of(tensor->step);
+
+    for (; begin < end; begin++) {
+        uint64_t at = begin * MSC__STRIP;
+        uint32_t count = msc__strip_count(tensor->count, begin);
+        const msc__f32 *g = load_gradient(job, tensor, at, count, buffers.gradient);
+        msc__f32 *w = load_weight(job, tensor, at, count, buffers.weight);
+        msc__moments moments = msc__moments_load(job->optim, job->rule, tensor, at, count, spare);
+        msc__stored stored = {at, count, moments, buffers.random};
+
+        update(job, &by, w, g, moments, count);
+        if (rounds)
+            job->optim->kernels->random(buffers.random, (uint32_t)(tensor->first + at), seed, count);
+        store_weight(job, tensor, &stored, w);
+        msc__moments_store(job->optim, job->rule, tensor, &stored);
+    }
+}
+
+/* Strips are numbered through all tensors. */
+static void step_strips(void *argument, uint64_t begin, uint64_t end)
+{
+    const step_job *job = argument;
+    uint64_t first = 0; /* number of the tensor's first strip */
+    uint64_t i;
+
+    for (i = 0; i < job->tensor_count && begin < end; i++) {
+        uint64_t after = first + msc__strips(job->tensors[i].count);
+        uint64_t stop = after < end ? after : end;
+
+        if (begin < stop) {
+            step_tensor(job, &job->tensors[i], begin - first, stop - first);
+            begin = stop;
+        }
+        first = after;
+    }
+}
+
+static msc_status check(const msc_optim_rule *rule, const msc_optim_tensor *tensors, uint64_t tensor_count,
+                        uint64_t *strips, msc_error *err)
+{
+    msc_status status = msc__rule_check(rule, err);
+    uint64_t i;
+
+    if (status == MSC_OK && tensors == NULL && tensor_count > 0)
+        return msc__fail(err, MSC_EINVAL, "tensors is NULL and tensor_count %llu",
+                         (unsigned long long)tensor_count);
+    for (i = 0; status == MSC_OK && i < tensor_count; i++) {
+        status = msc__tensor_check(rule, &tensors[i], i, false, err);
+        *strips += msc__strips(tensors[i].count);
+    }
+    return status;
+}
+
+msc_status msc_optim_step(msc_optim *optim, const msc_optim_rule *rule, const msc_optim_tensor *tensors,
+                          uint64_t tensor_count, msc_error *err)
+{
+    step_job job = {optim, rule, tensors, tensor_count};
+    uint64_t strips = 0;
+    msc_status status;
+
+    if (optim == NULL)
+        return msc__fail(err, MSC_EINVAL, "optim is NULL");
+    status = check(rule, tensors, tensor_count, &strips, err);
+    if (status == MSC_OK)
+        msc__pool_run(&optim->pool, strips, MSC__STRIPS_EACH, step_strips, &job);
+    return status;
+}
