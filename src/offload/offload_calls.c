@@ -42,9 +42,17 @@ msc_status msc__offload_enter(msc_offload *engine, msc_ticket ticket, msc__block
     return fail_gone(ticket, err);
 }
 
+/* Somebody asks for a result: nothing is put off any longer. */
+static void hurry(msc_offload *engine)
+{
+    msc__lane_wake(&engine->out);
+    msc__lane_wake(&engine->in);
+}
+
 /* Waits for a change, and finds the block again; NULL where another thread has dropped it meanwhile. */
 static msc__block *await_change(msc_offload *engine, msc_ticket ticket)
 {
+    hurry(engine);
     msc__cond_wait(&engine->changed, &engine->mutex);
     return find(engine, ticket);
 }
@@ -110,7 +118,7 @@ static msc_status put(msc_offload *engine, const void *source, uint64_t bytes, v
     engine->live_count++;
     engine->counters.put_count[block->place.tier]++;
     *out = msc__block_ticket(block);
-    msc__lane_submit(&engine->out, *out);
+    msc__lane_submit(&engine->out, *out, bytes);
     return MSC_OK;
 }
 
@@ -209,6 +217,8 @@ msc_status msc_offload_settled(msc_offload *engine, msc_ticket ticket, msc_error
         status = failure(engine, &block->leaving, err);
     else if (block->out != MSC__OUT_STORED)
         status = MSC_EAGAIN;
+    if (status == MSC_EAGAIN)
+        hurry(engine);
     block->settled = block->settled || status == MSC_OK;
     msc__mutex_unlock(&engine->mutex);
     return status;
@@ -234,7 +244,7 @@ static msc_status get(msc_offload *engine, msc__block *block, void *destination,
     block->destination = destination;
     block->in = MSC__IN_QUEUED;
     block->arrived = false;
-    msc__lane_submit(&engine->in, msc__block_ticket(block));
+    msc__lane_submit(&engine->in, msc__block_ticket(block), block->bytes);
     return MSC_OK;
 }
 
@@ -313,6 +323,8 @@ msc_status msc_offload_arrived(msc_offload *engine, msc_ticket ticket, void *str
     if (status != MSC_OK)
         return status;
     status = in_is_awaited(engine, block) ? MSC_EAGAIN : arrive(engine, block, stream, err);
+    if (status == MSC_EAGAIN)
+        hurry(engine);
     msc__mutex_unlock(&engine->mutex);
     return status;
 }

@@ -126,6 +126,8 @@ typedef struct msc__lane {
     bool ready;      /* initialised as far as `awake` */
     msc__cond awake; /* with the engine's mutex */
     bool asleep;
+    uint32_t put_off_count; /* submitted since it fell asleep, without waking it */
+    uint64_t put_off_bytes;
     uint32_t full_count; /* submitters that wait for room in the ring */
     void *stream;
     msc__file *file; /* NULL: no file tier */
@@ -233,8 +235,12 @@ msc_status msc__lane_init(msc_offload *engine, msc__lane *lane, msc_error *err);
 msc_status msc__lane_start(msc__lane *lane, const char *name, void *(*run)(void *), msc_error *err);
 void msc__lane_fini(msc__lane *lane);
 
-/** Passes a block to a lane. The mutex is held; it is released while the ring is full. */
-void msc__lane_submit(msc__lane *lane, msc_ticket ticket);
+/** Passes a block to a lane. The mutex is held; it is released while the ring is full. A lane that sleeps goes on
+    sleeping while there is little to do, until `msc__lane_wake`: whoever asks for a result calls that. */
+void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes);
+
+/** Wakes a lane that sleeps in spite of something to do. The mutex is held. */
+void msc__lane_wake(msc__lane *lane);
 
 /** The lane has taken a ticket, and the ring has room: wakes who waits for that. The mutex is held. */
 void msc__lane_took(msc__lane *lane);

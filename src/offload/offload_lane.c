@@ -2,9 +2,10 @@
 /*
  * What both lanes share: their ring, their sleep, their staging buffers and the list of copies under way.
  *
- * A lane is woken only when it sleeps, so a burst of puts costs one system call. It decides to sleep under the
- * engine's mutex and looks at the ring once more there; a submitter pushes before it takes the mutex to look at
- * `asleep`: one of them sees the other.
+ * A lane is woken only when it sleeps, so a burst of puts costs one system call; and for small blocks only when some
+ * have come together or somebody asks for one, or else each of them would cost a system call, which takes longer than
+ * its copy. It decides to sleep under the engine's mutex, which submitters hold, and looks at the ring once more
+ * there: nothing is submitted unseen.
  *
  * Copies under way are a queue: the streams and the file finish them in about the order in which they began,
  * and looking at the oldest alone keeps the loop simple.
@@ -12,6 +13,9 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "offload/offload_engine.h"
+
+#define WAKES_COUNT 8u
+#define WAKES_BYTES (256u << 10)
 
 static msc_status init_staging(msc_offload *engine, msc__lane *lane, msc_error *err)
 {
@@ -76,7 +80,15 @@ void msc__lane_fini(msc__lane *lane)
     msc__cond_fini(&lane->awake);
 }
 
-void msc__lane_submit(msc__lane *lane, msc_ticket ticket)
+void msc__lane_wake(msc__lane *lane)
+{
+    if (lane->asleep && lane->put_off_count > 0)
+        msc__cond_signal(&lane->awake);
+    lane->put_off_count = 0;
+    lane->put_off_bytes = 0;
+}
+
+void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
 {
     msc_offload *engine = lane->engine;
 
@@ -84,8 +96,12 @@ void msc__lane_submit(msc__lane *lane, msc_ticket ticket)
     while (msc__ring_push(lane->ring, ticket) == MSC_EAGAIN)
         msc__cond_wait(&engine->changed, &engine->mutex);
     lane->full_count--;
-    if (lane->asleep)
-        msc__cond_signal(&lane->awake);
+    if (!lane->asleep)
+        return;
+    lane->put_off_count++;
+    lane->put_off_bytes += bytes;
+    if (lane->put_off_count >= WAKES_COUNT || lane->put_off_bytes >= WAKES_BYTES)
+        msc__lane_wake(lane);
 }
 
 msc_ticket msc__lane_next(msc__lane *lane, bool wait)
@@ -98,6 +114,8 @@ msc_ticket msc__lane_next(msc__lane *lane, bool wait)
     msc__mutex_lock(&engine->mutex);
     while (!atomic_load(&engine->ending) && msc__ring_pop(lane->ring, &ticket) == MSC_EAGAIN) {
         lane->asleep = true;
+        lane->put_off_count = 0;
+        lane->put_off_bytes = 0;
         msc__cond_wait(&lane->awake, &engine->mutex);
         lane->asleep = false;
     }
