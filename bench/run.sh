@@ -64,6 +64,8 @@ run_c bench_sim
 run_c bench_decide
 run_c bench_optimal "$([ -n "$quick" ] && echo 0.1 || echo 2)"
 run_c bench_offload_parts "$([ -n "$quick" ] && echo 64 || echo 512)" "$work"
+run_c bench_optim "$([ -n "$quick" ] && echo 64 || echo 512)" 2
+run_c bench_offload "$([ -n "$quick" ] && echo 64 || echo 512)" "$work"
 run_c bench_snapshot "$([ -n "$quick" ] && echo 64 || echo 1024)" "$work/snapshot.pickle"
 
 cd "$root/bench/python"
@@ -88,11 +90,14 @@ check budgets.py $quick
 check by_hand.py $quick
 check selective.py $quick
 check offload_hooks.py
+check offload_run.py ${quick:+gpt2 --rounds 0}
+check optimizer_step.py ${quick:+--rounds 3}
 check checkpoint_overhead.py ${quick:+--rounds 20}
 if [ -z "$quick" ]; then
   check loss_tile.py
   check mlp_tile.py
   check attention_tile.py
+  check optimizer_convergence.py
 fi
 if [ -n "$quick" ]; then
   echo "== sac_ilp.py: left out"

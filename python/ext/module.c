@@ -9,6 +9,7 @@
  *     py_sim     replay, options of a simulator              py_simulator Simulator
  *     py_decide  decide, frontier, op_times_ns
  *     py_snapshot Snapshot                                   py_offload OffloadEngine, with its store and hooks
+ *     py_optim    Optim, and py_optim_args its arguments
  *     convert    arguments and records                       error     status to exception
  *
  * Built against the limited API of CPython 3.10, so one binary serves every later version. It is
@@ -22,11 +23,13 @@
 #include "convert.h"
 #include "memscale/base.h"
 #include "memscale/decide.h"
+#include "memscale/optim.h"
 #include "memscale/replay.h"
 #include "py_decide.h"
 #include "py_events.h"
 #include "py_graph.h"
 #include "py_offload.h"
+#include "py_optim.h"
 #include "py_plan.h"
 #include "py_sim.h"
 #include "py_simulator.h"
@@ -135,6 +138,7 @@ static const constant constants[] = {
     CONSTANT(WORK_GROUPED_GRADIENT),
     CONSTANT(WORK_RECURRENT),
     CONSTANT(WORK_COUNT),
+    CONSTANT(OPTIM_STATE_VERSION),
 };
 
 static int add_constants(PyObject *module)
@@ -194,6 +198,9 @@ static int core_exec(PyObject *module)
     if (state->saved_type == NULL || state->engine_type == NULL ||
         PyModule_AddType(module, state->saved_type) < 0 || PyModule_AddType(module, state->engine_type) < 0)
         return -1;
+    state->optim_type = msc__py_optim_type_new(module);
+    if (state->optim_type == NULL || PyModule_AddType(module, state->optim_type) < 0)
+        return -1;
     if (add_constants(module) < 0)
         return -1;
     if (add_names(module, "CATEGORY_NAMES", MSC_CATEGORY_COUNT, category_name) < 0)
@@ -211,6 +218,7 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->simulator_type);
     Py_VISIT(state->engine_type);
     Py_VISIT(state->saved_type);
+    Py_VISIT(state->optim_type);
     return 0;
 }
 
@@ -224,6 +232,7 @@ static int core_clear(PyObject *module)
     Py_CLEAR(state->simulator_type);
     Py_CLEAR(state->engine_type);
     Py_CLEAR(state->saved_type);
+    Py_CLEAR(state->optim_type);
     return 0;
 }
 

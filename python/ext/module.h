@@ -12,6 +12,7 @@ typedef struct msc__py_state {
     PyTypeObject *simulator_type;
     PyTypeObject *engine_type;
     PyTypeObject *saved_type;
+    PyTypeObject *optim_type;
 } msc__py_state;
 
 /** State of a module object. Never fails for ours. */

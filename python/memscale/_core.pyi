@@ -79,6 +79,8 @@ WORK_GROUPED_GRADIENT: Final = 15
 WORK_RECURRENT: Final = 16
 """Class of work: recurrent layers in one kernel."""
 WORK_COUNT: Final = 17
+OPTIM_STATE_VERSION: Final = 1
+"""Of the arrays of `Optim`."""
 RATE_NAMES: Final[tuple[str, ...]]
 """Kinds of rates: the classes of work by ``WORK_…``, then the same with ``"_half"`` at the end."""
 
@@ -165,6 +167,12 @@ kept_offsets, boundary, moved_bytes, moved_count, transfer_ns, moved_ordinals)``
 operations from the begin of the module's call, a moved ordinal what is saved in it, or for a ``boundary`` its
 inputs.
 """
+
+_Rule: TypeAlias = dict[str, Any]
+"""What `Optim` is to do, by name."""
+
+_Span: TypeAlias = tuple[int, int]
+"""An array: address and bytes."""
 
 class _Stats(TypedDict):
     """Statistics of a simulator, named as in ``torch.cuda.memory_stats``."""
@@ -601,6 +609,7 @@ class OffloadEngine:
 
         Raises:
             RuntimeError: The engine is closed.
+            KeyboardInterrupt: Or whatever a signal's handler raised meanwhile. So do `pack` and `unpack`.
         """
 
     def step(self) -> None:
@@ -609,7 +618,6 @@ class OffloadEngine:
     def counters(self) -> dict[str, int]:
         """What was done so far: bytes and counts by tier, prefetch, time waited, what became of saves."""
 
-            KeyboardInterrupt: Or whatever a signal's handler raised meanwhile. So do `pack` and `unpack`.
     def trace(self) -> list[tuple[str, str, int, int, int, int]]:
         """The latest events, oldest first: (kind, tier, bytes, begin_ns, end_ns, ticket).
 
@@ -622,6 +630,74 @@ class OffloadEngine:
 
     def close(self) -> None:
         """Gives everything back. What was saved cannot be unpacked any more."""
+
+@final
+class Optim:
+    """Optimizer steps on arrays in this host's memory: ``memscale/optim.h``.
+
+    Arrays are given by address and bytes, as of ``Tensor.data_ptr()``, and the bytes must be those that the
+    rule asks for. Whoever calls keeps the tensors alive; the GIL is released meanwhile.
+
+    A rule is a dict: ``kind`` ("adamw", "adam", "sgd", "lion"); ``gradient`` ("fp32", "bf16", "fp16"),
+    ``weights`` ("fp32", "master_fp32", "master_rest16", "master_rest8") and ``moments`` ("fp32", "bf16",
+    "code8"); ``learning_rate``, ``beta1``, ``beta2``, ``epsilon``, ``weight_decay``, ``momentum``,
+    ``dampening``, ``nesterov``, ``maximize``, ``gradient_scale``. All but the kind have defaults.
+
+    A tensor is (count, first, step) and then (address, bytes) of gradient, weight, master, moment1, moment2,
+    scale1 and scale2, in one flat tuple.
+
+    Args:
+        threads: That work in a call, the caller's among them, 1 to 256.
+        isa: Instruction set: "any", "scalar", "avx2", "avx512".
+
+    Raises:
+        ValueError: Threads out of range, no such instruction set; in every method, a rule or an array that
+            is not allowed, named in the message. Nothing has been changed then.
+        MemScaleError: The instruction set does not run here (status ``EUNSUPPORTED``).
+    """
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def isa(self) -> str:
+        """The instruction set that was chosen."""
+
+    def __new__(cls, threads: int = 1, isa: str = "any") -> Optim: ...
+    @staticmethod
+    def sizes(rule: _Rule, count: int) -> dict[str, int]:
+        """Bytes of each array of a tensor of so many elements: ``weight_bytes`` and so on; 0: none."""
+
+    def step(self, rule: _Rule, tensors: list[tuple[int, ...]]) -> None:
+        """One step of all tensors."""
+
+    def norm(self, arrays: list[tuple[int, int, str]], scale: float = 1.0) -> tuple[float, int]:
+        """Sum of squares of the finite elements, each times `scale`, and how many are not finite."""
+
+    @staticmethod
+    def clip_factor(sum_of_squares: float, max_norm: float, /) -> float:
+        """What ``torch.nn.utils.clip_grad_norm_`` multiplies with."""
+
+    def accumulate(self, sums: _Span, gradient: tuple[int, int, str]) -> None:
+        """Adds a gradient to sums in FP32."""
+
+    def convert(self, target: tuple[int, int, str], source: tuple[int, int, str]) -> None:
+        """Converts (address, bytes, type) to another type, to nearest."""
+
+    def split(self, form: str, whole: _Span, weight: _Span, master: _Span) -> None:
+        """FP32 masters into weights and, by form, a copy or a rest."""
+
+    def join(self, form: str, weight: _Span, master: _Span, whole: _Span) -> None:
+        """The masters of weights and rests, in FP32."""
+
+    def moments_read(
+        self, rule: _Rule, tensor: tuple[int, ...], moment1: _Span | None, moment2: _Span | None
+    ) -> None:
+        """Moments as FP32; gradient, weight and master of the tensor are not looked at."""
+
+    def moments_write(
+        self, rule: _Rule, tensor: tuple[int, ...], moment1: _Span | None, moment2: _Span | None
+    ) -> None:
+        """Moments from FP32, rounded to nearest."""
 
 @final
 class Simulator:

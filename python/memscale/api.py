@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.core.devices import resolve_device
-from memscale.core.eight_bit import is_8bit, with_8bit_state
+from memscale.core.eight_bit import OWN, is_8bit, with_8bit_state
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.plan import Plan
 from memscale.core.planner import make_plan
@@ -25,11 +26,16 @@ from memscale.core.tracer import StepFacts
 from memscale.core.verification import VerifyReport, compare
 from memscale.errors import ConfigError
 from memscale.observability import logs
+from memscale.optim import convert_state, give_back, is_taken, take_over
+from memscale.optim.kinds import inner_of
 from memscale.techniques.loss_scale import LossScale
 from memscale.techniques.replicas import refuse, wrapped_one
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
+
+_TAKEN: weakref.WeakKeyDictionary[nn.Module, weakref.ref[torch.optim.Optimizer]] = weakref.WeakKeyDictionary()
+"""Optimizers that have our state as long as their model is wrapped."""
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -57,7 +63,9 @@ def wrap(
             `config.async_offload`.
         async_config: overrides `config.async_config`.
         optimizer: trains the model; makes the plan count its state (without it an AdamW is assumed), and
-            lets mixed precision compute in FP16 on cards that have no BF16. A trainer brings its own.
+            lets mixed precision compute in FP16 on cards that have no BF16. With
+            `config.use_8bit_optimizer` it gets 8-bit state where its parameters are on the CPU, until
+            `detach`. A trainer brings its own.
 
     Returns:
         `target`, the same object.
@@ -78,12 +86,12 @@ def wrap(
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: a torch.optim.Optimizer")
     if integration is None:
-        _begin(_model_of(target), settings, sample_input, optimizer)
+        _begin_in_8bit(_model_of(target), settings, sample_input, optimizer)
     elif optimizer is not None:
         raise TypeError("optimizer is given beside a trainer, which brings its own")
     else:
         integration.begin(target, settings, sample_input, _begin)
-    _say_where_8bit_is(settings, optimizer)
+        _say_where_8bit_is(settings)
     return target
 
 
@@ -98,7 +106,7 @@ def optimize(
 
     Args:
         model: the module.
-        optimizer: makes the plan count this optimizer's state; without it an AdamW is assumed.
+        optimizer: as for `wrap`.
         config: as for `wrap`.
         sample_input: as for `wrap`.
 
@@ -110,9 +118,8 @@ def optimize(
         ...     print(executor.plan.explain())
     """
     settings = _resolve(config)
-    executor = _begin(_model_of(model), settings, sample_input, optimizer)
+    executor = _begin_in_8bit(_model_of(model), settings, sample_input, optimizer)
     try:
-        _say_where_8bit_is(settings, optimizer)
         yield executor
     finally:
         if model.__dict__.get(EXECUTOR) is executor:  # not if it was wrapped anew or detached inside
@@ -125,18 +132,19 @@ def apply_all_optimizations(
     config: Config | None = None,
     sample_input: Any = None,
 ) -> tuple[M, torch.optim.Optimizer]:
-    """The full stack: `wrap`, with an optimizer in place of yours that keeps its state in 8 bits.
+    """The full stack: `wrap`, and an optimizer that keeps its state in 8 bits.
 
-    The new optimizer has the parameters of the old one in the same groups with the same settings. It comes
-    from `bitsandbytes` or `torchao`, whichever is installed and can (see `Config.eight_bit_backend`); both
-    round the state, so weights differ a little from those of 32-bit state. Where neither can, where the
-    optimizer has stepped already, or where a scheduler or hook holds it, it is returned as it is; one log
-    line says why. Make schedulers afterwards, on the optimizer that is returned, and load only checkpoints of
-    its state that come from the same package.
+    Where all parameters are on the CPU that is your optimizer itself: it gets 8-bit state of our own, with
+    the settings, hooks and schedulers that it has, also if it has stepped; `detach` gives it its own state
+    back. On a card it is a new one from `bitsandbytes` or `torchao`, whichever is installed and can (see
+    `Config.eight_bit_backend`), with the same parameters in the same groups with the same settings: make
+    schedulers afterwards, on the optimizer that is returned, and load only checkpoints of its state that come
+    from the same package. Where none can, the optimizer is returned as it is; one log line says why. All of
+    them round the state, so weights differ a little from those of 32-bit state.
 
     Args:
         model: the module; it is wrapped.
-        optimizer: AdamW, Adam, SGD with momentum or Lion, before its first step. It is not changed.
+        optimizer: AdamW, Adam, SGD with momentum or Lion; on a card before its first step.
         config: what to do; None for `Config(mode="aggressive")`.
         sample_input: as for `wrap`.
 
@@ -146,7 +154,7 @@ def apply_all_optimizations(
     Raises:
         TypeError: `optimizer` is no optimizer, and as `wrap`.
         ValueError: as `wrap`.
-        BudgetError: as `wrap`; then the model is as it was.
+        BudgetError: as `wrap`; then model and optimizer are as they were.
 
     Example:
         >>> model, optimizer = memscale.apply_all_optimizations(model, optimizer, sample_input=batch)
@@ -158,15 +166,19 @@ def apply_all_optimizations(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: a torch.optim.Optimizer")
     logs.setup(settings)
+    used, fresh = optimizer, not is_taken(optimizer)
     if settings.use_8bit_optimizer:
-        optimizer, line = with_8bit_state(optimizer, settings.eight_bit_backend)
+        used, line = with_8bit_state(optimizer, settings.eight_bit_backend)
         logs.LOGGER.info("%s", line)
-    _begin(module, settings, sample_input, optimizer)
-    return model, optimizer
+    _begin_with(module, settings, sample_input, used, fresh)
+    return model, used
 
 
 def detach(model: Any) -> None:
     """Takes everything back: the model is as it was before `wrap`, bit for bit.
+
+    An optimizer that was given 8-bit state in place goes on with state in its own precision, made of that;
+    one that trains several wrapped models, when the last of them is detached.
 
     Args:
         model: what was given to `wrap`. A model that is not wrapped gives a logged warning.
@@ -179,6 +191,7 @@ def detach(model: Any) -> None:
         logs.LOGGER.warning("detach: this model is not wrapped")
         return
     executor.stop()
+    _give_back(_model_of(model))
 
 
 def plan(
@@ -203,11 +216,9 @@ def plan(
     if sample_input is None:
         raise TypeError("plan needs sample_input: one training batch, or a callable that makes one")
     args, kwargs = normalize_sample(sample_input)
-    step = StepFacts(optimizer=optimizer, training=None if module.training else True)
+    step = StepFacts(optimizer=inner_of(optimizer), training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
-    if executor is None:
-        return make_plan(module, settings, args, kwargs, step).plan
-    with executor.bare():
+    with _counted_in_8bit(settings, optimizer), nullcontext() if executor is None else executor.bare():
         return make_plan(module, settings, args, kwargs, step).plan
 
 
@@ -250,11 +261,10 @@ def predict(
     if sample_input is None:
         raise TypeError("predict needs sample_input: one training batch, or a callable that makes one")
     hardware = resolve_device(device, module)
-    step = StepFacts(optimizer=optimizer, training=None if module.training else True)
+    step = StepFacts(optimizer=inner_of(optimizer), training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
-    if executor is None:
-        return predict_step(module, settings, sample_input, step, hardware)
-    with executor.bare():
+    here = optimizer if device is None else None  # cards have no kernels for our state
+    with _counted_in_8bit(settings, here), nullcontext() if executor is None else executor.bare():
         return predict_step(module, settings, sample_input, step, hardware)
 
 
@@ -292,7 +302,10 @@ def verify(
     if executor is not None and executor.plan is not None:
         return compare(executor, args, kwargs, facts)
     settings = _resolve(config).replace(force_optimize=True, enable_logging=False, strict_budget=False)
-    with optimize(module, optimizer, settings, sample_input) as temporary:
+    with (
+        _counted_in_8bit(settings, optimizer),
+        optimize(module, optimizer, settings, sample_input) as temporary,
+    ):
         return compare(temporary, args, kwargs, facts)
 
 
@@ -322,9 +335,89 @@ def _begin(
     return executor
 
 
-def _say_where_8bit_is(config: Config, optimizer: torch.optim.Optimizer | None) -> None:
+def _begin_in_8bit(
+    model: nn.Module, config: Config, sample_input: Any, optimizer: torch.optim.Optimizer | None
+) -> Executor:
+    """`_begin`, with 8-bit state in the loop's optimizer if that is asked for and can be done in place."""
+    logs.setup(config)
+    optimizer = inner_of(optimizer)
+    fresh = optimizer is not None and not is_taken(optimizer)
+    if optimizer is None or config.eight_bit_backend not in ("auto", OWN):
+        if optimizer is None or not is_8bit(optimizer):
+            _say_where_8bit_is(config)
+    elif config.use_8bit_optimizer and not is_8bit(optimizer):
+        line = with_8bit_state(optimizer, OWN)[1]
+        hint = "" if is_taken(optimizer) else "; memscale.apply_all_optimizations may know another"
+        logs.LOGGER.info("%s%s", line, hint)
+    return _begin_with(model, config, sample_input, optimizer, fresh)
+
+
+def _begin_with(
+    model: nn.Module,
+    config: Config,
+    sample_input: Any,
+    optimizer: torch.optim.Optimizer | None,
+    fresh: bool,
+) -> Executor:
+    """`_begin` for an optimizer that may have been taken over, `fresh`: in this call."""
+    optimizer = inner_of(optimizer)
+    if optimizer is not None and not config.use_8bit_optimizer and _taken_for(model) is optimizer:
+        _give_back(model)  # first: the plan counts the state that it finds
+    try:
+        executor = _begin(model, config, sample_input, optimizer)
+    except BaseException:
+        if fresh and optimizer is not None:
+            give_back(optimizer)
+        raise
+    if optimizer is not None or not config.use_8bit_optimizer:
+        _give_back(model, unless=optimizer)
+    if optimizer is not None and is_taken(optimizer):
+        if fresh:
+            convert_state(optimizer)
+        if fresh or _is_held(optimizer):
+            _TAKEN[model] = weakref.ref(optimizer)
+    return executor
+
+
+@contextmanager
+def _counted_in_8bit(config: Config, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """For the time of a block, plans count an optimizer's state as `wrap` makes it. No bit of it changes."""
+    taken = (
+        optimizer is not None
+        and config.use_8bit_optimizer
+        and config.eight_bit_backend in ("auto", OWN)
+        and not take_over(optimizer, convert=False)
+    )
+    try:
+        yield
+    finally:
+        if taken and optimizer is not None:
+            give_back(optimizer)
+
+
+def _taken_for(model: nn.Module) -> torch.optim.Optimizer | None:
+    held = _TAKEN.get(model)
+    return None if held is None else held()
+
+
+def _is_held(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has our state for the sake of a model, which may be one of several."""
+    return any(held() is optimizer for held in _TAKEN.values())
+
+
+def _give_back(model: nn.Module, unless: torch.optim.Optimizer | None = None) -> None:
+    """Ends what `_begin_with` began: the optimizer of a model is as it was, but for what it has learned."""
+    optimizer = _taken_for(model)
+    if optimizer is unless and optimizer is not None:
+        return
+    _TAKEN.pop(model, None)
+    if optimizer is not None and not _is_held(optimizer):
+        give_back(optimizer)
+
+
+def _say_where_8bit_is(config: Config) -> None:
     """What `wrap` and `optimize` cannot do: the loop goes on with the optimizer that it has."""
-    if config.use_8bit_optimizer and (optimizer is None or not is_8bit(optimizer)):
+    if config.use_8bit_optimizer:
         logs.LOGGER.info(
             "8-bit optimizer state: not used, the loop keeps its own optimizer; "
             "memscale.apply_all_optimizations returns one with 8-bit state"

@@ -29,7 +29,7 @@ __all__ = ["CONFIG_VERSION", "AsyncOffloadConfig", "Config", "EffectiveConfig", 
 CONFIG_VERSION: Final = 1
 """Version of the dict, JSON and YAML form. A change that an older reader would misread raises it."""
 
-EIGHT_BIT_BACKENDS: Final = ("auto", "bitsandbytes", "torchao")
+EIGHT_BIT_BACKENDS: Final = ("auto", "memscale", "bitsandbytes", "torchao")
 """Where 8-bit optimizer state may come from."""
 
 TIERS: Final = ("pinned", "pageable", "file")
@@ -238,10 +238,12 @@ class Config:
         use_mixed_precision: Run the model's forward under BF16 autocast, where the hardware has BF16 and the
             weights are FP32; on cards with FP16 alone under FP16 autocast with loss scaling, if the optimizer
             is known. Else the plan's notes say why not. A loop that opens autocast keeps its own.
-        use_8bit_optimizer: Keep optimizer state in 8 bits. It takes `apply_all_optimizations`, which returns
-            the optimizer to use; `wrap` and `optimize` cannot replace the one that the loop has.
-        eight_bit_backend: Package that keeps the state: "bitsandbytes" or "torchao", or "auto" for whichever
-            is installed and can, in that order. Other than "auto" only with `use_8bit_optimizer`.
+        use_8bit_optimizer: Keep optimizer state in 8 bits. For parameters on the CPU the optimizer that is
+            given to `wrap`, `optimize` or `apply_all_optimizations` gets it in place; elsewhere it takes
+            `apply_all_optimizations`, which returns another optimizer to use.
+        eight_bit_backend: Who keeps the state: "memscale" itself, "bitsandbytes" or "torchao", or "auto" for
+            the first of them that can: the packages where they are installed, our own for parameters on the
+            CPU. Other than "auto" only with `use_8bit_optimizer`.
         max_cpu_offload_gb: Cap on host memory for offload, in GB (1e9 bytes); None: what is available, less a
             reserve.
         target_gpu_utilization: Share of the device's memory to use, above 0 and at most 1.

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer state in 8 bits: the caller's optimizer made anew by `bitsandbytes` or `torchao`.
+"""Optimizer state in 8 bits: our own in the caller's optimizer, or one of `bitsandbytes` or `torchao`.
 
-    torch.optim.AdamW, Adam    bitsandbytes, else torchao
-    torch.optim.SGD, Lion      bitsandbytes
+                               parameters on the CPU    on a card
+    torch.optim.AdamW, Adam    our own                  bitsandbytes, else torchao
+    torch.optim.SGD, Lion      our own                  bitsandbytes
+
+Our own state (`memscale.optim`) is put into the optimizer that there is, with all its options, hooks and
+schedulers, whether it has stepped or not. Its steps run on the CPU.
 
 Both packages keep each moment as one byte per element and a scale per 256 elements, and compute the update
 in FP32. They are optional. What they cannot take over stays with the standard optimizer, and the reason is
 said: a step taken differently from what the caller configured would be worse than state in 32 bits. So an
 option that the 8-bit class would silently leave out (`nesterov`, `maximize`, weight decay as part of the
 gradient) is a reason, as is state that is there already, or somebody who holds the old optimizer (a
-scheduler, a hook).
-
-Whether an implementation works on this device is found out by letting it step on a small parameter.
+scheduler, a hook). Whether an implementation works on this device is found out by letting it step on a small
+parameter.
 """
 
 from __future__ import annotations
@@ -23,6 +26,11 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+from memscale.optim import moments_of, take_over
+
+OWN: Final = "memscale"
+"""Name of our own state among the backends."""
 
 _PROBE_ELEMENTS: Final = 4096
 """The smallest parameter whose state both packages keep in 8 bits."""
@@ -77,15 +85,17 @@ class _Source:
 def with_8bit_state(
     optimizer: torch.optim.Optimizer, backend: str = "auto"
 ) -> tuple[torch.optim.Optimizer, str]:
-    """The optimizer to use in place of one that has not stepped yet.
+    """The optimizer to use in place of the caller's.
 
     Args:
-        optimizer: any; it is not changed. A new one has the same parameters in the same groups with the same
-            settings, frozen parameters included.
-        backend: "bitsandbytes", "torchao", or "auto" for the first that can.
+        optimizer: any. With our own state it is taken over in place; state that it has is converted by
+            `memscale.optim.convert_state` or its next step. Otherwise it is not changed, and a new one has
+            the same parameters in the same groups with the same settings, frozen parameters included.
+        backend: "memscale" for our own state, "bitsandbytes", "torchao", or "auto" for the first that can;
+            our own is among these where all parameters are on the CPU.
 
     Returns:
-        The new optimizer, or the given one where none could be made; and one line that says which and why.
+        The optimizer to use, the given one where nothing could be done; and one line that says which and why.
         Never raises for a package, a device or an optimizer that does not go together with the others.
 
     Example:
@@ -96,23 +106,48 @@ def with_8bit_state(
     if is_8bit(optimizer):
         return optimizer, f"8-bit optimizer state: {name} has it already"
     reasons: list[str] = []
+    backends = _backends(optimizer) if backend == "auto" else (backend,)
+    if OWN in backends:
+        reason = take_over(optimizer, convert=False)
+        if not reason:
+            return optimizer, f"8-bit optimizer state: {OWN}'s, {name} goes on with it"
+        reasons.append(f"{OWN}: {reason}")
+    made = _from_package(optimizer, [package for package in backends if package != OWN], reasons)
+    if made is None:
+        return optimizer, f"8-bit optimizer state: not used, {name} stays as it is ({'; '.join(reasons)})"
+    line = f"8-bit optimizer state: {package_of(made)}'s {type(made).__name__} in place of {name}"
+    return made, line
+
+
+def _backends(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What can be asked, the best first. Our own step runs on the CPU."""
+    devices = {value.device.type for group in optimizer.param_groups for value in group["params"]}
+    return (OWN, *_PACKAGES) if devices == {"cpu"} else tuple(_PACKAGES)
+
+
+def _from_package(
+    optimizer: torch.optim.Optimizer, packages: Iterable[str], reasons: list[str]
+) -> torch.optim.Optimizer | None:
+    """An optimizer of the first package that can; otherwise why none can, in `reasons`."""
+    wanted = list(packages)
+    if not wanted:
+        return None
     try:
         source = _source(optimizer)
     except _UnsupportedError as reason:
-        reasons.append(str(reason))
-    else:
-        for package in _PACKAGES if backend == "auto" else (backend,):
-            try:
-                made = _PACKAGES[package](source)
-                _check_steps(made, source.parameters)
-            except _UnsupportedError as reason:
-                reasons.append(f"{package}: {reason}")
-                continue
-            except Exception as error:  # an untried combination of package, PyTorch and device
-                reasons.append(f"{package}: {type(error).__name__}: {_first_line(error)}")
-                continue
-            return made, f"8-bit optimizer state: {package}'s {type(made).__name__} in place of {name}"
-    return optimizer, f"8-bit optimizer state: not used, {name} stays as it is ({'; '.join(reasons)})"
+        reasons.append(f"{' and '.join(wanted)}: {reason}" if reasons else str(reason))
+        return None
+    for package in wanted:
+        try:
+            made = _PACKAGES[package](source)
+            _check_steps(made, source.parameters)
+        except _UnsupportedError as reason:
+            reasons.append(f"{package}: {reason}")
+        except Exception as error:  # an untried combination of package, PyTorch and device
+            reasons.append(f"{package}: {type(error).__name__}: {_first_line(error)}")
+        else:
+            return made
+    return None
 
 
 def package_of(optimizer: torch.optim.Optimizer) -> str | None:
@@ -126,6 +161,8 @@ def package_of(optimizer: torch.optim.Optimizer) -> str | None:
 
 def is_8bit(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer keeps its state in 8 bits or less."""
+    if moments_of(optimizer) == "code8":
+        return True
     package = package_of(optimizer)
     if package == "bitsandbytes":
         return int(getattr(getattr(optimizer, "args", None), "optim_bits", 32)) == 8

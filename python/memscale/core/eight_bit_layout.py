@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What optimizers of `bitsandbytes` and `torchao` take: bytes of state per parameter, and while they step.
+"""What optimizers with 8-bit state take: bytes of state per parameter, and while they step.
 
-They are told, not traced. On fake tensors their code would fill its own tables of constants with made-up
-numbers, and keep them.
+They are told, not traced. Our own works on addresses, which fake tensors have not; and on these the packages'
+code would fill its own tables of constants with made-up numbers, and keep them.
+
+Our own state, of blocks of 128, is one tensor: n + 1 per block for each moment, and n for parameters in BF16.
+A step takes nothing beside it.
 
     n elements of a parameter, in blocks of 256     state                     beside it
     bitsandbytes, from 4096 elements                n + 4 per block, each     two tables of 1 KiB for all
@@ -27,10 +30,14 @@ import torch
 from torch import Tensor
 
 from memscale.core.eight_bit import package_of
+from memscale.optim import is_taken
+from memscale.optim.arrays import form_of
+from memscale.optim.kinds import group_refusal, parameter_refusal
 
 _BLOCK: Final = 256
 _TABLE_BYTES: Final = 4 * 256
 _SMALLEST_IN_8BIT: Final = 4096
+_COUNTER_BYTES: Final = 4
 _NUMBERS_BYTES: Final = 64
 """The few numbers that a step works with: norms, the learning rate, corrections of the bias."""
 
@@ -151,8 +158,47 @@ class _TorchAO:
         return elements >= _SMALLEST_IN_8BIT and elements % _BLOCK == 0
 
 
+@dataclass(frozen=True)
+class _Own:
+    optimizer: Any
+
+    @property
+    def name(self) -> str:
+        return f"memscale::{self.optimizer._memscale_kind.name}"
+
+    def shared(self) -> list[int]:
+        return []
+
+    def state(self, group: int, index: int) -> list[int]:
+        parameter = self._parameter(group, index)
+        kind = self.optimizer._memscale_kind
+        if self._is_ours(group, index):
+            return [form_of(kind, self.optimizer._memscale_moments, parameter).places.total_bytes]
+        moments = len(kind.moments) + bool(self.optimizer.param_groups[group].get("amsgrad"))
+        return [parameter.numel() * parameter.element_size()] * moments + [_COUNTER_BYTES] * kind.counts
+
+    def scratch(self, group: int, index: int, on_card: bool) -> list[int]:
+        if self._is_ours(group, index):
+            return []
+        settings = self.optimizer.param_groups[group]
+        parameter = self._parameter(group, index)
+        # At most: a root and a quotient, and a gradient of its own that is decayed or negated.
+        copies = 2 + bool(settings["weight_decay"] or settings.get("maximize"))
+        return [parameter.numel() * parameter.element_size()] * copies + [_NUMBERS_BYTES]
+
+    def _parameter(self, group: int, index: int) -> Tensor:
+        parameter: Tensor = self.optimizer.param_groups[group]["params"][index]
+        return parameter
+
+    def _is_ours(self, group: int, index: int) -> bool:
+        kind, settings = self.optimizer._memscale_kind, self.optimizer.param_groups[group]
+        return not (group_refusal(kind, settings) or parameter_refusal(settings["params"][index]))
+
+
 def layout_of(optimizer: torch.optim.Optimizer | None) -> Layout | None:
-    """The layout of an optimizer of one of the two packages; None for others, and for classes not known."""
+    """The layout of an optimizer with our state or of one of the two packages; None for all others."""
+    if optimizer is not None and is_taken(optimizer):
+        return _Own(optimizer)
     package = None if optimizer is None else package_of(optimizer)
     bases = {kind.__name__: kind for kind in type(optimizer).__mro__}
     if package == "bitsandbytes":

@@ -6,7 +6,8 @@ go through parameters one by one are run on one representative of each pair of s
 and the others' state is counted; the peak is the same and a model with a thousand parameters is traced as
 fast as one with ten.
 
-Optimizers with 8-bit state are not run at all: `eight_bit_layout` tells what they take.
+Optimizers with 8-bit state, and all with our own, are not run at all: `eight_bit_layout` tells what they
+take.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
 from memscale.core.eight_bit_layout import Layout, layout_of
+from memscale.optim.kinds import inner_of
 
 if TYPE_CHECKING:
     from memscale.core.graph_builder import GraphRecorder
@@ -142,18 +144,18 @@ class FakeOptimizer:
         self._told: list[_ToldStep] | None = None  # in place of running the optimizer
         if not self.parameters:
             return
-        layout = layout_of(step.optimizer)
-        if layout is not None and step.optimizer is not None:
-            self._tell(layout, step.optimizer, fake_of)
+        real = inner_of(step.optimizer)
+        layout = layout_of(real)
+        if layout is not None:
+            self._tell(layout, real, fake_of)
             return
         recorder.paused = True
         try:
-            self._prepare(self._as_on_target(self._copy(step.optimizer, fake_of)))
+            self._prepare(self._as_on_target(self._copy(real, fake_of)))
         except Exception as error:
             # An optimizer that cannot work on fakes (one that needs a closure, say) must not end the profile.
             self.notes.append(
-                f"{type(step.optimizer).__name__} cannot be traced ({type(error).__name__}: {error}); "
-                "AdamW is assumed"
+                f"{type(real).__name__} cannot be traced ({type(error).__name__}: {error}); AdamW is assumed"
             )
             self._prepare(self._as_on_target(torch.optim.AdamW(self.parameters)))
         finally:

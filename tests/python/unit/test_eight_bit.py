@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """8-bit optimizer state: which optimizers are taken over and how, and what the prediction counts for them.
 
-The wiring is tested with stand-ins for both packages, whose optimizers keep a byte per element. What the real
+Our own state is tested in `test_optim*.py`; here only where it comes in the order of those who are asked. The
+wiring is tested with stand-ins for both packages, whose optimizers keep a byte per element. What the real
 ones take and compute is tested where they are installed.
 """
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import Config
+from memscale.core import eight_bit
 from memscale.core.config import EIGHT_BIT_BACKENDS
 from memscale.core.eight_bit import is_8bit, package_of, with_8bit_state
 from memscale.core.eight_bit_layout import layout_of
@@ -104,7 +106,8 @@ def install(patch: pytest.MonkeyPatch, package: str, *names: str) -> ModuleType:
 
 @pytest.fixture
 def none(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Neither package is installed."""
+    """Neither package is installed, and "auto" asks as on a card."""
+    monkeypatch.setattr(eight_bit, "_backends", lambda optimizer: ("bitsandbytes", "torchao"))
     for package in ("bitsandbytes", "torchao"):
         for name in [name for name in sys.modules if name.partition(".")[0] == package]:
             monkeypatch.delitem(sys.modules, name)
@@ -167,7 +170,7 @@ class TestChoice:
         assert f"{type(optimizer).__name__} stays as it is" in line and "\n" not in line
 
     @pytest.mark.usefixtures("none")
-    @pytest.mark.parametrize("backend", EIGHT_BIT_BACKENDS)
+    @pytest.mark.parametrize("backend", ["auto", "bitsandbytes", "torchao"])
     def test_a_missing_package(self, backend: str) -> None:
         optimizer = torch.optim.AdamW(network().parameters())
         same, line = with_8bit_state(optimizer, backend)
@@ -211,6 +214,33 @@ class TestChoice:
         same, line = with_8bit_state(optimizer, "bitsandbytes")
         assert same is optimizer and "goes wrong" in line
         assert all(parameter.isfinite().all() for parameter in optimizer.param_groups[0]["params"])
+
+
+class TestOwn:
+    """Where our own state comes in the order, and what is said."""
+
+    def test_it_is_the_first_on_the_cpu(self) -> None:
+        optimizer = torch.optim.AdamW(network().parameters())
+        same, line = with_8bit_state(optimizer)
+        assert same is optimizer and is_8bit(optimizer) and package_of(optimizer) is None
+        assert line == "8-bit optimizer state: memscale's, AdamW goes on with it"
+        assert with_8bit_state(optimizer) == (optimizer, "8-bit optimizer state: AdamW has it already")
+
+    def test_one_that_it_cannot_take_over_is_asked_on(self, none: pytest.MonkeyPatch) -> None:
+        none.undo()
+        for package in ("bitsandbytes", "torchao"):
+            none.setitem(sys.modules, package, None)
+        optimizer = torch.optim.AdamW(nn.Linear(3, 3).half().parameters())
+        same, line = with_8bit_state(optimizer)
+        assert same is optimizer and not is_8bit(optimizer)
+        assert "memscale: parameters of torch.float16" in line and line.count("not installed") == 2
+
+    def test_it_is_not_for_cards(self) -> None:
+        weight = nn.Parameter(torch.empty(3, device="meta"))
+        optimizer = torch.optim.AdamW([weight])
+        same, line = with_8bit_state(optimizer, "memscale")
+        assert same is optimizer and "memscale: parameters on meta: its steps run on the CPU" in line
+        assert eight_bit._backends(optimizer) == ("bitsandbytes", "torchao")
 
 
 def test_a_namesake_of_adamw_is_planned_for_on_its_own(none: pytest.MonkeyPatch) -> None:
@@ -287,7 +317,7 @@ class TestCarriedOver:
 
 class TestConfig:
     def test_the_backend_is_checked(self) -> None:
-        with pytest.raises(ConfigError, match="'auto', 'bitsandbytes', 'torchao'"):
+        with pytest.raises(ConfigError, match="'auto', 'memscale', 'bitsandbytes', 'torchao'"):
             Config(use_8bit_optimizer=True, eight_bit_backend="own")
         with pytest.raises(ConfigError, match="not int"):
             Config(use_8bit_optimizer=True, eight_bit_backend=8)  # type: ignore[arg-type]

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** @file py_optim.h  The type `Optim`: optimizer steps on the arrays of tensors that lie in this host's memory. */
+#ifndef MSC_EXT_PY_OPTIM_H
+#define MSC_EXT_PY_OPTIM_H
+
+#include "pydoor.h"
+
+PyTypeObject *msc__py_optim_type_new(PyObject *module);
+
+#endif /* MSC_EXT_PY_OPTIM_H */

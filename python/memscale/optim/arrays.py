@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of one parameter: a tensor of bytes in the order of the parameter's memory.
+
+    moment1 │ moment2 │ rest │ scale1 │ scale2      what there is of them, `Form` says
+
+`optimizer.state[parameter]` has the bytes, the number of steps done, and the form, under the three names
+below; what others keep there stays beside them. The rest is what BF16 weights lack of their masters.
+
+A form holds the parameter's strides too: the k-th element of a moment belongs to the k-th element in memory,
+so a parameter that gets another order of dimensions (`channels_last`) has its state put in that order.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from memscale import _core
+from memscale.optim.kinds import Kind
+
+STEP: Final = "memscale_step"
+BYTES: Final = "memscale_state"
+FORM: Final = "memscale_form"
+
+Entry = dict[str, Any]
+"""What `optimizer.state` has for a parameter."""
+
+_RESTS: Final = {"master_rest8": torch.int8, "master_rest16": torch.int16}
+_MOST_THREADS: Final = 256
+
+
+class Form(NamedTuple):
+    """What the bytes of a parameter's state mean.
+
+    Attributes:
+        kind: "adam", "sgd" or "lion".
+        weights: "fp32", "master_rest8" or "master_rest16".
+        moments: "code8" or "fp32".
+        shape: of the parameter.
+        stride: of the parameter.
+    """
+
+    kind: str
+    weights: str
+    moments: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """A rule with these arrays."""
+        return _rule(self.kind, self.weights, self.moments)
+
+    @property
+    def places(self) -> Places:
+        """Where the arrays lie."""
+        return places(self.kind, self.weights, self.moments, self.elements)
+
+
+@dataclass(frozen=True)
+class Places:
+    """(offset, bytes) of each array among the bytes of a state, and how many bytes these are."""
+
+    moment1: tuple[int, int]
+    moment2: tuple[int, int]
+    rest: tuple[int, int]
+    scale1: tuple[int, int]
+    scale2: tuple[int, int]
+    total_bytes: int
+
+
+def form_of(kind: Kind, moments: str, parameter: Tensor) -> Form:
+    """The form that the state of a parameter has, or would have."""
+    weights = "fp32"
+    if parameter.dtype is torch.bfloat16:
+        weights = "master_rest8" if moments == "code8" else "master_rest16"
+    return Form(kind.name, weights, moments, tuple(parameter.shape), parameter.stride())
+
+
+def _rule(kind: str, weights: str, moments: str) -> dict[str, Any]:
+    rule: dict[str, Any] = {"kind": kind, "weights": weights, "moments": moments}
+    return {**rule, "momentum": 0.9} if kind == "sgd" else rule
+
+
+@functools.lru_cache(maxsize=4096)
+def places(kind: str, weights: str, moments: str, count: int) -> Places:
+    """Where the arrays of a state of `count` elements lie."""
+    sizes = _core.Optim.sizes(_rule(kind, weights, moments), count)
+    at = 0
+    spans: list[tuple[int, int]] = []
+    for name in ("moment1", "moment2", "master", "scale1", "scale2"):
+        size = sizes[f"{name}_bytes"]
+        spans.append((at, size))
+        at += size
+    first, second, rest, *scales = spans
+    return Places(first, second, rest, scales[0], scales[1], at)
+
+
+@functools.lru_cache(maxsize=2)  # PyTorch counts for each thread of Python: two may step in turn
+def _threads(count: int) -> _core.Optim:
+    return _core.Optim(count)
+
+
+def core() -> _core.Optim:
+    """The core's threads: as many as PyTorch has."""
+    return _threads(min(torch.get_num_threads(), _MOST_THREADS))
+
+
+# ---- bytes -------------------------------------------------------------------------------------------
+
+
+def empty(form: Form, step: int = 0) -> Entry:
+    """State as it is before the first step."""
+    state = torch.zeros(form.places.total_bytes, dtype=torch.uint8)
+    return {STEP: step, BYTES: state, FORM: form}
+
+
+def tensor_of(entry: Entry, parameter: Tensor | None, gradient: Tensor | None) -> tuple[int, ...]:
+    """A parameter with its state as the core takes it, for its next step.
+
+    Args:
+        entry: the state.
+        parameter: None where only moments are meant.
+        gradient: with the parameter's strides; None likewise.
+    """
+    kind, weights, moments, shape, _ = entry[FORM]
+    count, at = math.prod(shape), entry[BYTES].data_ptr()
+    found = places(kind, weights, moments, count)
+    # Written out: this runs for every parameter in every step.
+    return (
+        *(count, 0, entry[STEP] + 1),
+        *((0, 0) if gradient is None else (gradient.data_ptr(), count * gradient.itemsize)),
+        *((0, 0) if parameter is None else (parameter.data_ptr(), count * parameter.itemsize)),
+        *(at + found.rest[0], found.rest[1]),
+        *(at + found.moment1[0], found.moment1[1]),
+        *(at + found.moment2[0], found.moment2[1]),
+        *(at + found.scale1[0], found.scale1[1]),
+        *(at + found.scale2[0], found.scale2[1]),
+    )
+
+
+def rest_of(entry: Entry) -> Tensor | None:
+    """What the weights lack of their masters: a view with the parameter's shape, or None."""
+    form: Form = entry[FORM]
+    dtype = _RESTS.get(form.weights)
+    if dtype is None:
+        return None
+    offset, size = form.places.rest
+    flat: Tensor = entry[BYTES][offset : offset + size]
+    # With moments in FP32 in front of them, rests of 2 bytes are aligned.
+    return flat.view(dtype).as_strided(form.shape, form.stride, flat.storage_offset() // dtype.itemsize)
+
+
+# ---- to and from PyTorch's form ----------------------------------------------------------------------
+
+
+def _span(tensor: Tensor | None) -> tuple[int, int] | None:
+    return None if tensor is None else (tensor.data_ptr(), 4 * tensor.numel())
+
+
+def _two(tensors: list[Tensor]) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    both: list[Tensor | None] = [*tensors, None]
+    return _span(both[0]), _span(both[1])
+
+
+def read(kind: Kind, entry: Entry) -> dict[str, Tensor]:
+    """The moments in FP32, with the parameter's shape and strides, by PyTorch's names."""
+    form: Form = entry[FORM]
+    found = [torch.empty_strided(form.shape, form.stride, dtype=torch.float32) for _ in kind.moments]
+    core().moments_read(form.rule, tensor_of(entry, None, None), *_two(found))
+    return dict(zip(kind.moments, found, strict=True))
+
+
+def write(kind: Kind, entry: Entry, moments: Mapping[str, Tensor]) -> None:
+    """Sets the moments from PyTorch's, which may have any type and strides.
+
+    Raises:
+        ValueError: one has another shape than the parameter.
+    """
+    form: Form = entry[FORM]
+    given = []
+    for name in kind.moments:
+        value = moments[name]
+        if tuple(value.shape) != form.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}; its parameter has shape {tuple(form.shape)}"
+            )
+        wanted = torch.empty_strided(form.shape, form.stride, dtype=torch.float32)
+        given.append(wanted.copy_(value.detach()))
+    core().moments_write(form.rule, tensor_of(entry, None, None), *_two(given))
+
+
+def from_standard(kind: Kind, form: Form, standard: Mapping[str, Any]) -> Entry:
+    """Our state in place of PyTorch's; what else lies there is taken along.
+
+    Raises:
+        ValueError: it is not PyTorch's, or as `write`.
+    """
+    names = ("step", *kind.moments) if kind.counts else kind.moments
+    own = {name: value for name, value in standard.items() if name not in names}
+    lacking = [name for name in names if standard.get(name) is None]
+    if lacking and standard and kind.name != "sgd":  # whose momentum may not have begun
+        raise ValueError(
+            f"state of a parameter has no {lacking[0]}, but {', '.join(map(str, standard))}: "
+            "it is of another optimizer, or of another implementation of this one"
+        )
+    if lacking:
+        return {**own, **empty(form)}
+    entry = empty(form, int(standard["step"]) if kind.counts else 1)
+    write(kind, entry, standard)
+    return {**own, **entry}
+
+
+def to_standard(
+    kind: Kind, entry: Entry, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> dict[str, Any]:
+    """PyTorch's state in place of ours; what else lies there is taken along.
+
+    Args:
+        kind: of the optimizer.
+        entry: our state.
+        dtype: of the moments.
+        device: of the moments.
+    """
+    standard = {name: value for name, value in entry.items() if name not in (STEP, BYTES, FORM)}
+    if entry[STEP] == 0:
+        return standard
+    if kind.counts:
+        wide = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
+        standard["step"] = torch.tensor(float(entry[STEP]), dtype=wide)
+    for name, value in read(kind, entry).items():
+        standard[name] = value.to(device, dtype)
+    return standard
+
+
+def reformed(kind: Kind, entry: Entry, form: Form) -> Entry:
+    """State for a parameter that has another dtype or another order of dimensions than before.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    old: Form = entry[FORM]
+    if form.shape != old.shape:
+        raise ValueError(
+            f"a parameter has shape {tuple(form.shape)}; its optimizer state is for {tuple(old.shape)}: give "
+            "the optimizer the new parameter instead, or drop the state of this one"
+        )
+    made = {**entry, **empty(form, entry[STEP])}
+    if entry[STEP]:
+        write(kind, made, read(kind, entry))
+    before, after = rest_of(entry), rest_of(made)
+    if before is not None and after is not None and before.dtype == after.dtype:
+        after.copy_(before)
+    return made

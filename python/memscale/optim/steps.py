@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of a group of parameters: ours what it can, and what it leaves to PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from memscale.optim.arrays import (
+    FORM,
+    STEP,
+    Entry,
+    core,
+    form_of,
+    from_standard,
+    reformed,
+    tensor_of,
+    to_standard,
+)
+from memscale.optim.kinds import GRADIENTS, gradient_refusal, group_refusal, parameter_refusal, rule_of
+
+if TYPE_CHECKING:
+    from memscale.optim.taken import _Taken
+
+_LOGGER = logging.getLogger("memscale")
+
+said_about: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref.WeakKeyDictionary()
+"""Per optimizer, why parameters stay with PyTorch, as far as it has been said."""
+
+
+class _Work:
+    """The parameters of a group that are stepped here, in calls of the core: one per combination of types."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[str, str], tuple[list[tuple[int, ...]], list[Entry], list[Tensor]]] = {}
+        self.copies: list[Tensor] = []  # of gradients, while the core works on them
+
+    def add(self, entry: Entry, parameter: Tensor, gradient: Tensor) -> None:
+        if gradient.stride() != parameter.stride() or gradient.is_neg():
+            gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+            self.copies.append(gradient)
+        types = (entry[FORM].weights, GRADIENTS[gradient.dtype])
+        call = self.calls.get(types)
+        if call is None:
+            call = self.calls[types] = ([], [], [])
+        call[0].append(tensor_of(entry, parameter, gradient))
+        call[1].append(entry)
+        call[2].append(parameter)
+
+    def run(self, rule: dict[str, Any]) -> None:
+        for (weights, gradient), (tensors, entries, parameters) in self.calls.items():
+            core().step({**rule, "weights": weights, "gradient": gradient}, tensors)
+            for entry in entries:
+                entry[STEP] += 1
+            for parameter in parameters:
+                torch.autograd.graph.increment_version(parameter)
+
+
+def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
+    """Steps the parameters of a group that have our state. Returns those that PyTorch has to step.
+
+    Raises:
+        RuntimeError: a compiler is tracing: it would run this now, and never again.
+        ValueError: a setting is out of range, or a parameter has got another size. Nothing has changed then.
+    """
+    if torch._guards.TracingContext.try_get() is not None:
+        raise RuntimeError("an optimizer with MemScale's state cannot be stepped by compiled code")
+    kind, work = optimizer._memscale_kind, _Work()
+    left: list[Tensor] = []
+    refusal = group_refusal(kind, group)
+    for parameter in group["params"]:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        why = refusal or parameter_refusal(parameter) or gradient_refusal(parameter, gradient)
+        if why:
+            _release(optimizer, group, parameter, why)
+            left.append(parameter)
+        else:
+            work.add(entry_of(optimizer, parameter), parameter, gradient)
+    work.run({**rule_of(kind, group), "moments": optimizer._memscale_moments})
+    return left
+
+
+def entry_of(optimizer: _Taken, parameter: Tensor) -> Entry:
+    """Our state of a parameter: as it is, new, or made of what there is. It is put in the optimizer."""
+    kind = optimizer._memscale_kind
+    form = form_of(kind, optimizer._memscale_moments, parameter)
+    found: Entry = optimizer.state.get(parameter, {})
+    if FORM not in found:
+        found = from_standard(kind, form, found)
+    elif found[FORM] != form:
+        found = reformed(kind, found, form)
+    else:
+        return found
+    optimizer.state[parameter] = found
+    return found
+
+
+def _release(optimizer: _Taken, group: dict[str, Any], parameter: Tensor, why: str) -> None:
+    """Gives a parameter's state the form that PyTorch's step wants. Says why, once."""
+    said = said_about.setdefault(optimizer, set())
+    if why not in said:
+        said.add(why)
+        _LOGGER.info("optimizer state: PyTorch's for some parameters (%s)", why)
+    entry = optimizer.state.get(parameter)
+    if entry and FORM in entry:
+        give_back_state(optimizer, group, parameter, entry)
+
+
+def give_back_state(optimizer: _Taken, group: dict[str, Any], parameter: Tensor, entry: Entry) -> None:
+    """Puts state in PyTorch's form in place of ours."""
+    made = to_standard(optimizer._memscale_kind, entry, parameter.dtype, parameter.device)
+    if "step" in made and (group.get("fused") or group.get("capturable")):
+        made["step"] = made["step"].to(parameter.device, torch.float32)
+    if made:
+        optimizer.state[parameter] = made
+    else:
+        del optimizer.state[parameter]

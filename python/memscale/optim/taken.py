@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The caller's optimizer with our state, in place.
+
+Taken over, an optimizer is of a subclass of its own class, of the same name. PyTorch's `step` goes on
+running: closures, hooks, profiling, and whoever has wrapped it or holds it, see what they saw before. It asks
+`_init_group` which parameters to step; ours steps what it can and leaves the others to PyTorch. An optimizer
+without `_init_group` (Lion) gets another `step`, with hooks as PyTorch's has.
+
+Nothing is kept on the optimizer but the state, which is made at a parameter's first step, as PyTorch's is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from memscale.optim import saved
+from memscale.optim.arrays import FORM
+from memscale.optim.kinds import KINDS, MOMENTS, Kind, group_refusal, inner_of, kind_of, parameter_refusal
+from memscale.optim.steps import entry_of, give_back_state, said_about, step_group
+
+# ---- the classes -------------------------------------------------------------------------------------
+
+
+class _Taken(torch.optim.Optimizer):
+    """What an optimizer has more while it is taken over."""
+
+    _memscale_base: ClassVar[type[torch.optim.Optimizer]]
+    _memscale_kind: ClassVar[Kind]
+    _memscale_moments: ClassVar[str]
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """No: a scaler has to look for gradients that are not finite itself, and to skip the step."""
+        return False
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = value  # what the optimizer is given back with
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state in PyTorch's form, and what that has no place for beside it."""
+        with saved.hooked(self.register_state_dict_post_hook, saved.as_standard, prepend=True):
+            return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes PyTorch's form, with or without what is beside it."""
+        load = functools.partial(saved.as_ours, moments=self._memscale_moments)
+        with saved.hooked(self.register_load_state_dict_pre_hook, load):
+            super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As PyTorch's, which would also take parameters that share memory."""
+        super().add_param_group(param_group)
+        if _overlap([value for group in self.param_groups for value in group["params"]]):
+            self.param_groups.pop()
+            raise ValueError("parameters of the new group share memory with others: give the optimizer back")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ours, others = saved.parted(state)
+        super().__setstate__(others)
+        self.state.update(ours)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        kind = type(self)
+        about = (kind._memscale_base, kind._memscale_kind.name, kind._memscale_moments)
+        return _anew, about, self.__getstate__()
+
+
+class _TakenGroups(_Taken):
+    """Of an optimizer whose step asks `_init_group`."""
+
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        left = step_group(self, group)
+        return super()._init_group({**group, "params": left}, *lists)  # type: ignore[misc]
+
+
+class _TakenStep(_Taken):
+    """Of an optimizer whose step is all its own."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = self.param_groups
+        left = [{**group, "params": step_group(self, group)} for group in groups]
+        if any(group["params"] for group in left):
+            self.param_groups = left
+            try:
+                _unhooked(self._memscale_base.step)(self)
+            finally:
+                self.param_groups = groups
+        return loss
+
+
+def _unhooked(step: Any) -> Any:
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def _class_for(base: type[torch.optim.Optimizer], kind: Kind, moments: str) -> type[_Taken]:
+    """The subclass for a class of optimizers: the one that there is, or a new one."""
+    for known in base.__subclasses__():  # which are held weakly: a class of the caller's may go
+        if issubclass(known, _Taken) and (known._memscale_kind, known._memscale_moments) == (kind, moments):
+            return known
+    more: dict[str, Any] = {"_memscale_base": base, "_memscale_kind": kind, "_memscale_moments": moments}
+    own: type = _TakenGroups
+    if not hasattr(base, "_init_group"):
+        own = _TakenStep
+        more["step"] = torch.optim.Optimizer.profile_hook_step(_TakenStep.step)
+        more["step"].hooked = True
+    about = {"__module__": __name__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (own, base), {**about, **more})
+
+
+def _anew(base: type[torch.optim.Optimizer], kind: str, moments: str) -> _Taken:
+    """For `copy` and `pickle`: an optimizer that is to be given its attributes."""
+    made = _class_for(base, KINDS[kind], moments)
+    return made.__new__(made)
+
+
+# ---- taking over and giving back ---------------------------------------------------------------------
+
+
+def is_taken(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer, or the one in a wrapper, has our state."""
+    return isinstance(inner_of(optimizer), _Taken)
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> str | None:
+    """The form of an optimizer's moments, "code8" or "fp32"; None where it is not ours."""
+    inner = inner_of(optimizer)
+    return inner._memscale_moments if isinstance(inner, _Taken) else None
+
+
+def take_over(optimizer: torch.optim.Optimizer, moments: str = "code8", convert: bool = True) -> str:
+    """Gives an optimizer our state, in place. It may have stepped, and be held by whomever.
+
+    Args:
+        optimizer: AdamW, Adam, SGD with momentum or Lion, not a subclass of these; or a wrapper of one.
+        moments: "code8" for a byte each, "fp32". BF16 weights get a master of 24 bits with the first, of 32
+            with the second.
+        convert: turn state that is there into ours at once; otherwise the next step does, and until then
+            `give_back` leaves every bit of it as it was.
+
+    Returns:
+        "" or why it stays as it is: none of its parameters can have our state.
+
+    Raises:
+        ValueError: no such form of moments.
+    """
+    if moments not in MOMENTS:
+        raise ValueError(f"moments is {moments!r}; allowed: {', '.join(MOMENTS)}")
+    optimizer = inner_of(optimizer)
+    if isinstance(optimizer, _Taken):
+        return "it has this state already"
+    kind = kind_of(optimizer)
+    if isinstance(kind, str):
+        return kind
+    reason = _reason(optimizer, kind)
+    if reason:
+        return reason
+    if not _can_rewrap(optimizer):
+        return "its step has been replaced"
+    optimizer.__class__ = _class_for(type(optimizer), kind, moments)
+    _rewrap(optimizer)
+    if convert:
+        convert_state(optimizer)
+    return ""
+
+
+def _reason(optimizer: torch.optim.Optimizer, kind: Kind) -> str:
+    """Why no parameter of an optimizer can have our state; "" if one can."""
+    parameters = [value for group in optimizer.param_groups for value in group["params"]]
+    if _overlap(parameters):
+        return "its parameters share memory"
+    reasons = [
+        group_refusal(kind, group) or parameter_refusal(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    return "" if "" in reasons else (reasons or ["it has no parameters"])[0]
+
+
+def _overlap(parameters: list[Tensor]) -> bool:
+    """Whether two parameters have memory in common: each would be stepped with its own state."""
+    spans = sorted(
+        (value.data_ptr(), value.data_ptr() + value.numel() * value.element_size())
+        for value in {id(value): value for value in parameters}.values()
+        if not parameter_refusal(value)
+    )
+    return any(before[1] > after[0] for before, after in itertools.pairwise(spans))
+
+
+def convert_state(optimizer: torch.optim.Optimizer) -> None:
+    """Turns what state an optimizer has into ours, where it is taken over and that has not happened yet.
+
+    State that does not fit its parameter stays as it is: PyTorch, too, says so when it steps, not before.
+    """
+    optimizer = inner_of(optimizer)
+    if not isinstance(optimizer, _Taken):
+        return
+    for group in optimizer.param_groups:
+        if group_refusal(optimizer._memscale_kind, group):
+            continue
+        for parameter in group["params"]:
+            if optimizer.state.get(parameter) and not parameter_refusal(parameter):
+                with contextlib.suppress(ValueError):
+                    entry_of(optimizer, parameter)
+
+
+def give_back(optimizer: torch.optim.Optimizer) -> None:
+    """Makes an optimizer what it was: its class, its attributes, its state in PyTorch's form.
+
+    BF16 weights stay as they are; what their masters had more is lost. One that is not taken over: nothing.
+    """
+    optimizer = inner_of(optimizer)
+    if not isinstance(optimizer, _Taken):
+        return
+    groups = {id(value): group for group in optimizer.param_groups for value in group["params"]}
+    for parameter, entry in list(optimizer.state.items()):
+        if isinstance(entry, dict) and FORM in entry:
+            give_back_state(optimizer, groups.get(id(parameter), {}), parameter, entry)
+    optimizer.__class__ = optimizer._memscale_base  # type: ignore[assignment]
+    _rewrap(optimizer)
+    said_about.pop(optimizer, None)
+
+
+# ---- schedulers of an optimizer without `_init_group` ------------------------------------------------
+
+
+def _can_rewrap(optimizer: torch.optim.Optimizer) -> bool:
+    if "_init_group" in vars(optimizer):
+        return False
+    wrapper = vars(optimizer).get("step")
+    return wrapper is None or hasattr(optimizer, "_init_group") or hasattr(wrapper, "_wrapped_by_lr_sched")
+
+
+def _rewrap(optimizer: torch.optim.Optimizer) -> None:
+    """Leads a scheduler's wrapper, which holds the step that it found, to that of the class as it is now."""
+    wrapper = vars(optimizer).get("step")
+    if hasattr(optimizer, "_init_group") or not hasattr(wrapper, "_wrapped_by_lr_sched"):
+        return
+    before = getattr(wrapper, "_memscale_before", None)
+    step = _around_step(optimizer, wrapper) if before is None else before
+    optimizer.step = step  # type: ignore[method-assign]
+
+
+def _around_step(optimizer: torch.optim.Optimizer, before: Any) -> Any:
+    held = weakref.ref(optimizer)
+
+    @functools.wraps(before)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        mine: Any = held()
+        mine._opt_called = True  # what the scheduler's own does
+        return type(mine).step(mine, *args, **kwargs)
+
+    step._memscale_before = before  # type: ignore[attr-defined]
+    return step
