@@ -147,7 +147,7 @@ MSC_API msc_status msc_offload_create(msc_context *ctx, msc_device *device,
 MSC_API void msc_offload_destroy(msc_offload *engine);
 
 /**
- * Starts to copy `bytes` > 0 at `source` out of the device.
+ * Starts to copy `bytes` > 0 at `source` out of the device; a few small blocks may wait until one of them is asked for.
  *
  * @param stream where the source was made; the copy waits for what it was given before this call.
  * @param out    names the block.

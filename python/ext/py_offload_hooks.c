@@ -250,7 +250,7 @@ static bool make_origin(const msc__py_engine *engine, PyObject *tensor, const ms
 }
 
 /* Starts the copy of a storage. NULL with an exception, or without one where no tier has room. */
-static msc__py_store *put(msc__py_engine *engine, const msc__py_origin *origin, void *stream)
+static msc__py_store *put(msc__py_engine *engine, const msc__py_origin *origin)
 {
     msc_error err = {.status = MSC_OK};
     msc_ticket ticket;
@@ -258,8 +258,8 @@ static msc__py_store *put(msc__py_engine *engine, const msc__py_origin *origin, 
 
     if (engine->offload == NULL)
         return NULL; /* closed meanwhile */
-    if (msc_offload_put(engine->offload, origin->span.base, origin->span.bytes, stream, &ticket, &err) !=
-        MSC_OK) {
+    if (msc_offload_put(engine->offload, origin->span.base, origin->span.bytes, origin->stream, &ticket,
+                        &err) != MSC_OK) {
         if (err.status != MSC_EAGAIN)
             msc__py_raise(&err);
         return NULL;
@@ -283,10 +283,9 @@ static PyObject *move(msc__py_engine *engine, msc__py_origin *origin, const msc_
 {
     msc__py_store *store = NULL;
     PyObject *result;
-    void *stream;
 
-    if (msc__py_current_stream(&engine->torch, &stream))
-        store = put(engine, origin, stream);
+    if (msc__py_current_stream(&engine->torch, &origin->stream))
+        store = put(engine, origin);
     if (store == NULL) {
         clear_origin(engine, origin);
         return NULL;
@@ -442,6 +441,8 @@ static bool bring(msc__py_engine *engine, msc__py_store *store, msc__py_memory *
     msc_error err;
 
     *out = NULL;
+    if (!msc__py_store_claim(store))
+        return false;
     if ((!store->announced || is_away(store)) && !fetch_soon(engine, store))
         return false;
     if (is_away(store) && store->ticket != 0 && !msc__py_store_fetch(store, &err)) {

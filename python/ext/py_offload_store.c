@@ -163,6 +163,7 @@ msc__py_store *msc__py_store_new(msc__py_engine *engine, msc_ticket ticket, cons
     store->owner = origin->owner;
     store->owner_alive = origin->owner_alive;
     store->version = origin->version;
+    store->put_stream = origin->stream;
     store->base = origin->span.base;
     store->bytes = origin->span.bytes;
     store->references = 2; /* the flying list's, and the caller's */
@@ -296,19 +297,16 @@ static bool wait_for_oldest(msc__py_engine *engine)
     msc__py_store *store;
     msc_offload *offload;
     msc_ticket ticket;
-    void *stream;
     msc_status status;
     msc_error err;
 
-    if (!msc__py_current_stream(&engine->torch, &stream))
-        return false;
     store = engine->flying_first;
     if (store == NULL || engine->offload == NULL)
         return true;
     ticket = store->ticket;
     msc__py_store_hold(store);
     offload = go_inside(engine);
-    Py_BEGIN_ALLOW_THREADS status = msc_offload_settle(offload, ticket, stream, &err);
+    Py_BEGIN_ALLOW_THREADS status = msc_offload_settle(offload, ticket, store->put_stream, &err);
     Py_END_ALLOW_THREADS come_outside(engine);
     if (store->flying &&
         store->ticket == ticket) /* or else its last Saved ended, or another thread was faster */
@@ -361,6 +359,7 @@ bool msc__py_store_fetch(msc__py_store *store, msc_error *err)
         return false;
     }
     store->memory = memory;
+    store->fetch_stream = stream;
     store->announced = store->here = false;
     store->round++;
     store->waiting = store->saved_count;
@@ -379,6 +378,28 @@ static msc_status arrive(msc__py_engine *engine, msc_ticket ticket, void *stream
     Py_BEGIN_ALLOW_THREADS status = msc_offload_arrive(offload, ticket, stream, err);
     Py_END_ALLOW_THREADS come_outside(engine);
     return status;
+}
+
+bool msc__py_store_claim(msc__py_store *store)
+{
+    msc__py_engine *engine = store->engine;
+    const msc__py_memory *memory = store->memory;
+    void *stream;
+    msc_status status;
+    msc_error err;
+
+    if (memory == NULL || store->ticket == 0 || engine->offload == NULL)
+        return true;
+    if (!msc__py_current_stream(&engine->torch, &stream))
+        return false;
+    if (stream == store->fetch_stream)
+        return true;
+    status = arrive(engine, store->ticket, store->fetch_stream, &err);
+    if (store->memory == memory)
+        msc__py_store_forget(store);
+    if (status != MSC_OK)
+        msc__py_raise(&err);
+    return status == MSC_OK;
 }
 
 bool msc__py_store_arrive(msc__py_store *store)

@@ -15,6 +15,8 @@ struct msc__py_store {
     PyObject *storage_alive; /* weak reference to the storage, once there is no source that holds it */
     char *base;              /* the storage's first byte, while it lives */
     uint64_t bytes;
+    void *put_stream;             /* on which the source was made; its memory goes back to that one */
+    void *fetch_stream;           /* likewise, of `memory` */
     long long version;            /* of the source when it was saved; -1: it has none */
     msc__py_memory *memory;       /* NULL: away */
     uint32_t references;          /* Saved objects, the flying list, callers */
@@ -38,6 +40,7 @@ typedef struct msc__py_origin {
     msc__py_alias counter;
     long long version;
     msc__py_span span;
+    void *stream; /* present one */
 } msc__py_origin;
 
 /**
@@ -76,6 +79,12 @@ bool msc__py_store_settle(msc__py_engine *engine, uint64_t most_bytes);
 
 /** Starts to fetch what is away. False without room on the device, with the reason in `err` and no exception. */
 bool msc__py_store_fetch(msc__py_store *store, msc_error *err);
+
+/**
+ * Lets go of memory that was fetched on another stream than the present one: PyTorch's allocator gives it back to
+ * that stream, which knows nothing of what the present one still reads. False with an exception.
+ */
+bool msc__py_store_claim(msc__py_store *store);
 
 /**
  * Waits, without the GIL, until the memory has the bytes. False with an exception, also one that a signal's

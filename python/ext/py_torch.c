@@ -18,6 +18,16 @@
 
 /* ---- finding it --------------------------------------------------------------------------------- */
 
+/* What is asked may run Python, and be interrupted there: then the program hears of it a little later. */
+static void clear_error(void)
+{
+    bool interrupted = PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+
+    PyErr_Clear();
+    if (interrupted)
+        PyErr_SetInterrupt();
+}
+
 static const msc_dl_api *find_table(PyTypeObject *tensor_type)
 {
     PyObject *capsule = PyObject_GetAttrString((PyObject *)tensor_type, "__dlpack_c_exchange_api__");
@@ -250,7 +260,7 @@ bool msc__py_is_parameter(const msc__py_torch *torch, PyObject *tensor)
                  : PyObject_IsInstance(tensor, (PyObject *)torch->parameter_type);
 
     if (is < 0)
-        PyErr_Clear();
+        clear_error();
     return is != 0; /* what cannot be asked is treated as one */
 }
 
@@ -318,7 +328,7 @@ bool msc__py_look_at(const msc__py_torch *torch, PyObject *tensor, msc__py_look 
     read = torch->table != NULL ? torch->table->read(tensor, &out->tensor) == 0
                                 : look_through_capsule(torch, tensor, out);
     if (!read || (torch->has_library && !handle_of(torch, tensor, &out->handle)))
-        PyErr_Clear();
+        clear_error();
     return read;
 }
 
@@ -338,7 +348,7 @@ long long msc__py_version_of(const msc__py_torch *torch, PyObject *tensor, const
     version = msc__py_attribute_of(torch, &torch->version, tensor);
     value = version != NULL ? PyLong_AsLongLong(version) : -1;
     if (value < 0)
-        PyErr_Clear();
+        clear_error();
     Py_XDECREF(version);
     return value;
 }
@@ -351,7 +361,7 @@ PyObject *msc__py_base_of(const msc__py_torch *torch, PyObject *tensor, const ms
         return NULL;
     base = msc__py_attribute_of(torch, &torch->base, tensor);
     if (base == NULL)
-        PyErr_Clear();
+        clear_error();
     if (base != Py_None)
         return base;
     Py_DECREF(base);
@@ -366,7 +376,7 @@ bool msc__py_has_no_graph(const msc__py_torch *torch, PyObject *tensor, const ms
         return torch->library.is_leaf(&look->handle);
     node = msc__py_attribute_of(torch, &torch->grad_fn, tensor);
     if (node == NULL)
-        PyErr_Clear();
+        clear_error();
     Py_XDECREF(node);
     return node == Py_None;
 }
@@ -397,7 +407,7 @@ static bool ask_span(const msc__py_torch *torch, PyObject *tensor, msc__py_span 
 
     Py_XDECREF(storage);
     out->verbatim = !is_true(torch->is_conjugate, tensor) && !is_true(torch->is_negative, tensor);
-    PyErr_Clear();
+    clear_error();
     out->base = (char *)(uintptr_t)address; // NOLINT(performance-no-int-to-ptr): that is how Python shows it
     return known;
 }

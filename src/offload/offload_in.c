@@ -57,6 +57,7 @@ static bool claim(msc__lane *lane, msc_ticket ticket, msc__block **out)
             retire(lane);
             msc__mutex_lock(&engine->mutex);
         } else if (asked == ASK_LATER) {
+            msc__lane_wake(&engine->out); /* what is waited for may be put off */
             msc__cond_wait(&engine->changed, &engine->mutex);
         } else {
             break;

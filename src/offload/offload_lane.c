@@ -2,9 +2,9 @@
 /*
  * What both lanes share: their ring, their sleep, their staging buffers and the list of copies under way.
  *
- * A lane is woken only when it sleeps, so a burst of puts costs one system call; and for small blocks only when some
- * have come together or somebody asks for one, or else each of them would cost a system call, which takes longer than
- * its copy. It decides to sleep under the engine's mutex, which submitters hold, and looks at the ring once more
+ * A lane is woken only when it sleeps, so a burst of puts costs one system call; and lane out for small blocks only
+ * when some have come together or somebody asks for one, or else each of them would cost a system call, which takes
+ * longer than its copy. It decides to sleep under the engine's mutex, which submitters hold, and looks at the ring once more
  * there: nothing is submitted unseen.
  *
  * Copies under way are a queue: the streams and the file finish them in about the order in which they began,
@@ -98,6 +98,10 @@ void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
     lane->full_count--;
     if (!lane->asleep)
         return;
+    if (lane == &engine->in) { /* somebody will wait for it soon */
+        msc__cond_signal(&lane->awake);
+        return;
+    }
     lane->put_off_count++;
     lane->put_off_bytes += bytes;
     if (lane->put_off_count >= WAKES_COUNT || lane->put_off_bytes >= WAKES_BYTES)

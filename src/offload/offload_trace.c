@@ -45,6 +45,7 @@ msc_offload_counters msc_offload_counters_now(msc_offload *engine)
     memset(&counters, 0, sizeof counters);
     if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
         return counters;
+    msc__lane_wake(&engine->out);
     counters = engine->counters;
     for (tier = 0; tier < MSC_TIER_COUNT; tier++)
         counters.taken_bytes[tier] = msc__place_taken_bytes(engine, tier);
