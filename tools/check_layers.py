@@ -49,6 +49,7 @@ PYTHON_RANKS = {
     "core": 0,
     "techniques": 0,
     "offload": 0,
+    "optim": 0,
     "policy": 0,
     "observability": 0,
     "errors": 0,

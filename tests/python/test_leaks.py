@@ -33,6 +33,7 @@ import torch
 
 import memscale
 from core_samples import chain, noted
+from leak_optim import OPTIM_CALLS, OPTIM_ERRORS
 from matrix.techniques import COLUMNS, TECHNIQUES, Columns, column_name
 from memscale import _core
 from memscale.errors import MemScaleError
@@ -214,6 +215,7 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "Snapshot.events": lambda _: SNAPSHOT.events(0),
     "Snapshot.replay": lambda _: SNAPSHOT.replay(0, limits={"capacity_bytes": None}),
     "Snapshot.top_frames": lambda _: SNAPSHOT.top_frames(0, at_peak=True, count=5),
+    **OPTIM_CALLS,
 }
 
 
@@ -275,6 +277,7 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
     "error: snapshot device": lambda _: refused(lambda: SNAPSHOT.replay(1)),
     "error: snapshot limits": lambda _: refused(lambda: SNAPSHOT.replay(0, limits={"x": 1})),
     "error: rule": lambda _: refused(lambda: _core.rule_text("x")),
+    **{f"error: {name}": lambda _, call=call: refused(call) for name, call in OPTIM_ERRORS.items()},
 }
 
 ALL_TESTS = LEAK_TESTS | EXTRA_TESTS

@@ -195,7 +195,7 @@ def _overlap(parameters: list[Tensor]) -> bool:
     """Whether two parameters have memory in common: each would be stepped with its own state."""
     spans = sorted(
         (value.data_ptr(), value.data_ptr() + value.numel() * value.element_size())
-        for value in {id(value): value for value in parameters}.values()
+        for value in parameters  # one that is there twice, too: two threads would step it at once
         if not parameter_refusal(value)
     )
     return any(before[1] > after[0] for before, after in itertools.pairwise(spans))

@@ -264,6 +264,10 @@ def test_parameters_that_share_memory() -> None:
     memory = torch.ones(12)
     optimizer = torch.optim.AdamW([nn.Parameter(memory[:8]), nn.Parameter(memory[4:])])
     assert take_over(optimizer) == "its parameters share memory"
+    twice = nn.Parameter(memory)
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = torch.optim.AdamW([twice, twice])
+    assert take_over(optimizer) == "its parameters share memory"
     assert take_over(torch.optim.AdamW([nn.Parameter(memory[:4]), nn.Parameter(memory[4:])])) == ""
 
 
