@@ -136,6 +136,7 @@ def _cppcheck(tree: Tree) -> str:
         "--suppress=missingReturn",  # the compilers see it, and know macros that return
         "--error-exitcode=1",
         "--template={file}:{line}: {id}: {message}",
+        "--library=python",  # what the macros of Python.h stand for
         "-Iinclude",
         "-Isrc",
         *tree.folders(ANALYSED_FOLDERS),

@@ -306,8 +306,10 @@ static bool wait_for_oldest(msc__py_engine *engine)
     ticket = store->ticket;
     msc__py_store_hold(store);
     offload = go_inside(engine);
-    Py_BEGIN_ALLOW_THREADS status = msc_offload_settle(offload, ticket, store->put_stream, &err);
-    Py_END_ALLOW_THREADS come_outside(engine);
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_offload_settle(offload, ticket, store->put_stream, &err);
+    Py_END_ALLOW_THREADS
+    come_outside(engine);
     if (store->flying &&
         store->ticket == ticket) /* or else its last Saved ended, or another thread was faster */
         finish(store, status);
@@ -375,8 +377,10 @@ static msc_status arrive(msc__py_engine *engine, msc_ticket ticket, void *stream
     if (status != MSC_EAGAIN)
         return status;
     offload = go_inside(engine);
-    Py_BEGIN_ALLOW_THREADS status = msc_offload_arrive(offload, ticket, stream, err);
-    Py_END_ALLOW_THREADS come_outside(engine);
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_offload_arrive(offload, ticket, stream, err);
+    Py_END_ALLOW_THREADS
+    come_outside(engine);
     return status;
 }
 

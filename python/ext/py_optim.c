@@ -111,9 +111,10 @@ MSC_PY_FASTCALL(optim_step)
         PyMem_Free(tensors.items);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status =
-        msc_optim_step(optim_of(self), &rule, tensors.items, (uint64_t)tensors.count, &err);
-    Py_END_ALLOW_THREADS PyMem_Free(tensors.items);
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_optim_step(optim_of(self), &rule, tensors.items, (uint64_t)tensors.count, &err);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(tensors.items);
     return none_or_raise(status, &err);
 }
 
@@ -199,9 +200,10 @@ MSC_PY_FASTCALL(optim_norm)
         PyMem_Free(arrays);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS status =
-        msc_optim_norm(optim_of(self), arrays, (uint64_t)count, (float)scale, &result, &err);
-    Py_END_ALLOW_THREADS PyMem_Free(arrays);
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_optim_norm(optim_of(self), arrays, (uint64_t)count, (float)scale, &result, &err);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(arrays);
     if (status != MSC_OK)
         return msc__py_raise(&err);
     return Py_BuildValue("(dK)", result.sum_of_squares, (unsigned long long)result.nonfinite_count);
@@ -232,8 +234,10 @@ MSC_PY_FASTCALL(optim_accumulate)
         !msc__py_to_optim_array(values[1], "gradient", &gradient) ||
         !msc__py_to_span_of(values[0], "sums", 4 * gradient.count, &sums))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status = msc_optim_accumulate(optim_of(self), sums, &gradient, &err);
-    Py_END_ALLOW_THREADS return none_or_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_optim_accumulate(optim_of(self), sums, &gradient, &err);
+    Py_END_ALLOW_THREADS
+    return none_or_raise(status, &err);
 }
 
 MSC_PY_SIGNATURE(convert, 2, 2, "target", "source");
@@ -253,9 +257,10 @@ MSC_PY_FASTCALL(optim_convert)
     if (target.count != source.count)
         return msc__py_refuse("target has %llu elements, it must have %llu", (unsigned long long)target.count,
                               (unsigned long long)source.count);
-    Py_BEGIN_ALLOW_THREADS status =
-        msc_optim_convert(optim_of(self), (void *)(uintptr_t)target.values, target.type, &source, &err);
-    Py_END_ALLOW_THREADS return none_or_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_optim_convert(optim_of(self), (void *)(uintptr_t)target.values, target.type, &source, &err);
+    Py_END_ALLOW_THREADS
+    return none_or_raise(status, &err);
 }
 
 /* ---- masters ------------------------------------------------------------------------------------ */
@@ -300,9 +305,10 @@ MSC_PY_FASTCALL(optim_split)
     if (!msc__py_bind(&split_signature, args, nargs, kwnames, values) ||
         !read_parts(values[0], values[1], values[2], values[3], &p))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status =
-        msc_optim_split(optim_of(self), p.form, p.whole, p.count, p.weight, p.master, &err);
-    Py_END_ALLOW_THREADS return none_or_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_optim_split(optim_of(self), p.form, p.whole, p.count, p.weight, p.master, &err);
+    Py_END_ALLOW_THREADS
+    return none_or_raise(status, &err);
 }
 
 MSC_PY_SIGNATURE(join, 4, 4, "form", "weight", "master", "whole");
@@ -317,9 +323,10 @@ MSC_PY_FASTCALL(optim_join)
     if (!msc__py_bind(&join_signature, args, nargs, kwnames, values) ||
         !read_parts(values[0], values[3], values[1], values[2], &p))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status =
-        msc_optim_join(optim_of(self), p.form, p.weight, p.master, p.count, p.whole, &err);
-    Py_END_ALLOW_THREADS return none_or_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_optim_join(optim_of(self), p.form, p.weight, p.master, p.count, p.whole, &err);
+    Py_END_ALLOW_THREADS
+    return none_or_raise(status, &err);
 }
 
 /* ---- moments ------------------------------------------------------------------------------------ */
@@ -351,10 +358,11 @@ static PyObject *move_moments(PyObject *self, const msc__py_signature *signature
         !read_moment(values[2], "moment1", tensor.count, &moment1) ||
         !read_moment(values[3], "moment2", tensor.count, &moment2))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS status =
-        writes ? msc_optim_moments_write(optim_of(self), &rule, &tensor, moment1, moment2, &err)
-               : msc_optim_moments_read(optim_of(self), &rule, &tensor, moment1, moment2, &err);
-    Py_END_ALLOW_THREADS return none_or_raise(status, &err);
+    Py_BEGIN_ALLOW_THREADS
+    status = writes ? msc_optim_moments_write(optim_of(self), &rule, &tensor, moment1, moment2, &err)
+                    : msc_optim_moments_read(optim_of(self), &rule, &tensor, moment1, moment2, &err);
+    Py_END_ALLOW_THREADS
+    return none_or_raise(status, &err);
 }
 
 MSC_PY_FASTCALL(optim_moments_read)

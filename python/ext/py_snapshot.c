@@ -34,10 +34,13 @@ static bool load(snapshot_object *self, const char *path)
     msc_error err;
     msc_status status;
 
-    Py_BEGIN_ALLOW_THREADS status = msc_context_create(NULL, &self->ctx, &err);
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_context_create(NULL, &self->ctx, &err);
     if (status == MSC_OK)
         status = msc_snapshot_load(self->ctx, path, &self->snapshot, &err);
-    Py_END_ALLOW_THREADS if (status != MSC_OK) msc__py_raise(&err);
+    Py_END_ALLOW_THREADS
+    if (status != MSC_OK)
+        msc__py_raise(&err);
     return status == MSC_OK;
 }
 
