@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 import memscale
 from zoo.models import case
 from zoo.training import built
@@ -33,18 +31,7 @@ def digests(names: tuple[str, ...]) -> list[str]:
     return made
 
 
-@pytest.fixture(scope="module")
-def here() -> list[str]:
-    return digests(NAMES)
-
-
-def test_twice_in_a_process(here: list[str]) -> None:
-    assert digests(NAMES) == here
-    assert int(here[2]) > 0
-
-
-@pytest.mark.parametrize("hash_seed", ["1", "4242"])
-def test_in_another_process(here: list[str], hash_seed: str) -> None:
+def digests_in_a_process(hash_seed: str) -> list[str]:
     environment = {
         **os.environ,
         "PYTHONHASHSEED": hash_seed,
@@ -54,7 +41,20 @@ def test_in_another_process(here: list[str], hash_seed: str) -> None:
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == here
+    return done.stdout.split()
+
+
+def test_twice_in_a_process() -> None:
+    made = digests(NAMES)
+    assert digests(NAMES) == made
+    assert int(made[2]) > 0
+
+
+def test_in_another_process() -> None:
+    """New ones: an old one may have autograd threads for another number, where a kernel has other scratch."""
+    made = digests_in_a_process("1")
+    assert int(made[2]) > 0
+    assert digests_in_a_process("4242") == made
 
 
 def test_wrap_attaches_what_plan_says() -> None:
