@@ -178,8 +178,10 @@ def _real(value: Any) -> Any:
 def _run_aside(call: Call) -> int | None:
     """The peak of one run on zeros, or None where the operator or the profiler refuses."""
     found: list[int] = []
+    threads = torch.get_num_threads()
 
     def work() -> None:
+        torch.set_num_threads(threads)  # OpenMP gives a new thread the number of the environment
         try:
             args, kwargs = _real(call.args), {name: _real(value) for name, value in call.kwargs}
             found.append(_peak_of(lambda: call.func(*args, **kwargs)))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import memscale
 from memscale import Config
@@ -83,23 +84,18 @@ def test_nothing_holds_a_boundary_that_left(kept: frozenset[tuple[str, int]], tm
     settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
     block, leaf = Block(), batch(4).requires_grad_()
 
-    def run() -> tuple[Tensor, int]:
+    def run() -> tuple[Tensor, StorageWeakRef]:
         torch.manual_seed(3)
         x = leaf * 2
-        address = x.data_ptr()
-        return block(x), address
-
-    def aliases(address: int) -> int:
-        gc.collect()
-        tensors = [item for item in gc.get_objects() if type(item) is Tensor]
-        return sum(item.data_ptr() == address for item in tensors)
+        return block(x), StorageWeakRef(x.untyped_storage())
 
     expected = torch.autograd.grad(run()[0].sum(), [leaf, *block.parameters()])
     boundary = Boundary(Offload(dataclasses.replace(settings, least_bytes=1)))
     attachment = CheckpointAttachment(block, "", kept=kept, boundary=boundary)
     attachment.attach()
-    y, address = run()
-    assert aliases(address) == 0
+    y, boundary_memory = run()
+    gc.collect()
+    assert boundary_memory.expired()
     assert same(list(torch.autograd.grad(y.sum(), [leaf, *block.parameters()])), list(expected))
     attachment.undo()
 
