@@ -245,8 +245,13 @@ void msc__lane_wake(msc__lane *lane);
 /** The lane has taken a ticket, and the ring has room: wakes who waits for that. The mutex is held. */
 void msc__lane_took(msc__lane *lane);
 
-/** The next ticket; 0 where there is none now and `wait` is false, or where the engine ends. */
-msc_ticket msc__lane_next(msc__lane *lane, bool wait);
+/**
+ * A lane's thread: takes what is submitted until the engine ends, and meanwhile ends the copies under way.
+ *
+ * @param take   begins the copy of a block.
+ * @param retire waits for the oldest copy, and ends it.
+ */
+void msc__lane_run(msc__lane *lane, void (*take)(msc__lane *, msc_ticket), void (*retire)(msc__lane *));
 
 /** Notes the first failure of the copy under way. */
 void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, const msc_error *why);

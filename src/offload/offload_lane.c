@@ -108,7 +108,8 @@ void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
         msc__lane_wake(lane);
 }
 
-msc_ticket msc__lane_next(msc__lane *lane, bool wait)
+/* The next ticket; 0 where there is none now and `wait` is false, or where the engine ends. */
+static msc_ticket next_ticket(msc__lane *lane, bool wait)
 {
     msc_offload *engine = lane->engine;
     msc_ticket ticket = 0;
@@ -125,6 +126,20 @@ msc_ticket msc__lane_next(msc__lane *lane, bool wait)
     }
     msc__mutex_unlock(&engine->mutex);
     return ticket;
+}
+
+void msc__lane_run(msc__lane *lane, void (*take)(msc__lane *, msc_ticket), void (*retire)(msc__lane *))
+{
+    for (;;) {
+        msc_ticket ticket = next_ticket(lane, lane->count == 0);
+
+        if (ticket != 0)
+            take(lane, ticket);
+        else if (lane->count > 0)
+            retire(lane);
+        else
+            return;
+    }
 }
 
 void msc__lane_took(msc__lane *lane)

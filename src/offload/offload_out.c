@@ -254,21 +254,16 @@ static void begin(msc__lane *lane, msc__block *block)
     end_piece(lane, block);
 }
 
+static void take(msc__lane *lane, msc_ticket ticket)
+{
+    msc__block *block;
+
+    if (claim(lane, ticket, &block))
+        begin(lane, block);
+}
+
 void *msc__lane_out_run(void *argument)
 {
-    msc__lane *lane = argument;
-    msc__block *block;
-    msc_ticket ticket;
-
-    for (;;) {
-        ticket = msc__lane_next(lane, lane->count == 0);
-        if (ticket != 0) {
-            if (claim(lane, ticket, &block))
-                begin(lane, block);
-        } else if (lane->count > 0) {
-            retire(lane);
-        } else {
-            return NULL;
-        }
-    }
+    msc__lane_run(argument, take, retire);
+    return NULL;
 }
