@@ -31,9 +31,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "bench_measure.h"
 #include "memscale/offload.h"
 
 #define ROUNDS_MOST 99u
@@ -72,22 +72,6 @@ static uint64_t room;              /* for one block */
 static int plain_fd;
 static unsigned char *buffers[2]; /* PLAIN, HUGE */
 static char dd_path[64];
-
-static void require(int condition, const char *what)
-{
-    if (!condition) {
-        (void)fprintf(stderr, "bench_offload: %s\n", what);
-        exit(1);
-    }
-}
-
-static double seconds(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 /* ---- plain ------------------------------------------------------------------------------------------ */
 
@@ -273,20 +257,13 @@ static void play(void)
     }
 }
 
-static int by_size(const void *a, const void *b)
+/* The spread is half of what lies between the quartiles, in percent of the median. */
+static double median_of_rounds(double *values, double *spread)
 {
-    double x = *(const double *)a;
-    double y = *(const double *)b;
+    double middle = median(values, rounds);
 
-    return (x > y) - (x < y);
-}
-
-/* Sorts in place; the spread is half of what lies between the quartiles, in percent of the median. */
-static double median(double *values, double *spread)
-{
-    qsort(values, rounds, sizeof *values, by_size);
-    *spread = 50 * (values[rounds * 3 / 4] - values[rounds / 4]) / values[rounds / 2];
-    return values[rounds / 2];
+    *spread = 50 * (values[rounds * 3 / 4] - values[rounds / 4]) / middle;
+    return middle;
 }
 
 static void tell(void)
@@ -301,7 +278,7 @@ static void tell(void)
         for (what = WRITES; what <= READS; what++) {
             contender *c = &all[i];
             double spread;
-            double speed = median(c->mib_per_second[what], &spread);
+            double speed = median_of_rounds(c->mib_per_second[what], &spread);
 
             double best = c->mib_per_second[what][rounds - 1];
             const char *format =

@@ -26,9 +26,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "bench_measure.h"
 #include "offload/offload_file.h"
 #include "offload/offload_ranges.h"
 #include "offload/offload_ring.h"
@@ -43,39 +43,9 @@
 
 static int csv;
 
-static void require(int condition, const char *what)
-{
-    if (!condition) {
-        (void)fprintf(stderr, "bench_offload_parts: %s\n", what);
-        exit(1);
-    }
-}
-
-static double seconds(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *values)
-{
-    qsort(values, RUNS, sizeof *values, by_size);
-    return values[RUNS / 2];
-}
-
 static void row(const char *name, const char *kind, double operations, double *taken)
 {
-    double each = median(taken) / operations;
+    double each = median(taken, RUNS) / operations;
 
     if (csv)
         printf("offload_parts,%s,%s,%.0f,%.2f,%.1f\n", name, kind, operations, 1e-6 / each, 1e9 * each);
@@ -272,8 +242,8 @@ static void bench_moves(const disk *d, int writes, uint64_t block, uint32_t dept
         double speed, share;
         if (d->ways[way] == NULL)
             continue;
-        share = 100 * median(plain) / median(taken[way]);
-        speed = (double)(d->bytes / MIB) / median(taken[way]);
+        share = 100 * median(plain, RUNS) / median(taken[way], RUNS);
+        speed = (double)(d->bytes / MIB) / median(taken[way], RUNS);
         if (csv)
             printf("offload_parts,file,%s,%llu,%u,%.0f,%.0f\n", names[writes][way], (unsigned long long)block,
                    depth, speed, share);

@@ -20,8 +20,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "bench_measure.h"
 #include "memscale/optim.h"
 
 #define RUNS 7
@@ -39,36 +39,6 @@ typedef struct bench_case {
 
 static int csv;
 static double triad_bytes_per_second;
-
-static void require(int condition, const char *what)
-{
-    if (!condition) {
-        (void)fprintf(stderr, "bench_optim: %s\n", what);
-        exit(1);
-    }
-}
-
-static double seconds(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *values)
-{
-    qsort(values, RUNS, sizeof *values, by_size);
-    return values[RUNS / 2];
-}
 
 static void row(const char *name, const char *kind, uint32_t threads, double each, double bytes)
 {
@@ -161,9 +131,9 @@ static void bench_memory(uint64_t bytes, uint32_t threads)
         copies[k] = run_stream(copy_part, arrays, count, threads) / (double)count;
         triads[k] = run_stream(triad_part, arrays, count, threads) / (double)count;
     }
-    triad_bytes_per_second = 12.0 / median(triads);
-    row("copy", "memory", threads, median(copies), 8.0);
-    row("triad", "memory", threads, median(triads), 12.0);
+    triad_bytes_per_second = 12.0 / median(triads, RUNS);
+    row("copy", "memory", threads, median(copies, RUNS), 8.0);
+    row("triad", "memory", threads, median(triads, RUNS), 12.0);
     for (k = 0; k < 3; k++)
         free(arrays[k]);
 }
@@ -302,8 +272,8 @@ static void bench_steps(msc_optim *optim, const float *gradients, uint64_t count
             cases[i].cached_seconds[run] = time_step(optim, &cases[i], CACHED, 100);
         }
     for (i = 0; i < case_count; i++) {
-        row(cases[i].name, "step", threads, median(cases[i].seconds), moved(&cases[i]));
-        row(cases[i].name, "cached", threads, median(cases[i].cached_seconds), moved(&cases[i]));
+        row(cases[i].name, "step", threads, median(cases[i].seconds, RUNS), moved(&cases[i]));
+        row(cases[i].name, "cached", threads, median(cases[i].cached_seconds, RUNS), moved(&cases[i]));
         free_case(&cases[i]);
     }
 }
@@ -335,10 +305,10 @@ static void bench_passes(msc_optim *optim, const float *gradients, uint64_t coun
         require(msc_optim_accumulate(optim, sums, &half, NULL) == MSC_OK, "accumulate");
         taken[3][run] = (seconds() - start) / (double)count;
     }
-    row("convert", "to bf16", threads, median(taken[0]), 6.0);
-    row("norm", "fp32", threads, median(taken[1]), 4.0);
-    row("norm", "bf16", threads, median(taken[2]), 2.0);
-    row("accumulate", "bf16", threads, median(taken[3]), 10.0);
+    row("convert", "to bf16", threads, median(taken[0], RUNS), 6.0);
+    row("norm", "fp32", threads, median(taken[1], RUNS), 4.0);
+    row("norm", "bf16", threads, median(taken[2], RUNS), 2.0);
+    row("accumulate", "bf16", threads, median(taken[3], RUNS), 10.0);
     free(halves);
     free(sums);
 }

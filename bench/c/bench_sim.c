@@ -19,8 +19,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "bench_measure.h"
 #include "memscale/sim.h"
 
 #define RUNS 5
@@ -158,11 +158,11 @@ static void make_random(stream *s)
 
 static double replay(msc_sim *sim, const stream *s)
 {
-    struct timespec start, end;
+    double start;
     size_t i;
 
     msc_sim_reset(sim);
-    clock_gettime(CLOCK_MONOTONIC, &start);
+    start = seconds();
     for (i = 0; i < s->count; i++) {
         const event *e = &s->events[i];
         msc_status status = e->size_bytes == 0 ? msc_sim_free(sim, e->id, NULL)
@@ -170,16 +170,7 @@ static double replay(msc_sim *sim, const stream *s)
         if (status != MSC_OK)
             exit(1);
     }
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    return (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-
-    return (x > y) - (x < y);
+    return seconds() - start;
 }
 
 static void run_case(const char *name, const stream *s, msc_sim_kind kind, int expandable, int csv)
@@ -189,8 +180,8 @@ static void run_case(const char *name, const stream *s, msc_sim_kind kind, int e
     msc_sim_options options = msc_sim_options_default(kind);
     msc_context *ctx = NULL;
     msc_sim *sim = NULL;
-    double seconds[RUNS];
-    double bytes_per_live;
+    double taken[RUNS];
+    double each, bytes_per_live;
     int i;
 
     options.expandable_segments = (uint8_t)expandable;
@@ -198,17 +189,15 @@ static void run_case(const char *name, const stream *s, msc_sim_kind kind, int e
         exit(1);
     (void)replay(sim, s);
     for (i = 0; i < RUNS; i++)
-        seconds[i] = replay(sim, s);
-    qsort(seconds, RUNS, sizeof seconds[0], compare_doubles);
+        taken[i] = replay(sim, s);
+    each = median(taken, RUNS) / (double)s->count;
     bytes_per_live = (double)msc_context_peak_bytes(ctx) / s->live_peak;
     if (csv)
-        printf("sim,%s,%s,%zu,%u,%.2f,%.2f,%.1f\n", name, kind_name, s->count, s->live_peak,
-               (double)s->count / seconds[RUNS / 2] / 1e6, seconds[RUNS / 2] / (double)s->count * 1e9,
-               bytes_per_live);
+        printf("sim,%s,%s,%zu,%u,%.2f,%.2f,%.1f\n", name, kind_name, s->count, s->live_peak, 1e-6 / each,
+               1e9 * each, bytes_per_live);
     else
         printf("%-12s %-16s %9zu events %7u live %8.2f M events/s %7.2f ns/event %7.1f bytes/live\n", name,
-               kind_name, s->count, s->live_peak, (double)s->count / seconds[RUNS / 2] / 1e6,
-               seconds[RUNS / 2] / (double)s->count * 1e9, bytes_per_live);
+               kind_name, s->count, s->live_peak, 1e-6 / each, 1e9 * each, bytes_per_live);
     msc_sim_destroy(sim);
     msc_context_destroy(ctx);
 }

@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "bench_measure.h"
 #include "memscale/snapshot.h"
 
 #define RUNS 5
@@ -182,31 +182,23 @@ static uint64_t write_file(const char *path, uint64_t wanted_bytes, uint64_t *by
 
 static double load_once(const char *path, uint64_t *peak_bytes, uint64_t *held_bytes)
 {
-    struct timespec start, end;
     msc_context *ctx = NULL;
     msc_snapshot *snapshot = NULL;
     msc_error err;
+    double start, taken;
 
-    clock_gettime(CLOCK_MONOTONIC, &start);
+    start = seconds();
     if (msc_context_create(NULL, &ctx, NULL) != MSC_OK ||
         msc_snapshot_load(ctx, path, &snapshot, &err) != MSC_OK) {
         fprintf(stderr, "%s\n", err.message);
         exit(1);
     }
-    clock_gettime(CLOCK_MONOTONIC, &end);
+    taken = seconds() - start;
     *peak_bytes = msc_context_peak_bytes(ctx);
     *held_bytes = msc_context_held_bytes(ctx);
     msc_snapshot_destroy(snapshot);
     msc_context_destroy(ctx);
-    return (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-
-    return (x > y) - (x < y);
+    return taken;
 }
 
 int main(int argc, char **argv)
@@ -214,7 +206,8 @@ int main(int argc, char **argv)
     int csv = argc > 1 && strcmp(argv[1], "--csv") == 0;
     uint64_t mebibytes = argc > 1 + csv ? strtoull(argv[1 + csv], NULL, 10) : 256;
     const char *path = argc > 2 + csv ? argv[2 + csv] : "bench_snapshot.pickle";
-    double seconds[RUNS];
+    double taken[RUNS];
+    double each;
     uint64_t peak_bytes = 0;
     uint64_t held_bytes = 0;
     uint64_t bytes;
@@ -222,13 +215,13 @@ int main(int argc, char **argv)
     int i;
 
     for (i = 0; i < RUNS; i++)
-        seconds[i] = load_once(path, &peak_bytes, &held_bytes);
+        taken[i] = load_once(path, &peak_bytes, &held_bytes);
     (void)remove(path);
-    qsort(seconds, RUNS, sizeof seconds[0], compare_doubles);
+    each = median(taken, RUNS);
     printf(csv ? "snapshot,%.0f,%" PRIu64 ",%.3f,%.0f,%.0f,%.0f\n"
                : "%.0f MB, %" PRIu64
                  " events: %.3f s, %.0f MB/s; host memory at its peak %.0f MB, after %.0f MB\n",
-           (double)bytes / 1e6, events, seconds[RUNS / 2], (double)bytes / 1e6 / seconds[RUNS / 2],
-           (double)peak_bytes / 1e6, (double)held_bytes / 1e6);
+           (double)bytes / 1e6, events, each, (double)bytes / 1e6 / each, (double)peak_bytes / 1e6,
+           (double)held_bytes / 1e6);
     return 0;
 }
