@@ -114,7 +114,7 @@ def aside(techniques: Forced) -> str:
     working = {item.name for item in techniques.steps if item.used}
     for item in techniques.steps:
         if item.name not in working:
-            notes.setdefault(f"{item.name} stood aside: {item.reason}")
+            notes.setdefault(f"{item.name} stood aside: {item.reason or 'nothing ran that it treats'}")
     return "; ".join(notes)
 
 
