@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "context_fixture.h"
 #include "offload/offload_ranges.h"
 #include "oom/failing_alloc.h"
 
@@ -394,28 +395,16 @@ static void without_memory(void **state)
 
 /* ---- group ---------------------------------------------------------------------------------------- */
 
-static int setup(void **state)
-{
-    return msc_context_create(NULL, (msc_context **)state, NULL) == MSC_OK ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    assert_int_equal(msc_context_held_bytes(*state), 0);
-    msc_context_destroy(*state);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(sizes_are_exact, setup, teardown),
-        cmocka_unit_test_setup_teardown(fits_are_good, setup, teardown),
-        cmocka_unit_test_setup_teardown(what_fits_is_found, setup, teardown),
-        cmocka_unit_test_setup_teardown(largest_spaces, setup, teardown),
-        cmocka_unit_test_setup_teardown(refuses_what_makes_no_sense, setup, teardown),
-        cmocka_unit_test_setup_teardown(random_steps, setup, teardown),
-        cmocka_unit_test_setup_teardown(repeated_steps_do_not_grow, setup, teardown),
+        context_test(sizes_are_exact),
+        context_test(fits_are_good),
+        context_test(what_fits_is_found),
+        context_test(largest_spaces),
+        context_test(refuses_what_makes_no_sense),
+        context_test(random_steps),
+        context_test(repeated_steps_do_not_grow),
         cmocka_unit_test(without_memory),
     };
 

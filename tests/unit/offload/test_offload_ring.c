@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "context_fixture.h"
 #include "offload/offload_ring.h"
 #include "oom/failing_alloc.h"
 
@@ -226,27 +227,12 @@ static void several_writers_and_readers(void **state)
 
 /* ---- group ---------------------------------------------------------------------------------------- */
 
-static int setup(void **state)
-{
-    return msc_context_create(NULL, (msc_context **)state, NULL) == MSC_OK ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    assert_int_equal(msc_context_held_bytes(*state), 0);
-    msc_context_destroy(*state);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(full_and_empty, setup, teardown),
-        cmocka_unit_test_setup_teardown(numbers_wrap, setup, teardown),
-        cmocka_unit_test_setup_teardown(refuses_odd_capacities, setup, teardown),
-        cmocka_unit_test(without_memory),
-        cmocka_unit_test_setup_teardown(one_writer_one_reader, setup, teardown),
-        cmocka_unit_test_setup_teardown(several_writers_and_readers, setup, teardown),
+        context_test(full_and_empty),         context_test(numbers_wrap),
+        context_test(refuses_odd_capacities), cmocka_unit_test(without_memory),
+        context_test(one_writer_one_reader),  context_test(several_writers_and_readers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "context_fixture.h"
 #include "offload/offload_slabs.h"
 #include "oom/failing_alloc.h"
 
@@ -434,36 +435,24 @@ static void forked_children_stay_out(void **state)
 
 /* ---- group ---------------------------------------------------------------------------------------- */
 
-static int setup(void **state)
-{
-    return msc_context_create(NULL, (msc_context **)state, NULL) == MSC_OK ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    assert_int_equal(msc_context_held_bytes(*state), 0);
-    msc_context_destroy(*state);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(small_blocks_share, setup, teardown),
-        cmocka_unit_test_setup_teardown(large_blocks_have_their_own, setup, teardown),
-        cmocka_unit_test_setup_teardown(limit_is_exact, setup, teardown),
-        cmocka_unit_test_setup_teardown(limits_below_a_page, setup, teardown),
-        cmocka_unit_test_setup_teardown(no_block_of_nothing, setup, teardown),
-        cmocka_unit_test_setup_teardown(trim_gives_back_what_is_empty, setup, teardown),
-        cmocka_unit_test_setup_teardown(stopped_slabs_map_no_more, setup, teardown),
-        cmocka_unit_test_setup_teardown(blocks_do_not_overlap, setup, teardown),
-        cmocka_unit_test_setup_teardown(repeated_steps_are_still, setup, teardown),
-        cmocka_unit_test_setup_teardown(slabs_are_pinned, setup, teardown),
-        cmocka_unit_test_setup_teardown(pins_that_are_refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(devices_that_cannot_pin, setup, teardown),
-        cmocka_unit_test_setup_teardown(maps_that_are_refused, setup, teardown),
+        context_test(small_blocks_share),
+        context_test(large_blocks_have_their_own),
+        context_test(limit_is_exact),
+        context_test(limits_below_a_page),
+        context_test(no_block_of_nothing),
+        context_test(trim_gives_back_what_is_empty),
+        context_test(stopped_slabs_map_no_more),
+        context_test(blocks_do_not_overlap),
+        context_test(repeated_steps_are_still),
+        context_test(slabs_are_pinned),
+        context_test(pins_that_are_refused),
+        context_test(devices_that_cannot_pin),
+        context_test(maps_that_are_refused),
         cmocka_unit_test(without_memory),
-        cmocka_unit_test_setup_teardown(forked_children_stay_out, setup, teardown),
+        context_test(forked_children_stay_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
