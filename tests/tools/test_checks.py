@@ -105,6 +105,17 @@ def test_clean_tree(check, tree):
             "from .. import api\n",
             "core imports memscale.api, which stands above",
         ),
+        (
+            "python/memscale/optim/a.py",
+            "from memscale import api\n",
+            "optim imports memscale.api, which stands",
+        ),
+        (
+            "python/memscale/api.py",
+            "def f():\n    from memscale.cli import x\n",
+            "api imports memscale.cli.x, which stands above",
+        ),
+        ("python/memscale/junk/a.py", "import os\n", "junk/a.py:1: part 'junk' is not in the table"),
         ("python/memscale/core/a.py", "def f():\n    import transformers\n", "imports transformers; only"),
         ("python/memscale/integrations/a.py", "import transformers\n", "imports transformers at the top"),
     ],
