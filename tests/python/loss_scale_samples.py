@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import memscale
 from memscale.core.executor import EXECUTOR, Executor
+from memscale.techniques import loss_scale, loss_scale_backward, precision
 from memscale.techniques.autocast import AutocastAttachment
 from memscale.techniques.loss_scale import LossScale
 from zoo.training import same_bits
@@ -22,6 +24,20 @@ STEPS, BAD = 4, 2
 
 INITIAL = 1024.0
 """Scale to begin with, at which the other steps do not."""
+
+
+@pytest.fixture(autouse=True)
+def fp16_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A host that computes in FP16 alone; PyTorch computes FP16 on all. No scale outlives its test.
+
+    A module of tests that imports it has it around each of them.
+    """
+    monkeypatch.setattr(precision, "dtype_for", lambda hardware: torch.float16)
+    yield
+    for scale in list(loss_scale.ACTIVE):
+        while scale in loss_scale.ACTIVE:
+            scale.close()
+    loss_scale_backward.uninstall()
 
 
 class Block(nn.Module):

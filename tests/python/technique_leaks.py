@@ -12,7 +12,7 @@ from torch import nn
 from matrix.architectures import Architecture, architecture
 from matrix.modes import Mode, mode, model_for, one_step
 from matrix.techniques import Columns, Refused, facts_of, forced
-from zoo.training import quiet_profiler
+from zoo.training import memory_changes
 
 FEW, MANY = 20, 200
 """Steps after which what is alive is counted."""
@@ -42,15 +42,12 @@ def training(row: Architecture, how: Mode) -> tuple[nn.Module, Callable[[int], N
 
 def net_bytes(run: Callable[[], object]) -> int:
     """Bytes of tensor memory that `run` takes and does not give back."""
-    from torch.profiler import ProfilerActivity, profile
 
-    gc.collect()
-    with quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    def and_collected() -> None:
         run()
         gc.collect()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    assert events, "the profiler saw no memory event"
-    return sum(event.nbytes() for event in events)
+
+    return sum(memory_changes(and_collected))
 
 
 def objects() -> int:

@@ -33,7 +33,7 @@ from soak.samples import (
     whole_bytes,
     wrapped,
 )
-from technique_leaks import quiet_profiler
+from zoo.training import peak_bytes as peak_beyond
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -41,18 +41,9 @@ pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
 
 def peak_bytes(model: nn.Module, x: Tensor) -> int:
     """Of a step, with what was there before."""
-    from torch.profiler import ProfilerActivity, profile
-
     model.zero_grad()
-    gc.collect()
-    with quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        model(x).square().mean().backward()
-    live = peak = sum(parameter.nbytes for parameter in model.parameters()) + x.nbytes
-    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
+    before = sum(parameter.nbytes for parameter in model.parameters()) + x.nbytes
+    return before + peak_beyond(lambda: model(x).square().mean().backward())
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,26 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import ProfilerActivity, profile
 
 import memscale
 from memscale.core import kernels
+from zoo.training import peak_bytes
 
 aten = torch.ops.aten
 AMPLE = memscale.Config(memory_budget=1 << 40, enable_logging=False)
-
-
-def measured(run: Callable[[], object]) -> int:
-    """Highest number of tensor bytes that `run` has at once."""
-    gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        run()
-    events = profiled.profiler.kineto_results.events()
-    live = peak = 0
-    for _, size in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
-        live += size
-        peak = max(peak, live)
-    return peak
 
 
 def train(build: Callable[[], nn.Module], config: memscale.Config | None = None) -> int:
@@ -90,13 +76,13 @@ class Pooled(nn.Module):
 @pytest.mark.parametrize("pick", PICKS)
 def test_fills_of_backward_take_one_tensor(pick: str) -> None:
     predicted = train(lambda: Gathered(PICKS[pick]), AMPLE)
-    truth = measured(lambda: train(lambda: Gathered(PICKS[pick])))
+    truth = peak_bytes(lambda: train(lambda: Gathered(PICKS[pick])))
     assert abs(predicted - truth) <= 1024  # a second filled tensor would be 4 MiB
 
 
 def test_a_transposed_gradient_is_copied_once() -> None:
     predicted = train(Pooled, AMPLE)
-    truth = measured(lambda: train(Pooled))
+    truth = peak_bytes(lambda: train(Pooled))
     assert abs(predicted - truth) <= 1024  # a second copy would be 256 KiB
 
 
@@ -173,6 +159,6 @@ class Bags(nn.Module):
 def test_real_values_that_are_saved_do_not_stay() -> None:
     smallest = memscale.Config(memory_budget=1 << 20, enable_logging=False)
     seen = []
-    truth = measured(lambda: seen.append(train(Bags, smallest)))
+    truth = peak_bytes(lambda: seen.append(train(Bags, smallest)))
     assert abs(seen[0] - truth) <= 1024
     assert train(Bags, AMPLE) - truth >= 2 << 20  # the bags' indices

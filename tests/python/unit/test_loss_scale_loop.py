@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import gc
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from loss_scale_samples import (
     SMALLEST,
     Hand,
     Wrapped,
+    fp16_host,
     is_from_half,
     model_and_optimizer,
     plain_loss,
@@ -29,21 +29,12 @@ from loss_scale_samples import (
     tokens,
 )
 from memscale.errors import BudgetError
-from memscale.techniques import loss_scale, loss_scale_backward, precision
+from memscale.techniques import loss_scale, loss_scale_backward
 from memscale.techniques.autocast import AutocastAttachment
 from memscale.techniques.loss_scale import STATE_KEY, LossScale
 from zoo.training import same_bits
 
-
-@pytest.fixture(autouse=True)
-def fp16_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A host that computes in FP16 alone; PyTorch computes FP16 on all. No scale outlives its test."""
-    monkeypatch.setattr(precision, "dtype_for", lambda hardware: torch.float16)
-    yield
-    for scale in list(loss_scale.ACTIVE):
-        while scale in loss_scale.ACTIVE:
-            scale.close()
-    loss_scale_backward.uninstall()
+__all__ = ["fp16_host"]  # the fixture of every test here
 
 
 # ---- what the loop sees ------------------------------------------------------------------------------

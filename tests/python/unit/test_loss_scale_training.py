@@ -26,26 +26,17 @@ from loss_scale_samples import (
     Loop,
     Wrapped,
     assert_as_by_hand,
+    fp16_host,
     model_and_optimizer,
     plain_loss,
     tiny,
     tokens,
 )
-from memscale.techniques import loss_scale, loss_scale_backward, precision
 from memscale.techniques.autocast import AutocastAttachment
 from memscale.techniques.loss_scale import LossScale
 from zoo.training import same_bits
 
-
-@pytest.fixture(autouse=True)
-def fp16_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A host that computes in FP16 alone; PyTorch computes FP16 on all. No scale outlives its test."""
-    monkeypatch.setattr(precision, "dtype_for", lambda hardware: torch.float16)
-    yield
-    for scale in list(loss_scale.ACTIVE):
-        while scale in loss_scale.ACTIVE:
-            scale.close()
-    loss_scale_backward.uninstall()
+__all__ = ["fp16_host"]  # the fixture of every test here
 
 
 # ---- the same bits as by hand ------------------------------------------------------------------------

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from memscale.core import scratch, scratch_probe
 from memscale.core.error_band import error_band
 from memscale.core.fake_optimizer import _each_pair
 from memscale.core.scratch_probe import Shape, describe, measured_scratch
+from zoo.training import peak_bytes
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -41,23 +41,10 @@ def outputs_of(func: Any, args: Any) -> int:
     return int(made.numel() * made.element_size())
 
 
-def peak_of(run: Callable[[], object]) -> int:
-    """The most bytes that a call has at once, by PyTorch's profiler; what it returns stays alive."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        result = run()
-    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    live = peak = 0
-    for _, size in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
-        live += size
-        peak = max(peak, live)
-    del result
-    return peak
-
-
 def seen_by_profiler(func: Any, args: Any) -> int:
     """The peak of a real call, by PyTorch's profiler."""
     real = [torch.zeros(arg.shape, dtype=arg.dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
-    return peak_of(lambda: func(*real))
+    return peak_bytes(lambda: func(*real))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
@@ -276,7 +263,7 @@ def test_recurrent_layers_stay_under_their_bounds(sizes: tuple[int, ...], dtype:
     for name, args in zip(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), calls, strict=True):
         func = getattr(aten, name).default
         made: list[Any] = []
-        peak = peak_of(lambda: made.extend(func(*args)))  # noqa: B023 - runs here and now
+        peak = peak_bytes(lambda: made.extend(func(*args)))  # noqa: B023 - runs here and now
         outputs = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in made if t is not None
         }

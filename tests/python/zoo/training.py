@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -167,8 +168,8 @@ def quiet_profiler() -> Iterator[None]:
         os.close(null)
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Most bytes that PyTorch's CPU allocator held at one moment of `work`, beyond what it held before."""
+def memory_changes(work: Callable[[], object]) -> list[int]:
+    """Bytes that PyTorch's CPU allocator handed out, and, below 0, took back during `work`, in order."""
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()  # garbage of an earlier test that dies meanwhile would count as negative
@@ -176,8 +177,9 @@ def peak_bytes(work: Callable[[], object]) -> int:
         work()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     assert events, "the profiler saw no memory event"
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Most bytes that PyTorch's CPU allocator held at one moment of `work`, beyond what it held before."""
+    return max(itertools.accumulate(memory_changes(work), initial=0))
