@@ -37,10 +37,16 @@ class AccumulationWatch:
         inside_node: a node other than that is at its own work.
         held: addresses of storages that the caller of backward holds, such as the gradients it was given.
         on_node: is told the number of each node before it runs.
+        after_node: and when its own work is done.
     """
 
-    def __init__(self, on_node: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(
+        self,
+        on_node: Callable[[int], None] = lambda number: None,
+        after_node: Callable[[int], None] = lambda number: None,
+    ) -> None:
         self.on_node = on_node
+        self.after_node = after_node
         self.between_nodes = False
         self.into_leaf = False
         self.inside_node = False
@@ -56,8 +62,9 @@ class AccumulationWatch:
             seen.add(node)
             is_leaf = node.name() == "torch::autograd::AccumulateGrad"
             begins = self._leaf_begins if is_leaf else self._begins
-            node.register_prehook(functools.partial(begins, node._sequence_nr()))
-            node.register_hook(self._ends)
+            number = node._sequence_nr()
+            node.register_prehook(functools.partial(begins, number))
+            node.register_hook(functools.partial(self._ends, number))
             pending.extend(following for following, _ in node.next_functions)
 
     def rest(self) -> None:
@@ -72,7 +79,8 @@ class AccumulationWatch:
     def _leaf_begins(self, number: int, *unused: Any) -> None:
         self.between_nodes, self.into_leaf, self.inside_node = False, True, False
 
-    def _ends(self, *unused: Any) -> None:
+    def _ends(self, number: int, *unused: Any) -> None:
+        self.after_node(number)
         self.between_nodes, self.into_leaf, self.inside_node = True, False, False
 
     def in_place(self, func: Any, args: Any) -> Any:

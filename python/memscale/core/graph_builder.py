@@ -23,6 +23,7 @@ from memscale.core.cuda_semantics import CudaKernels, is_backward
 from memscale.core.sources import Origins
 from memscale.core.target import CPU, Target
 from memscale.core.work import is_half, moved_bytes
+from memscale.core.wrapped_numbers import WrappedNumbers, kept_bytes
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -66,6 +67,7 @@ class GraphRecorder(TorchDispatchMode):
         parameters: graph buffers of the model's parameters.
         foreign: tensors that belong neither to the model nor to the batch (globals, say), by graph buffer.
         foreign_reads: (module, buffer) for every foreign tensor that was used inside a module.
+        numbers: knows how long the autograd graph keeps numbers that it has wrapped.
         accumulation: tells the engine's own sums of gradients.
         carried: buffers of the previous step's output, which end when forward returns.
         output_bytes: storages of the model's output and of the loss.
@@ -100,7 +102,8 @@ class GraphRecorder(TorchDispatchMode):
         self.foreign: dict[int, weakref.ref[Tensor]] = {}
         self.foreign_reads: set[tuple[int, int]] = set()
         self.carried: list[int] = []
-        self.accumulation = AccumulationWatch(self.origins.node_begins)
+        self.numbers = WrappedNumbers(self._end)
+        self.accumulation = AccumulationWatch(self.origins.node_begins, self.numbers.gone)
         self.output_bytes = 0
         self.held: Any = None
         self.cost_scale = 1.0
@@ -151,8 +154,12 @@ class GraphRecorder(TorchDispatchMode):
         slot = self._slots.pop(ref.key, None)
         if slot is not None:
             slot.drop()
-        elif not self.closed:
-            self.graph.end_buffer(ref.buffer)
+        else:
+            self._end(ref.buffer)
+
+    def _end(self, buffer: int) -> None:
+        if not self.closed:
+            self.graph.end_buffer(buffer)
 
     # ---- notes -----------------------------------------------------------------------------------
 
@@ -163,6 +170,7 @@ class GraphRecorder(TorchDispatchMode):
 
     def forward_is_over(self) -> None:
         """What forward made and is still held (its output, say) is no temporary."""
+        self.numbers.settle()
         for buffer in self._made_in_forward.intersection(self._buffers.values()):
             self.graph.set_category(buffer, _core.CATEGORY_ACTIVATION)
         self._made_in_forward.clear()
@@ -234,6 +242,7 @@ class GraphRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        self.numbers.settle()
         saved, self._saved_by_op = self._saved_by_op, set()
         func = self.accumulation.in_place(func, args)
         info = kernels.facts(func)
@@ -280,6 +289,8 @@ class GraphRecorder(TorchDispatchMode):
                     self._made_in_forward.add(buffer)
         if self.cuda is not None:
             self._note_cuda_memory(self.cuda, info, args, outputs)
+        else:
+            self._note_number(info, args, outputs)
         self._note_writes(func, info, args, kwargs)
         if info.writes and self._writes_to_saved(func, info, (args, kwargs), saved):
             self._refuse_second_runs()
@@ -305,6 +316,14 @@ class GraphRecorder(TorchDispatchMode):
             for buffer, last in alive:
                 if last == phase:
                     self.graph.end_buffer(buffer)
+
+    def _note_number(self, info: kernels.OpFacts, args: Any, outputs: Sequence[Tensor]) -> None:
+        """Enters the number that autograd keeps of the operation added last, in the host's memory."""
+        size = kept_bytes(info.name, args)
+        if size > 0:
+            buffer = self.graph.add_buffer(size, _core.CATEGORY_ACTIVATION)
+            self.graph.note_buffer(buffer, -1, "a number that autograd keeps")
+            self.numbers.wrapped(outputs[0], buffer)
 
     def on_host(self, tensor: Tensor) -> None:
         """Declares that a tensor takes no memory of the target."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memscale.core import wrapped_numbers
 from memscale.core.cuda_scratch import mended
 from memscale.core.scratch import RULES, Scratch, nbytes, scratch_bytes
 from memscale.core.scratch_probe import MEASURES, Measure, measured_scratch
@@ -134,7 +135,8 @@ def scratch(
         measured = measured_scratch(info.measure, func, *call, fresh_bytes)
         if measured is not None:
             return measured
-    return scratch_bytes(info.name, info.scratch, info.pointwise, call[0], outputs)
+    inside = scratch_bytes(info.name, info.scratch, info.pointwise, call[0], outputs)
+    return inside + wrapped_numbers.scratch_bytes(info.name, call[0])
 
 
 def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], on_cpu: bool = True) -> Any:
