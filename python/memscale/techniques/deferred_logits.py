@@ -24,13 +24,11 @@ tensor that autograd has saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import enable_reentrant_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale.techniques import logit_steps
@@ -44,6 +42,14 @@ from memscale.techniques.deferred_graph import (
     TiledCrossEntropy,
     apply,
     loss_dtype,
+)
+from memscale.techniques.deferred_tensor import (
+    QUESTIONS,
+    DeferredTensor,
+    getters,
+    is_in_place,
+    name_of,
+    run_computed,
 )
 from memscale.techniques.head_call import HeadCall
 from memscale.techniques.tiled_loss import (
@@ -66,7 +72,7 @@ def defer(call: HeadCall, hidden: Tensor) -> Tensor:
     return made
 
 
-class DeferredLogits(Tensor):
+class DeferredLogits(DeferredTensor):
     """Logits that nobody has looked at, or that look as if.
 
     Attributes:
@@ -76,6 +82,8 @@ class DeferredLogits(Tensor):
         bridged: `computed` passes its gradients on through this tensor's node.
         noded: gradients may pass through this tensor's node.
     """
+
+    owner = ("logits", "loss tile")
 
     place: Place
     parent: DeferredLogits | None
@@ -92,33 +100,13 @@ class DeferredLogits(Tensor):
         return made
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs a function on logits: in tiles, put off, or on the computed logits."""
-        kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
-        if handler is not None:
-            result = handler(func, args, kwargs)
-            if result is not NotImplemented:
-                return result
+    def on_computed(cls, func: Any, args: Any, kwargs: Any) -> Any:
+        """See `DeferredTensor`."""
         return _on_real(func, args, kwargs)
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """What comes past `__torch_function__`, beneath autograd: gradients come back through the node."""
-        kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            raise RuntimeError(f"{func} would change logits in place that MemScale's loss tile has put off")
-
-        def computed(tensor: DeferredLogits) -> Tensor:
-            with enable_reentrant_dispatch():  # it takes autograd, which is over here
-                return real_of(tensor, through_node=True).detach()
-
-        return func(
-            *tree_map_only(DeferredLogits, computed, args),
-            **tree_map_only(DeferredLogits, computed, kwargs),
-        )
+    def value_beneath(self) -> Tensor:
+        """See `DeferredTensor`."""
+        return real_of(self, through_node=True)
 
     def lineage(self) -> list[DeferredLogits]:
         """This tensor and those that it was made from, the head's logits last."""
@@ -197,51 +185,19 @@ def real_of(tensor: DeferredLogits, through_node: bool = False) -> Tensor:
 
 def _on_real(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs a function on computed logits."""
-    name = getattr(func, "__name__", "")
-    in_place = (
-        (name.endswith("_") and not name.endswith("__"))
-        or name in _IN_PLACE
-        or "out" in kwargs
-        or kwargs.get("inplace") is True
-    )
-    originals: dict[int, DeferredLogits] = {}
+    in_place = is_in_place(func, kwargs)
 
     def computed(tensor: DeferredLogits) -> Tensor:
         # Without grad mode this may be inside a function of the caller's own, whose node comes from ours.
         real = real_of(tensor, through_node=not torch.is_grad_enabled() and not in_place)
-        originals[id(real)] = tensor
         if in_place and tensor.parent is not None and tensor.bridged and tensor.place.steps[-1].is_view:
             raise RuntimeError(
-                f"{name} on a view of logits after a loss or a hook on it, which MemScale's loss tile cannot "
-                "follow; use it on a copy, or set enable_tiling=False"
+                f"{name_of(func)} on a view of logits after a loss or a hook on it, which MemScale's loss "
+                "tile cannot follow; use it on a copy, or set enable_tiling=False"
             )
         return real
 
-    args = tree_map_only(DeferredLogits, computed, args)
-    kwargs = tree_map_only(DeferredLogits, computed, kwargs)
-    result = func(*args, **kwargs)
-    return originals.get(id(result), result) if in_place else result
-
-
-_IN_PLACE = frozenset(
-    f"__{name}__"
-    for name in [
-        "iadd",
-        "isub",
-        "imul",
-        "itruediv",
-        "idiv",
-        "ifloordiv",
-        "imod",
-        "ipow",
-        "iand",
-        "ior",
-        "ixor",
-        "ilshift",
-        "irshift",
-        "setitem",
-    ]
-)
+    return run_computed(DeferredLogits, computed, func, args, kwargs)
 
 
 # ---- the loss ----------------------------------------------------------------------------------------
@@ -381,36 +337,13 @@ def _retained(func: Any, args: Any, kwargs: Any) -> Any:
     return grad.value if isinstance(grad, DeferredGrad) else grad
 
 
-def _getters(*names: str) -> list[Any]:
-    return [getattr(Tensor, name).__get__ for name in names]
-
-
-_LOOKS = frozenset(_getters("grad_fn", "is_leaf", "requires_grad", "output_nr", "retains_grad", "grad"))
+_LOOKS = frozenset(getters("grad_fn", "is_leaf", "requires_grad", "output_nr", "retains_grad", "grad"))
 """Questions about the node, after which it is as it was."""
 
 _GRAD: Any = Tensor.grad
 
-_HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
-    **dict.fromkeys(
-        [
-            *_getters(
-                "shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_meta", "is_sparse"
-            ),
-            *_getters("is_mkldnn", "is_quantized", "is_nested", "is_xpu", "is_mps", "itemsize", "nbytes"),
-            *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride),
-            *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.element_size),
-            *(
-                Tensor.is_contiguous,
-                Tensor.storage_offset,
-                Tensor.get_device,
-                Tensor.__len__,
-                Tensor.is_inference,
-            ),
-            *(torch.is_floating_point, torch.is_complex, torch.numel, torch.is_inference),
-            *_getters("_version", "_base"),
-        ],
-        _known,
-    ),
+DeferredLogits.handlers = {
+    **dict.fromkeys(QUESTIONS, _known),
     **dict.fromkeys([*_LOOKS, Tensor.register_hook, Tensor.retain_grad], _of_graph),
     **dict.fromkeys([Tensor.register_post_accumulate_grad_hook], _of_graph),
     _GRAD.__get__: _retained,

@@ -12,23 +12,20 @@ sees a tensor with a node, whose backward computes the scores again and passes t
 
 from __future__ import annotations
 
-import re
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import enable_reentrant_dispatch
-from torch.utils._pytree import tree_map_only
 
 from memscale.techniques import attention_products, attention_steps
 from memscale.techniques.attention_products import product_dtype, product_of
 from memscale.techniques.attention_run import Recipe, attend
 from memscale.techniques.attention_source import CHANGED, Report, Source, saving_hooks
 from memscale.techniques.attention_steps import Form, step_of, without_data
+from memscale.techniques.deferred_tensor import QUESTIONS, DeferredTensor, getters, name_of, run_computed
 from memscale.techniques.head_products import own_saves
 from memscale.techniques.logit_steps import is_plain
 from memscale.techniques.tiled_loss import autocast_as, autocast_now
@@ -87,7 +84,7 @@ def _stepped(func: Any, args: Any, scores: Any, kwargs: Any = None) -> Any:
     )
 
 
-class DeferredScores(Tensor):
+class DeferredScores(DeferredTensor):
     """Scores that nobody has looked at.
 
     Attributes:
@@ -101,6 +98,8 @@ class DeferredScores(Tensor):
         computed: the computed tensor, once there is one; from then on everything goes to it.
     """
 
+    owner = ("scores", "attention tile")
+
     recipe: Recipe
     tensors: tuple[Tensor, ...]
     source: Source
@@ -110,36 +109,13 @@ class DeferredScores(Tensor):
     computed: Tensor | None
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs a function on scores: in tiles, noted, or on the computed scores."""
-        kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
-        if handler is not None:
-            result = handler(func, args, kwargs)
-            if result is not NotImplemented:
-                return result
+    def on_computed(cls, func: Any, args: Any, kwargs: Any) -> Any:
+        """See `DeferredTensor`."""
         return _on_real(func, args, kwargs)
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """What comes past `__torch_function__`, beneath autograd: gradients come back through the node."""
-        kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            raise RuntimeError(
-                f"{func} would change scores in place that MemScale's attention tile has put off; "
-                "set enable_tiling=False"
-            )
-
-        def computed(scores: DeferredScores) -> Tensor:
-            with enable_reentrant_dispatch():  # it takes autograd, which is over here
-                return real_of(scores, "an operator").detach()
-
-        return func(
-            *tree_map_only(DeferredScores, computed, args),
-            **tree_map_only(DeferredScores, computed, kwargs),
-        )
+    def value_beneath(self) -> Tensor:
+        """See `DeferredTensor`."""
+        return real_of(self, "an operator")
 
     def check(self) -> None:
         """Raises RuntimeError if what the scores are made of was changed in place since."""
@@ -268,13 +244,9 @@ def real_of(scores: DeferredScores, why: str) -> Tensor:
     return made
 
 
-_IN_PLACE = re.compile(r"\w*[a-z0-9]_|__(i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor)|setitem)__")
-
-
 def _on_real(func: Any, args: Any, kwargs: Any, why: str = "") -> Any:
     """Runs a function on computed scores."""
-    name = getattr(func, "__name__", str(func))
-    originals: dict[int, DeferredScores] = {}
+    name = name_of(func)
 
     def computed(scores: DeferredScores) -> Tensor:
         if scores.source.tiled and name in _OF_GRADIENTS:
@@ -282,15 +254,9 @@ def _on_real(func: Any, args: Any, kwargs: Any, why: str = "") -> Any:
                 f"{name}: an attention ran in tiles, so the gradient of its scores is never there; ask "
                 "before the product with the values, or set enable_tiling=False"
             )
-        real = real_of(scores, why or f"{name} looks at the scores")
-        originals[id(real)] = scores
-        return real
+        return real_of(scores, why or f"{name} looks at the scores")
 
-    args = tree_map_only(DeferredScores, computed, args)
-    kwargs = tree_map_only(DeferredScores, computed, kwargs)
-    result = func(*args, **kwargs)
-    in_place = _IN_PLACE.fullmatch(name) or "out" in kwargs or kwargs.get("inplace") is True
-    return originals.get(id(result), result) if in_place else result
+    return run_computed(DeferredScores, computed, func, args, kwargs)
 
 
 _OF_GRADIENTS = frozenset(
@@ -359,24 +325,9 @@ def _storage(func: Any, args: Any, kwargs: Any) -> Any:
     return args[0].tensors[0].untyped_storage() if _is_deferred(args[0]) else NotImplemented
 
 
-def _getters(*names: str) -> list[Any]:
-    return [getattr(Tensor, name).__get__ for name in names]
-
-
-_HANDLERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+DeferredScores.handlers = {
     **dict.fromkeys(attention_steps.FUNCTIONS, _noted),
     **dict.fromkeys(attention_products.FUNCTIONS, _multiplied),
-    **dict.fromkeys(
-        [
-            *_getters("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_meta"),
-            *_getters("is_sparse", "is_mkldnn", "is_quantized", "is_nested", "itemsize", "nbytes"),
-            *_getters("requires_grad", "is_leaf", "_version", "_base"),
-            *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride),
-            *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.element_size),
-            *(Tensor.storage_offset, Tensor.get_device, Tensor.__len__, Tensor.is_inference),
-            *(torch.is_floating_point, torch.is_complex, torch.numel, torch.is_inference),
-        ],
-        _known,
-    ),
+    **dict.fromkeys([*QUESTIONS, *getters("requires_grad", "is_leaf")], _known),
     Tensor.untyped_storage: _storage,
 }
