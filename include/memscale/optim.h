@@ -30,17 +30,17 @@
  *     BF16   2 bytes each, rounded at random
  *     CODE8  1 byte each, and one byte of scale per MSC_OPTIM_BLOCK of them, rounded at random
  *
- *   A code is a float of 8 bits times a power of two b that its block shares, in [max / 1.97, max × 1.04). The second
- *   moment is stored as its root r = sqrt(v); the first one as m / r for Adam, with the r that was just stored, and as m
- *   otherwise:
+ *   A code is a small float X of 8 bits, less 1/128, times a power of two b that its block shares, in [max / 1.97,
+ *   max × 1.04). The second moment is stored as its root r = sqrt(v); the first one as m / r for Adam, and as m otherwise:
  *
- *     root, 3 bits of exponent, 5 of fraction      up to 1.96875 b; the next code is at most max(r, b/64) / 32 away
- *     signed, 1 bit of sign, 3 and 4               up to 1.9375 b;  the next code is at most max(|x|, b/64) / 16 away
+ *     root, 3 bits of exponent, 5 of fraction      up to 1.9609375 b; the next code is at most (r + b/128) / 32 away
+ *     signed, 1 bit of sign, 3 and 4               up to 1.9296875 b; the next code is at most (|x| + b/128) / 16 away
  *
- *   An r > 0 is never stored as 0, and m goes with the r that was stored, so what rounding does to v can double an
- *   update and no more. Adam's gradients are limited to ±2^62 here, after scaling, so that v stays finite; below 2^-75
- *   they vanish in v, as in FP32, and then also in m. Moments above 2^127 saturate. Blocks of zeros, denormal and huge
- *   numbers make no NaN.
+ *   Root and ratio are rounded each by itself, and the code for m stands for the ratio times the stored root. So what
+ *   rounding does to a root shows in the next update only in the new gradient's share, which it can double and no more:
+ *   an r > 0 is never stored as 0. Adam's gradients are limited to ±2^62 here, after scaling, so that v stays finite;
+ *   below 2^-75 they vanish in v, as in FP32, and then also in m. Moments above 2^127 saturate. Blocks of zeros, denormal
+ *   and huge numbers make no NaN.
  *
  * **Rounding at random** takes the upper or the lower neighbour with the probability that makes the mean right; what is
  * representable stays. A moving average with 0.999 would stand still if it were rounded to nearest: its steps are
@@ -51,12 +51,14 @@
  * computed in double, as by torch.optim, and rounded to FP32 once. Elements are computed in FP32, IEEE, each operation
  * rounded, none fused, in the order of torch's single-tensor optimizers. What differs from torch: it fuses a
  * multiplication and an addition where it vectorises `lerp`, `addcmul` (Adam's moments) and `add(alpha=…)` (SGD,
- * weight decay of the gradient); it takes `lerp` from the other end for beta1 ≤ 0.5; and its square root can be off by
- * a last place, where it is MKL's. Every instruction set gives the same bits.
+ * weight decay of the gradient); it takes `lerp` from the other end for beta1 ≤ 0.5; its square root can be off by
+ * a last place, where it is MKL's; and where Adam's moments are CODE8, the root of v is multiplied by the inverse of the
+ * root of its bias correction, not divided by that. Every instruction set gives the same bits.
  *
  * **NaN and infinity** in gradients are the caller's to find, with `msc_optim_norm`, before it calls
  * `msc_optim_step`; a step that is not to be done is not called, and nothing changes. Otherwise they do what IEEE says to
- * weights and to FP32 and BF16 moments, and spoil a whole block of codes. Which NaN results is not specified.
+ * weights and to FP32 and BF16 moments, and spoil a whole block of codes. With one exception: where Adam's moments are
+ * CODE8, an infinite gradient counts as ±2^62, so its weight stays finite. Which NaN results is not specified.
  *
  * @code
  *     msc_optim_rule rule = msc_optim_rule_default(MSC_OPTIM_KIND_ADAMW);
@@ -295,8 +297,8 @@ MSC_API msc_status msc_optim_moments_read(msc_optim *optim, const msc_optim_rule
                                           const msc_optim_tensor *tensor, float *moment1, float *moment2,
                                           msc_error *err);
 
-/** The other way round, rounded to nearest, to a 4000th of the distance. What `read` gave comes out the same when it is
-    read again. */
+/** The other way round, rounded to nearest, to a 30,000th of the distance; Adam's m over the root that is then stored. What
+    `read` gave comes out the same when it is read again. */
 MSC_API msc_status msc_optim_moments_write(msc_optim *optim, const msc_optim_rule *rule,
                                            const msc_optim_tensor *tensor, const float *moment1,
                                            const float *moment2, msc_error *err);

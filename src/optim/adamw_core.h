@@ -24,6 +24,7 @@ typedef struct msc__optim_numbers {
     float average2;  /* the same for v; Lion: for the moment that is kept */
     float add2;      /* */
     float root2;     /* Adam: root of the second bias correction */
+    float inverse2;  /* 1 over it */
     float epsilon;   /* */
     float lookahead; /* SGD with nesterov: momentum */
 } msc__optim_numbers;
@@ -36,11 +37,10 @@ static inline float msc__gradient(const msc__optim_numbers *by, float g)
     return g < -by->limit ? -by->limit : g;
 }
 
-/** `l2`: whether decay goes into the gradient, known when this is compiled. Returns the root of the new v. */
-static inline float msc__adam(const msc__optim_numbers *by, int l2, float g, float *w, float *m, float *v)
+/** `l2`: whether decay goes into the gradient, known when this is compiled. */
+static inline void msc__adam(const msc__optim_numbers *by, int l2, float g, float *w, float *m, float *v)
 {
     float weight = *w;
-    float root;
 
     g = msc__gradient(by, g);
     if (l2)
@@ -49,9 +49,7 @@ static inline float msc__adam(const msc__optim_numbers *by, int l2, float g, flo
         weight = weight * by->keep;
     *m = *m + by->add1 * (g - *m);
     *v = *v * by->average2 + by->add2 * g * g;
-    root = __builtin_sqrtf(*v);
-    *w = weight + by->rate * *m / (root / by->root2 + by->epsilon);
-    return root;
+    *w = weight + by->rate * *m / (__builtin_sqrtf(*v) / by->root2 + by->epsilon);
 }
 
 static inline void msc__sgd(const msc__optim_numbers *by, float g, float *w)

@@ -7,14 +7,14 @@
  * compilers turn the conditional expressions into selections and the loops around them into vectors. Nothing here
  * converts a float to an integer, which would be undefined for NaN and large values.
  *
- * A code is a small float: 3 bits of exponent and 4 or 5 of fraction, the upper bits of y's pattern, where y is the
- * number over its block's power of two. As with any float, the exponent 0 has no implied 1:
+ * A code is the upper bits of a small float X in [1, 256) / 128, of 3 bits of exponent and 4 or 5 of fraction, and stands
+ * for X - 1/128 times its block's power of two. So 0 is code 0, and there is one rule for all codes:
  *
- *     y         0 … 2^-6       2^-6 … 2^-5   …   1 … just below 2
- *     steps     all the same   twice as wide in each power of two
+ *     X            1/128 … 1/64   1/64 … 1/32   …   1 … just below 2
+ *     steps        all the same   twice as wide in each power of two
  *
- * What one power of two represents, the next smaller one does too, if it is large enough; so what was decoded is encoded as
- * the same number, whichever power the block gets.
+ * What one power of two represents, the next smaller one does too, if it is large enough; so what was decoded is encoded
+ * as the same number, whichever power the block gets.
  */
 #ifndef MSC_OPTIM_CONVERT_CORE_H
 #define MSC_OPTIM_CONVERT_CORE_H
@@ -44,23 +44,21 @@ static inline float msc__float(uint32_t bits)
 /* ---- rounding at random ----------------------------------------------------------------------------- */
 
 /*
- * To round, a random number below the last place is added and what is below it dropped. The random number's upper bits
- * are used, as many as are dropped; 0x80000000 is half the last place wherever that is, and rounds to the nearest, halves
- * away from zero.
+ * To round, a random number below the last place is added and what is below it dropped. The first moment takes the upper
+ * bits of an element's number, the second one and the master the lower bits, as many as are dropped; the upper ones of
+ * each, which matter, are its own. Half the last place in each of them rounds to the nearest, halves away from zero.
  */
 
-#define MSC__RANDOM_OF2 12u /* shifts that bring a part to the top */
-#define MSC__RANDOM_MASTER 24u
-#define MSC__RANDOM_NEAREST 0x80080080u /* half a last place in each part, and up to 2^-12 of it more */
+#define MSC__RANDOM_STEP 0x9E3779B1u   /* from one element to the next */
+#define MSC__RANDOM_FACTOR 0x846CA68Bu /* */
+#define MSC__NEAREST_MASTER 0x80u      /* half a last place of a 24-bit master */
+#define MSC__NEAREST_CODES 0x80020000u /* of both codes, and 2^-15 more of the first */
+#define MSC__NEAREST_BF16 0x80008000u  /* of both moments, and 2^-16 more of the first */
 
-/** 32 bits that look random, from the index of an element and a number for the step: an integer hash whose constants
-    Wellons found by search ("lowbias32"). The first moment takes 12 of them, the second 12, the master 8. */
-static inline uint32_t msc__random(uint32_t index, uint32_t seed)
+/** 32 bits that look random, from a number that rises by MSC__RANDOM_STEP from one element to the next. */
+static inline uint32_t msc__random(uint32_t x)
 {
-    uint32_t x = index + seed;
-
-    x = (x ^ x >> 16) * 0x7FEB352Du;
-    x = (x ^ x >> 15) * 0x846CA68Bu;
+    x = (x ^ x >> 15) * MSC__RANDOM_FACTOR;
     return x ^ x >> 16;
 }
 
@@ -79,12 +77,12 @@ static inline uint16_t msc__narrow_bf16(float x)
     return (uint16_t)((bits & ~MSC__SIGN) > MSC__EXPONENT ? (bits >> 16 | 0x40u) : rounded);
 }
 
-/** To the upper or lower neighbour. Finite stays finite. */
+/** To the upper or lower neighbour, by 16 random bits. Finite stays finite. */
 static inline uint16_t msc__narrow_bf16_random(float x, uint32_t random)
 {
     uint32_t bits = msc__bits(x);
     uint32_t size = bits & ~MSC__SIGN;
-    uint32_t rounded = (size + (random >> 16)) >> 16;
+    uint32_t rounded = (size + random) >> 16;
 
     rounded = rounded > 0x7F7Fu ? 0x7F7Fu : rounded;
     rounded = size >= MSC__EXPONENT ? (size > MSC__EXPONENT ? 0x7FC0u : 0x7F80u) : rounded;
@@ -138,12 +136,12 @@ static inline float msc__join_rest16(uint16_t weight, uint16_t rest)
     return msc__float(((uint32_t)weight << 16) + ((uint32_t)rest ^ 0x8000u) - 0x8000u);
 }
 
-/** Rounds a master to 24 bits, to the upper or lower neighbour. Finite stays finite. */
+/** Rounds a master to 24 bits, to the upper or lower neighbour, by 8 random bits. Finite stays finite. */
 static inline uint32_t msc__master24_bits(float x, uint32_t random)
 {
     uint32_t bits = msc__master_bits(x);
     uint32_t size = bits & ~MSC__SIGN;
-    uint32_t rounded = (size + (random >> 24)) & 0xFFFFFF00u;
+    uint32_t rounded = (size + random) & 0xFFFFFF00u;
 
     rounded = rounded > 0x7F7FFF00u ? 0x7F7FFF00u : rounded;
     rounded = size >= MSC__EXPONENT ? size : rounded;
@@ -157,29 +155,31 @@ static inline float msc__join_rest8(uint16_t weight, uint8_t rest)
 
 /* ---- 8-bit codes ------------------------------------------------------------------------------------ */
 
-#define MSC__CODE_NORMAL (121u << 23) /* 2^-6: from here on there is an implied 1 */
-#define MSC__ROOT_SHIFT 18u           /* 5 bits of fraction */
-#define MSC__ROOT_LAST 255u
-#define MSC__SIGNED_SHIFT 19u /* 4 bits of fraction */
+#define MSC__CODE_ZERO 0x1p-7f      /* X of code 0 */
+#define MSC__CODE_BITS (120u << 23) /* its pattern: none of the bits that a code takes */
+#define MSC__ROOT_SHIFT 18u         /* 5 bits of fraction */
+#define MSC__SIGNED_SHIFT 19u       /* 4 bits of fraction */
 #define MSC__SIGNED_LAST 127u
 
 /** Largest gradient and root: the square of 2^62 leaves room for a moving average of such. */
 #define MSC__ROOT_LIMIT 0x1p62f
 
-/** Fractions of the largest number that a block's power of two times 1 holds: 1.96875 and 1.9375. */
-#define MSC__ROOT_FRACTION 0x7C0000u
-#define MSC__SIGNED_FRACTION 0x780000u
+/** Fractions of the largest number that a block's power of two times 1 holds: 1.9609375 and 1.9296875. */
+#define MSC__ROOT_FRACTION 0x7B0000u
+#define MSC__SIGNED_FRACTION 0x770000u
 
-/**
- * The byte of a block: exponent of the smallest power of two that holds `most`, the largest pattern in it. Between 1 and
- * 253, so that the power and its inverse are normal numbers.
- */
+/** X is encoded 2^8 times larger: then code 0 has the pattern 128 << 23, whose part in a code's byte is 0. */
+#define MSC__ENCODE_ZERO 2.0f
+#define MSC__SCALE_LEAST 8u /* the inverse, as many times larger, is still a normal number */
+#define MSC__SCALE_MOST 253u
+
+/** The byte of a block: exponent of the smallest power of two that holds `most`, the largest pattern in it. */
 static inline uint32_t msc__scale_of(uint32_t most, uint32_t fraction)
 {
     uint32_t scale = (most + (0x7FFFFFu - fraction)) >> 23;
 
-    scale = scale < 1u ? 1u : scale;
-    return scale > 253u ? 253u : scale;
+    scale = scale < MSC__SCALE_LEAST ? MSC__SCALE_LEAST : scale;
+    return scale > MSC__SCALE_MOST ? MSC__SCALE_MOST : scale;
 }
 
 /** The block's power of two; 0 for the byte 0, which is what a state of zeros has. */
@@ -188,60 +188,10 @@ static inline float msc__scale_value(uint32_t scale)
     return msc__float(scale << 23);
 }
 
+/** For encoding: 2^8 over the block's power of two. */
 static inline float msc__scale_inverse(uint32_t scale)
 {
-    return msc__float((254u - scale) << 23);
-}
-
-/**
- * Below 2^-6, the bits of y + 2^-6 have those of y without an implied 1 in the right place; above, those of 2 y are y's
- * with one exponent more. Of the two, the larger one is right in either case; undoing them, the smaller one.
- */
-static inline uint32_t msc__encode(float y, uint32_t shift, uint32_t last, uint32_t random)
-{
-    uint32_t small = msc__bits(y + 0x1p-6f);
-    uint32_t normal = msc__bits(y + y);
-    uint32_t above = (small > normal ? small : normal) - MSC__CODE_NORMAL;
-    uint32_t code = (above + (random >> (32u - shift))) >> shift;
-
-    return code < last ? code : last;
-}
-
-static inline float msc__decode(uint32_t code, uint32_t shift)
-{
-    float x = msc__float((code << shift) + MSC__CODE_NORMAL);
-    float small = x - 0x1p-6f;
-    float normal = x * 0.5f;
-
-    return small < normal ? small : normal;
-}
-
-static inline uint32_t msc__encode_root(float root, float inverse, uint32_t random)
-{
-    uint32_t code = msc__encode(root * inverse, MSC__ROOT_SHIFT, MSC__ROOT_LAST, random);
-    uint32_t least = root > 0.0f ? 1u : 0u;
-
-    return code > least ? code : least;
-}
-
-static inline float msc__decode_root(uint32_t code, float scale)
-{
-    return msc__decode(code, MSC__ROOT_SHIFT) * scale;
-}
-
-static inline uint32_t msc__encode_signed(float x, float inverse, uint32_t random)
-{
-    uint32_t bits = msc__bits(x);
-    float y = msc__float(bits & ~MSC__SIGN) * inverse;
-
-    return msc__encode(y, MSC__SIGNED_SHIFT, MSC__SIGNED_LAST, random) | bits >> 31 << 7;
-}
-
-static inline float msc__decode_signed(uint32_t code, float scale)
-{
-    float size = msc__decode(code & 0x7Fu, MSC__SIGNED_SHIFT) * scale;
-
-    return msc__float(msc__bits(size) | (code & 0x80u) << 24);
+    return msc__float((254u + MSC__SCALE_LEAST - scale) << 23);
 }
 
 #endif /* MSC_OPTIM_CONVERT_CORE_H */

@@ -6,8 +6,8 @@
  *      sums, types ─► optim_sums.c ────┤                    ├─► a table of kernels, optim_template.h
  *                     optim_convert.c ─┘                    │   compiled three times from one text
  *                            │                              │
- *                     optim_pool.c: strips of arrays        └── adamw_core.h, convert_core.h: one element
- *                     divided among threads
+ *                     optim_pool.c: strips of arrays        └── adamw_core.h, convert_core.h: one element;
+ *                     divided among threads                     codes_core.h, lanes.h: a vector of them
  *
  * Invariants: an element's result depends on the element, its block's neighbours, the rule, the step and the index.
  * Strips and parts of threads begin at blocks, so neither shows in a result; nor does the instruction set, since each

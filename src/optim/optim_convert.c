@@ -96,7 +96,7 @@ static void split_strips(void *argument, uint64_t begin, uint64_t end)
     uint32_t i;
 
     for (i = 0; i < MSC__STRIP; i++)
-        nearest[i] = MSC__RANDOM_NEAREST;
+        nearest[i] = MSC__NEAREST_MASTER;
     for (; begin < end; begin++) {
         uint64_t at = begin * MSC__STRIP;
         uint32_t count = msc__strip_count(job->count, begin);

@@ -48,8 +48,8 @@ msc_status msc__form_check(msc_optim_weights form, msc_error *err);
 /** `rule` as the formulas want it, in the step of that number. */
 msc__optim_numbers msc__rule_numbers(const msc_optim_rule *rule, uint64_t step);
 
-/** What the random numbers of a step follow from, beside the index. */
-uint32_t msc__seed_of(uint64_t step);
+/** Number of element `index` in the step of that number, for the kernels' `random`. */
+uint32_t msc__random_first(uint64_t step, uint64_t index);
 
 /** A piece of memory that a call uses. */
 typedef struct msc__range {
@@ -65,22 +65,48 @@ msc_status msc__ranges_check(const msc__range *ranges, uint32_t count, uint64_t 
 msc_status msc__tensor_check(const msc_optim_rule *rule, const msc_optim_tensor *tensor, uint64_t index,
                              bool moments_only, msc_error *err);
 
+/** Blocks that `count` elements have, the last one not always whole. */
+static inline uint32_t msc__blocks(uint32_t count)
+{
+    return (count + MSC_OPTIM_BLOCK - 1) / MSC_OPTIM_BLOCK;
+}
+
+/** Codes of a strip whose last block is not whole: those of that block are followed by zeros. */
+typedef struct msc__code_pad {
+    uint8_t code1[MSC__STRIP];
+    uint8_t code2[MSC__STRIP];
+} msc__code_pad;
+
+/** Codes of `count` elements from element `at` of a tensor, in whole blocks: where they are, or in `pad`. */
+msc__codes msc__codes_begin(const msc_optim_rule *rule, const msc_optim_tensor *tensor, uint64_t at,
+                            uint32_t count, msc__code_pad *pad);
+/** Puts back what is in `pad`. */
+void msc__codes_end(const msc_optim_rule *rule, const msc_optim_tensor *tensor, uint64_t at, uint32_t count,
+                    const msc__code_pad *pad);
+
+/** Floats of a strip, zeros behind the last one. */
+typedef struct msc__buffers {
+    _Alignas(64) float of1[MSC__STRIP];
+    _Alignas(64) float of2[MSC__STRIP];
+    msc__code_pad pad;
+} msc__buffers;
+
 /**
  * Moments of `count` elements from element `at` of a tensor. `load` returns them as floats, where they are or in
- * `buffers`; `store` puts them back. For Adam's codes, `store` takes the root of v instead of v.
+ * `buffers`; `store` puts them back, after a step that was not Adam's with codes.
  */
 msc__moments msc__moments_load(const msc_optim *optim, const msc_optim_rule *rule,
                                const msc_optim_tensor *tensor, uint64_t at, uint32_t count,
-                               msc__moments buffers);
-/** What is stored, and from where. */
+                               msc__buffers *buffers);
+
+/** What is stored. */
 typedef struct msc__stored {
     uint64_t at;
     uint32_t count;
-    msc__moments from;
-    const uint32_t *random; /* as many */
+    const uint32_t *random; /* in whole blocks */
 } msc__stored;
 
 void msc__moments_store(const msc_optim *optim, const msc_optim_rule *rule, const msc_optim_tensor *tensor,
-                        const msc__stored *stored);
+                        const msc__stored *stored, msc__buffers *buffers);
 
 #endif /* MSC_OPTIM_INTERNAL_H */

@@ -15,9 +15,8 @@
 #include "optim/adamw_core.h"
 
 /**
- * Elements that are worked on at a time. Four arrays of floats and one of random numbers take 10 KiB; with twice that,
- * the arrays that come from memory are driven out of a first-level cache of 48 KiB too early, and five bytes of state took
- * 1.0 ns per parameter instead of 0.75.
+ * Elements that are worked on at a time. Four arrays of floats and one of random numbers take 10 KiB; with twice that, the
+ * arrays that come from memory are driven out of a first-level cache of 48 KiB too early.
  */
 #define MSC__STRIP 512u
 
@@ -32,6 +31,17 @@ typedef struct msc__codes {
     uint8_t *scale2;
 } msc__codes;
 
+/** A strip, in whole blocks, for Adam with codes. */
+typedef struct msc__adam_work {
+    const void *gradient;
+    msc_optim_float type; /* of the gradient, FP32 or BF16 */
+    void *weight;         /* FP32; BF16, if there is a rest */
+    void *rest;           /* 8 bits each, or NULL */
+    msc__codes codes;
+    uint32_t blocks;
+    uint32_t first; /* number of element 0, see `msc__random` */
+} msc__adam_work;
+
 /** Moments as floats; NULL: not there. */
 typedef struct msc__moments {
     msc__f32 *of1;
@@ -42,13 +52,14 @@ typedef enum msc__sgd_mode { MSC__SGD_PLAIN, MSC__SGD_MOMENTUM, MSC__SGD_NESTERO
 
 /** Begins at a block where there are codes. `count` at most MSC__STRIP. `random`: a number for each element. */
 typedef struct msc__optim_kernels {
-    void (*random)(uint32_t *to, uint32_t first, uint32_t seed, uint32_t count);
+    /** `first`: the number of element 0, see `msc__random`. */
+    void (*random)(uint32_t *to, uint32_t first, uint32_t count);
 
     void (*widen[MSC_OPTIM_FLOAT_COUNT])(msc__f32 *to, const void *from, uint32_t count);
     void (*narrow[MSC_OPTIM_FLOAT_COUNT])(void *to, const msc__f32 *from, uint32_t count);
-    /** `part`: shift of the random number's part that is used. */
+    /** `shift`: of the random number, to the lowest bit that is used. */
     void (*narrow_bf16_random)(void *to, const msc__f32 *from, uint32_t count, const uint32_t *random,
-                               uint32_t part);
+                               uint32_t shift);
 
     void (*join_rest16)(msc__f32 *to, const void *weight, const void *rest, uint32_t count);
     void (*join_rest8)(msc__f32 *to, const void *weight, const void *rest, uint32_t count);
@@ -56,18 +67,18 @@ typedef struct msc__optim_kernels {
     void (*split_rest8)(void *weight, void *rest, const msc__f32 *from, uint32_t count,
                         const uint32_t *random);
 
-    void (*decode_signed)(msc__f32 *m, const msc__codes *codes, uint32_t count);
-    void (*encode_signed)(const msc__codes *codes, const msc__f32 *m, uint32_t count, const uint32_t *random);
-    void (*decode_adam)(msc__f32 *m, msc__f32 *v, const msc__codes *codes, uint32_t count);
-    /** From roots of v, which `adam_root` leaves in its place. Neither array is kept. */
-    void (*encode_adam)(const msc__codes *codes, msc__f32 *m, msc__f32 *root, uint32_t count,
-                        const uint32_t *random);
-    void (*roots)(msc__f32 *to, const msc__f32 *v, uint32_t count);
+    /** Codes in whole blocks; numbers are in buffers that no other array overlaps. */
+    void (*decode_signed)(float *m, const msc__codes *codes, uint32_t blocks);
+    void (*encode_signed)(const msc__codes *codes, const float *m, uint32_t blocks, const uint32_t *random);
+    void (*decode_adam)(float *m, float *v, const msc__codes *codes, uint32_t blocks);
+    /** To nearest. Adam's arrays are not kept. */
+    void (*write_signed)(const msc__codes *codes, const float *m, uint32_t blocks);
+    void (*write_adam)(const msc__codes *codes, float *m, float *v, uint32_t blocks);
+    /** Decodes, steps and encodes. */
+    void (*adam_codes)(const msc__optim_numbers *by, const msc__adam_work *work);
 
     void (*adam)(const msc__optim_numbers *by, msc__f32 *w, const msc__f32 *g, msc__moments moments,
                  uint32_t count);
-    void (*adam_root)(const msc__optim_numbers *by, msc__f32 *w, const msc__f32 *g, msc__moments moments,
-                      uint32_t count);
     void (*sgd[3])(const msc__optim_numbers *by, msc__f32 *w, const msc__f32 *g, msc__f32 *m, uint32_t count);
     void (*lion)(const msc__optim_numbers *by, msc__f32 *w, const msc__f32 *g, msc__f32 *m, uint32_t count);
 

@@ -4,8 +4,43 @@
  *
  * FP32 moments are worked on where they are: `load` returns their address, and there is nothing to put back.
  */
+#include <string.h>
+
 #include "base/error.h"
 #include "optim/optim_internal.h"
+
+msc__codes msc__codes_begin(const msc_optim_rule *rule, const msc_optim_tensor *tensor, uint64_t at,
+                            uint32_t count, msc__code_pad *pad)
+{
+    bool two = msc__moment_count(rule) == 2;
+    uint64_t block = at / MSC_OPTIM_BLOCK;
+    msc__codes codes = {(uint8_t *)tensor->moment1 + at, tensor->scale1 + block, NULL, NULL};
+
+    if (two) {
+        codes.code2 = (uint8_t *)tensor->moment2 + at;
+        codes.scale2 = tensor->scale2 + block;
+    }
+    if (count % MSC_OPTIM_BLOCK == 0)
+        return codes;
+    memset(pad, 0, sizeof *pad);
+    memcpy(pad->code1, codes.code1, count);
+    codes.code1 = pad->code1;
+    if (two) {
+        memcpy(pad->code2, codes.code2, count);
+        codes.code2 = pad->code2;
+    }
+    return codes;
+}
+
+void msc__codes_end(const msc_optim_rule *rule, const msc_optim_tensor *tensor, uint64_t at, uint32_t count,
+                    const msc__code_pad *pad)
+{
+    if (count % MSC_OPTIM_BLOCK == 0)
+        return;
+    memcpy((uint8_t *)tensor->moment1 + at, pad->code1, count);
+    if (msc__moment_count(rule) == 2)
+        memcpy((uint8_t *)tensor->moment2 + at, pad->code2, count);
+}
 
 static msc__f32 *load_bf16(const msc_optim *optim, const void *moment, uint64_t at, uint32_t count,
                            msc__f32 *buffer)
@@ -14,21 +49,9 @@ static msc__f32 *load_bf16(const msc_optim *optim, const void *moment, uint64_t 
     return buffer;
 }
 
-static msc__codes codes_at(const msc_optim_tensor *tensor, uint32_t moments, uint64_t at)
-{
-    uint64_t block = at / MSC_OPTIM_BLOCK;
-    msc__codes codes = {(uint8_t *)tensor->moment1 + at, tensor->scale1 + block, NULL, NULL};
-
-    if (moments == 2) {
-        codes.code2 = (uint8_t *)tensor->moment2 + at;
-        codes.scale2 = tensor->scale2 + block;
-    }
-    return codes;
-}
-
 msc__moments msc__moments_load(const msc_optim *optim, const msc_optim_rule *rule,
                                const msc_optim_tensor *tensor, uint64_t at, uint32_t count,
-                               msc__moments buffers)
+                               msc__buffers *buffers)
 {
     uint32_t moments = msc__moment_count(rule);
     msc__moments loaded = {NULL, NULL};
@@ -36,27 +59,28 @@ msc__moments msc__moments_load(const msc_optim *optim, const msc_optim_rule *rul
 
     if (moments == 0)
         return loaded;
-    if (rule->moments == MSC_OPTIM_MOMENTS_CODE8) {
-        codes = codes_at(tensor, moments, at);
-        if (moments == 2)
-            optim->kernels->decode_adam(buffers.of1, buffers.of2, &codes, count);
-        else
-            optim->kernels->decode_signed(buffers.of1, &codes, count);
-        return buffers;
-    }
     if (rule->moments == MSC_OPTIM_MOMENTS_FP32) {
         loaded.of1 = (msc__f32 *)tensor->moment1 + at;
         loaded.of2 = moments == 2 ? (msc__f32 *)tensor->moment2 + at : NULL;
         return loaded;
     }
-    loaded.of1 = load_bf16(optim, tensor->moment1, at, count, buffers.of1);
+    loaded = (msc__moments){buffers->of1, buffers->of2};
+    if (rule->moments == MSC_OPTIM_MOMENTS_CODE8) {
+        codes = msc__codes_begin(rule, tensor, at, count, &buffers->pad);
+        if (moments == 2)
+            optim->kernels->decode_adam(buffers->of1, buffers->of2, &codes, msc__blocks(count));
+        else
+            optim->kernels->decode_signed(buffers->of1, &codes, msc__blocks(count));
+        return loaded;
+    }
+    load_bf16(optim, tensor->moment1, at, count, loaded.of1);
     if (moments == 2)
-        loaded.of2 = load_bf16(optim, tensor->moment2, at, count, buffers.of2);
+        load_bf16(optim, tensor->moment2, at, count, loaded.of2);
     return loaded;
 }
 
 void msc__moments_store(const msc_optim *optim, const msc_optim_rule *rule, const msc_optim_tensor *tensor,
-                        const msc__stored *stored)
+                        const msc__stored *stored, msc__buffers *buffers)
 {
     const msc__optim_kernels *kernels = optim->kernels;
     uint32_t moments = msc__moment_count(rule);
@@ -67,17 +91,14 @@ void msc__moments_store(const msc_optim *optim, const msc_optim_rule *rule, cons
     if (moments == 0 || rule->moments == MSC_OPTIM_MOMENTS_FP32)
         return;
     if (rule->moments == MSC_OPTIM_MOMENTS_CODE8) {
-        codes = codes_at(tensor, moments, at);
-        if (moments == 2)
-            kernels->encode_adam(&codes, stored->from.of1, stored->from.of2, count, stored->random);
-        else
-            kernels->encode_signed(&codes, stored->from.of1, count, stored->random);
+        codes = msc__codes_begin(rule, tensor, at, count, &buffers->pad);
+        kernels->encode_signed(&codes, buffers->of1, msc__blocks(count), stored->random);
+        msc__codes_end(rule, tensor, at, count, &buffers->pad);
         return;
     }
-    kernels->narrow_bf16_random((msc__u16 *)tensor->moment1 + at, stored->from.of1, count, stored->random, 0);
+    kernels->narrow_bf16_random((msc__u16 *)tensor->moment1 + at, buffers->of1, count, stored->random, 16);
     if (moments == 2)
-        kernels->narrow_bf16_random((msc__u16 *)tensor->moment2 + at, stored->from.of2, count, stored->random,
-                                    MSC__RANDOM_OF2);
+        kernels->narrow_bf16_random((msc__u16 *)tensor->moment2 + at, buffers->of2, count, stored->random, 0);
 }
 
 /* ---- whole tensors --------------------------------------------------------------------------------------- */
@@ -95,20 +116,30 @@ static void read_strips(void *argument, uint64_t begin, uint64_t end)
 {
     const moments_job *job = argument;
     const msc__optim_kernels *kernels = job->optim->kernels;
-    float buffer1[MSC__STRIP];
-    float buffer2[MSC__STRIP];
-    msc__moments buffers = {buffer1, buffer2};
+    msc__buffers buffers;
     msc__moments loaded;
 
     for (; begin < end; begin++) {
         uint64_t at = begin * MSC__STRIP;
         uint32_t count = msc__strip_count(job->tensor->count, begin);
 
-        loaded = msc__moments_load(job->optim, job->rule, job->tensor, at, count, buffers);
+        loaded = msc__moments_load(job->optim, job->rule, job->tensor, at, count, &buffers);
         kernels->widen[MSC_OPTIM_FLOAT_FP32](job->to.of1 + at, loaded.of1, count);
         if (msc__moment_count(job->rule) == 2)
             kernels->widen[MSC_OPTIM_FLOAT_FP32](job->to.of2 + at, loaded.of2, count);
     }
+}
+
+static void write_codes(const moments_job *job, uint64_t at, uint32_t count, msc__buffers *buffers)
+{
+    const msc__optim_kernels *kernels = job->optim->kernels;
+    msc__codes codes = msc__codes_begin(job->rule, job->tensor, at, count, &buffers->pad);
+
+    if (msc__moment_count(job->rule) == 2)
+        kernels->write_adam(&codes, buffers->of1, buffers->of2, msc__blocks(count));
+    else
+        kernels->write_signed(&codes, buffers->of1, msc__blocks(count));
+    msc__codes_end(job->rule, job->tensor, at, count, &buffers->pad);
 }
 
 /* FP32 moments are where `load` says, and copied there; others are rounded to nearest, from buffers. */
@@ -116,27 +147,25 @@ static void write_strips(void *argument, uint64_t begin, uint64_t end)
 {
     const moments_job *job = argument;
     const msc__optim_kernels *kernels = job->optim->kernels;
-    bool codes = job->rule->moments == MSC_OPTIM_MOMENTS_CODE8;
-    float buffer1[MSC__STRIP];
-    float buffer2[MSC__STRIP];
-    msc__moments buffers = {buffer1, buffer2};
     uint32_t nearest[MSC__STRIP];
+    msc__buffers buffers;
     uint32_t i;
 
     for (i = 0; i < MSC__STRIP; i++)
-        nearest[i] = MSC__RANDOM_NEAREST;
+        nearest[i] = MSC__NEAREST_BF16;
     for (; begin < end; begin++) {
         uint64_t at = begin * MSC__STRIP;
         uint32_t count = msc__strip_count(job->tensor->count, begin);
-        msc__moments there = msc__moments_load(job->optim, job->rule, job->tensor, at, count, buffers);
-        msc__stored stored = {at, count, there, nearest};
+        msc__moments there = msc__moments_load(job->optim, job->rule, job->tensor, at, count, &buffers);
+        msc__stored stored = {at, count, nearest};
 
         kernels->widen[MSC_OPTIM_FLOAT_FP32](there.of1, job->from1 + at, count);
-        if (msc__moment_count(job->rule) == 2 && codes)
-            kernels->roots(there.of2, job->from2 + at, count);
-        else if (msc__moment_count(job->rule) == 2)
+        if (msc__moment_count(job->rule) == 2)
             kernels->widen[MSC_OPTIM_FLOAT_FP32](there.of2, job->from2 + at, count);
-        msc__moments_store(job->optim, job->rule, job->tensor, &stored);
+        if (job->rule->moments == MSC_OPTIM_MOMENTS_CODE8)
+            write_codes(job, at, count, &buffers);
+        else
+            msc__moments_store(job->optim, job->rule, job->tensor, &stored, &buffers);
     }
 }
 

@@ -20,8 +20,8 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-/* A thread's share: a few chunks, so that the last ones of all threads end at about the same time. */
-#define CHUNKS_EACH 8u
+/* A thread's share: so many chunks that the last ones of all threads end at about the same time. */
+#define CHUNKS_EACH 32u
 
 static void take_chunks(msc__pool *pool)
 {

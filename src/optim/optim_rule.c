@@ -190,6 +190,7 @@ static void fill_adam(const msc_optim_rule *rule, double step, msc__optim_number
     by->average2 = (float)rule->beta2;
     by->add2 = (float)(1.0 - rule->beta2);
     by->root2 = (float)pow(correction2, 0.5);
+    by->inverse2 = (float)(1.0 / pow(correction2, 0.5));
     by->epsilon = (float)rule->epsilon;
     if (rule->moments == MSC_OPTIM_MOMENTS_CODE8)
         by->limit = MSC__ROOT_LIMIT;
@@ -230,12 +231,13 @@ msc__optim_numbers msc__rule_numbers(const msc_optim_rule *rule, uint64_t step)
     return by;
 }
 
-uint32_t msc__seed_of(uint64_t step)
+uint32_t msc__random_first(uint64_t step, uint64_t index)
 {
     uint64_t x = step * UINT64_C(0x9E3779B97F4A7C15);
 
     /* The finisher of splitmix64: neighbouring steps get unrelated numbers. */
     x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
     x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
-    return (uint32_t)(x >> 32) ^ (uint32_t)(x >> 1);
+    x = (x >> 32) ^ (x >> 1);
+    return ((uint32_t)index + (uint32_t)x) * MSC__RANDOM_STEP;
 }

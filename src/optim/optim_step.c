@@ -12,6 +12,8 @@
  * The buffers stay in the first-level cache, so memory sees each array once. All kinds of types combine, and what is
  * FP32 anyway is not copied.
  */
+#include <string.h>
+
 #include "base/error.h"
 #include "optim/optim_internal.h"
 
@@ -25,9 +27,8 @@ typedef struct step_job {
 typedef struct step_buffers {
     float gradient[MSC__STRIP];
     float weight[MSC__STRIP];
-    float moment1[MSC__STRIP];
-    float moment2[MSC__STRIP];
     uint32_t random[MSC__STRIP];
+    msc__buffers moments;
 } step_buffers;
 
 static const msc__f32 *load_gradient(const step_job *job, const msc_optim_tensor *tensor, uint64_t at,
@@ -96,36 +97,105 @@ static void update(const step_job *job, const msc__optim_numbers *by, msc__f32 *
         kernels->lion(by, w, g, moments.of1, count);
         return;
     default:
-        if (job->rule->moments == MSC_OPTIM_MOMENTS_CODE8)
-            kernels->adam_root(by, w, g, moments, count);
-        else
-            kernels->adam(by, w, g, moments, count);
+        kernels->adam(by, w, g, moments, count);
     }
+}
+
+/* Adam with codes has a kernel of its own, for whole blocks and the usual types. */
+static bool is_usual(const step_job *job, uint32_t count)
+{
+    const msc_optim_rule *rule = job->rule;
+
+    return count % MSC_OPTIM_BLOCK == 0 && rule->gradient != MSC_OPTIM_FLOAT_FP16 &&
+           (rule->weights == MSC_OPTIM_WEIGHTS_FP32 || rule->weights == MSC_OPTIM_WEIGHTS_MASTER_REST8);
+}
+
+static void step_codes(const step_job *job, const msc__optim_numbers *by, const msc_optim_tensor *tensor,
+                       uint64_t at, uint32_t count)
+{
+    bool wide = job->rule->weights == MSC_OPTIM_WEIGHTS_FP32;
+    uint32_t gradient_bytes = msc__float_bytes(job->rule->gradient);
+    msc__adam_work work = {
+        .gradient = (const char *)tensor->gradient + at * gradient_bytes,
+        .type = job->rule->gradient,
+        .weight = (char *)tensor->weight + at * (wide ? 4 : 2),
+        .rest = wide ? NULL : (uint8_t *)tensor->master + at,
+        .codes = msc__codes_begin(job->rule, tensor, at, count, NULL),
+        .blocks = count / MSC_OPTIM_BLOCK,
+        .first = msc__random_first(tensor->step, tensor->first + at),
+    };
+
+    job->optim->kernels->adam_codes(by, &work);
+}
+
+/* Any types, any count: as floats, followed by zeros, in buffers. */
+static void step_codes_buffered(const step_job *job, const msc__optim_numbers *by,
+                                const msc_optim_tensor *tensor, uint64_t at, uint32_t count,
+                                step_buffers *buffers)
+{
+    const msc__f32 *g = load_gradient(job, tensor, at, count, buffers->gradient);
+    msc__f32 *w = load_weight(job, tensor, at, count, buffers->weight);
+    msc__stored stored = {at, count, buffers->random};
+    uint32_t bytes = count * (uint32_t)sizeof *w;
+    msc__adam_work work = {
+        .gradient = buffers->gradient,
+        .weight = buffers->weight,
+        .codes = msc__codes_begin(job->rule, tensor, at, count, &buffers->moments.pad),
+        .blocks = msc__blocks(count),
+        .first = msc__random_first(tensor->step, tensor->first + at),
+    };
+
+    if (g != buffers->gradient)
+        memcpy(buffers->gradient, g, bytes);
+    if (w != buffers->weight)
+        memcpy(buffers->weight, w, bytes);
+    memset(buffers->gradient + count, 0, sizeof buffers->gradient - bytes);
+    memset(buffers->weight + count, 0, sizeof buffers->weight - bytes);
+    job->optim->kernels->adam_codes(by, &work);
+    msc__codes_end(job->rule, tensor, at, count, &buffers->moments.pad);
+    if (w != buffers->weight)
+        memcpy(w, buffers->weight, bytes);
+    job->optim->kernels->random(buffers->random, work.first, count);
+    store_weight(job, tensor, &stored, w);
+}
+
+/* All else. */
+static void step_strip(const step_job *job, const msc__optim_numbers *by, const msc_optim_tensor *tensor,
+                       uint64_t at, uint32_t count, step_buffers *buffers)
+{
+    const msc_optim_rule *rule = job->rule;
+    const msc__f32 *g = load_gradient(job, tensor, at, count, buffers->gradient);
+    msc__f32 *w = load_weight(job, tensor, at, count, buffers->weight);
+    msc__moments moments = msc__moments_load(job->optim, rule, tensor, at, count, &buffers->moments);
+    msc__stored stored = {at, count, buffers->random};
+
+    if (rule->weights == MSC_OPTIM_WEIGHTS_MASTER_REST8 ||
+        (rule->moments != MSC_OPTIM_MOMENTS_FP32 && msc__moment_count(rule) > 0))
+        job->optim->kernels->random(buffers->random, msc__random_first(tensor->step, tensor->first + at),
+                                    msc__blocks(count) * MSC_OPTIM_BLOCK);
+    update(job, by, w, g, moments, count);
+    msc__moments_store(job->optim, rule, tensor, &stored, &buffers->moments);
+    store_weight(job, tensor, &stored, w);
 }
 
 /* Strips [begin, end) of one tensor. */
 static void step_tensor(const step_job *job, const msc_optim_tensor *tensor, uint64_t begin, uint64_t end)
 {
-    msc__optim_numbers by = msc__rule_numbers(job->rule, tensor->step);
-    _Alignas(64) step_buffers buffers;
-    msc__moments spare = {buffers.moment1, buffers.moment2};
-    bool rounds = job->rule->weights == MSC_OPTIM_WEIGHTS_MASTER_REST8 ||
-                  (job->rule->moments != MSC_OPTIM_MOMENTS_FP32 && msc__moment_count(job->rule) > 0);
-    uint32_t seed = msc__seed_of(tensor->step);
+    const msc_optim_rule *rule = job->rule;
+    msc__optim_numbers by = msc__rule_numbers(rule, tensor->step);
+    step_buffers buffers;
+    bool codes = rule->moments == MSC_OPTIM_MOMENTS_CODE8 && msc__moment_count(rule) == 2;
 
     for (; begin < end; begin++) {
         uint64_t at = begin * MSC__STRIP;
         uint32_t count = msc__strip_count(tensor->count, begin);
-        const msc__f32 *g = load_gradient(job, tensor, at, count, buffers.gradient);
-        msc__f32 *w = load_weight(job, tensor, at, count, buffers.weight);
-        msc__moments moments = msc__moments_load(job->optim, job->rule, tensor, at, count, spare);
-        msc__stored stored = {at, count, moments, buffers.random};
 
-        update(job, &by, w, g, moments, count);
-        if (rounds)
-            job->optim->kernels->random(buffers.random, (uint32_t)(tensor->first + at), seed, count);
-        store_weight(job, tensor, &stored, w);
-        msc__moments_store(job->optim, job->rule, tensor, &stored);
+        if (!codes)
+            step_strip(job, &by, tensor, at, count, &buffers);
+        else if (is_usual(job, count))
+            step_codes(job, &by, tensor, at, count);
+        else
+            step_codes_buffered(job, &by, tensor, at, count, &buffers);
     }
 }
 

@@ -9,6 +9,7 @@
  * order of additions shows in the result. Only static inline functions are called: an ordinary one would be shared
  * between the libraries, and the linker would keep that of any instruction set.
  */
+#include "optim/lanes.h"
 #include "optim/optim_kernels.h"
 
 #define MSC__BLOCK MSC_OPTIM_BLOCK
@@ -63,21 +64,21 @@ static void narrow_fp16(void *to, const msc__f32 *restrict from, uint32_t count)
 }
 
 static void narrow_bf16_random(void *to, const msc__f32 *restrict from, uint32_t count,
-                               const uint32_t *restrict random, uint32_t part)
+                               const uint32_t *restrict random, uint32_t shift)
 {
     msc__u16 *restrict half = to;
     uint32_t i;
 
     for (i = 0; i < count; i++)
-        half[i] = msc__narrow_bf16_random(from[i], random[i] << part);
+        half[i] = msc__narrow_bf16_random(from[i], random[i] >> shift & 0xFFFFu);
 }
 
-static void fill_random(uint32_t *restrict to, uint32_t first, uint32_t seed, uint32_t count)
+static void fill_random(uint32_t *restrict to, uint32_t first, uint32_t count)
 {
     uint32_t i;
 
     for (i = 0; i < count; i++)
-        to[i] = msc__random(first + i, seed);
+        to[i] = msc__random(first + i * MSC__RANDOM_STEP);
 }
 
 /* ---- masters with a rest ------------------------------------------------------------------------------- */
@@ -92,13 +93,21 @@ static void join_rest16(msc__f32 *restrict to, const void *weight, const void *r
         to[i] = msc__join_rest16(upper[i], lower[i]);
 }
 
+MSC__INLINE msc__lanes join_rest8_lanes(const msc__u16 *upper, const uint8_t *lower)
+{
+    return msc__lane_floats((msc__load_halves(upper) << 16) + (msc__load_signed_bytes(lower) << 8));
+}
+
 static void join_rest8(msc__f32 *restrict to, const void *weight, const void *rest, uint32_t count)
 {
     const msc__u16 *restrict upper = weight;
     const uint8_t *restrict lower = rest;
     uint32_t i;
 
-    for (i = 0; i < count; i++)
+    for (i = 0; i + MSC__LANES <= count; i += MSC__LANES) {
+        msc__store(to + i, join_rest8_lanes(upper + i, lower + i));
+    }
+    for (; i < count; i++)
         to[i] = msc__join_rest8(upper[i], lower[i]);
 }
 
@@ -116,26 +125,67 @@ static void split_rest16(void *weight, void *rest, const msc__f32 *restrict from
     }
 }
 
-static void split_rest8(void *weight, void *rest, const msc__f32 *restrict from, uint32_t count,
-                        const uint32_t *restrict random)
+/* What rounding could turn into infinity, infinity and NaN: patterns from here on, without their sign. */
+#define SPLIT_SPECIAL 0x7F7FFF01u
+
+MSC__INLINE void split_rest8_plain(msc__u16 *restrict upper, uint8_t *restrict lower,
+                                   const msc__f32 *restrict from, const uint32_t *restrict random,
+                                   uint32_t count)
 {
-    msc__u16 *restrict upper = weight;
-    uint8_t *restrict lower = rest;
     uint32_t i;
 
     for (i = 0; i < count; i++) {
-        uint32_t master = msc__master24_bits(from[i], random[i] << MSC__RANDOM_MASTER);
+        uint32_t master = msc__master24_bits(from[i], random[i] & 0xFFu);
 
         upper[i] = msc__master_weight(master);
         lower[i] = (uint8_t)(master >> 8 & 0xFFu);
     }
 }
 
+/* Without anything special among them; gives the largest of the patterns, which tells. */
+MSC__INLINE msc__ulanes split_rest8_group(msc__u16 *upper, uint8_t *lower, const msc__f32 *from,
+                                          const msc__ulanes random[MSC__FOUR], msc__ulanes most)
+{
+    msc__ulanes master[MSC__FOUR];
+    uint32_t k;
+
+    for (k = 0; k < MSC__FOUR; k++) {
+        msc__ulanes bits = msc__load_bits(from + k * MSC__LANES);
+
+        most = msc__larger(most, bits & ~MSC__SIGN);
+        master[k] = bits + (random[k] & 0xFFu);
+    }
+    for (k = 0; k < MSC__FOUR; k += 2)
+        msc__store_halves(upper + k * MSC__LANES, master[k] + 0x8000u, master[k + 1] + 0x8000u);
+    msc__store_second_bytes(lower, master);
+    return most;
+}
+
+static void split_rest8(void *weight, void *rest, const msc__f32 *restrict from, uint32_t count,
+                        const uint32_t *restrict random)
+{
+    msc__ulanes most = {0};
+    uint32_t i, k;
+
+    for (i = 0; i + MSC__GROUP <= count; i += MSC__GROUP) {
+        msc__ulanes numbers[MSC__FOUR];
+
+        for (k = 0; k < MSC__FOUR; k++)
+            numbers[k] = msc__load_bits(random + i + k * MSC__LANES);
+        most = split_rest8_group((msc__u16 *)weight + i, (uint8_t *)rest + i, from + i, numbers, most);
+    }
+    if (msc__largest(most) >= SPLIT_SPECIAL)
+        i = 0;
+    split_rest8_plain((msc__u16 *)weight + i, (uint8_t *)rest + i, from + i, random + i, count - i);
+}
+
 #include "optim/optim_template_codes.h"
+/* after it */
+#include "optim/optim_template_adam.h"
 
 /* ---- updates ------------------------------------------------------------------------------------------- */
 
-MSC__INLINE void adam_strip(const msc__optim_numbers *by, int rooted, int l2, msc__f32 *restrict w,
+MSC__INLINE void adam_strip(const msc__optim_numbers *by, int l2, msc__f32 *restrict w,
                             const msc__f32 *restrict g, msc__moments moments, uint32_t count)
 {
     msc__optim_numbers numbers = *by;
@@ -147,11 +197,11 @@ MSC__INLINE void adam_strip(const msc__optim_numbers *by, int rooted, int l2, ms
         float weight = w[i];
         float first = m[i];
         float second = v[i];
-        float root = msc__adam(&numbers, l2, g[i], &weight, &first, &second);
 
+        msc__adam(&numbers, l2, g[i], &weight, &first, &second);
         w[i] = weight;
         m[i] = first;
-        v[i] = rooted ? root : second;
+        v[i] = second;
     }
 }
 
@@ -159,18 +209,9 @@ static void adam(const msc__optim_numbers *by, msc__f32 *w, const msc__f32 *g, m
                  uint32_t count)
 {
     if (by->l2 != 0.0f)
-        adam_strip(by, 0, 1, w, g, moments, count);
+        adam_strip(by, 1, w, g, moments, count);
     else
-        adam_strip(by, 0, 0, w, g, moments, count);
-}
-
-static void adam_root(const msc__optim_numbers *by, msc__f32 *w, const msc__f32 *g, msc__moments moments,
-                      uint32_t count)
-{
-    if (by->l2 != 0.0f)
-        adam_strip(by, 1, 1, w, g, moments, count);
-    else
-        adam_strip(by, 1, 0, w, g, moments, count);
+        adam_strip(by, 0, w, g, moments, count);
 }
 
 static void sgd_plain(const msc__optim_numbers *by, msc__f32 *restrict w, const msc__f32 *restrict g,
@@ -307,10 +348,10 @@ const msc__optim_kernels MSC__TABLE = {
     .decode_signed = decode_signed,
     .encode_signed = encode_signed,
     .decode_adam = decode_adam,
-    .encode_adam = encode_adam,
-    .roots = roots,
+    .write_signed = write_signed,
+    .write_adam = write_adam,
+    .adam_codes = adam_codes,
     .adam = adam,
-    .adam_root = adam_root,
     .sgd = {sgd_plain, sgd_momentum, sgd_nesterov},
     .lion = lion,
     .add = add,

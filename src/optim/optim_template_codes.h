@@ -1,209 +1,203 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file optim_template_codes.h
- * The part of optim_template.h that turns 8-bit codes into moments and back. Included by it alone.
+ * The part of optim_template.h for 8-bit codes, in whole blocks. Included by it alone.
  *
- * What is named `_block` works on one block; `count` is MSC__BLOCK but in the last one, which the compiler uses. A code
- * needs the largest number of its block, so encoding takes several passes; each of them goes through all blocks of a strip
- * before the next one begins, because what one block waits for is the time in which others are worked on.
+ * A code needs the largest number of its block, so blocks are gone through twice; all of a strip for the first time before
+ * the second, because what one block waits for is the time in which others are worked on.
  */
+#include "optim/codes_core.h"
+
 #define BLOCKS (MSC__STRIP / MSC__BLOCK)
 
-/* Elements of block `block` of a strip of `count`. */
-MSC__INLINE uint32_t block_count(uint32_t block, uint32_t count)
-{
-    uint32_t left = count - block * MSC__BLOCK;
+/* ---- one block ------------------------------------------------------------------------------------------- */
 
-    return left < MSC__BLOCK ? left : MSC__BLOCK;
+MSC__INLINE uint32_t most_of(const float *x)
+{
+    msc__ulanes most = msc__load_bits(x) & ~MSC__SIGN;
+    uint32_t i;
+
+    for (i = MSC__LANES; i < MSC__BLOCK; i += MSC__LANES)
+        most = msc__larger(most, msc__load_bits(x + i) & ~MSC__SIGN);
+    return msc__largest(most);
 }
 
-MSC__INLINE uint32_t larger(uint32_t a, uint32_t b)
+MSC__INLINE void encode_signed_block(uint8_t *code, uint32_t scale, const float *x, const uint32_t *random)
 {
-    return a > b ? a : b;
+    float inverse = msc__scale_inverse(scale);
+    msc__ulanes codes[MSC__FOUR];
+    uint32_t i, k;
+
+    for (i = 0; i < MSC__BLOCK; i += MSC__GROUP) {
+        for (k = 0; k < MSC__FOUR; k++) {
+            uint32_t at = i + k * MSC__LANES;
+
+            codes[k] = msc__encode_signed(msc__load(x + at), inverse, msc__load_bits(random + at));
+        }
+        msc__store_bytes(code + i, codes);
+    }
 }
 
-/* ---- signed ---------------------------------------------------------------------------------------------- */
-
-MSC__INLINE void decode_signed_block(msc__f32 *restrict m, const uint8_t *restrict code, uint8_t scale,
-                                     uint32_t count)
+MSC__INLINE void decode_signed_block(float *x, const uint8_t *code, uint32_t scale)
 {
     float value = msc__scale_value(scale);
     uint32_t i;
 
-    for (i = 0; i < count; i++)
-        m[i] = msc__decode_signed(code[i], value);
+    for (i = 0; i < MSC__BLOCK; i += MSC__LANES)
+        msc__store(x + i, msc__decode_signed(msc__load_signed_bytes(code + i), value));
 }
 
-static void decode_signed(msc__f32 *restrict m, const msc__codes *codes, uint32_t count)
-{
-    uint32_t block;
-
-    for (block = 0; block * MSC__BLOCK < count; block++) {
-        uint32_t at = block * MSC__BLOCK;
-
-        if (block_count(block, count) == MSC__BLOCK)
-            decode_signed_block(m + at, codes->code1 + at, codes->scale1[block], MSC__BLOCK);
-        else
-            decode_signed_block(m + at, codes->code1 + at, codes->scale1[block], count - at);
-    }
-}
-
-MSC__INLINE uint32_t most_block(const msc__f32 *restrict x, uint32_t count)
-{
-    uint32_t most = 0;
-    uint32_t i;
-
-    for (i = 0; i < count; i++)
-        most = larger(most, msc__bits(x[i]) & ~MSC__SIGN);
-    return most;
-}
-
-MSC__INLINE void encode_signed_block(uint8_t *restrict code, const msc__f32 *restrict x, uint8_t scale,
-                                     const uint32_t *restrict random, uint32_t count)
+MSC__INLINE void encode_root_block(uint8_t *code, uint32_t scale, const float *root, const uint32_t *random)
 {
     float inverse = msc__scale_inverse(scale);
-    uint32_t i;
+    msc__ulanes codes[MSC__FOUR];
+    uint32_t i, k;
 
-    for (i = 0; i < count; i++)
-        code[i] = (uint8_t)msc__encode_signed(x[i], inverse, random[i]);
-}
+    for (i = 0; i < MSC__BLOCK; i += MSC__GROUP) {
+        for (k = 0; k < MSC__FOUR; k++) {
+            uint32_t at = i + k * MSC__LANES;
 
-/* With the largest pattern of each block. */
-MSC__INLINE void encode_signed_blocks(const msc__codes *codes, const msc__f32 *restrict x,
-                                      const uint32_t *restrict most, uint32_t count,
-                                      const uint32_t *restrict random)
-{
-    uint32_t block;
-
-    for (block = 0; block * MSC__BLOCK < count; block++) {
-        uint32_t at = block * MSC__BLOCK;
-        uint8_t scale = (uint8_t)msc__scale_of(most[block], MSC__SIGNED_FRACTION);
-
-        codes->scale1[block] = scale;
-        if (block_count(block, count) == MSC__BLOCK)
-            encode_signed_block(codes->code1 + at, x + at, scale, random + at, MSC__BLOCK);
-        else
-            encode_signed_block(codes->code1 + at, x + at, scale, random + at, count - at);
+            codes[k] = msc__encode_root(msc__load(root + at), inverse, msc__load_bits(random + at));
+        }
+        msc__store_bytes(code + i, codes);
     }
 }
 
-static void encode_signed(const msc__codes *codes, const msc__f32 *restrict m, uint32_t count,
-                          const uint32_t *restrict random)
+MSC__INLINE void decode_root_block(float *root, const uint8_t *code, uint32_t scale)
 {
-    uint32_t most[BLOCKS];
-    uint32_t block;
-
-    for (block = 0; block * MSC__BLOCK < count; block++) {
-        uint32_t at = block * MSC__BLOCK;
-
-        if (block_count(block, count) == MSC__BLOCK)
-            most[block] = most_block(m + at, MSC__BLOCK);
-        else
-            most[block] = most_block(m + at, count - at);
-    }
-    encode_signed_blocks(codes, m, most, count, random);
-}
-
-/* ---- Adam's ---------------------------------------------------------------------------------------------- */
-
-MSC__INLINE void decode_adam_block(msc__f32 *restrict m, msc__f32 *restrict v, const msc__codes *codes,
-                                   uint32_t block, uint32_t count)
-{
-    const uint8_t *restrict code1 = codes->code1 + block * MSC__BLOCK;
-    const uint8_t *restrict code2 = codes->code2 + block * MSC__BLOCK;
-    float value1 = msc__scale_value(codes->scale1[block]);
-    float value2 = msc__scale_value(codes->scale2[block]);
-    uint32_t i;
-
-    for (i = 0; i < count; i++) {
-        float root = msc__decode_root(code2[i], value2);
-
-        m[i] = msc__decode_signed(code1[i], value1) * root;
-        v[i] = root * root;
-    }
-}
-
-static void decode_adam(msc__f32 *restrict m, msc__f32 *restrict v, const msc__codes *codes, uint32_t count)
-{
-    uint32_t block;
-
-    for (block = 0; block * MSC__BLOCK < count; block++) {
-        uint32_t at = block * MSC__BLOCK;
-
-        if (block_count(block, count) == MSC__BLOCK)
-            decode_adam_block(m + at, v + at, codes, block, MSC__BLOCK);
-        else
-            decode_adam_block(m + at, v + at, codes, block, count - at);
-    }
-}
-
-/* Limits the roots, too. */
-MSC__INLINE uint32_t most_root_block(msc__f32 *restrict root, uint32_t count)
-{
-    uint32_t most = 0;
-    uint32_t i;
-
-    for (i = 0; i < count; i++) {
-        float r = root[i] < MSC__ROOT_LIMIT ? root[i] : MSC__ROOT_LIMIT;
-
-        root[i] = r;
-        most = larger(most, msc__bits(r));
-    }
-    return most;
-}
-
-/* Then divides m by what the code stands for, and gives the largest quotient. */
-MSC__INLINE uint32_t encode_root_block(uint8_t *restrict code, msc__f32 *restrict m,
-                                       const msc__f32 *restrict root, uint8_t scale,
-                                       const uint32_t *restrict random, uint32_t count)
-{
-    float inverse = msc__scale_inverse(scale);
     float value = msc__scale_value(scale);
     uint32_t i;
 
-    for (i = 0; i < count; i++) {
-        uint32_t c = msc__encode_root(root[i], inverse, random[i] << MSC__RANDOM_OF2);
-        float stored = msc__decode_root(c, value);
-        float ratio = m[i] / stored;
-
-        code[i] = (uint8_t)c;
-        m[i] = stored > 0.0f ? ratio : 0.0f;
-    }
-    return most_block(m, count);
+    for (i = 0; i < MSC__BLOCK; i += MSC__LANES)
+        msc__store(root + i, msc__decode_root(msc__load_bytes(code + i), value));
 }
 
-static void encode_adam(const msc__codes *codes, msc__f32 *restrict m, msc__f32 *restrict root,
-                        uint32_t count, const uint32_t *restrict random)
-{
-    uint32_t most[BLOCKS];
-    uint32_t block;
+/* ---- SGD's and Lion's -------------------------------------------------------------------------------------- */
 
-    for (block = 0; block * MSC__BLOCK < count; block++) {
-        uint32_t at = block * MSC__BLOCK;
-
-        if (block_count(block, count) == MSC__BLOCK)
-            most[block] = most_root_block(root + at, MSC__BLOCK);
-        else
-            most[block] = most_root_block(root + at, count - at);
-    }
-    for (block = 0; block * MSC__BLOCK < count; block++) {
-        uint32_t at = block * MSC__BLOCK;
-        uint8_t scale = (uint8_t)msc__scale_of(most[block], MSC__ROOT_FRACTION);
-        uint8_t *code = codes->code2 + at;
-
-        codes->scale2[block] = scale;
-        if (block_count(block, count) == MSC__BLOCK)
-            most[block] = encode_root_block(code, m + at, root + at, scale, random + at, MSC__BLOCK);
-        else
-            most[block] = encode_root_block(code, m + at, root + at, scale, random + at, count - at);
-    }
-    encode_signed_blocks(codes, m, most, count, random);
-}
-
-static void roots(msc__f32 *restrict to, const msc__f32 *restrict v, uint32_t count)
+static void decode_signed(float *m, const msc__codes *codes, uint32_t blocks)
 {
     uint32_t i;
 
-    for (i = 0; i < count; i++)
-        to[i] = __builtin_sqrtf(v[i]);
+    for (i = 0; i < blocks; i++)
+        decode_signed_block(m + i * MSC__BLOCK, codes->code1 + i * MSC__BLOCK, codes->scale1[i]);
+}
+
+static void encode_signed(const msc__codes *codes, const float *m, uint32_t blocks, const uint32_t *random)
+{
+    uint32_t most[BLOCKS];
+    uint32_t i;
+
+    for (i = 0; i < blocks; i++)
+        most[i] = most_of(m + i * MSC__BLOCK);
+    for (i = 0; i < blocks; i++) {
+        uint32_t scale = msc__scale_of(most[i], MSC__SIGNED_FRACTION);
+
+        codes->scale1[i] = (uint8_t)scale;
+        encode_signed_block(codes->code1 + i * MSC__BLOCK, scale, m + i * MSC__BLOCK,
+                            random + i * MSC__BLOCK);
+    }
+}
+
+/* ---- what comes from elsewhere ------------------------------------------------------------------------------ */
+
+/*
+ * Rounded to nearest, in the smallest scale that holds a block, as everything; but in the next larger one, if that holds
+ * all of it exactly and the smallest does not. A step that has rounded the largest number of a block down may have left
+ * such a block; this way, what has been read is the same when it has been written.
+ */
+
+MSC__INLINE int is_same(const float *a, const float *b)
+{
+    msc__ulanes differ = {0};
+    uint32_t i;
+
+    for (i = 0; i < MSC__BLOCK; i += MSC__LANES)
+        differ = differ | (msc__load_bits(a + i) ^ msc__load_bits(b + i));
+    return msc__largest(differ) == 0;
+}
+
+MSC__INLINE void write_signed_block(uint8_t *code, uint8_t *scale, const float *x, const uint32_t *nearest)
+{
+    uint32_t smallest = msc__scale_of(most_of(x), MSC__SIGNED_FRACTION);
+    uint32_t i;
+    float back[MSC__BLOCK];
+
+    for (i = smallest; i < smallest + 2; i++) {
+        encode_signed_block(code, i, x, nearest);
+        decode_signed_block(back, code, i);
+        *scale = (uint8_t)i;
+        if (is_same(back, x))
+            return;
+    }
+    encode_signed_block(code, smallest, x, nearest);
+    *scale = (uint8_t)smallest;
+}
+
+MSC__INLINE void write_root_block(uint8_t *code, uint8_t *scale, const float *root, const uint32_t *nearest)
+{
+    uint32_t smallest = msc__scale_of(most_of(root), MSC__ROOT_FRACTION);
+    uint32_t i;
+    float back[MSC__BLOCK];
+
+    for (i = smallest; i < smallest + 2; i++) {
+        encode_root_block(code, i, root, nearest);
+        decode_root_block(back, code, i);
+        *scale = (uint8_t)i;
+        if (is_same(back, root))
+            return;
+    }
+    encode_root_block(code, smallest, root, nearest);
+    *scale = (uint8_t)smallest;
+}
+
+static void write_signed(const msc__codes *codes, const float *m, uint32_t blocks)
+{
+    uint32_t nearest[MSC__BLOCK];
+    uint32_t i;
+
+    for (i = 0; i < MSC__BLOCK; i++)
+        nearest[i] = MSC__NEAREST_CODES;
+    for (i = 0; i < blocks; i++)
+        write_signed_block(codes->code1 + i * MSC__BLOCK, &codes->scale1[i], m + i * MSC__BLOCK, nearest);
+}
+
+/* m over the root that has been stored, so that it is as near as can be. */
+static void write_adam(const msc__codes *codes, float *m, float *v, uint32_t blocks)
+{
+    uint32_t nearest[MSC__BLOCK];
+    uint32_t i, k;
+
+    for (i = 0; i < MSC__BLOCK; i++)
+        nearest[i] = MSC__NEAREST_CODES;
+    for (i = 0; i < blocks; i++) {
+        uint8_t *code = codes->code2 + i * MSC__BLOCK;
+        float *ratio = m + i * MSC__BLOCK;
+        float *root = v + i * MSC__BLOCK;
+
+        for (k = 0; k < MSC__BLOCK; k += MSC__LANES)
+            msc__store(root + k, msc__at_most(msc__sqrt(msc__load(root + k)), MSC__ROOT_LIMIT));
+        write_root_block(code, &codes->scale2[i], root, nearest);
+        decode_root_block(root, code, codes->scale2[i]);
+        for (k = 0; k < MSC__BLOCK; k += MSC__LANES)
+            msc__store(ratio + k, msc__ratio(msc__load(ratio + k), msc__load(root + k)));
+    }
+    write_signed(codes, m, blocks);
+}
+
+/* ---- Adam's -------------------------------------------------------------------------------------------- */
+
+static void decode_adam(float *m, float *v, const msc__codes *codes, uint32_t blocks)
+{
+    uint32_t i, k;
+
+    for (i = 0; i < blocks; i++) {
+        decode_signed_block(m + i * MSC__BLOCK, codes->code1 + i * MSC__BLOCK, codes->scale1[i]);
+        decode_root_block(v + i * MSC__BLOCK, codes->code2 + i * MSC__BLOCK, codes->scale2[i]);
+        for (k = i * MSC__BLOCK; k < (i + 1) * MSC__BLOCK; k += MSC__LANES) {
+            msc__lanes root = msc__load(v + k);
+
+            msc__store(m + k, msc__load(m + k) * root);
+            msc__store(v + k, root * root);
+        }
+    }
 }

@@ -108,8 +108,10 @@ def test_fp32_state_with_everything_that_a_loop_has() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_8_bits_train_as_the_standard_state(name: str, dtype: torch.dtype) -> None:
     (plain, model), (standard, taken) = pair(name, "code8", dtype)
+    # of 40 networks the worst; SGD's step is as long as its gradient, and so is what rounding makes of it
+    most = 0.08 if name in ("sgd", "nesterov") else 0.012
     for a, b in zip(train(plain, standard, 30), train(model, taken, 30), strict=True):
-        assert (a.float() - b.float()).abs().max() <= 0.04
+        assert (a.float() - b.float()).abs().max() <= most
     for parameter, entry in taken.state.items():
         count = parameter.numel()
         moments = 1 if name in ("sgd", "nesterov", "lion") else 2

@@ -60,16 +60,39 @@ msc_optim *fixture_optim(msc_optim_isa isa, uint32_t threads)
     return made[i].optim;
 }
 
-void fixture_optim_end(msc_optim *optim)
+void fixture_optim_end(msc_optim *by)
 {
     size_t i = 0;
 
-    while (made[i].optim != optim)
+    while (made[i].optim != by)
         i++;
-    msc_optim_destroy(optim);
+    msc_optim_destroy(by);
     assert_int_equal(msc_context_held_bytes(made[i].ctx), 0);
     msc_context_destroy(made[i].ctx);
     made[i].optim = NULL;
+}
+
+msc_optim *optim;
+
+int fixture_begin(void **state)
+{
+    (void)state;
+    optim = fixture_optim(MSC_OPTIM_ISA_ANY, 1);
+    return 0;
+}
+
+int fixture_begin_scalar(void **state)
+{
+    (void)state;
+    optim = fixture_optim(MSC_OPTIM_ISA_SCALAR, 1);
+    return 0;
+}
+
+int fixture_finish(void **state)
+{
+    (void)state;
+    fixture_optim_end(optim);
+    return 0;
 }
 
 msc_optim_rule fixture_rule(msc_optim_kind kind, msc_optim_float gradient, msc_optim_weights weights,
@@ -105,8 +128,7 @@ static void free_array(const void *memory, size_t shift)
         free((char *)(uintptr_t)memory - shift);
 }
 
-fixture fixture_make(msc_optim *optim, const msc_optim_rule *rule, uint64_t count, size_t shift,
-                     uint64_t seed)
+fixture fixture_make(msc_optim *by, const msc_optim_rule *rule, uint64_t count, size_t shift, uint64_t seed)
 {
     fixture one;
     float *weights = malloc((size_t)count * sizeof *weights + 1);
@@ -131,7 +153,7 @@ fixture fixture_make(msc_optim *optim, const msc_optim_rule *rule, uint64_t coun
         memcpy(one.tensor.weight, weights, (size_t)count * sizeof *weights);
     else
         assert_int_equal(
-            msc_optim_split(optim, rule->weights, weights, count, one.tensor.weight, one.tensor.master, NULL),
+            msc_optim_split(by, rule->weights, weights, count, one.tensor.weight, one.tensor.master, NULL),
             MSC_OK);
     free(weights);
     return one;
@@ -148,7 +170,7 @@ void fixture_end(fixture *one)
     free_array(one->tensor.scale2, one->shift);
 }
 
-void fixture_gradient(fixture *one, msc_optim *optim, uint64_t seed, uint64_t step)
+void fixture_gradient(fixture *one, msc_optim *by, uint64_t seed, uint64_t step)
 {
     float *gradient = malloc((size_t)one->tensor.count * sizeof *gradient + 1);
     msc_optim_array from = {gradient, one->tensor.count, MSC_OPTIM_FLOAT_FP32};
@@ -159,19 +181,19 @@ void fixture_gradient(fixture *one, msc_optim *optim, uint64_t seed, uint64_t st
     for (i = 0; i < one->tensor.count; i++)
         gradient[i] = fixture_float(&state);
     assert_int_equal(
-        msc_optim_convert(optim, (void *)(uintptr_t)one->tensor.gradient, one->rule.gradient, &from, NULL),
+        msc_optim_convert(by, (void *)(uintptr_t)one->tensor.gradient, one->rule.gradient, &from, NULL),
         MSC_OK);
     free(gradient);
 }
 
-void fixture_run(fixture *one, msc_optim *optim, uint64_t from, uint64_t to, uint64_t seed)
+void fixture_run(fixture *one, msc_optim *by, uint64_t from, uint64_t to, uint64_t seed)
 {
     msc_error err;
 
     for (; from <= to; from++) {
-        fixture_gradient(one, optim, seed, from);
+        fixture_gradient(one, by, seed, from);
         one->tensor.step = from;
-        if (msc_optim_step(optim, &one->rule, &one->tensor, 1, &err) != MSC_OK)
+        if (msc_optim_step(by, &one->rule, &one->tensor, 1, &err) != MSC_OK)
             fail_msg("%s", err.message);
     }
 }
@@ -198,7 +220,7 @@ void fixture_same(const fixture *a, const fixture *b, const char *what)
     same(a->tensor.scale2, b->tensor.scale2, a->sizes.scale2_bytes, "scale2", what);
 }
 
-float *fixture_masters(const fixture *one, msc_optim *optim)
+float *fixture_masters(const fixture *one, msc_optim *by)
 {
     float *masters = malloc((size_t)one->tensor.count * sizeof *masters);
 
@@ -206,7 +228,7 @@ float *fixture_masters(const fixture *one, msc_optim *optim)
     if (one->rule.weights == MSC_OPTIM_WEIGHTS_FP32)
         memcpy(masters, one->tensor.weight, (size_t)one->sizes.weight_bytes);
     else
-        assert_int_equal(msc_optim_join(optim, one->rule.weights, one->tensor.weight, one->tensor.master,
+        assert_int_equal(msc_optim_join(by, one->rule.weights, one->tensor.weight, one->tensor.master,
                                         one->tensor.count, masters, NULL),
                          MSC_OK);
     return masters;

@@ -13,8 +13,6 @@
 #include "base/thread.h"
 #include "oom/failing_alloc.h"
 
-static msc_optim *optim;
-
 static void defaults_are_torchs(void **state)
 {
     msc_optim_rule adamw = msc_optim_rule_default(MSC_OPTIM_KIND_ADAMW);
@@ -362,18 +360,16 @@ static int begin(void **state)
 {
     msc_context *ctx;
 
-    optim = fixture_optim(MSC_OPTIM_ISA_ANY, 1);
     assert_int_equal(msc_context_create(NULL, &ctx, NULL), MSC_OK);
     *state = ctx;
-    return 0;
+    return fixture_begin(NULL);
 }
 
 static int end(void **state)
 {
     assert_int_equal(msc_context_held_bytes(*state), 0);
     msc_context_destroy(*state);
-    fixture_optim_end(optim);
-    return 0;
+    return fixture_finish(NULL);
 }
 
 int main(void)

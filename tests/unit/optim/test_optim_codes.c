@@ -1,26 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * 8-bit moments: every code in every block scale; what a block of odd numbers becomes; rounding at random; the public
- * reading and writing.
+ * 8-bit codes: every code in every block scale; between two of them; scales; random numbers.
  */
 #include "optim_fixture.h"
 
-#include <float.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "optim/convert_core.h"
+#include "optim/codes_core.h"
+#include "optim/optim_internal.h"
 
-#define HALF 0x80000000u
+#define ROOT_HALF 0x20000u /* of a random number: half the last place */
+#define SIGNED_HALF 0x80000000u
 
-/* What the header promises: a float with 3 bits of exponent. */
+/* One element each. */
+static float decode_root(uint32_t code, float value)
+{
+    const msc__ulanes codes = {code};
+
+    return msc__decode_root(codes, value)[0];
+}
+
+static float decode_signed(uint32_t code, float value)
+{
+    const msc__ulanes codes = {(code ^ 0x80u) - 0x80u};
+
+    return msc__decode_signed(codes, value)[0];
+}
+
+static uint32_t encode_root(float root, float inverse, uint32_t random)
+{
+    const msc__lanes x = {root};
+    const msc__ulanes numbers = {random};
+
+    return msc__encode_root(x, inverse, numbers)[0] & 0xFFu;
+}
+
+static uint32_t encode_signed(float number, float inverse, uint32_t random)
+{
+    const msc__lanes x = {number};
+    const msc__ulanes numbers = {random};
+
+    return msc__encode_signed(x, inverse, numbers)[0] & 0xFFu;
+}
+
+/* What the header promises: a float with 3 bits of exponent, less 1/128. */
 static double value_of(uint32_t code, int fraction_bits)
 {
     uint32_t exponent = code >> fraction_bits;
     double fraction = (double)(code & ((1u << fraction_bits) - 1u)) / (double)(1u << fraction_bits);
 
-    return exponent == 0 ? ldexp(fraction, -6) : ldexp(1.0 + fraction, (int)exponent - 7);
+    return ldexp(1.0 + fraction, (int)exponent - 7) - ldexp(1.0, -7);
 }
 
 static void every_code_is_itself(void **state)
@@ -28,26 +57,26 @@ static void every_code_is_itself(void **state)
     uint32_t scale, code;
 
     (void)state;
-    for (scale = 1; scale <= 253; scale++) {
+    for (scale = MSC__SCALE_LEAST; scale <= MSC__SCALE_MOST; scale++) {
         double block = ldexp(1.0, (int)scale - 127);
         float inverse = msc__scale_inverse(scale);
         float value = msc__scale_value(scale);
 
-        assert_true((double)value == block && (double)inverse == 1.0 / block);
+        assert_true((double)value == block && (double)inverse == 256.0 / block);
         for (code = 0; code < 256; code++) {
-            float root = msc__decode_root(code, value);
-            float number = msc__decode_signed(code, value);
+            float root = decode_root(code, value);
+            float number = decode_signed(code, value);
+            uint32_t same = code == 128 ? 0 : code; /* there is one zero */
             double exact = value_of(code & 127u, 4) * block;
 
             assert_true((double)root == value_of(code, 5) * block);
-            assert_true(fabs((double)number) == exact && (signbit(number) != 0) == (code >= 128u));
-            if (scale < 20) /* where products are denormal, what is tested is that they are the right ones */
-                continue;
-            assert_int_equal(msc__encode_root(root, inverse, HALF), code);
-            assert_int_equal(msc__encode_root(root, inverse, 0), code);
-            assert_int_equal(msc__encode_root(root, inverse, UINT32_MAX), code);
-            assert_int_equal(msc__encode_signed(number, inverse, 0), code);
-            assert_int_equal(msc__encode_signed(number, inverse, UINT32_MAX), code);
+            assert_true((double)number == (code < 128 ? exact : -exact) &&
+                        (signbit(number) != 0) == (same > 128));
+            assert_int_equal(encode_root(root, inverse, ROOT_HALF), code);
+            assert_int_equal(encode_root(root, inverse, 0), code);
+            assert_int_equal(encode_root(root, inverse, UINT32_MAX), code);
+            assert_int_equal(encode_signed(number, inverse, 0), same);
+            assert_int_equal(encode_signed(number, inverse, UINT32_MAX), same);
         }
     }
 }
@@ -58,47 +87,72 @@ static void codes_rise(void **state)
     uint32_t code;
 
     (void)state;
-    assert_true(value_of(255, 5) == 1.96875 && value_of(127, 4) == 1.9375);
+    assert_true(value_of(0, 5) == 0.0 && value_of(255, 5) == 1.9609375 && value_of(127, 4) == 1.9296875);
     for (code = 0; code < 255; code++) {
         double here = value_of(code, 5);
         double step = value_of(code + 1, 5) - here;
 
-        assert_true(step > 0.0 && step <= fmax(here, 1.0 / 64) / 32);
+        assert_true(step > 0.0 && step <= (here + 1.0 / 128) / 32);
     }
     for (code = 0; code < 127; code++) {
         double here = value_of(code, 4);
         double step = value_of(code + 1, 4) - here;
 
-        assert_true(step > 0.0 && step <= fmax(here, 1.0 / 64) / 16);
+        assert_true(step > 0.0 && step <= (here + 1.0 / 128) / 16);
     }
 }
 
 /* Between two codes: one of them, by the random number; the nearer one for a half. */
 static void between_codes(void **state)
 {
+    const float inverse = msc__scale_inverse(127);
     uint32_t code, k;
 
     (void)state;
-    for (code = 1; code < 127; code++)
+    for (code = 0; code < 127; code++)
         for (k = 1; k < 16; k++) {
-            float low = msc__decode_signed(code, 1.0f);
-            float high = msc__decode_signed(code + 1, 1.0f);
+            float low = decode_signed(code, 1.0f);
+            float high = decode_signed(code + 1, 1.0f);
             float x = low + (high - low) * (float)k / 16.0f;
             uint32_t step, up = 0;
 
-            assert_int_equal(msc__encode_signed(x, 1.0f, 0), code);
-            assert_int_equal(msc__encode_signed(-x, 1.0f, 0), code | 128u);
-            assert_int_equal(msc__encode_signed(x, 1.0f, UINT32_MAX), code + 1);
-            assert_int_equal(msc__encode_signed(x, 1.0f, HALF), code + (k >= 8));
+            assert_int_equal(encode_signed(x, inverse, 0), code);
+            assert_int_equal(encode_signed(-x, inverse, 0), code | 128u);
+            assert_int_equal(encode_signed(x, inverse, UINT32_MAX), code + 1);
+            assert_int_equal(encode_signed(x, inverse, SIGNED_HALF), code + (k >= 8));
             for (step = 0; step < 256; step++)
-                up += msc__encode_signed(x, 1.0f, step << 24 | 1u << 23) - code;
+                up += encode_signed(x, inverse, step << 24 | 1u << 23) - code;
             assert_int_equal(up, 16 * k); /* as often as it is near */
+        }
+}
+
+/* The same for roots, but that what is above 0 is not stored as 0. */
+static void between_roots(void **state)
+{
+    const float inverse = msc__scale_inverse(127);
+    uint32_t code, k;
+
+    (void)state;
+    for (code = 0; code < 255; code++)
+        for (k = 1; k < 16; k++) {
+            float low = decode_root(code, 1.0f);
+            float high = decode_root(code + 1, 1.0f);
+            float x = low + (high - low) * (float)k / 16.0f;
+            uint32_t step, up = 0;
+
+            assert_int_equal(encode_root(x, inverse, 0), code > 0 ? code : 1);
+            assert_int_equal(encode_root(x, inverse, UINT32_MAX), code + 1);
+            assert_int_equal(encode_root(x, inverse, ROOT_HALF), code + (code == 0 || k >= 8));
+            for (step = 0; step < 256; step++)
+                up += encode_root(x, inverse, step << 10 | 1u << 9) - code;
+            assert_int_equal(up, code > 0 ? 16 * k : 256);
         }
 }
 
 /* The scale is the smallest that holds the largest of a block. */
 static void scales_hold(void **state)
 {
+    const uint32_t least = MSC__SCALE_LEAST, last = MSC__SCALE_MOST;
     uint64_t seed = 4;
     uint32_t i;
 
@@ -109,300 +163,66 @@ static void scales_hold(void **state)
         uint32_t number = msc__scale_of(most, MSC__SIGNED_FRACTION);
         double x = (double)fixture_from_bits(most);
 
-        assert_true(root >= 1 && root <= 253 && number >= 1 && number <= 253);
-        if (root > 1 && root < 253) {
-            assert_true(x <= ldexp(1.96875, (int)root - 127) && x > ldexp(1.96875, (int)root - 128));
-        }
-        if (number > 1 && number < 253)
-            assert_true(x <= ldexp(1.9375, (int)number - 127) && x > ldexp(1.9375, (int)number - 128));
+        assert_true(root >= least && root <= last && number >= least && number <= last);
+        if (root > least && root < last)
+            assert_true(x <= ldexp(1.9609375, (int)root - 127) && x > ldexp(1.9609375, (int)root - 128));
+        if (number > least && number < last)
+            assert_true(x <= ldexp(1.9296875, (int)number - 127) && x > ldexp(1.9296875, (int)number - 128));
     }
+}
+
+/* 256 cells with 4096 each expected, deviation 64: six of them. */
+static void check_even(const uint32_t seen[256])
+{
+    uint32_t i;
+
+    for (i = 0; i < 256; i++)
+        assert_true(seen[i] > 4096 - 384 && seen[i] < 4096 + 384);
 }
 
 static void random_numbers_are_even(void **state)
 {
-    static uint32_t seen[256], differ[32];
+    static uint32_t first[256], second[256], master[256], both[256], next_to[256], later[256], differ[32];
     uint32_t step, i;
 
     (void)state;
-    for (step = 0; step < 64; step++)
+    for (step = 1; step <= 64; step++) {
+        uint32_t number = msc__random_first(step, 0);
+        uint32_t number_later = msc__random_first(step + 1, 0);
+
         for (i = 0; i < 16384; i++) {
-            uint32_t here = msc__random(i, step * 0x9E3779B1u);
-            uint32_t next = msc__random(i + 1, step * 0x9E3779B1u);
+            uint32_t here = msc__random(number + i * MSC__RANDOM_STEP);
+            uint32_t next = msc__random(number + (i + 1) * MSC__RANDOM_STEP);
+            uint32_t then = msc__random(number_later + i * MSC__RANDOM_STEP);
             uint32_t bit;
 
-            seen[here >> 24]++;
+            first[here >> 24]++; /* the upper bits of what rounds each */
+            second[here >> 10 & 255u]++;
+            master[here & 255u]++;
+            both[here >> 28 << 4 | (here >> 14 & 15u)]++; /* of one element, of neighbours, of two steps */
+            next_to[here >> 28 << 4 | next >> 28]++;
+            later[here >> 28 << 4 | then >> 28]++;
             for (bit = 0; bit < 32; bit++)
                 differ[bit] += (here ^ next) >> bit & 1u;
         }
-    for (i = 0; i < 256; i++) /* 4096 expected, deviation 64: six of them */
-        assert_true(seen[i] > 4096 - 384 && seen[i] < 4096 + 384);
+    }
+    check_even(first);
+    check_even(second);
+    check_even(master);
+    check_even(both);
+    check_even(next_to);
+    check_even(later);
     for (i = 0; i < 32; i++) /* 2^19 expected, deviation 512 */
         assert_true(differ[i] > (1u << 19) - 3072 && differ[i] < (1u << 19) + 3072);
-}
-
-/* ---- blocks ------------------------------------------------------------------------------------------------ */
-
-typedef struct block {
-    fixture state;
-    float m[MSC_OPTIM_BLOCK], v[MSC_OPTIM_BLOCK];
-} block;
-
-static msc_optim *optim;
-
-static void write_and_read(block *one, const float *m, const float *v, uint32_t count)
-{
-    msc_optim_rule rule = fixture_rule(MSC_OPTIM_KIND_ADAMW, MSC_OPTIM_FLOAT_FP32, MSC_OPTIM_WEIGHTS_FP32,
-                                       MSC_OPTIM_MOMENTS_CODE8);
-
-    one->state = fixture_make(optim, &rule, count, 0, 1);
-    assert_int_equal(msc_optim_moments_write(optim, &rule, &one->state.tensor, m, v, NULL), MSC_OK);
-    assert_int_equal(msc_optim_moments_read(optim, &rule, &one->state.tensor, one->m, one->v, NULL), MSC_OK);
-}
-
-/* Numbers of one size: within half a step, relative to the largest in the block and to themselves. */
-static void errors_are_bounded(void **state)
-{
-    float m[MSC_OPTIM_BLOCK], v[MSC_OPTIM_BLOCK];
-    uint64_t seed = 9;
-    uint32_t round, i;
-
-    (void)state;
-    for (round = 0; round < 300; round++) {
-        double size = ldexp(1.0, (int)(round % 60) - 30);
-        double most_root = 0.0, most_ratio = 0.0;
-        block one;
-
-        for (i = 0; i < MSC_OPTIM_BLOCK; i++) {
-            v[i] = (float)(size * size) * fabsf(fixture_float(&seed)) + (float)(size * size) * 1e-6f;
-            m[i] = sqrtf(v[i]) * fixture_float(&seed);
-        }
-        write_and_read(&one, m, v, MSC_OPTIM_BLOCK);
-        for (i = 0; i < MSC_OPTIM_BLOCK; i++) {
-            most_root = fmax(most_root, sqrt((double)v[i]));
-            most_ratio = fmax(most_ratio, fabs((double)m[i]) / sqrt((double)one.v[i]));
-        }
-        for (i = 0; i < MSC_OPTIM_BLOCK; i++) {
-            double root = sqrt((double)v[i]);
-            double stored = sqrt((double)one.v[i]);
-            double ratio = (double)m[i] / stored;
-
-            /* the block's power of two is less than 1.04 times the largest; half a step; roundings of FP32 */
-            assert_true(fabs(stored - root) <= fmax(root, 1.04 * most_root / 64) / 64 * 1.0001);
-            assert_true(fabs((double)one.m[i] / stored - ratio) <=
-                        fmax(fabs(ratio), 1.04 * most_ratio / 64) / 32 * 1.0001);
-        }
-        fixture_end(&one.state);
-    }
-}
-
-/* What was read is written as the same bytes, whatever the codes were. */
-static void reading_and_writing_change_nothing(void **state)
-{
-    static const msc_optim_kind kinds[] = {MSC_OPTIM_KIND_ADAM, MSC_OPTIM_KIND_LION};
-    float m[700], v[700], again_m[700], again_v[700];
-    uint64_t seed = 12;
-    unsigned kind, moments;
-    uint32_t round;
-
-    (void)state;
-    for (round = 0; round < 50; round++)
-        for (kind = 0; kind < 2; kind++)
-            for (moments = 0; moments < MSC_OPTIM_MOMENTS_COUNT; moments++) {
-                msc_optim_rule rule = fixture_rule(kinds[kind], MSC_OPTIM_FLOAT_FP32, MSC_OPTIM_WEIGHTS_FP32,
-                                                   (msc_optim_moments)moments);
-                fixture a = fixture_make(optim, &rule, 700, 0, 1);
-
-                fixture_run(&a, optim, 1, 1 + fixture_random(&seed) % 5, round);
-                assert_int_equal(msc_optim_moments_read(optim, &rule, &a.tensor, m, v, NULL), MSC_OK);
-                assert_int_equal(msc_optim_moments_write(optim, &rule, &a.tensor, m, v, NULL), MSC_OK);
-                assert_int_equal(msc_optim_moments_read(optim, &rule, &a.tensor, again_m, again_v, NULL),
-                                 MSC_OK);
-                assert_memory_equal(again_m, m, sizeof m);
-                if (kind == 0)
-                    assert_memory_equal(again_v, v, sizeof v);
-                fixture_end(&a);
-            }
-}
-
-/* Whatever bytes a state has, the largest code among small ones too. */
-static void any_codes_are_kept(void **state)
-{
-    msc_optim_rule rule = fixture_rule(MSC_OPTIM_KIND_ADAM, MSC_OPTIM_FLOAT_FP32, MSC_OPTIM_WEIGHTS_FP32,
-                                       MSC_OPTIM_MOMENTS_CODE8);
-    float m[MSC_OPTIM_BLOCK], v[MSC_OPTIM_BLOCK], again_m[MSC_OPTIM_BLOCK], again_v[MSC_OPTIM_BLOCK];
-    fixture a = fixture_make(optim, &rule, MSC_OPTIM_BLOCK, 0, 1);
-    uint64_t seed = 77;
-    uint32_t round, i;
-
-    (void)state;
-    for (round = 0; round < 2000; round++) {
-        a.tensor.scale1[0] = (uint8_t)(100 + fixture_random(&seed) % 50);
-        a.tensor.scale2[0] = (uint8_t)(100 + fixture_random(&seed) % 50);
-        for (i = 0; i < MSC_OPTIM_BLOCK; i++) {
-            ((uint8_t *)a.tensor.moment1)[i] = (uint8_t)(i == 9 ? 127 : fixture_random(&seed) % 64);
-            ((uint8_t *)a.tensor.moment2)[i] = (uint8_t)(1 + fixture_random(&seed) % 255);
-        }
-        assert_int_equal(msc_optim_moments_read(optim, &rule, &a.tensor, m, v, NULL), MSC_OK);
-        assert_int_equal(msc_optim_moments_write(optim, &rule, &a.tensor, m, v, NULL), MSC_OK);
-        assert_int_equal(msc_optim_moments_read(optim, &rule, &a.tensor, again_m, again_v, NULL), MSC_OK);
-        assert_memory_equal(again_m, m, sizeof m);
-        assert_memory_equal(again_v, v, sizeof v);
-    }
-    fixture_end(&a);
-}
-
-/* The largest number does not become infinite. */
-static void bf16_stays_finite(void **state)
-{
-    msc_optim_rule rule = fixture_rule(MSC_OPTIM_KIND_LION, MSC_OPTIM_FLOAT_FP32, MSC_OPTIM_WEIGHTS_FP32,
-                                       MSC_OPTIM_MOMENTS_BF16);
-    static const float m[] = {FLT_MAX, -FLT_MAX, INFINITY, NAN};
-    fixture a = fixture_make(optim, &rule, 4, 0, 1);
-    float back[4];
-
-    (void)state;
-    assert_int_equal(msc_optim_moments_write(optim, &rule, &a.tensor, m, NULL, NULL), MSC_OK);
-    assert_int_equal(msc_optim_moments_read(optim, &rule, &a.tensor, back, NULL, NULL), MSC_OK);
-    assert_int_equal(fixture_bits(back[0]), 0x7F7F0000);
-    assert_int_equal(fixture_bits(back[1]), 0xFF7F0000);
-    assert_true(isinf(back[2]) && isnan(back[3]));
-    fixture_end(&a);
-}
-
-/* The scale's ends: below, steps get no smaller; above, the largest code stands for more. */
-static void ends_of_the_scale(void **state)
-{
-    msc_optim_rule rule = fixture_rule(MSC_OPTIM_KIND_LION, MSC_OPTIM_FLOAT_FP32, MSC_OPTIM_WEIGHTS_FP32,
-                                       MSC_OPTIM_MOMENTS_CODE8);
-    static const float large[] = {FLT_MAX, -FLT_MAX, 1.0f, 0x1p120f};
-    static const float small[] = {0x1p-127f, -0x3p-130f, 0x1p-138f, 0x1p-149f};
-    fixture a = fixture_make(optim, &rule, 4, 0, 1);
-    float back[4];
-
-    (void)state;
-    assert_int_equal(msc_optim_moments_write(optim, &rule, &a.tensor, large, NULL, NULL), MSC_OK);
-    assert_int_equal(msc_optim_moments_read(optim, &rule, &a.tensor, back, NULL, NULL), MSC_OK);
-    assert_true(back[0] == 0x1.Fp126f && back[1] == -0x1.Fp126f && back[2] == 0.0f && back[3] == 0x1p120f);
-    assert_int_equal(msc_optim_moments_write(optim, &rule, &a.tensor, small, NULL, NULL), MSC_OK);
-    assert_int_equal(msc_optim_moments_read(optim, &rule, &a.tensor, back, NULL, NULL), MSC_OK);
-    assert_true(back[0] == small[0] && back[1] == small[1] && back[2] == 0.0f && back[3] == 0.0f);
-    fixture_end(&a);
-}
-
-static void zeros_stay(void **state)
-{
-    float zeros[MSC_OPTIM_BLOCK] = {0.0f};
-    float as_many[MSC_OPTIM_BLOCK] = {0.0f};
-    block one;
-    uint32_t i;
-
-    (void)state;
-    write_and_read(&one, zeros, as_many, MSC_OPTIM_BLOCK);
-    for (i = 0; i < MSC_OPTIM_BLOCK; i++) {
-        assert_true(one.m[i] == 0.0f && one.v[i] == 0.0f);
-        assert_int_equal(((const uint8_t *)one.state.tensor.moment2)[i], 0);
-    }
-    memset(one.state.tensor.scale1, 0, 1); /* a state that was never written */
-    memset(one.state.tensor.scale2, 0, 1);
-    assert_int_equal(msc_optim_moments_read(optim, &one.state.rule, &one.state.tensor, one.m, one.v, NULL),
-                     MSC_OK);
-    for (i = 0; i < MSC_OPTIM_BLOCK; i++)
-        assert_true(one.m[i] == 0.0f && one.v[i] == 0.0f);
-    fixture_end(&one.state);
-}
-
-/* Beside something large, a small v is never stored as 0, and m / root(v) grows by half a step of the root at most. */
-static void small_beside_large(void **state)
-{
-    static const float sizes[] = {1e-30f, 1e-20f, 1e-8f, 1e-4f, 1e4f, 1e15f, 1e18f};
-    float m[MSC_OPTIM_BLOCK], v[MSC_OPTIM_BLOCK];
-    size_t large;
-    uint32_t i;
-
-    (void)state;
-    for (large = 0; large < sizeof sizes / sizeof sizes[0]; large++) {
-        block one;
-
-        for (i = 0; i < MSC_OPTIM_BLOCK; i++) {
-            double root = (double)sizes[large] * pow(10.0, -(double)(i % 32) / 2);
-
-            v[i] = (float)(root * root);
-            m[i] = (float)root * 0.7f;
-        }
-        write_and_read(&one, m, v, MSC_OPTIM_BLOCK);
-        for (i = 0; i < MSC_OPTIM_BLOCK; i++) {
-            assert_true((v[i] > 0.0f) == (((const uint8_t *)one.state.tensor.moment2)[i] > 0));
-            assert_true(isfinite(one.m[i]) && isfinite(one.v[i]));
-            if (one.v[i] > FLT_MIN)
-                assert_true(fabs((double)one.m[i]) <= 0.7 * 1.51 * sqrt((double)one.v[i]));
-        }
-        fixture_end(&one.state);
-    }
-}
-
-/* Not a number, or too large: no NaN comes back, and no other block is touched. */
-static void trouble_stays_in_its_block(void **state)
-{
-    float m[MSC_OPTIM_BLOCK * 2], v[MSC_OPTIM_BLOCK * 2], m_out[MSC_OPTIM_BLOCK * 2],
-        v_out[MSC_OPTIM_BLOCK * 2];
-    static const float trouble[] = {NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX};
-    msc_optim_rule rule = fixture_rule(MSC_OPTIM_KIND_ADAMW, MSC_OPTIM_FLOAT_FP32, MSC_OPTIM_WEIGHTS_FP32,
-                                       MSC_OPTIM_MOMENTS_CODE8);
-    size_t k;
-    uint32_t i;
-
-    (void)state;
-    for (k = 0; k < sizeof trouble / sizeof trouble[0]; k++) {
-        fixture a = fixture_make(optim, &rule, MSC_OPTIM_BLOCK * 2, 0, 1);
-
-        for (i = 0; i < MSC_OPTIM_BLOCK * 2; i++) {
-            m[i] = 0.25f;
-            v[i] = 1.0f;
-        }
-        m[5] = trouble[k];
-        v[7] = fabsf(trouble[k]);
-        assert_int_equal(msc_optim_moments_write(optim, &rule, &a.tensor, m, v, NULL), MSC_OK);
-        assert_int_equal(msc_optim_moments_read(optim, &rule, &a.tensor, m_out, v_out, NULL), MSC_OK);
-        for (i = 0; i < MSC_OPTIM_BLOCK * 2; i++) {
-            assert_true(isfinite(v_out[i]) && !isnan(m_out[i]));
-            if (i >= MSC_OPTIM_BLOCK)
-                assert_true(m_out[i] == 0.25f && v_out[i] == 1.0f);
-        }
-        fixture_end(&a);
-    }
-}
-
-static int begin(void **state)
-{
-    (void)state;
-    optim = fixture_optim(MSC_OPTIM_ISA_ANY, 1);
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    fixture_optim_end(optim);
-    return 0;
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_code_is_itself),
-        cmocka_unit_test(codes_rise),
-        cmocka_unit_test(between_codes),
-        cmocka_unit_test(scales_hold),
-        cmocka_unit_test(random_numbers_are_even),
-        cmocka_unit_test(errors_are_bounded),
-        cmocka_unit_test(reading_and_writing_change_nothing),
-        cmocka_unit_test(any_codes_are_kept),
-        cmocka_unit_test(bf16_stays_finite),
-        cmocka_unit_test(ends_of_the_scale),
-        cmocka_unit_test(zeros_stay),
-        cmocka_unit_test(small_beside_large),
-        cmocka_unit_test(trouble_stays_in_its_block),
+        cmocka_unit_test(every_code_is_itself), cmocka_unit_test(codes_rise),
+        cmocka_unit_test(between_codes),        cmocka_unit_test(between_roots),
+        cmocka_unit_test(scales_hold),          cmocka_unit_test(random_numbers_are_even),
     };
 
-    return cmocka_run_group_tests_name("optim_codes", tests, begin, end);
+    return cmocka_run_group_tests_name("optim_codes", tests, NULL, NULL);
 }

@@ -11,8 +11,7 @@
 
 #define ALL 65536u
 
-static msc_optim *optim; /* of the instruction set at hand */
-static float *floats;    /* patterns that decide, ALL × 24 */
+static float *floats; /* patterns that decide, ALL × 24 */
 static uint32_t float_count;
 
 static void make_floats(void)

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static msc_optim *optim;
-
 /* ---- 24 bits ------------------------------------------------------------------------------------------------- */
 
 #define TINY_COUNT 2000u
@@ -295,20 +293,6 @@ static void network(void **state)
     compare(MSC_OPTIM_KIND_LION, 0.001, HIDDEN, 400, 2);
 }
 
-static int begin(void **state)
-{
-    (void)state;
-    optim = fixture_optim(MSC_OPTIM_ISA_ANY, 1);
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    fixture_optim_end(optim);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,5 +301,5 @@ int main(void)
         cmocka_unit_test(network),
     };
 
-    return cmocka_run_group_tests_name("optim_learns", tests, begin, end);
+    return cmocka_run_group_tests_name("optim_learns", tests, fixture_begin, fixture_finish);
 }

@@ -18,8 +18,6 @@ typedef struct arrays {
     uint16_t *bf16, *fp16;
 } arrays;
 
-static msc_optim *scalar;
-
 /* Types mixed, empty arrays between, the same numbers in each type. */
 static arrays make_arrays(void)
 {
@@ -39,8 +37,8 @@ static arrays make_arrays(void)
     made.list[3] = (msc_optim_array){made.fp16, 3000, MSC_OPTIM_FLOAT_FP16};
     made.list[4] = (msc_optim_array){made.full, 1, MSC_OPTIM_FLOAT_FP32};
     made.list[5] = (msc_optim_array){NULL, 0, MSC_OPTIM_FLOAT_BF16};
-    assert_int_equal(msc_optim_convert(scalar, made.bf16, MSC_OPTIM_FLOAT_BF16, &made.list[0], NULL), MSC_OK);
-    assert_int_equal(msc_optim_convert(scalar, made.fp16, MSC_OPTIM_FLOAT_FP16, &made.list[0], NULL), MSC_OK);
+    assert_int_equal(msc_optim_convert(optim, made.bf16, MSC_OPTIM_FLOAT_BF16, &made.list[0], NULL), MSC_OK);
+    assert_int_equal(msc_optim_convert(optim, made.fp16, MSC_OPTIM_FLOAT_FP16, &made.list[0], NULL), MSC_OK);
     return made;
 }
 
@@ -56,7 +54,7 @@ static float *widened(const msc_optim_array *array)
     float *wide = malloc((size_t)array->count * sizeof *wide + 1);
 
     assert_non_null(wide);
-    assert_int_equal(msc_optim_convert(scalar, wide, MSC_OPTIM_FLOAT_FP32, array, NULL), MSC_OK);
+    assert_int_equal(msc_optim_convert(optim, wide, MSC_OPTIM_FLOAT_FP32, array, NULL), MSC_OK);
     return wide;
 }
 
@@ -87,7 +85,7 @@ static void norms_are_right_and_the_same(void **state)
     unsigned isa, threads;
 
     (void)state;
-    assert_int_equal(msc_optim_norm(scalar, made.list, 6, 0.37f, &first, NULL), MSC_OK);
+    assert_int_equal(msc_optim_norm(optim, made.list, 6, 0.37f, &first, NULL), MSC_OK);
     assert_int_equal(first.nonfinite_count, 0);
     /* valgrind computes long double as double, and then it is this sum that is less exact */
     assert_true(fabsl((long double)first.sum_of_squares - expected) <= 1e-11L * expected);
@@ -119,7 +117,7 @@ static void norms_are_what_they_were(void **state)
         uint64_t bits;
 
         made.list[0].count = MANY / 20 * i;
-        assert_int_equal(msc_optim_norm(scalar, made.list, 3, 1.0f, &norm, NULL), MSC_OK);
+        assert_int_equal(msc_optim_norm(optim, made.list, 3, 1.0f, &norm, NULL), MSC_OK);
         memcpy(&bits, &norm.sum_of_squares, sizeof bits);
         digest = (digest ^ bits) * UINT64_C(0x100000001B3);
     }
@@ -142,11 +140,11 @@ static void every_length_is_summed(void **state)
         values[i] = (float)(i + 1); /* squares and sums are integers: exact in any order */
     for (i = 0; i <= 200; i++) {
         array.count = i;
-        assert_int_equal(msc_optim_norm(scalar, &array, 1, 1.0f, &norm, NULL), MSC_OK);
+        assert_int_equal(msc_optim_norm(optim, &array, 1, 1.0f, &norm, NULL), MSC_OK);
         assert_true(norm.sum_of_squares == sum);
         sum += (double)(i + 1) * (double)(i + 1);
     }
-    assert_int_equal(msc_optim_norm(scalar, NULL, 0, 1.0f, &norm, NULL), MSC_OK);
+    assert_int_equal(msc_optim_norm(optim, NULL, 0, 1.0f, &norm, NULL), MSC_OK);
     assert_true(norm.sum_of_squares == 0.0 && norm.nonfinite_count == 0);
 }
 
@@ -158,14 +156,14 @@ static void extreme_numbers_are_summed(void **state)
     msc_optim_norm_result norm;
 
     (void)state;
-    assert_int_equal(msc_optim_norm(scalar, &array, 1, 1.0f, &norm, NULL), MSC_OK);
+    assert_int_equal(msc_optim_norm(optim, &array, 1, 1.0f, &norm, NULL), MSC_OK);
     assert_true(norm.sum_of_squares == 2.0 * (double)FLT_MAX * (double)FLT_MAX);
     array.values = values + 2;
-    assert_int_equal(msc_optim_norm(scalar, &array, 1, 1.0f, &norm, NULL), MSC_OK);
+    assert_int_equal(msc_optim_norm(optim, &array, 1, 1.0f, &norm, NULL), MSC_OK);
     assert_true(norm.sum_of_squares ==
                 (double)values[3] * (double)values[3] + (double)values[2] * (double)values[2]);
     array.values = values;
-    assert_int_equal(msc_optim_norm(scalar, &array, 1, 4.0f, &norm, NULL), MSC_OK); /* after scaling */
+    assert_int_equal(msc_optim_norm(optim, &array, 1, 4.0f, &norm, NULL), MSC_OK); /* after scaling */
     assert_int_equal(norm.nonfinite_count, 2);
 }
 
@@ -184,17 +182,17 @@ static void what_is_not_finite_is_counted(void **state)
             made.full[i] = 0.0f;
             bad++;
         }
-    assert_int_equal(msc_optim_norm(scalar, made.list, 1, 1.0f, &before, NULL), MSC_OK);
+    assert_int_equal(msc_optim_norm(optim, made.list, 1, 1.0f, &before, NULL), MSC_OK);
     for (seed = 2, i = 0; i < MANY; i++)
         if (fixture_random(&seed) % 1000 == 0)
             made.full[i] = fixture_from_bits(patterns[i % 5]);
-    assert_int_equal(msc_optim_norm(scalar, made.list, 1, 1.0f, &norm, NULL), MSC_OK);
+    assert_int_equal(msc_optim_norm(optim, made.list, 1, 1.0f, &norm, NULL), MSC_OK);
     assert_int_equal(norm.nonfinite_count, bad);
     assert_true(norm.sum_of_squares == before.sum_of_squares); /* the others' sum */
     made.bf16[5] = 0x7F80;
     made.fp16[6] = 0xFC00;
     made.fp16[7] = 0x7C01;
-    assert_int_equal(msc_optim_norm(scalar, made.list + 2, 2, 1.0f, &norm, NULL), MSC_OK);
+    assert_int_equal(msc_optim_norm(optim, made.list + 2, 2, 1.0f, &norm, NULL), MSC_OK);
     assert_int_equal(norm.nonfinite_count, 3);
     drop_arrays(&made);
 }
@@ -285,20 +283,6 @@ static void gradients_accumulate(void **state)
     drop_arrays(&made);
 }
 
-static int begin(void **state)
-{
-    (void)state;
-    scalar = fixture_optim(MSC_OPTIM_ISA_SCALAR, 1);
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    fixture_optim_end(scalar);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -308,5 +292,5 @@ int main(void)
         cmocka_unit_test(gradients_accumulate),
     };
 
-    return cmocka_run_group_tests_name("optim_sums", tests, begin, end);
+    return cmocka_run_group_tests_name("optim_sums", tests, fixture_begin_scalar, fixture_finish);
 }

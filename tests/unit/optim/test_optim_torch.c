@@ -134,7 +134,7 @@ typedef struct library_run {
     float w[TORCH_COUNT], m[TORCH_COUNT], v[TORCH_COUNT];
 } library_run;
 
-static library_run run_library(msc_optim *optim, const msc_optim_rule *rule)
+static library_run run_library(const msc_optim_rule *rule)
 {
     library_run run;
     float g[TORCH_COUNT];
@@ -155,7 +155,6 @@ static library_run run_library(msc_optim *optim, const msc_optim_rule *rule)
 
 static void library_is_plain(void **state)
 {
-    msc_optim *optim = fixture_optim(MSC_OPTIM_ISA_ANY, 1);
     size_t k;
     uint32_t i;
 
@@ -163,7 +162,7 @@ static void library_is_plain(void **state)
     for (k = 0; k < sizeof torch_recorded / sizeof torch_recorded[0]; k++) {
         const torch_steps *torch = &torch_recorded[k];
         msc_optim_rule rule = rule_named(torch->name);
-        library_run run = run_library(optim, &rule);
+        library_run run = run_library(&rule);
 
         for (i = 0; i < TORCH_COUNT; i++) {
             plain_state s = plain_run(&rule, 0, i);
@@ -176,7 +175,6 @@ static void library_is_plain(void **state)
             assert_true(fabsf(run.w[i] - there) <= (float)TORCH_STEPS * 0x1p-23f);
         }
     }
-    fixture_optim_end(optim);
 }
 
 int main(void)
@@ -186,5 +184,5 @@ int main(void)
         cmocka_unit_test(library_is_plain),
     };
 
-    return cmocka_run_group_tests_name("optim_torch", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("optim_torch", tests, fixture_begin, fixture_finish);
 }
