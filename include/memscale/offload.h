@@ -172,7 +172,8 @@ MSC_API msc_status msc_offload_settle(msc_offload *engine, msc_ticket ticket, vo
 MSC_API msc_status msc_offload_settled(msc_offload *engine, msc_ticket ticket, msc_error *err);
 
 /**
- * Starts to copy a block back.
+ * Starts to copy a block back; a few small blocks may wait until one of them is asked for, while others that were
+ * asked for ahead of their use are not used yet.
  *
  * @param destination as many bytes as were put.
  * @param stream      where the destination was made; the copy waits for what it was given before this call.
@@ -193,7 +194,8 @@ MSC_API msc_status msc_offload_arrive(msc_offload *engine, msc_ticket ticket, vo
 MSC_API msc_status msc_offload_arrived(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err);
 
 /**
- * Ends a block. What has not begun is not done any more; what is running is waited for, so source and
+ * Ends a block. What has not begun is not done any more; what is running, or begins together with what is (small
+ * blocks, 256 KiB of them at most), is waited for, so source and
  * destination may go after this call in the order of no stream in particular. 0 and old tickets are accepted.
  */
 MSC_API void msc_offload_drop(msc_offload *engine, msc_ticket ticket);

@@ -89,9 +89,9 @@ static msc_status init_parts(msc_offload *engine, msc_error *err)
 
 static msc_status start(msc_offload *engine, msc_error *err)
 {
-    msc_status status = msc__lane_start(&engine->out, "memscale-out", msc__lane_out_run, err);
+    msc_status status = msc__lane_start(&engine->out, &msc__direction_out, "memscale-out", err);
 
-    return status == MSC_OK ? msc__lane_start(&engine->in, "memscale-in", msc__lane_in_run, err) : status;
+    return status == MSC_OK ? msc__lane_start(&engine->in, &msc__direction_in, "memscale-in", err) : status;
 }
 
 msc_status msc_offload_create(msc_context *ctx, msc_device *device, const msc_offload_options *options,

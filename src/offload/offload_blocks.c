@@ -101,9 +101,12 @@ msc_ticket msc__block_ticket(const msc__block *block)
 
 void msc__block_settle_drop(msc_offload *engine, msc__block *block)
 {
+    int64_t now_ns;
+
     if (!block->dropped || block->out_busy || block->in_busy)
         return;
-    msc__trace_add(engine, MSC_OFFLOAD_DROP, block, msc__clock_ns());
+    now_ns = msc__trace_now(engine);
+    msc__trace_add(engine, MSC_OFFLOAD_DROP, block, now_ns, now_ns);
     msc__block_give(engine, block);
 }
 

@@ -61,7 +61,7 @@ static msc__block *await_change(msc_offload *engine, msc_ticket ticket)
 static msc_status make_block(msc_offload *engine, uint64_t bytes, msc__block **out, msc_error *err)
 {
     msc__place place;
-    msc_error why = {.status = MSC_OK};
+    msc_error why; /* whole ones are 500 bytes to clear: a good part of what a put takes */
     msc_status status = msc__place_take(engine, bytes, MSC_TIER_PINNED, MSC_TIER_FILE, &place, err);
 
     if (status != MSC_OK) {
@@ -80,13 +80,26 @@ static msc_status make_block(msc_offload *engine, uint64_t bytes, msc__block **o
     return MSC_OK;
 }
 
+/* Whether copies have to wait for a stream. The host's default one is the program itself: what it did is done. */
+static bool has_to_wait(const msc_offload *engine, const void *stream)
+{
+    return msc__has_streams(engine) || stream != NULL;
+}
+
+static msc_status record(const msc_offload *engine, void *event, void *stream, msc_error *err)
+{
+    return engine->device->ops->event_record(engine->device, event, stream, err);
+}
+
 /* The block waits for its source, and has an ordinal and a ticket in its step; or none of it. */
 static msc_status enter_step(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
 {
-    msc_device *device = engine->device;
     msc_ticket ticket = msc__block_ticket(block);
-    msc_status status = device->ops->event_record(device, block->events[MSC__OUT_READY], stream, err);
+    msc_status status = MSC_OK;
 
+    block->out_waits = has_to_wait(engine, stream);
+    if (block->out_waits)
+        status = record(engine, block->events[MSC__OUT_READY], stream, err);
     if (status == MSC_OK)
         status = msc__array_reserve(engine->ctx, &engine->step_tickets, sizeof ticket, 1, err);
     if (status == MSC_OK)
@@ -151,16 +164,10 @@ static msc_status failure(const msc_offload *engine, const msc__transfer *move, 
     return move->failure;
 }
 
-/* Whether a stream can be made to wait for a copy that is only on its way: the host has none but the caller. */
-static bool has_streams(const msc_offload *engine)
-{
-    return engine->device->kind != MSC_DEVICE_HOST;
-}
-
 static bool out_is_awaited(const msc_offload *engine, const msc__block *block)
 {
     return block->out == MSC__OUT_QUEUED || block->out == MSC__OUT_RUNNING ||
-           (block->out == MSC__OUT_ISSUED && !has_streams(engine));
+           (block->out == MSC__OUT_ISSUED && !msc__has_streams(engine));
 }
 
 /* Waits until the block is in its tier, or behind an event that a stream can wait for. NULL: it is gone. */
@@ -168,15 +175,17 @@ static msc__block *wait_out(msc_offload *engine, msc__block *block)
 {
     msc_ticket ticket = msc__block_ticket(block);
     int64_t begin_ns;
+    int64_t end_ns;
 
     if (!out_is_awaited(engine, block))
         return block;
     begin_ns = msc__clock_ns();
     while (block != NULL && out_is_awaited(engine, block))
         block = await_change(engine, ticket);
-    engine->counters.settle_wait_ns += (uint64_t)(msc__clock_ns() - begin_ns);
+    end_ns = msc__clock_ns();
+    engine->counters.settle_wait_ns += (uint64_t)(end_ns - begin_ns);
     if (block != NULL)
-        msc__trace_add(engine, MSC_OFFLOAD_WAIT_SETTLE, block, begin_ns);
+        msc__trace_add(engine, MSC_OFFLOAD_WAIT_SETTLE, block, begin_ns, end_ns);
     return block;
 }
 
@@ -232,13 +241,15 @@ static bool may_get(const msc__block *block)
 
 static msc_status get(msc_offload *engine, msc__block *block, void *destination, void *stream, msc_error *err)
 {
-    msc_status status;
+    msc_status status = MSC_OK;
 
     if (block->out == MSC__OUT_FAILED)
         return msc__fail(err, MSC_ESTATE, "the copy out of this block failed: its source is all there is");
     if (!may_get(block))
         return msc__fail(err, MSC_ESTATE, "an earlier get of this block has not arrived");
-    status = engine->device->ops->event_record(engine->device, block->events[MSC__IN_READY], stream, err);
+    block->in_waits = has_to_wait(engine, stream);
+    if (block->in_waits)
+        status = record(engine, block->events[MSC__IN_READY], stream, err);
     if (status != MSC_OK)
         return status;
     block->destination = destination;
@@ -267,7 +278,7 @@ msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void *destina
 static bool in_is_awaited(const msc_offload *engine, const msc__block *block)
 {
     return block->in == MSC__IN_QUEUED || block->in == MSC__IN_RUNNING ||
-           (block->in == MSC__IN_ISSUED && !has_streams(engine));
+           (block->in == MSC__IN_ISSUED && !msc__has_streams(engine));
 }
 
 /* Waits until the block is back, or behind an event that a stream can wait for. NULL: it is gone. */
@@ -275,15 +286,17 @@ static msc__block *wait_in(msc_offload *engine, msc__block *block)
 {
     msc_ticket ticket = msc__block_ticket(block);
     int64_t begin_ns;
+    int64_t end_ns;
 
     if (!in_is_awaited(engine, block))
         return block;
     begin_ns = msc__clock_ns();
     while (block != NULL && in_is_awaited(engine, block))
         block = await_change(engine, ticket);
-    engine->counters.arrive_wait_ns += (uint64_t)(msc__clock_ns() - begin_ns);
+    end_ns = msc__clock_ns();
+    engine->counters.arrive_wait_ns += (uint64_t)(end_ns - begin_ns);
     if (block != NULL)
-        msc__trace_add(engine, MSC_OFFLOAD_WAIT_ARRIVE, block, begin_ns);
+        msc__trace_add(engine, MSC_OFFLOAD_WAIT_ARRIVE, block, begin_ns, end_ns);
     return block;
 }
 
@@ -296,7 +309,7 @@ static msc_status arrive(msc_offload *engine, msc__block *block, void *stream, m
         return msc__fail(err, MSC_ESTATE, "nothing is on its way: get comes before arrive");
     if (block->in == MSC__IN_FAILED)
         status = failure(engine, block->out == MSC__OUT_FAILED ? &block->leaving : &block->returning, err);
-    else if (has_streams(engine))
+    else if (msc__has_streams(engine))
         status = device->ops->stream_wait(device, stream, block->events[MSC__IN_DONE], err);
     block->arrived = block->arrived || status == MSC_OK;
     return status;

@@ -10,6 +10,10 @@
  * the two `msc__transfer` of a block, which belong to their lanes. No lane holds the mutex while bytes move. `changed` is broadcast
  * when the state of any block changes.
  *
+ * With small blocks the mutex is what costs: each taking of it fetches its line, and those of the blocks, from the other
+ * core. So a lane takes several small blocks under one lock, and what it has to tell of them it puts off until it
+ * takes more, waits, or begins something large. A lane that waits has told everything.
+ *
  * A lane never waits for a caller. Lane in waits for lane out (a block that is asked for before it is
  * stored); lane out waits for nobody: so there is no circle.
  */
@@ -31,6 +35,8 @@
 
 #define MSC__OFFLOAD_RING_CAPACITY 4096u
 #define MSC__OFFLOAD_ITEMS 64u /* copies that a lane has under way at most; above the most staging buffers */
+#define MSC__OFFLOAD_BATCH                                                                                   \
+    16u /* blocks that a lane takes, and reports that it makes, under one lock at most */
 #define MSC__OFFLOAD_BLOCKS_PER_PAGE 256u
 #define MSC__OFFLOAD_AHEAD_MOST 1024u /* the most that prefetch_count may be */
 
@@ -71,28 +77,30 @@ typedef struct msc__transfer {
 } msc__transfer;
 
 typedef struct msc__block {
+    /* One line: what callers and lanes tell each other, and what the callers look at beside it. */
     uint32_t index;
     uint32_t generation; /* odd: in use */
-    uint32_t group;
-    uint32_t ordinal; /* in its step */
+    msc__out_state out;
+    msc__in_state in;
+    bool out_busy; /* a lane has it: set when the lane takes the block, reset when its end is told */
+    bool in_busy;
+    bool out_waits; /* the copy out waits for `out_ready`: the source was made on a stream */
+    bool in_waits;  /* likewise the copy back, for `in_ready` */
+    bool settled;   /* nobody waits for the copy out: the source's fate is the program's */
+    bool arrived;   /* likewise for the latest copy back */
+    bool dropped;   /* the last lane that has it frees it */
     uint32_t next_free;
+    uint32_t group;
+    uint32_t ordinal;     /* in its step */
     uint32_t ahead_place; /* in the engine's `ahead`; MSC_NONE: it does not count in the prefetch window */
-
     uint64_t bytes;
     uint64_t allowance; /* of its group: bytes of the next one that may be early */
+
+    /* Written by callers, read by lanes. */
     msc__place place;
     const void *source;
     void *destination;
     void *events[4]; /* out_ready, out_done, in_ready, in_done; made when the block is used first */
-
-    msc__out_state out;
-    msc__in_state in;
-    bool
-        out_busy; /* a lane has it: set by the lane when it takes the block, reset when the last piece is over */
-    bool in_busy;
-    bool settled; /* nobody waits for the copy out: the source's fate is the program's */
-    bool arrived; /* likewise for the latest copy back */
-    bool dropped; /* the last lane that has it frees it */
 
     msc__transfer leaving;   /* lane out's */
     msc__transfer returning; /* lane in's */
@@ -111,6 +119,8 @@ typedef struct msc__item {
     bool copied;      /* out: the device's copy is over; in: it has begun */
 } msc__item;
 
+typedef struct msc__lane msc__lane;
+
 typedef struct msc__staging {
     void *memory;
     msc__slab_block slab;
@@ -118,9 +128,31 @@ typedef struct msc__staging {
     bool busy; /* an item has it */
 } msc__staging;
 
+/** What a lane makes of a ticket, as things are now. */
+typedef enum msc__ask { MSC__ASK_NOTHING, MSC__ASK_LATER, MSC__ASK_NOW } msc__ask;
+
+/** What a lane has to tell of a block. */
+typedef struct msc__report {
+    msc__block *block;
+    uint32_t state; /* msc__out_state or msc__in_state */
+    int64_t when_ns;
+} msc__report;
+
+/** What the two directions do in their own way. */
+typedef struct msc__direction {
+    /** Takes a block that is wanted and can be begun: it is the lane's from then on. The mutex is held. */
+    msc__ask (*claim)(msc__lane *lane, msc__block *block);
+    void (*begin)(msc__lane *lane, msc__block *block);
+    /** Waits for the oldest copy, and ends it. */
+    void (*retire)(msc__lane *lane);
+    /** Makes a report come true. The mutex is held. */
+    void (*tell)(msc__lane *lane, const msc__report *report);
+} msc__direction;
+
 /** A thread that moves blocks in one direction. */
-typedef struct msc__lane {
+struct msc__lane {
     msc_offload *engine;
+    const msc__direction *direction;
     msc__ring *ring; /* tickets */
     msc__thread thread;
     bool ready;      /* initialised as far as `awake` */
@@ -132,9 +164,12 @@ typedef struct msc__lane {
     void *stream;
     msc__file *file; /* NULL: no file tier */
     msc__staging *staging;
+    msc_ticket next;                     /* out of the ring, and not taken yet; 0: none */
     msc__item items[MSC__OFFLOAD_ITEMS]; /* a ring: first … first + count */
     uint32_t first, count;
-} msc__lane;
+    msc__report reports[MSC__OFFLOAD_BATCH];
+    uint32_t report_count; /* not told yet */
+};
 
 struct msc_offload {
     msc_context *ctx;
@@ -175,6 +210,12 @@ struct msc_offload {
     msc_offload_event *trace; /* a ring of options.trace_count */
     uint64_t traced;          /* events ever */
 };
+
+/** Whether a stream can be made to wait for a copy that is only on its way: the host has none but the caller. */
+static inline bool msc__has_streams(const msc_offload *engine)
+{
+    return engine->device->kind != MSC_DEVICE_HOST;
+}
 
 /* offload_blocks.c: the table of blocks. The mutex is held. */
 
@@ -231,8 +272,9 @@ uint64_t msc__place_taken_bytes(const msc_offload *engine, msc_tier tier);
 
 msc_status msc__lane_init(msc_offload *engine, msc__lane *lane, msc_error *err);
 
-/** Starts the thread. */
-msc_status msc__lane_start(msc__lane *lane, const char *name, void *(*run)(void *), msc_error *err);
+/** Starts the thread: it takes what is submitted until the engine ends, and meanwhile ends the copies under way. */
+msc_status msc__lane_start(msc__lane *lane, const msc__direction *direction, const char *name,
+                           msc_error *err);
 void msc__lane_fini(msc__lane *lane);
 
 /** Passes a block to a lane. The mutex is held; it is released while the ring is full. A lane that sleeps goes on
@@ -242,16 +284,18 @@ void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes);
 /** Wakes a lane that sleeps in spite of something to do. The mutex is held. */
 void msc__lane_wake(msc__lane *lane);
 
-/** The lane has taken a ticket, and the ring has room: wakes who waits for that. The mutex is held. */
-void msc__lane_took(msc__lane *lane);
+/** Notes what a block's state is now; told before the lane waits. The mutex is not held. */
+void msc__lane_report(msc__lane *lane, msc__block *block, uint32_t state);
 
-/**
- * A lane's thread: takes what is submitted until the engine ends, and meanwhile ends the copies under way.
- *
- * @param take   begins the copy of a block.
- * @param retire waits for the oldest copy, and ends it.
- */
-void msc__lane_run(msc__lane *lane, void (*take)(msc__lane *, msc_ticket), void (*retire)(msc__lane *));
+/** Whether it is worth telling that a copy is on its stream: a small one on the host is over before anybody could make
+    use of that. */
+bool msc__lane_tells_issue(const msc__lane *lane, const msc__block *block);
+
+/** Tells what was noted: before whatever waits, or takes long. The mutex is not held. */
+void msc__lane_tell(msc__lane *lane);
+
+/** Waits for an event, having told everything. */
+msc_status msc__lane_await(msc__lane *lane, void *event, msc_error *err);
 
 /** Notes the first failure of the copy under way. */
 void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, const msc_error *why);
@@ -263,15 +307,17 @@ msc__item *msc__lane_oldest(msc__lane *lane);
 msc__item *msc__lane_append(msc__lane *lane);
 void msc__lane_retire_oldest(msc__lane *lane);
 
-/* offload_out.c, offload_in.c: the threads. */
+/* offload_out.c, offload_in.c */
 
-void *msc__lane_out_run(void *lane);
-void *msc__lane_in_run(void *lane);
+extern const msc__direction msc__direction_out;
+extern const msc__direction msc__direction_in;
 
 /* offload_trace.c: counters and events. The mutex is held. */
 
+/** The clock, if events are kept. The mutex need not be held. */
+int64_t msc__trace_now(const msc_offload *engine);
 void msc__trace_add(msc_offload *engine, msc_offload_event_kind kind, const msc__block *block,
-                    int64_t begin_ns);
+                    int64_t begin_ns, int64_t end_ns);
 
 /** Sum over a piece of a block that follows `sum`; order matters. */
 uint64_t msc__checksum(uint64_t sum, const void *memory, uint64_t bytes);

@@ -14,88 +14,54 @@
 #include "base/error.h"
 #include "offload/offload_engine.h"
 
-static void retire(msc__lane *lane);
-
-/* What a ticket in the ring asks for, as things are now. The mutex is held. */
-typedef enum ask { ASK_NOTHING, ASK_LATER, ASK_NOW } ask;
-
-static ask look(msc_offload *engine, msc__block *block)
+/*
+ * What was begun before is ended before the lane sleeps. A program that got a block, and gets it again while the end of
+ * the first copy is still on the stream, waits for that end here.
+ */
+static msc__ask claim(msc__lane *lane, msc__block *block)
 {
-    if (block == NULL || block->in != MSC__IN_QUEUED || atomic_load(&engine->ending))
-        return ASK_NOTHING;
+    if (block->in != MSC__IN_QUEUED)
+        return MSC__ASK_NOTHING;
     if (block->out == MSC__OUT_QUEUED || block->out == MSC__OUT_RUNNING)
-        return ASK_LATER;
+        return MSC__ASK_LATER;
     if (block->out == MSC__OUT_ISSUED &&
-        engine->options.debug) /* its checksum comes with the end of the copy */
-        return ASK_LATER;
+        lane->engine->options.debug) /* its checksum comes with the end of the copy */
+        return MSC__ASK_LATER;
     if (block->out == MSC__OUT_FAILED) {
         block->in = MSC__IN_FAILED;
-        msc__cond_broadcast(&engine->changed);
-        return ASK_NOTHING;
+        msc__cond_broadcast(&lane->engine->changed);
+        return MSC__ASK_NOTHING;
     }
-    return ASK_NOW;
-}
-
-/*
- * True if the block is still wanted, once it can be read; it is the lane's from then on. What was begun before is
- * ended before the lane sleeps. A program that got a block, and gets it again while the end of the first copy is still
- * on the stream, waits for that end here.
- */
-static bool claim(msc__lane *lane, msc_ticket ticket, msc__block **out)
-{
-    msc_offload *engine = lane->engine;
-    ask asked;
-
-    msc__mutex_lock(&engine->mutex);
-    msc__lane_took(lane);
-    for (;;) {
-        *out = msc__block_find(engine, ticket);
-        asked = look(engine, *out);
-        if ((asked == ASK_LATER && lane->count > 0) ||
-            (asked == ASK_NOW && (*out)->returning.pieces_left > 0)) {
-            msc__mutex_unlock(&engine->mutex);
-            retire(lane);
-            msc__mutex_lock(&engine->mutex);
-        } else if (asked == ASK_LATER) {
-            msc__lane_wake(&engine->out); /* what is waited for may be put off */
-            msc__cond_wait(&engine->changed, &engine->mutex);
-        } else {
-            break;
-        }
-    }
-    if (asked == ASK_NOW) {
-        (*out)->in = MSC__IN_RUNNING;
-        (*out)->in_busy = true;
-    }
-    msc__mutex_unlock(&engine->mutex);
-    return asked == ASK_NOW;
+    if (block->returning.pieces_left > 0)
+        return MSC__ASK_LATER;
+    block->in = MSC__IN_RUNNING;
+    block->in_busy = true;
+    return MSC__ASK_NOW;
 }
 
 /* A block that the program asked for again meanwhile stays queued. */
-static void report(msc__lane *lane, msc__block *block, msc__in_state state)
+static void tell(msc__lane *lane, const msc__report *report)
 {
     msc_offload *engine = lane->engine;
+    msc__block *block = report->block;
 
-    msc__mutex_lock(&engine->mutex);
     if (block->in != MSC__IN_QUEUED)
-        block->in = state;
-    block->in_busy = state == MSC__IN_ISSUED;
-    if (state == MSC__IN_OVER)
+        block->in = report->state;
+    block->in_busy = report->state == MSC__IN_ISSUED;
+    if (report->state == MSC__IN_OVER)
         engine->counters.in_bytes[block->place.tier] += block->bytes;
-    if (state == MSC__IN_FAILED)
+    if (report->state == MSC__IN_FAILED)
         engine->counters.lost_count++;
-    if (state != MSC__IN_ISSUED)
-        msc__trace_add(engine, MSC_OFFLOAD_IN, block, block->returning.begin_ns);
-    msc__cond_broadcast(&engine->changed);
+    if (report->state != MSC__IN_ISSUED)
+        msc__trace_add(engine, MSC_OFFLOAD_IN, block, block->returning.begin_ns, report->when_ns);
     msc__block_settle_drop(engine, block);
-    msc__mutex_unlock(&engine->mutex);
 }
 
 static void end_piece(msc__lane *lane, msc__block *block)
 {
     if (--block->returning.pieces_left > 0)
         return;
-    report(lane, block, block->returning.failure == MSC_OK ? MSC__IN_OVER : MSC__IN_FAILED);
+    msc__lane_report(lane, block, block->returning.failure == MSC_OK ? MSC__IN_OVER : MSC__IN_FAILED);
 }
 
 /* The bytes that are about to go to the device, in the order of the block. */
@@ -132,8 +98,8 @@ static msc_status deliver(msc__lane *lane, msc__block *block, const void *from, 
     if (status != MSC_OK)
         return status;
     block->returning.offset += bytes;
-    if (last)
-        report(lane, block, MSC__IN_ISSUED);
+    if (last && msc__lane_tells_issue(lane, block))
+        msc__lane_report(lane, block, MSC__IN_ISSUED);
     return MSC_OK;
 }
 
@@ -148,8 +114,10 @@ static bool pass_on(msc__lane *lane, msc__item *item, bool wait)
         return true;
     if (item->in_file && !wait && !msc__file_done(lane->file, item->slot))
         return false;
-    if (item->in_file)
+    if (item->in_file) {
+        msc__lane_tell(lane);
         status = msc__file_wait(lane->file, item->slot, &why);
+    }
     item->in_file = false;
     item->copied = true;
     if (status == MSC_OK && item->block->returning.failure == MSC_OK)
@@ -165,14 +133,13 @@ static bool pass_on(msc__lane *lane, msc__item *item, bool wait)
  */
 static msc_status wait_for(msc__lane *lane, const msc__item *item, msc_error *err)
 {
-    msc_device *device = lane->engine->device;
     void *const *events = item->block->events;
     msc_status status;
 
     if (item->staging != MSC_NONE)
-        return device->ops->event_wait(device, lane->staging[item->staging].event, err);
-    status = device->ops->event_wait(device, events[MSC__IN_DONE], err);
-    return status == MSC_OK ? device->ops->event_wait(device, events[MSC__OUT_DONE], err) : status;
+        return msc__lane_await(lane, lane->staging[item->staging].event, err);
+    status = msc__lane_await(lane, events[MSC__IN_DONE], err);
+    return status == MSC_OK ? msc__lane_await(lane, events[MSC__OUT_DONE], err) : status;
 }
 
 /* Passes on what has been read, in the order of the items; waits for the oldest if asked to. */
@@ -269,14 +236,15 @@ static void begin(msc__lane *lane, msc__block *block)
 {
     const msc_device_ops *ops = lane->engine->device->ops;
     msc_error why;
-    msc_status status;
+    msc_status status = MSC_OK;
 
     block->returning.failure = MSC_OK;
     block->returning.pieces_left = 1;
     block->returning.checksum = 0;
     block->returning.offset = 0;
-    block->returning.begin_ns = msc__clock_ns();
-    status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__IN_READY], &why);
+    block->returning.begin_ns = msc__trace_now(lane->engine);
+    if (block->in_waits)
+        status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__IN_READY], &why);
     if (status == MSC_OK)
         status = msc__place_is_direct(lane->engine, &block->place) ? begin_direct(lane, block, &why)
                                                                    : begin_pieces(lane, block, &why);
@@ -285,16 +253,4 @@ static void begin(msc__lane *lane, msc__block *block)
     end_piece(lane, block);
 }
 
-static void take(msc__lane *lane, msc_ticket ticket)
-{
-    msc__block *block;
-
-    if (claim(lane, ticket, &block))
-        begin(lane, block);
-}
-
-void *msc__lane_in_run(void *argument)
-{
-    msc__lane_run(argument, take, retire);
-    return NULL;
-}
+const msc__direction msc__direction_in = {claim, begin, retire, tell};

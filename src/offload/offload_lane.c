@@ -4,8 +4,9 @@
  *
  * A lane is woken only when it sleeps, so a burst of puts costs one system call; and lane out for small blocks only
  * when some have come together or somebody asks for one, or else each of them would cost a system call, which takes
- * longer than its copy. It decides to sleep under the engine's mutex, which submitters hold, and looks at the ring once more
- * there: nothing is submitted unseen.
+ * longer than its copy. Lane in sleeps on while more blocks are ahead of the program than wait for it. A lane decides to
+ * sleep under the engine's mutex, which submitters hold, and looks at the ring once more there: nothing is
+ * submitted unseen.
  *
  * Copies under way are a queue: the streams and the file finish them in about the order in which they began,
  * and looking at the oldest alone keeps the loop simple.
@@ -14,8 +15,10 @@
 #include "base/error.h"
 #include "offload/offload_engine.h"
 
-#define WAKES_COUNT 8u
+#define WAKES_COUNT 16u
 #define WAKES_BYTES (256u << 10)
+#define BATCH_BYTES (256u << 10) /* what is taken cannot be dropped any more before it was copied */
+#define SMALL_BYTES (BATCH_BYTES / MSC__OFFLOAD_BATCH)
 
 static msc_status init_staging(msc_offload *engine, msc__lane *lane, msc_error *err)
 {
@@ -58,11 +61,6 @@ msc_status msc__lane_init(msc_offload *engine, msc__lane *lane, msc_error *err)
     return status;
 }
 
-msc_status msc__lane_start(msc__lane *lane, const char *name, void *(*run)(void *), msc_error *err)
-{
-    return msc__thread_start(&lane->thread, name, run, lane, err);
-}
-
 void msc__lane_fini(msc__lane *lane)
 {
     msc_offload *engine = lane->engine;
@@ -88,6 +86,16 @@ void msc__lane_wake(msc__lane *lane)
     lane->put_off_bytes = 0;
 }
 
+/* Whether what was put off may go on waiting. */
+static bool can_wait(const msc__lane *lane)
+{
+    const msc_offload *engine = lane->engine;
+
+    if (lane->put_off_count >= WAKES_COUNT || lane->put_off_bytes >= WAKES_BYTES)
+        return false;
+    return lane == &engine->out || 2 * lane->put_off_count <= engine->ahead_count;
+}
+
 void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
 {
     msc_offload *engine = lane->engine;
@@ -98,55 +106,168 @@ void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
     lane->full_count--;
     if (!lane->asleep)
         return;
-    if (lane == &engine->in) { /* somebody will wait for it soon */
-        msc__cond_signal(&lane->awake);
-        return;
-    }
     lane->put_off_count++;
     lane->put_off_bytes += bytes;
-    if (lane->put_off_count >= WAKES_COUNT || lane->put_off_bytes >= WAKES_BYTES)
+    if (!can_wait(lane))
         msc__lane_wake(lane);
 }
 
-/* The next ticket; 0 where there is none now and `wait` is false, or where the engine ends. */
-static msc_ticket next_ticket(msc__lane *lane, bool wait)
-{
-    msc_offload *engine = lane->engine;
-    msc_ticket ticket = 0;
+/* ---- what is to be told ------------------------------------------------------------------------- */
 
-    if (atomic_load(&engine->ending) || msc__ring_pop(lane->ring, &ticket) == MSC_OK || !wait)
-        return ticket;
-    msc__mutex_lock(&engine->mutex);
-    while (!atomic_load(&engine->ending) && msc__ring_pop(lane->ring, &ticket) == MSC_EAGAIN) {
-        lane->asleep = true;
-        lane->put_off_count = 0;
-        lane->put_off_bytes = 0;
-        msc__cond_wait(&lane->awake, &engine->mutex);
-        lane->asleep = false;
-    }
-    msc__mutex_unlock(&engine->mutex);
-    return ticket;
+/* The mutex is held. */
+static void tell(msc__lane *lane)
+{
+    uint32_t i;
+
+    for (i = 0; i < lane->report_count; i++)
+        lane->direction->tell(lane, &lane->reports[i]);
+    if (lane->report_count > 0)
+        msc__cond_broadcast(&lane->engine->changed);
+    lane->report_count = 0;
 }
 
-void msc__lane_run(msc__lane *lane, void (*take)(msc__lane *, msc_ticket), void (*retire)(msc__lane *))
+void msc__lane_tell(msc__lane *lane)
 {
-    for (;;) {
-        msc_ticket ticket = next_ticket(lane, lane->count == 0);
-
-        if (ticket != 0)
-            take(lane, ticket);
-        else if (lane->count > 0)
-            retire(lane);
-        else
-            return;
-    }
+    if (lane->report_count == 0)
+        return;
+    msc__mutex_lock(&lane->engine->mutex);
+    tell(lane);
+    msc__mutex_unlock(&lane->engine->mutex);
 }
 
-void msc__lane_took(msc__lane *lane)
+void msc__lane_report(msc__lane *lane, msc__block *block, uint32_t state)
 {
+    bool small = block->bytes <= SMALL_BYTES; /* once it is told the block may be another one */
+
+    lane->reports[lane->report_count++] =
+        (msc__report){.block = block, .state = state, .when_ns = msc__trace_now(lane->engine)};
+    if (!small || lane->report_count == MSC__OFFLOAD_BATCH)
+        msc__lane_tell(lane);
+}
+
+bool msc__lane_tells_issue(const msc__lane *lane, const msc__block *block)
+{
+    return block->bytes > SMALL_BYTES || msc__has_streams(lane->engine);
+}
+
+msc_status msc__lane_await(msc__lane *lane, void *event, msc_error *err)
+{
+    msc_device *device = lane->engine->device;
+    msc_status status = lane->report_count > 0 ? device->ops->event_query(device, event, err) : MSC_EAGAIN;
+
+    if (status != MSC_EAGAIN)
+        return status;
+    msc__lane_tell(lane);
+    return device->ops->event_wait(device, event, err);
+}
+
+/* ---- the thread --------------------------------------------------------------------------------- */
+
+/* The ticket that is next, out of the ring; false: there is none. */
+static bool find_next(msc__lane *lane)
+{
+    if (lane->next != 0)
+        return true;
+    if (msc__ring_pop(lane->ring, &lane->next) != MSC_OK)
+        return false;
     if (lane->full_count > 0)
         msc__cond_broadcast(&lane->engine->changed);
+    return true;
 }
+
+/* Takes blocks that can be begun now, in their order. The mutex is held. */
+static uint32_t claim(msc__lane *lane, msc__block **out)
+{
+    msc_offload *engine = lane->engine;
+    uint64_t bytes = 0;
+    uint32_t count = 0;
+
+    while (count < MSC__OFFLOAD_BATCH && bytes < BATCH_BYTES && !atomic_load(&engine->ending) &&
+           find_next(lane)) {
+        msc__block *block = msc__block_find(engine, lane->next);
+        msc__ask asked = block != NULL ? lane->direction->claim(lane, block) : MSC__ASK_NOTHING;
+
+        if (asked == MSC__ASK_LATER)
+            break;
+        lane->next = 0;
+        if (asked == MSC__ASK_NOTHING)
+            continue;
+        bytes += block->bytes;
+        out[count++] = block;
+    }
+    return count;
+}
+
+/* Waits for something to take, or for what the next block waits for, which may be put off. The mutex is held. */
+static void sleep_on(msc__lane *lane)
+{
+    msc_offload *engine = lane->engine;
+
+    if (lane->next != 0) {
+        msc__lane_wake(&engine->out);
+        msc__cond_wait(&engine->changed, &engine->mutex);
+        return;
+    }
+    lane->asleep = true;
+    lane->put_off_count = 0;
+    lane->put_off_bytes = 0;
+    msc__cond_wait(&lane->awake, &engine->mutex);
+    lane->asleep = false;
+}
+
+/* Blocks to begin. None: there are copies under way to be ended first, or the engine ends. */
+static uint32_t take(msc__lane *lane, msc__block **out)
+{
+    msc_offload *engine = lane->engine;
+    uint32_t count;
+
+    if (lane->count > 0 && lane->next == 0 && msc__ring_count(lane->ring) == 0)
+        return 0;
+    msc__mutex_lock(&engine->mutex);
+    tell(lane);
+    while ((count = claim(lane, out)) == 0 && lane->count == 0 && !atomic_load(&engine->ending))
+        sleep_on(lane);
+    msc__mutex_unlock(&engine->mutex);
+    return count;
+}
+
+static void begin(msc__lane *lane, msc__block *block)
+{
+    if (block->bytes > SMALL_BYTES)
+        msc__lane_tell(lane);
+    lane->direction->begin(lane, block);
+}
+
+static void retire(msc__lane *lane)
+{
+    if (msc__lane_oldest(lane)->bytes > SMALL_BYTES)
+        msc__lane_tell(lane);
+    lane->direction->retire(lane);
+}
+
+static void *run(void *argument)
+{
+    msc__lane *lane = argument;
+    msc__block *blocks[MSC__OFFLOAD_BATCH];
+    uint32_t count;
+    uint32_t i;
+
+    while ((count = take(lane, blocks)) > 0 || lane->count > 0) {
+        for (i = 0; i < count; i++)
+            begin(lane, blocks[i]);
+        if (count == 0)
+            retire(lane);
+    }
+    return NULL;
+}
+
+msc_status msc__lane_start(msc__lane *lane, const msc__direction *direction, const char *name, msc_error *err)
+{
+    lane->direction = direction;
+    return msc__thread_start(&lane->thread, name, run, lane, err);
+}
+
+/* ---- copies under way --------------------------------------------------------------------------- */
 
 void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, const msc_error *why)
 {

@@ -16,42 +16,30 @@
 #include "base/error.h"
 #include "offload/offload_engine.h"
 
-/* True if the block is still to be copied; it is the lane's from then on. */
-static bool claim(msc__lane *lane, msc_ticket ticket, msc__block **out)
+static msc__ask claim(msc__lane *lane, msc__block *block)
 {
-    msc_offload *engine = lane->engine;
-    msc__block *block;
-
-    msc__mutex_lock(&engine->mutex);
-    block = msc__block_find(engine, ticket);
-    if (block != NULL && block->out == MSC__OUT_QUEUED) {
-        block->out = MSC__OUT_RUNNING;
-        block->out_busy = true;
-    } else {
-        block = NULL;
-    }
-    msc__lane_took(lane);
-    msc__mutex_unlock(&engine->mutex);
-    *out = block;
-    return block != NULL;
+    (void)lane;
+    if (block->out != MSC__OUT_QUEUED)
+        return MSC__ASK_NOTHING;
+    block->out = MSC__OUT_RUNNING;
+    block->out_busy = true;
+    return MSC__ASK_NOW;
 }
 
-static void report(msc__lane *lane, msc__block *block, msc__out_state state)
+static void tell(msc__lane *lane, const msc__report *report)
 {
     msc_offload *engine = lane->engine;
+    msc__block *block = report->block;
 
-    msc__mutex_lock(&engine->mutex);
-    block->out = state;
-    block->out_busy = state == MSC__OUT_ISSUED;
-    if (state == MSC__OUT_STORED)
+    block->out = report->state;
+    block->out_busy = block->out == MSC__OUT_ISSUED;
+    if (block->out == MSC__OUT_STORED)
         engine->counters.out_bytes[block->place.tier] += block->bytes;
-    if (state == MSC__OUT_FAILED)
+    if (block->out == MSC__OUT_FAILED)
         engine->counters.failed_count++;
-    if (state != MSC__OUT_ISSUED)
-        msc__trace_add(engine, MSC_OFFLOAD_OUT, block, block->leaving.begin_ns);
-    msc__cond_broadcast(&engine->changed);
+    if (block->out != MSC__OUT_ISSUED)
+        msc__trace_add(engine, MSC_OFFLOAD_OUT, block, block->leaving.begin_ns, report->when_ns);
     msc__block_settle_drop(engine, block);
-    msc__mutex_unlock(&engine->mutex);
 }
 
 /* The file failed. True if host memory has room for the block. */
@@ -79,11 +67,11 @@ static void begin(msc__lane *lane, msc__block *block); /* finish begins a block 
 static void finish(msc__lane *lane, msc__block *block)
 {
     if (block->leaving.failure == MSC_OK)
-        report(lane, block, MSC__OUT_STORED);
+        msc__lane_report(lane, block, MSC__OUT_STORED);
     else if (move_to_memory(lane->engine, block))
         begin(lane, block);
     else
-        report(lane, block, MSC__OUT_FAILED);
+        msc__lane_report(lane, block, MSC__OUT_FAILED);
 }
 
 static void sum_up(const msc_offload *engine, msc__block *block, const void *memory, uint64_t bytes)
@@ -111,11 +99,10 @@ static msc_status pass_on(msc__lane *lane, msc__item *item, msc_error *err)
 /* Waits for the device's copy of an item, and begins what follows it. */
 static void advance(msc__lane *lane, msc__item *item)
 {
-    const msc_device_ops *ops = lane->engine->device->ops;
     bool staged = item->staging != MSC_NONE;
     void *event = staged ? lane->staging[item->staging].event : item->block->events[MSC__OUT_DONE];
     msc_error why;
-    msc_status status = ops->event_wait(lane->engine->device, event, &why);
+    msc_status status = msc__lane_await(lane, event, &why);
 
     item->copied = true;
     if (status == MSC_OK && staged)
@@ -169,6 +156,7 @@ static void retire(msc__lane *lane)
     while (!is_over(lane, item) && (next = first_uncopied(lane)) != NULL)
         advance(lane, next);
     if (item->in_file) {
+        msc__lane_tell(lane);
         status = msc__file_wait(lane->file, item->slot, &why);
         if (status != MSC_OK)
             msc__lane_fail(lane, &block->leaving, status, &why);
@@ -206,7 +194,8 @@ static msc_status begin_direct(msc__lane *lane, msc__block *block, msc_error *er
     if (status != MSC_OK)
         return status;
     append(lane, (msc__item){.block = block, .bytes = block->bytes, .staging = MSC_NONE});
-    report(lane, block, MSC__OUT_ISSUED);
+    if (msc__lane_tells_issue(lane, block))
+        msc__lane_report(lane, block, MSC__OUT_ISSUED);
     return MSC_OK;
 }
 
@@ -239,13 +228,14 @@ static void begin(msc__lane *lane, msc__block *block)
 {
     const msc_device_ops *ops = lane->engine->device->ops;
     msc_error why;
-    msc_status status;
+    msc_status status = MSC_OK;
 
     block->leaving.failure = MSC_OK;
     block->leaving.pieces_left = 1;
     block->leaving.checksum = 0;
-    block->leaving.begin_ns = msc__clock_ns();
-    status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__OUT_READY], &why);
+    block->leaving.begin_ns = msc__trace_now(lane->engine);
+    if (block->out_waits)
+        status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__OUT_READY], &why);
     if (status == MSC_OK)
         status = msc__place_is_direct(lane->engine, &block->place) ? begin_direct(lane, block, &why)
                                                                    : begin_pieces(lane, block, &why);
@@ -254,16 +244,4 @@ static void begin(msc__lane *lane, msc__block *block)
     end_piece(lane, block);
 }
 
-static void take(msc__lane *lane, msc_ticket ticket)
-{
-    msc__block *block;
-
-    if (claim(lane, ticket, &block))
-        begin(lane, block);
-}
-
-void *msc__lane_out_run(void *argument)
-{
-    msc__lane_run(argument, take, retire);
-    return NULL;
-}
+const msc__direction msc__direction_out = {claim, begin, retire, tell};

@@ -191,7 +191,7 @@ msc_status msc__place_take(msc_offload *engine, uint64_t bytes, msc_tier first, 
     msc_tier tier;
 
     for (tier = first; tier <= last; tier++) {
-        msc_error why = {.status = MSC_OK};
+        msc_error why;
         msc_status status = take_in(engine, tier, bytes, out, &why);
 
         if (status == MSC_OK) {

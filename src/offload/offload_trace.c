@@ -4,8 +4,13 @@
 
 #include "offload/offload_engine.h"
 
+int64_t msc__trace_now(const msc_offload *engine)
+{
+    return engine->options.trace_count > 0 ? msc__clock_ns() : 0;
+}
+
 void msc__trace_add(msc_offload *engine, msc_offload_event_kind kind, const msc__block *block,
-                    int64_t begin_ns)
+                    int64_t begin_ns, int64_t end_ns)
 {
     uint32_t count = engine->options.trace_count;
     msc_offload_event *event;
@@ -14,7 +19,7 @@ void msc__trace_add(msc_offload *engine, msc_offload_event_kind kind, const msc_
         return;
     event = &engine->trace[engine->traced++ % count];
     event->begin_ns = begin_ns - engine->born_ns;
-    event->end_ns = msc__clock_ns() - engine->born_ns;
+    event->end_ns = end_ns - engine->born_ns;
     event->bytes = block->bytes;
     event->ticket = msc__block_ticket(block);
     event->kind = kind;
@@ -46,6 +51,7 @@ msc_offload_counters msc_offload_counters_now(msc_offload *engine)
     if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
         return counters;
     msc__lane_wake(&engine->out);
+    msc__lane_wake(&engine->in);
     counters = engine->counters;
     for (tier = 0; tier < MSC_TIER_COUNT; tier++)
         counters.taken_bytes[tier] = msc__place_taken_bytes(engine, tier);

@@ -82,7 +82,7 @@ static bool is_back(msc_offload *engine, const msc__block *block)
     const msc_device_ops *ops = engine->device->ops;
 
     return block->in == MSC__IN_OVER ||
-           (block->in == MSC__IN_ISSUED &&
+           (block->in == MSC__IN_ISSUED && msc__has_streams(engine) &&
             ops->event_query(engine->device, block->events[MSC__IN_DONE], NULL) == MSC_OK);
 }
 
