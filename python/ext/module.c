@@ -8,7 +8,7 @@
  *     py_graph   Graph, and py_graph_read what it shows      py_plan   Plan
  *     py_sim     replay, options of a simulator              py_simulator Simulator
  *     py_decide  decide, frontier, op_times_ns
- *     py_snapshot Snapshot                                   py_offload OffloadEngine, with its store and hooks
+ *     py_snapshot Snapshot                                   py_offload OffloadEngine: hooks, store, Block
  *     py_optim    Optim, and py_optim_args its arguments
  *     convert    arguments and records                       error     status to exception
  *
@@ -194,9 +194,12 @@ static int core_exec(PyObject *module)
     if (state->snapshot_type == NULL || PyModule_AddType(module, state->snapshot_type) < 0)
         return -1;
     state->saved_type = msc__py_saved_type_new(module);
+    state->block_type = msc__py_block_type_new(module);
     state->engine_type = msc__py_engine_type_new(module);
-    if (state->saved_type == NULL || state->engine_type == NULL ||
-        PyModule_AddType(module, state->saved_type) < 0 || PyModule_AddType(module, state->engine_type) < 0)
+    if (state->saved_type == NULL || state->block_type == NULL || state->engine_type == NULL)
+        return -1;
+    if (PyModule_AddType(module, state->saved_type) < 0 || PyModule_AddType(module, state->block_type) < 0 ||
+        PyModule_AddType(module, state->engine_type) < 0)
         return -1;
     state->optim_type = msc__py_optim_type_new(module);
     if (state->optim_type == NULL || PyModule_AddType(module, state->optim_type) < 0)
@@ -218,6 +221,7 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->simulator_type);
     Py_VISIT(state->engine_type);
     Py_VISIT(state->saved_type);
+    Py_VISIT(state->block_type);
     Py_VISIT(state->optim_type);
     return 0;
 }
@@ -232,6 +236,7 @@ static int core_clear(PyObject *module)
     Py_CLEAR(state->simulator_type);
     Py_CLEAR(state->engine_type);
     Py_CLEAR(state->saved_type);
+    Py_CLEAR(state->block_type);
     Py_CLEAR(state->optim_type);
     return 0;
 }

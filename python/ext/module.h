@@ -12,6 +12,7 @@ typedef struct msc__py_state {
     PyTypeObject *simulator_type;
     PyTypeObject *engine_type;
     PyTypeObject *saved_type;
+    PyTypeObject *block_type;
     PyTypeObject *optim_type;
 } msc__py_state;
 

@@ -34,8 +34,11 @@ msc_dl_legacy *msc__py_take_capsule(const msc__py_torch *torch, PyObject *tensor
 struct msc__py_memory {
     atomic_uint references; /* released with acq_rel, so the last one sees what the others did */
     char *data;
-    msc_dl_managed *managed; /* one of the two, by the route */
+    msc_dl_managed *managed; /* one of the three, by the route */
     msc_dl_legacy *legacy;
+    msc__py_handle *cell; /* a tensor of PyTorch's library, of the dtype below */
+    int32_t (*delete_cell)(msc__py_handle *cell);
+    msc_dl_dtype dtype;
 };
 
 static void end_managed(msc_dl_managed *managed, msc_dl_legacy *legacy)
@@ -66,6 +69,25 @@ static msc__py_memory *make_memory(msc_dl_managed *managed, msc_dl_legacy *legac
         memory->data = data_of(&legacy->tensor);
     memory->managed = managed;
     memory->legacy = legacy;
+    memory->cell = NULL;
+    return memory;
+}
+
+/* Takes a tensor of the library; NULL without memory, and that is gone then too. */
+static msc__py_memory *make_memory_of_cell(const msc__py_torch *torch, msc__py_handle *cell,
+                                           msc_dl_dtype dtype)
+{
+    msc__py_memory *memory = malloc(sizeof *memory);
+    void *data = NULL;
+
+    if (memory == NULL || torch->library.data(cell, &data) != 0) {
+        free(memory);
+        (void)torch->library.delete_cell(cell);
+        return NULL;
+    }
+    *memory = (msc__py_memory){
+        .data = data, .cell = cell, .delete_cell = torch->library.delete_cell, .dtype = dtype};
+    atomic_init(&memory->references, 1);
     return memory;
 }
 
@@ -84,6 +106,8 @@ void msc__py_memory_release(msc__py_memory *memory)
     if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1)
         return;
     end_managed(memory->managed, memory->legacy);
+    if (memory->cell != NULL)
+        (void)memory->delete_cell(memory->cell);
     free(memory);
 }
 
@@ -146,11 +170,56 @@ static msc_dl_managed *allocate_managed(const msc__py_torch *torch, uint64_t byt
     return NULL;
 }
 
-msc__py_memory *msc__py_memory_new(const msc__py_torch *torch, uint64_t bytes, msc_error *err)
+/* Items from the first to the last one, in memory; 0: there are none. */
+static uint64_t reach(const msc_dl_tensor *tensor)
+{
+    uint64_t items = 1;
+
+    for (int32_t i = 0; i < tensor->dim_count; i++) {
+        if (tensor->sizes[i] == 0)
+            return 0;
+        items += (uint64_t)(tensor->sizes[i] - 1) * (uint64_t)tensor->strides[i];
+    }
+    return items;
+}
+
+bool msc__py_fills(const msc__py_torch *torch, const msc__py_look *look, uint64_t bytes, int32_t *scalar_type)
+{
+    const msc_dl_tensor *tensor = &look->tensor;
+    int64_t offset;
+
+    return look->handle != NULL && torch->device_type == MSC_DL_CPU && tensor->strides != NULL &&
+           reach(tensor) * msc_dl_item_bytes(tensor->dtype) == bytes &&
+           torch->library.storage_offset(&look->handle, &offset) == 0 && offset == 0 &&
+           torch->library.scalar_type(&look->handle, scalar_type) == 0;
+}
+
+/*
+ * Memory as a tensor that fills it, without the dispatcher and without what DLPack has around a tensor. NULL: it is asked
+ * for in the other way, which tells reasons, and which a dispatch mode sees.
+ */
+static msc__py_memory *allocate_cell(const msc__py_torch *torch, const msc__py_form *form)
+{
+    const msc__py_library *library = &torch->library;
+    const int64_t *sizes = form->shape.extents;
+    int32_t count = form->shape.dim_count;
+    msc__py_handle *cell = NULL;
+
+    if (library->mode_count() != 0 ||
+        library->empty(count, sizes, sizes + count, form->scalar_type, 0, 0, &cell) != 0)
+        return NULL;
+    return make_memory_of_cell(torch, cell, form->shape.dtype);
+}
+
+msc__py_memory *msc__py_memory_new(const msc__py_torch *torch, uint64_t bytes, const msc__py_form *form,
+                                   msc_error *err)
 {
     msc_dl_managed *managed = NULL;
     msc_dl_legacy *legacy = NULL;
+    msc__py_memory *memory = form != NULL ? allocate_cell(torch, form) : NULL;
 
+    if (memory != NULL)
+        return memory;
     err->status = MSC_EDEVMEM;
     err->driver_code = 0;
     err->message[0] = '\0';
@@ -239,8 +308,48 @@ static PyObject *give_view(const msc__py_torch *torch, view *self, const msc_dl_
     return object;
 }
 
-PyObject *msc__py_memory_view(const msc__py_torch *torch, msc__py_memory *memory, char *base,
+PyObject *msc__py_memory_become(const msc__py_torch *torch, msc__py_memory *memory)
+{
+    PyObject *tensor;
+
+    if (memory->cell == NULL || torch->library.mode_count() != 0 ||
+        atomic_load_explicit(&memory->references, memory_order_acquire) != 1)
+        return NULL;
+    tensor = torch->library.wrap(memory->cell);
+    if (tensor == NULL) {
+        PyErr_Clear();
+        return NULL;
+    }
+    (void)memory->delete_cell(memory->cell);
+    memory->cell = NULL;
+    return tensor;
+}
+
+/* A tensor on a part of one of the library's. NULL, without an exception: it is to be made in the other way. */
+static PyObject *view_of_cell(const msc__py_torch *torch, const msc__py_memory *memory, const char *base,
                               const msc__py_shape *shape)
+{
+    const msc__py_library *library = &torch->library;
+    const int64_t *sizes = shape->extents;
+    uint64_t item = msc_dl_item_bytes(shape->dtype);
+    msc__py_handle *part = NULL;
+    PyObject *tensor;
+
+    if (memory->cell == NULL || base != memory->data ||
+        memcmp(&shape->dtype, &memory->dtype, sizeof(msc_dl_dtype)) != 0 || shape->byte_offset % item != 0 ||
+        library->mode_count() != 0 ||
+        library->part(memory->cell, shape->dim_count, sizes, sizes + shape->dim_count,
+                      (int64_t)(shape->byte_offset / item), &part) != 0)
+        return NULL;
+    tensor = library->wrap(part);
+    (void)library->delete_cell(part);
+    if (tensor == NULL)
+        PyErr_Clear();
+    return tensor;
+}
+
+static PyObject *view_over_dlpack(const msc__py_torch *torch, msc__py_memory *memory, char *base,
+                                  const msc__py_shape *shape)
 {
     size_t extents_bytes = 2 * (size_t)shape->dim_count * sizeof(int64_t);
     view *self = calloc(1, sizeof *self + extents_bytes);
@@ -257,4 +366,12 @@ PyObject *msc__py_memory_view(const msc__py_torch *torch, msc__py_memory *memory
     tensor.sizes = self->extents;
     tensor.strides = self->extents + shape->dim_count;
     return give_view(torch, self, &tensor);
+}
+
+PyObject *msc__py_memory_view(const msc__py_torch *torch, msc__py_memory *memory, char *base,
+                              const msc__py_shape *shape)
+{
+    PyObject *tensor = view_of_cell(torch, memory, base, shape);
+
+    return tensor != NULL ? tensor : view_over_dlpack(torch, memory, base, shape);
 }

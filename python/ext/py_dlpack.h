@@ -25,6 +25,11 @@ typedef struct msc_dl_dtype {
     uint16_t lanes;
 } msc_dl_dtype;
 
+static inline uint64_t msc_dl_item_bytes(msc_dl_dtype dtype)
+{
+    return ((uint64_t)dtype.bits * dtype.lanes + 7) / 8; /* lanes: two numbers of four bits are one item */
+}
+
 typedef struct msc_dl_tensor {
     void *data;
     msc_dl_device device;

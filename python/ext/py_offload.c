@@ -130,8 +130,10 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->torch.device_type = set.cuda ? MSC_DL_CUDA : MSC_DL_CPU;
     self->torch.device_ordinal = set.cuda ? (int32_t)set.device.ordinal : 0;
     module = PyType_GetModule(type);
-    if (module != NULL)
+    if (module != NULL) {
         self->saved_type = (PyTypeObject *)Py_NewRef((PyObject *)msc__py_module_state(module)->saved_type);
+        self->block_type = (PyTypeObject *)Py_NewRef((PyObject *)msc__py_module_state(module)->block_type);
+    }
     if (module == NULL ||
         !msc__py_torch_init(&self->torch, (PyTypeObject *)tensor_type, (PyTypeObject *)parameter_type,
                             !set.capsules, !set.no_library) ||
@@ -175,6 +177,7 @@ void msc__py_engine_close(msc__py_engine *engine)
     engine->offload =
         NULL; /* from now on every call says that it is closed, also one from a tensor that ends */
     store = take_records(engine, offload);
+    msc__py_blocks_close(engine, offload);
     if (engine->inside > 0)
         engine->condemned = offload;
     else
@@ -202,6 +205,7 @@ static void engine_dealloc(PyObject *object)
     PyMem_Free(self->chosen);
     msc__py_torch_clear(&self->torch);
     Py_XDECREF((PyObject *)self->saved_type);
+    Py_XDECREF((PyObject *)self->block_type);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -411,6 +415,7 @@ static PyMethodDef engine_methods[] = {
     {"pack", msc__py_engine_pack, METH_O,
      "pack($self, tensor, /)\n--\n\nWhat autograd holds for a saved tensor."},
     {"unpack", msc__py_engine_unpack, METH_O, "unpack($self, saved, /)\n--\n\nThe tensor, for backward."},
+    {"put", msc__py_engine_put, METH_O, "put($self, tensor, /)\n--\n\nStarts to copy a tensor's bytes out."},
     {"region", engine_region, METH_O,
      "region($self, ordinals, /)\n--\n\nA forward begins; a tuple says which of its saves may leave, None: "
      "all."},

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file py_offload.h
- * `OffloadEngine`: the offload engine with the two hooks that autograd calls, and `Saved`, what they hand over.
+ * `OffloadEngine`: the offload engine with the two hooks that autograd calls, and `Saved`, what they hand over; and
+ * `Block`, one tensor's bytes for those who ask for them themselves.
  *
  *      torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack)
  *
@@ -27,6 +28,7 @@
 #include "py_torch.h"
 
 typedef struct msc__py_store msc__py_store;
+typedef struct msc__py_block msc__py_block;
 
 /** A step of a large model has some thousand saved storages. */
 #define MSC_PY_STORE_BUCKETS 1024u
@@ -43,6 +45,8 @@ typedef struct msc__py_engine {
     uint32_t inside;        /* calls that wait in the engine without the GIL */
     msc__py_torch torch;
     PyTypeObject *saved_type;
+    PyTypeObject *block_type;
+    msc__py_block *blocks;                      /* all that are not dropped */
     const void *other_nodes[MSC_PY_NODE_TYPES]; /* types of nodes that cast nothing, by their address */
     bool debug;
     bool chooses;          /* only the saves that are marked in `chosen` leave */
@@ -65,12 +69,23 @@ typedef struct msc__py_engine {
 
 PyTypeObject *msc__py_engine_type_new(PyObject *module);
 PyTypeObject *msc__py_saved_type_new(PyObject *module);
+PyTypeObject *msc__py_block_type_new(PyObject *module);
 
 /** The hooks. */
 PyObject *msc__py_engine_pack(PyObject *self, PyObject *tensor);
 PyObject *msc__py_engine_unpack(PyObject *self, PyObject *saved);
 
-/** Gives up all records' sources and memory and the engine; what was saved cannot be unpacked any more. */
+/** Starts to copy a tensor's bytes out: a new Block. */
+PyObject *msc__py_engine_put(PyObject *self, PyObject *tensor);
+
+/** Around calls without the GIL: a close meanwhile leaves the engine's end to the last of them. */
+msc_offload *msc__py_engine_enter(msc__py_engine *engine);
+void msc__py_engine_leave(msc__py_engine *engine);
+
+/** Drops all blocks of an engine that closes. */
+void msc__py_blocks_close(msc__py_engine *engine, msc_offload *offload);
+
+/** Gives up all records' sources and memory, all blocks, and the engine; what was saved cannot be unpacked any more. */
 void msc__py_engine_close(msc__py_engine *engine);
 
 #endif /* MSC_EXT_PY_OFFLOAD_H */

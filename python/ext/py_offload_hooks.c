@@ -22,7 +22,7 @@
 #define MOST_SOON 16u
 
 /* How much may be put before the engine is asked what has settled: a question costs as much as a small save. */
-#define UNSEEN_COUNT 8u
+#define UNSEEN_COUNT 16u
 #define UNSEEN_SHARE 8u /* of the window */
 
 typedef struct saved {
@@ -31,6 +31,7 @@ typedef struct saved {
     msc__py_alias kept;
     long long version; /* of `kept`; -1: it has none */
     uint32_t round;    /* the fetch that it was unpacked from last */
+    bool first;        /* the record was made for it: memory has its form, if it has one */
     int32_t dim_count;
     uint64_t byte_offset;
     msc_dl_dtype dtype;
@@ -199,7 +200,7 @@ static bool is_chosen(msc__py_engine *engine)
 
 /* ---- pack --------------------------------------------------------------------------------------- */
 
-static PyObject *saved_on(msc__py_store *store, const msc_dl_tensor *tensor)
+static PyObject *saved_on(msc__py_store *store, const msc_dl_tensor *tensor, bool first)
 {
     saved *self = saved_new(store->engine, tensor->dim_count);
     size_t count = (size_t)tensor->dim_count;
@@ -207,6 +208,7 @@ static PyObject *saved_on(msc__py_store *store, const msc_dl_tensor *tensor)
     if (self == NULL)
         return NULL;
     self->store = store;
+    self->first = first;
     self->byte_offset = (uint64_t)((char *)tensor->data + tensor->byte_offset - store->base);
     self->dtype = tensor->dtype;
     self->dim_count = tensor->dim_count;
@@ -252,15 +254,17 @@ static bool make_origin(const msc__py_engine *engine, PyObject *tensor, const ms
 /* Starts the copy of a storage. NULL with an exception, or without one where no tier has room. */
 static msc__py_store *put(msc__py_engine *engine, const msc__py_origin *origin)
 {
-    msc_error err = {.status = MSC_OK};
+    msc_error err;
+    msc_status status;
     msc_ticket ticket;
     msc__py_store *store;
 
     if (engine->offload == NULL)
         return NULL; /* closed meanwhile */
-    if (msc_offload_put(engine->offload, origin->span.base, origin->span.bytes, origin->stream, &ticket,
-                        &err) != MSC_OK) {
-        if (err.status != MSC_EAGAIN)
+    status = msc_offload_put(engine->offload, origin->span.base, origin->span.bytes, origin->stream, &ticket,
+                             &err);
+    if (status != MSC_OK) {
+        if (status != MSC_EAGAIN)
             msc__py_raise(&err);
         return NULL;
     }
@@ -279,7 +283,7 @@ static void abandon(msc__py_store *store)
 }
 
 /* The storage leaves; a `Saved` for the tensor, or as `put`. */
-static PyObject *move(msc__py_engine *engine, msc__py_origin *origin, const msc_dl_tensor *look)
+static PyObject *move(msc__py_engine *engine, msc__py_origin *origin)
 {
     msc__py_store *store = NULL;
     PyObject *result;
@@ -291,7 +295,7 @@ static PyObject *move(msc__py_engine *engine, msc__py_origin *origin, const msc_
         return NULL;
     }
     engine->moved_count++;
-    result = saved_on(store, look);
+    result = saved_on(store, &origin->look->tensor, true);
     if (result == NULL)
         abandon(store);
     msc__py_store_release(store);
@@ -311,19 +315,20 @@ static bool pass_window(msc__py_engine *engine)
 static PyObject *send(msc__py_engine *engine, PyObject *tensor, PyObject *owner, const msc__py_look *look,
                       const msc__py_span *span)
 {
-    msc__py_origin origin = {.version = msc__py_version_of(&engine->torch, tensor, look), .span = *span};
+    msc__py_origin origin = {
+        .look = look, .version = msc__py_version_of(&engine->torch, tensor, look), .span = *span};
     msc__py_store *store = msc__py_store_find(engine, owner, origin.version, span);
     PyObject *result;
 
     if (store != NULL) {
         engine->shared_count++;
-        return saved_on(store, &look->tensor);
+        return saved_on(store, &look->tensor, false);
     }
     if (!make_origin(engine, tensor, look, owner, &origin)) {
         clear_origin(engine, &origin);
         return NULL;
     }
-    result = move(engine, &origin, &look->tensor);
+    result = move(engine, &origin);
     if (result != NULL && !pass_window(engine))
         Py_CLEAR(result);
     return result;
@@ -478,6 +483,16 @@ static PyObject *view_source(msc__py_engine *engine, const msc__py_store *store,
     return tensor;
 }
 
+/* A tensor on memory that has arrived. The last one who needs it gets the memory itself, if it has its form. */
+static PyObject *view_memory(const msc__py_engine *engine, const saved *self, msc__py_memory *memory,
+                             const msc__py_shape *shape)
+{
+    PyObject *tensor = self->first ? msc__py_memory_become(&engine->torch, memory) : NULL;
+
+    return tensor != NULL ? tensor
+                          : msc__py_memory_view(&engine->torch, memory, msc__py_memory_data(memory), shape);
+}
+
 static PyObject *tensor_of(msc__py_engine *engine, saved *self, msc__py_store *store)
 {
     msc__py_shape shape = {self->byte_offset, self->dtype, self->dim_count, self->extents};
@@ -488,11 +503,12 @@ static PyObject *tensor_of(msc__py_engine *engine, saved *self, msc__py_store *s
         return NULL;
     if (memory == NULL)
         return view_source(engine, store, &shape);
-    if (msc__py_store_arrive(store))
-        tensor = msc__py_memory_view(&engine->torch, memory, msc__py_memory_data(memory), &shape);
-    if (tensor != NULL && store->memory == memory && self->round != store->round) {
-        self->round = store->round;
-        msc__py_store_served(store);
+    if (msc__py_store_arrive(store)) {
+        if (store->memory == memory && self->round != store->round) {
+            self->round = store->round;
+            msc__py_store_served(store);
+        }
+        tensor = view_memory(engine, self, memory, &shape);
     }
     msc__py_memory_release(memory);
     return tensor;

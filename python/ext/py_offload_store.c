@@ -147,10 +147,32 @@ static bool make_room(msc__py_engine *engine, uint32_t index)
     return true;
 }
 
+/* A record that remembers the tensor's shape, if that fills the storage. */
+static msc__py_store *make_record(const msc__py_engine *engine, const msc__py_origin *origin)
+{
+    const msc_dl_tensor *tensor = &origin->look->tensor;
+    int32_t scalar_type;
+    bool fills = msc__py_fills(&engine->torch, origin->look, origin->span.bytes, &scalar_type);
+    size_t count = fills ? (size_t)tensor->dim_count : 0;
+    msc__py_store *store = PyMem_Calloc(1, sizeof *store + 2 * count * sizeof(int64_t));
+
+    if (store == NULL)
+        return NULL;
+    store->dim_count = -1;
+    if (!fills)
+        return store;
+    store->scalar_type = scalar_type;
+    store->dim_count = tensor->dim_count;
+    store->dtype = tensor->dtype;
+    memcpy(store->extents, tensor->sizes, count * sizeof(int64_t));
+    memcpy(store->extents + count, tensor->strides, count * sizeof(int64_t));
+    return store;
+}
+
 msc__py_store *msc__py_store_new(msc__py_engine *engine, msc_ticket ticket, const msc__py_origin *origin)
 {
     uint32_t index = (uint32_t)ticket;
-    msc__py_store *store = make_room(engine, index) ? PyMem_Calloc(1, sizeof *store) : NULL;
+    msc__py_store *store = make_room(engine, index) ? make_record(engine, origin) : NULL;
 
     if (store == NULL) {
         (void)PyErr_NoMemory();
@@ -262,14 +284,13 @@ bool msc__py_store_check(msc__py_store *store)
 
 /* ---- waiting ------------------------------------------------------------------------------------ */
 
-/* Around calls without the GIL: a close meanwhile leaves the engine's end to the last of them. */
-static msc_offload *go_inside(msc__py_engine *engine)
+msc_offload *msc__py_engine_enter(msc__py_engine *engine)
 {
     engine->inside++;
     return engine->offload;
 }
 
-static void come_outside(msc__py_engine *engine)
+void msc__py_engine_leave(msc__py_engine *engine)
 {
     msc_offload *condemned = engine->condemned;
 
@@ -305,11 +326,11 @@ static bool wait_for_oldest(msc__py_engine *engine)
         return true;
     ticket = store->ticket;
     msc__py_store_hold(store);
-    offload = go_inside(engine);
+    offload = msc__py_engine_enter(engine);
     Py_BEGIN_ALLOW_THREADS
     status = msc_offload_settle(offload, ticket, store->put_stream, &err);
     Py_END_ALLOW_THREADS
-    come_outside(engine);
+    msc__py_engine_leave(engine);
     if (store->flying &&
         store->ticket == ticket) /* or else its last Saved ended, or another thread was faster */
         finish(store, status);
@@ -338,13 +359,22 @@ bool msc__py_store_settle(msc__py_engine *engine, uint64_t most_bytes)
     return true;
 }
 
+static msc__py_memory *make_memory(const msc__py_store *store, msc_error *err)
+{
+    msc__py_form form = {
+        .shape = {.dtype = store->dtype, .dim_count = store->dim_count, .extents = store->extents},
+        .scalar_type = store->scalar_type};
+
+    return msc__py_memory_new(&store->engine->torch, store->bytes, store->dim_count >= 0 ? &form : NULL, err);
+}
+
 bool msc__py_store_fetch(msc__py_store *store, msc_error *err)
 {
     msc__py_engine *engine = store->engine;
     msc__py_memory *memory;
     void *stream;
 
-    memory = msc__py_memory_new(&engine->torch, store->bytes, err);
+    memory = make_memory(store, err);
     if (memory == NULL)
         return false;
     if (!msc__py_current_stream(&engine->torch, &stream)) {
@@ -376,11 +406,11 @@ static msc_status arrive(msc__py_engine *engine, msc_ticket ticket, void *stream
 
     if (status != MSC_EAGAIN)
         return status;
-    offload = go_inside(engine);
+    offload = msc__py_engine_enter(engine);
     Py_BEGIN_ALLOW_THREADS
     status = msc_offload_arrive(offload, ticket, stream, err);
     Py_END_ALLOW_THREADS
-    come_outside(engine);
+    msc__py_engine_leave(engine);
     return status;
 }
 

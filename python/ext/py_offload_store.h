@@ -30,10 +30,15 @@ struct msc__py_store {
     bool known;                   /* in its bucket: other saves may find it */
     msc__py_store *next, *before; /* flying */
     msc__py_store *same_bucket;
+    int32_t scalar_type; /* of the tensor that the record was made for */
+    int32_t dim_count;   /* likewise, if it fills the storage; -1: it does not */
+    msc_dl_dtype dtype;
+    int64_t extents[]; /* likewise */
 };
 
 /** What a record is made of; the references are the record's when it was made. */
 typedef struct msc__py_origin {
+    const msc__py_look *look;
     const PyObject *owner;
     PyObject *owner_alive;
     msc__py_alias source;

@@ -98,6 +98,10 @@ static bool find_functions(void *library, msc__py_library *out)
     } all[] = {
         {"aoti_torch_get_storage_size", &out->storage_bytes},
         {"aoti_torch_get_storage_offset", &out->storage_offset},
+        {"aoti_torch_get_dtype", &out->scalar_type},
+        {"aoti_torch_get_data_ptr", &out->data},
+        {"aoti_torch_empty_strided", &out->empty},
+        {"aoti_torch__reinterpret_tensor", &out->part},
         {"aoti_torch_new_uninitialized_tensor", &out->new_cell},
         {"aoti_torch_delete_tensor_object", &out->delete_cell},
         {"_ZN2at6native7is_conjERKNS_6TensorE", &out->is_conjugate},
@@ -133,8 +137,13 @@ static bool find_library(PyObject *c_module, msc__py_library *out)
 
 static bool handle_of(const msc__py_torch *torch, PyObject *tensor, msc__py_handle *out)
 {
-    PyObject *address = msc__py_attribute_of(torch, &torch->address, tensor);
+    PyObject *address;
 
+    if (torch->handle_offset != 0 && Py_TYPE(tensor) == torch->tensor_type) {
+        memcpy(out, (const char *)tensor + torch->handle_offset, sizeof *out);
+        return *out != NULL;
+    }
+    address = msc__py_attribute_of(torch, &torch->address, tensor);
     *out = address != NULL ? PyLong_AsVoidPtr(address) : NULL;
     Py_XDECREF(address);
     return *out != NULL;
@@ -171,7 +180,7 @@ static PyObject *make_sample(const msc__py_torch *torch)
     static const int64_t extents[] = {48, 1};
     msc__py_shape shape = {.dtype = {.code = 1, .bits = 8, .lanes = 1}, .dim_count = 1, .extents = extents};
     msc_error err;
-    msc__py_memory *memory = msc__py_memory_new(torch, 48, &err);
+    msc__py_memory *memory = msc__py_memory_new(torch, 48, NULL, &err);
     PyObject *sample = NULL;
 
     if (memory != NULL) {
@@ -179,6 +188,54 @@ static PyObject *make_sample(const msc__py_torch *torch)
         msc__py_memory_release(memory);
     }
     return sample;
+}
+
+/* Whether a tensor is one of bytes with two sizes and strides, where it should lie. Takes it. */
+static bool is_sheet(const msc__py_torch *torch, PyObject *tensor, const char *data, const int64_t *extents)
+{
+    msc__py_look look;
+    bool is =
+        tensor != NULL && Py_TYPE(tensor) == torch->tensor_type && msc__py_look_at(torch, tensor, &look);
+
+    if (is) {
+        is = (char *)look.tensor.data + look.tensor.byte_offset == data && look.tensor.dim_count == 2 &&
+             look.tensor.dtype.code == 1 && look.tensor.dtype.bits == 8 && look.tensor.dtype.lanes == 1 &&
+             memcmp(look.tensor.sizes, extents, 2 * sizeof *extents) == 0 &&
+             memcmp(look.tensor.strides, extents + 2, 2 * sizeof *extents) == 0 &&
+             torch->library.is_leaf(&look.handle) && !torch->library.is_view(&look.handle) &&
+             torch->library.version(&look.handle) == 0;
+        msc__py_look_end(&look);
+    }
+    Py_XDECREF(tensor);
+    return is;
+}
+
+/* Whether tensors that the library makes are what was asked for: 3 x 5 bytes in columns, and a part of them. */
+static bool agrees_on_memory(const msc__py_torch *torch, const msc__py_handle *bytes)
+{
+    static const int64_t whole[] = {3, 5, 1, 3};
+    static const int64_t part[] = {2, 2, 1, 6};
+    msc__py_shape shape = {.dtype = {.code = 1, .bits = 8, .lanes = 1}, .dim_count = 2, .extents = whole};
+    msc__py_form form = {.shape = shape};
+    msc__py_memory *memory;
+    msc_error err;
+    char *data;
+    bool agree;
+
+    if (torch->device_type != MSC_DL_CPU)
+        return true; /* they are not used there */
+    if (torch->library.scalar_type(bytes, &form.scalar_type) != 0)
+        return false;
+    memory = msc__py_memory_new(torch, 15, &form, &err);
+    if (memory == NULL)
+        return false;
+    data = msc__py_memory_data(memory);
+    shape.byte_offset = 4;
+    shape.extents = part;
+    agree = is_sheet(torch, msc__py_memory_view(torch, memory, data, &shape), data + 4, part) &&
+            is_sheet(torch, msc__py_memory_become(torch, memory), data, whole);
+    msc__py_memory_release(memory);
+    return agree;
 }
 
 /* Tries what `has_library` promises. */
@@ -195,13 +252,45 @@ static bool agrees(const msc__py_torch *torch)
         for (int i = 0; i < 2; i++)
             Py_XDECREF(PyObject_CallMethod(whole, "zero_", NULL));
         agree = PyErr_Occurred() == NULL && agrees_on(&torch->library, &look.handle) &&
-                agrees_on_alias(torch, &alias);
+                agrees_on_alias(torch, &alias) && agrees_on_memory(torch, &look.handle);
         msc__py_alias_clear(torch, &alias);
     }
     Py_XDECREF(part);
     Py_XDECREF(whole);
     PyErr_Clear();
     return agree;
+}
+
+/* Where two tensors have what `_cdata` tells of them, if that is one place; 0: it is none, or more than one. */
+static size_t find_place(const msc__py_torch *torch, PyObject *first, PyObject *second)
+{
+    PyObject *size = PyObject_GetAttrString((PyObject *)torch->tensor_type, "__basicsize__");
+    size_t end = size != NULL ? PyLong_AsSize_t(size) : 0;
+    msc__py_handle handles[2];
+    size_t place = 0;
+    bool known = end <= 4096 && handle_of(torch, first, &handles[0]) && handle_of(torch, second, &handles[1]);
+
+    for (size_t at = sizeof(PyObject); known && at + sizeof handles[0] <= end; at += sizeof handles[0]) {
+        if (memcmp((char *)first + at, &handles[0], sizeof handles[0]) != 0 ||
+            memcmp((char *)second + at, &handles[1], sizeof handles[1]) != 0)
+            continue;
+        known = place == 0;
+        place = at;
+    }
+    Py_XDECREF(size);
+    return known ? place : 0;
+}
+
+static size_t find_handle_offset(const msc__py_torch *torch)
+{
+    PyObject *first = make_sample(torch);
+    PyObject *second = make_sample(torch);
+    size_t place = first != NULL && second != NULL ? find_place(torch, first, second) : 0;
+
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    PyErr_Clear();
+    return place;
 }
 
 bool msc__py_torch_init(msc__py_torch *self, PyTypeObject *tensor_type, PyTypeObject *parameter_type,
@@ -221,8 +310,11 @@ bool msc__py_torch_init(msc__py_torch *self, PyTypeObject *tensor_type, PyTypeOb
             find(type, "untyped_storage", &self->untyped_storage) &&
             find(type, "is_conj", &self->is_conjugate) && find(type, "is_neg", &self->is_negative) &&
             find(type, "stride", &self->strides) && (self->table != NULL || find_capsules(self, c_module));
-    if (found && library && self->table != NULL) /* before 2.10 nobody has tried it */
-        self->has_library = find_library(c_module, &self->library) && agrees(self);
+    if (found && library && self->table != NULL) { /* before 2.10 nobody has tried it */
+        self->has_library = find_library(c_module, &self->library);
+        self->has_library = self->has_library && agrees(self); /* which asks as if it were so */
+        self->handle_offset = self->has_library ? find_handle_offset(self) : 0;
+    }
     Py_XDECREF(c_module);
     return found;
 }
@@ -412,11 +504,6 @@ static bool ask_span(const msc__py_torch *torch, PyObject *tensor, msc__py_span 
     return known;
 }
 
-static int64_t item_bytes(msc_dl_dtype dtype)
-{
-    return ((int64_t)dtype.bits * dtype.lanes + 7) / 8; /* lanes: two numbers of four bits are one item */
-}
-
 bool msc__py_span_of(const msc__py_torch *torch, PyObject *tensor, const msc__py_look *look,
                      msc__py_span *out)
 {
@@ -429,7 +516,7 @@ bool msc__py_span_of(const msc__py_torch *torch, PyObject *tensor, const msc__py
         return ask_span(torch, tensor, out);
     if (library->storage_bytes(handle, &bytes) != 0 || library->storage_offset(handle, &offset) != 0)
         return false;
-    out->base = (char *)look->tensor.data - offset * item_bytes(look->tensor.dtype);
+    out->base = (char *)look->tensor.data - offset * (int64_t)msc_dl_item_bytes(look->tensor.dtype);
     out->bytes = (uint64_t)bytes;
     out->verbatim = !library->is_conjugate(handle) && !library->is_negative(handle);
     return true;

@@ -51,6 +51,14 @@ typedef struct msc__py_library {
     /* at::TensorBase */
     bool (*is_view)(const msc__py_handle *tensor);
     msc__py_returned (*tensor_data)(const msc__py_handle *tensor);
+    /* likewise of the shim: the number of a dtype; the first item; a tensor on memory of its own, and one on a part of
+       another's, each on the heap */
+    int32_t (*scalar_type)(const msc__py_handle *tensor, int32_t *out);
+    int32_t (*data)(const msc__py_handle *tensor, void **out);
+    int32_t (*empty)(int64_t dim_count, const int64_t *sizes, const int64_t *strides, int32_t scalar_type,
+                     int32_t device_type, int32_t ordinal, msc__py_handle **out);
+    int32_t (*part)(const msc__py_handle *whole, int64_t dim_count, const int64_t *sizes,
+                    const int64_t *strides, int64_t offset, msc__py_handle **out);
     /* a tensor on the heap, undefined at first, and its end */
     int32_t (*new_cell)(msc__py_handle **out);
     int32_t (*delete_cell)(msc__py_handle *cell);
@@ -67,6 +75,8 @@ typedef struct msc__py_torch {
     const msc_dl_api *table; /* NULL: capsules */
     bool has_library;
     msc__py_library library;
+    size_t
+        handle_offset; /* of the implementation's address in a tensor's Python object; 0: `_cdata` is asked */
     msc__py_attribute base, version, grad_fn, address;
     PyObject *detach, *untyped_storage, *is_conjugate, *is_negative, *strides; /* methods of torch.Tensor */
     PyObject *to_capsule, *from_capsule, *empty, *empty_options, *current_stream;
@@ -161,8 +171,30 @@ typedef struct msc__py_memory msc__py_memory;
 /** What a tensor's capsule holds, which is the caller's to end. NULL with an exception. */
 msc_dl_legacy *msc__py_take_capsule(const msc__py_torch *torch, PyObject *tensor);
 
-/** Bytes from PyTorch's allocator. NULL with the reason in `err`, and no exception. */
-msc__py_memory *msc__py_memory_new(const msc__py_torch *torch, uint64_t bytes, msc_error *err);
+/** What a tensor on a storage looks like. Sizes first, then strides, `dim_count` of each. */
+typedef struct msc__py_shape {
+    uint64_t byte_offset;
+    msc_dl_dtype dtype;
+    int32_t dim_count;
+    const int64_t *extents;
+} msc__py_shape;
+
+/** A tensor that fills its storage: memory can be had as one, in the fewest steps. */
+typedef struct msc__py_form {
+    msc__py_shape shape;
+    int32_t scalar_type; /* PyTorch's number of its dtype */
+} msc__py_form;
+
+/** Whether a tensor fills its storage of `bytes`, and memory can be had as one like it. */
+bool msc__py_fills(const msc__py_torch *torch, const msc__py_look *look, uint64_t bytes,
+                   int32_t *scalar_type);
+
+/**
+ * Bytes from PyTorch's allocator. NULL with the reason in `err`, and no exception.
+ * @param form what `msc__py_fills` said yes to; NULL: none.
+ */
+msc__py_memory *msc__py_memory_new(const msc__py_torch *torch, uint64_t bytes, const msc__py_form *form,
+                                   msc_error *err);
 
 /** A tensor's own memory. NULL with an exception. */
 msc__py_memory *msc__py_memory_of(const msc__py_torch *torch, PyObject *tensor);
@@ -174,13 +206,11 @@ void msc__py_memory_hold(msc__py_memory *memory);
 /** Threads: any, with or without the GIL. */
 void msc__py_memory_release(msc__py_memory *memory);
 
-/** What a tensor on a storage looks like. Sizes first, then strides, `dim_count` of each. */
-typedef struct msc__py_shape {
-    uint64_t byte_offset;
-    msc_dl_dtype dtype;
-    int32_t dim_count;
-    const int64_t *extents;
-} msc__py_shape;
+/**
+ * The tensor of its form, which takes the memory over: the caller is the last one who has it, and may only release it
+ * afterwards. NULL, without an exception: it is not to be had so.
+ */
+PyObject *msc__py_memory_become(const msc__py_torch *torch, msc__py_memory *memory);
 
 /**
  * A tensor on memory; NULL with an exception.

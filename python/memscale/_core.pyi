@@ -550,6 +550,59 @@ class Saved:
     """What autograd holds in place of a tensor that it saved; `OffloadEngine.unpack` gives the tensor."""
 
 @final
+class Block:
+    """One tensor's bytes in an engine, for those who say themselves when they leave and come back.
+
+    `OffloadEngine.put` makes it. It holds the tensor that it was made of until it is settled, and the one that
+    it is fetched into until that has arrived. Neither is written meanwhile, nor is the latter read. When the
+    engine is closed its blocks are dropped. All methods but `drop` raise `RuntimeError` on a dropped one, and
+    release the GIL while they wait.
+
+    Example:
+        >>> block = engine.put(tensor)
+        >>> block.settle()
+        >>> block.get(torch.empty_like(tensor))
+        >>> block.arrive()
+        >>> block.drop()
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were put."""
+
+    def settle(self) -> None:
+        """Waits until the bytes are in their tier.
+
+        Raises:
+            OSError: The copy failed: the tensor is all there is, and the block only good for `drop`.
+            MemScaleError: Likewise, on a card.
+            KeyboardInterrupt: Or whatever a signal's handler raised meanwhile; the rest is as without. So does
+                `arrive`.
+        """
+
+    def settled(self) -> bool:
+        """Whether they are there, without waiting. Raises as `settle`."""
+
+    def get(self, tensor: Any, /) -> None:
+        """Starts the copy back into a tensor of as many bytes. Autograd is not told that it is written.
+
+        Raises:
+            ValueError: It has no dense memory on the device, or not as many bytes.
+            RuntimeError: What an earlier `get` asked for has not arrived, or the copy out failed.
+        """
+
+    def arrive(self) -> None:
+        """Waits until the latest `get` is done. It may be got again afterwards.
+
+        Raises:
+            OSError: It could not be read: the bytes of the tensor are anything.
+            RuntimeError: Nothing was asked for.
+        """
+
+    def drop(self) -> None:
+        """Ends the block and makes its place free. What is under way is waited for. Again: nothing."""
+
+@final
 class OffloadEngine:
     """Saved tensors leave the device in forward and come back for backward: a pair of hooks for autograd.
 
@@ -598,6 +651,20 @@ class OffloadEngine:
             MemScaleError: There is no room for it on the device, or its copy failed.
         """
 
+    def put(self, tensor: Any, /) -> Block | None:
+        """Starts to copy a tensor's bytes out; None, and nothing has happened, where no tier has room.
+
+        Its elements have to lie one after the other, in whatever order of dimensions; it may be a part of a
+        storage, and of those around it nothing is read. Call `step` now and then: the engine keeps a list of
+        what was put since.
+
+        Raises:
+            TypeError: It is a subclass of Tensor, or has no plain memory.
+            ValueError: It has gaps or no elements, is on another device, or lazily conjugate or negative; or the
+                engine is closed.
+            MemScaleError: A copy could not be submitted.
+        """
+
     def region(self, ordinals: tuple[int, ...] | None, /) -> None:
         """A forward begins: saves are counted from 0, and only those of the tuple leave. None: all may.
 
@@ -629,7 +696,7 @@ class OffloadEngine:
         """Per tier, why it is not used as asked; "" if there is nothing to say."""
 
     def close(self) -> None:
-        """Gives everything back. What was saved cannot be unpacked any more."""
+        """Gives everything back. What was saved cannot be unpacked any more; blocks are dropped."""
 
 @final
 class Optim:

@@ -33,6 +33,7 @@ import torch
 
 import memscale
 from core_samples import chain, noted
+from leak_blocks import BLOCK_CALLS, BLOCK_ERRORS
 from leak_optim import OPTIM_CALLS, OPTIM_ERRORS
 from matrix.techniques import COLUMNS, TECHNIQUES, Columns, column_name
 from memscale import _core
@@ -186,6 +187,7 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "OffloadEngine.notes": lambda _: ENGINE.notes(),
     "OffloadEngine.close": lambda _: offload_engine().close(),
     "Saved": lambda _: ENGINE.pack(SMALL),
+    **BLOCK_CALLS,
     "Simulator.alloc": simulated(lambda s: s.alloc(3, 10**6, stream=3, pool=1)),
     "Simulator.free": simulated(lambda s: s.free(1)),
     "Simulator.free_request": simulated(lambda s: s.free_request(0)),
@@ -260,6 +262,7 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
     "error: offload options": lambda _: refused(
         lambda: _core.OffloadEngine(torch.Tensor, torch.nn.Parameter, None, {"host_bytes": 0})
     ),
+    "error: offload block": lambda _: [refused(action) for action in BLOCK_ERRORS],
     "error: offload save": lambda _: refused(lambda: ENGINE.unpack(SAVED)),  # type: ignore[arg-type]
     "error: simulator kind": lambda _: refused(lambda: _core.Simulator("tpu")),  # type: ignore[arg-type]
     "error: simulator conf": lambda _: refused(lambda: _core.Simulator("cuda", "no_key:" + "9" * 60)),
