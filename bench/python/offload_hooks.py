@@ -11,8 +11,9 @@ Times are those of the calling thread (the copies are the work of other threads)
 the kinds take turns. They have in them what the hooks leave behind: objects to free, and Python's garbage
 collector.
 
-The last rows are no hooks: what PyTorch's own functions take, called from C, to make a tensor on memory that
-is there, and to allocate the memory as well. A tensor that was away has to be made: no unpack is cheaper.
+The last rows are no hooks: what the functions of PyTorch's library take that the hooks call for a storage of
+its own, and that nothing can replace. A save makes a tensor that keeps the source until its copy is complete;
+an unpack makes one on new memory, since what was away has to be made.
 """
 
 from __future__ import annotations
@@ -98,72 +99,97 @@ def timed(context: Context, chain: Callable[[Tensor], Tensor], x: Tensor) -> tup
 # ---- PyTorch's own functions -------------------------------------------------------------------------
 
 
-class DLTensor(ctypes.Structure):
-    """As in dlpack.h."""
+class Words(ctypes.Structure):
+    """What a C++ function returns in memory of its caller."""
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32 * 2),
-        ("dim_count", ctypes.c_int32),
-        ("dtype", ctypes.c_uint8 * 4),
-        ("sizes", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
+    _fields_ = (("words", ctypes.c_void_p * 4),)
 
 
-class Making:
-    """The functions of PyTorch's DLPack table that an unpack needs, called as in C but for the way there."""
+class Library:
+    """The functions of PyTorch's library that the hooks call, in the hooks' order.
+
+    Each is there twice: as it is, and with the address of a function that does nothing. The second takes what
+    the way from Python to C takes.
+
+    Raises:
+        AttributeError: this PyTorch has no such functions.
+    """
 
     def __init__(self) -> None:
-        pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer_of.restype = ctypes.c_void_p
-        pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
-        capsule = Tensor.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
-        table = pointer_of(capsule, b"dlpack_exchange_api")
-        addresses = (ctypes.c_void_p * 5).from_address(table + 16)
-        word = ctypes.c_void_p
-        allocate, from_object, to_object, _, stream = (address or 0 for address in addresses)
-        self._allocate = ctypes.PYFUNCTYPE(ctypes.c_int, word, word, word, word)(allocate)
-        self._from_object = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, word)(from_object)
-        self._to_object = ctypes.PYFUNCTYPE(ctypes.c_int, word, word)(to_object)
-        self._nothing = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, word)(stream)
-        release = ctypes.cast(ctypes.pythonapi.Py_DecRef, word).value or 0
-        self._release = ctypes.PYFUNCTYPE(None, word)(release)
-        self._sizes = (ctypes.c_int64 * 2)(4 * ELEMENTS, 1)
-        sizes = ctypes.cast(self._sizes, ctypes.POINTER(ctypes.c_int64))
-        byte = (ctypes.c_uint8 * 4)(1, 8, 1, 0)
-        self._prototype = DLTensor(None, (ctypes.c_int32 * 2)(1, 0), 1, byte, sizes, sizes, 0)
+        library = ctypes.PyDLL(torch._C.__file__)
+        nothing = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
+        word, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+        def twice(name: str, result: Any, *arguments: Any) -> tuple[Any, Any]:
+            kind = ctypes.PYFUNCTYPE(result, *arguments)
+            found = getattr(ctypes.pythonapi if name.startswith("Py") else library, name)
+            return kind(ctypes.cast(found, word).value or 0), kind(nothing)
+
+        self._empty = twice(
+            "aoti_torch_empty_strided", number, whole, word, word, number, number, number, word
+        )
+        self._part = twice("aoti_torch__reinterpret_tensor", number, word, whole, word, word, whole, word)
+        self._new = twice("aoti_torch_new_uninitialized_tensor", number, word)
+        self._delete = twice("aoti_torch_delete_tensor_object", number, word)
+        self._alias = twice("_ZNK2at10TensorBase11tensor_dataEv", Words, word)
+        self._wrap = twice("_Z16THPVariable_WrapRKN2at10TensorBaseE", word, word)
+        self._release = twice("Py_DecRef", None, word)
         self._tensor = torch.zeros(ELEMENTS)
-        self._managed = word()
-        self._object = word()
+        self._handle = word(self._tensor._cdata)
+        self._sizes, self._strides = (whole * 1)(ELEMENTS), (whole * 1)(1)
+        self._spare = (word * 4)()
+        self._cells = word(), word(ctypes.addressof(self._spare))
 
-    def three_calls(self) -> None:
-        """What the way there costs: a function that does next to nothing, three times."""
-        where = ctypes.byref(self._object)
-        self._nothing(1, 0, where)
-        self._nothing(1, 0, where)
-        self._nothing(1, 0, where)
+    def alias(self, which: int) -> None:
+        """A save: a tensor on the same memory is made, and let go."""
+        cell = self._cells[which]
+        self._new[which](ctypes.byref(cell))
+        made = self._alias[which](ctypes.byref(self._handle))
+        ctypes.c_void_p.from_address(cell.value or 0).value = made.words[0]
+        self._delete[which](cell)
 
-    def on_memory(self) -> None:
-        """A tensor on another's memory."""
-        self._from_object(self._tensor, ctypes.byref(self._managed))
-        self._to_object(self._managed, ctypes.byref(self._object))
-        self._release(self._object)
+    def on_memory(self, which: int) -> None:
+        """An unpack on memory that is there."""
+        cell = self._cells[which]
+        whole = ctypes.byref(self._handle)
+        self._part[which](whole, 1, self._sizes, self._strides, 0, ctypes.byref(cell))
+        self._show(which)
 
-    def with_memory(self) -> None:
-        """A tensor on memory of its own."""
-        self._allocate(ctypes.byref(self._prototype), ctypes.byref(self._managed), None, None)
-        self._to_object(self._managed, ctypes.byref(self._object))
-        self._release(self._object)
+    def with_memory(self, which: int) -> None:
+        """An unpack on memory of its own."""
+        cell = self._cells[which]
+        self._empty[which](1, self._sizes, self._strides, 6, 0, 0, ctypes.byref(cell))
+        self._show(which)
+
+    def _show(self, which: int) -> None:
+        cell = self._cells[which]
+        tensor = self._wrap[which](cell)
+        self._delete[which](cell)
+        self._release[which](tensor)
 
 
-def cost_ns(call: Callable[[], None], times: int = 2000) -> float:
-    """Nanoseconds of this thread in one call."""
-    began = time.thread_time_ns()
-    for _ in range(times):
-        call()
-    return (time.thread_time_ns() - began) / times
+def cost_ns(call: Callable[[int], None], times: int = 2000) -> float:
+    """Nanoseconds of this thread in one call's own functions."""
+    spans = []
+    for which in (0, 1):
+        began = time.thread_time_ns()
+        for _ in range(times):
+            call(which)
+        spans.append((time.thread_time_ns() - began) / times)
+    return spans[0] - spans[1]
+
+
+def own_rows(rounds: int) -> list[tuple[str, str, float | str, float | str]]:
+    """Storages, name, save and unpack of what PyTorch itself takes; none where the hooks do not call it."""
+    try:
+        library = Library()
+    except AttributeError:
+        return []
+    costs = [
+        median([cost_ns(call) for _ in range(rounds)])
+        for call in (library.on_memory, library.alias, library.with_memory)
+    ]
+    return [("one", "PyTorch's part", "", costs[0]), ("own", "PyTorch's part", costs[1], costs[2])]
 
 
 # ---- the table ---------------------------------------------------------------------------------------
@@ -210,11 +236,8 @@ def main() -> None:
                 for base in (BUILTIN, PYTHON)
             )
             table.add(name, kind, *times, *builtin, *python, arguments.rounds)
-    if hasattr(Tensor, "__dlpack_c_exchange_api__"):
-        making = Making()
-        for name, call in (("one", making.on_memory), ("own", making.with_memory)):
-            costs = [cost_ns(call) - cost_ns(making.three_calls) for _ in range(arguments.rounds)]
-            table.add(name, "none: a tensor made", "", median(costs), "", "", "", "", arguments.rounds)
+    for row in own_rows(arguments.rounds):
+        table.add(*row, "", "", "", "", arguments.rounds)
 
 
 if __name__ == "__main__":
