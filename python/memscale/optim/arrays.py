@@ -151,13 +151,21 @@ def tensor_of(entry: Entry, parameter: Tensor | None, gradient: Tensor | None) -
 
 
 def rest_of(entry: Entry) -> Tensor | None:
-    """What the weights lack of their masters: a view with the parameter's shape, or None."""
+    """What the weights lack of their masters: a view with the parameter's shape, or None.
+
+    Of state that is away it is a copy.
+    """
     form: Form = entry[FORM]
     dtype = _RESTS.get(form.weights)
     if dtype is None:
         return None
     offset, size = form.places.rest
-    flat: Tensor = entry[BYTES][offset : offset + size]
+    if BYTES in entry:
+        flat: Tensor = entry[BYTES][offset : offset + size]
+    else:
+        from memscale.optim.away_state import rest_from  # which is built on this
+
+        flat = rest_from(entry)
     # With moments in FP32 in front of them, rests of 2 bytes are aligned.
     return flat.view(dtype).as_strided(form.shape, form.stride, flat.storage_offset() // dtype.itemsize)
 

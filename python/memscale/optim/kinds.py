@@ -114,7 +114,7 @@ def gradient_refusal(parameter: Tensor, gradient: Tensor) -> str:
         return "sparse gradients"
     if gradient.dtype not in GRADIENTS or gradient.device.type != "cpu":
         return f"gradients of {gradient.dtype} on {gradient.device.type}"
-    if not _is_plain(gradient) or gradient.shape != parameter.shape:
+    if not (_is_plain(gradient) or _is_released(gradient)) or gradient.shape != parameter.shape:
         return "gradients that are not ordinary tensors"
     return ""
 
@@ -122,6 +122,13 @@ def gradient_refusal(parameter: Tensor, gradient: Tensor) -> str:
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor's memory is its own: not one of a class that handles operations itself."""
     return tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def _is_released(gradient: Tensor) -> bool:
+    """Whether it is one of ours that may be away."""
+    from memscale.optim.released import ReleasedGradient  # which is built on `arrays`, and that on this
+
+    return isinstance(gradient, ReleasedGradient)
 
 
 def _is_dense(tensor: Tensor) -> bool:

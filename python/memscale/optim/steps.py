@@ -22,6 +22,7 @@ from memscale.optim.arrays import (
     to_standard,
 )
 from memscale.optim.kinds import GRADIENTS, gradient_refusal, group_refusal, parameter_refusal, rule_of
+from memscale.optim.released import ReleasedGradient, plain
 
 if TYPE_CHECKING:
     from memscale.optim.taken import _Taken
@@ -71,6 +72,7 @@ def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
         raise RuntimeError("an optimizer with MemScale's state cannot be stepped by compiled code")
     kind, work = optimizer._memscale_kind, _Work()
     left: list[Tensor] = []
+    released: list[tuple[Tensor, Tensor]] = []
     refusal = group_refusal(kind, group)
     for parameter in group["params"]:
         gradient = parameter.grad
@@ -80,9 +82,17 @@ def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
         if why:
             _release(optimizer, group, parameter, why)
             left.append(parameter)
+        elif isinstance(gradient, ReleasedGradient):
+            released.append((parameter, gradient))
         else:
             work.add(entry_of(optimizer, parameter), parameter, gradient)
-    work.run({**rule_of(kind, group), "moments": optimizer._memscale_moments})
+    rule = {**rule_of(kind, group), "moments": optimizer._memscale_moments}
+    work.run(rule)
+    for parameter, gradient in released:  # one at a time is here
+        with plain(gradient) as tensor:
+            alone = _Work()
+            alone.add(entry_of(optimizer, parameter), parameter, tensor)
+            alone.run(rule)
     return left
 
 

@@ -16,12 +16,13 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from memscale.optim import saved
+from memscale.optim import masters, saved
 from memscale.optim.arrays import FORM
 from memscale.optim.kinds import KINDS, MOMENTS, Kind, group_refusal, inner_of, kind_of, parameter_refusal
 from memscale.optim.steps import entry_of, give_back_state, said_about, step_group
@@ -47,12 +48,13 @@ class _Taken(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state in PyTorch's form, and what that has no place for beside it."""
-        with saved.hooked(self.register_state_dict_post_hook, saved.as_standard, prepend=True):
+        with saved.hooked(self.register_state_dict_post_hook, _as_saved, prepend=True):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes PyTorch's form, with or without what is beside it."""
         load = functools.partial(saved.as_ours, moments=self._memscale_moments)
+        masters.keep_rests(self)
         with saved.hooked(self.register_load_state_dict_pre_hook, load):
             super().load_state_dict(state_dict)
 
@@ -78,6 +80,7 @@ class _TakenGroups(_Taken):
     """Of an optimizer whose step asks `_init_group`."""
 
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        masters.prepare(self, group)
         left = step_group(self, group)
         return super()._init_group({**group, "params": left}, *lists)  # type: ignore[misc]
 
@@ -93,6 +96,8 @@ class _TakenStep(_Taken):
             with torch.enable_grad():
                 loss = closure()
         groups = self.param_groups
+        for group in groups:
+            masters.prepare(self, group)
         left = [{**group, "params": step_group(self, group)} for group in groups]
         if any(group["params"] for group in left):
             self.param_groups = left
@@ -101,6 +106,10 @@ class _TakenStep(_Taken):
             finally:
                 self.param_groups = groups
         return loss
+
+
+def _as_saved(optimizer: _Taken, state_dict: dict[str, Any]) -> dict[str, Any]:
+    return masters.without_rests(optimizer, saved.as_standard(optimizer, state_dict))
 
 
 def _unhooked(step: Any) -> Any:
@@ -160,22 +169,94 @@ def take_over(optimizer: torch.optim.Optimizer, moments: str = "code8", convert:
     """
     if moments not in MOMENTS:
         raise ValueError(f"moments is {moments!r}; allowed: {', '.join(MOMENTS)}")
+    with _at_home(optimizer):
+        return _take_over(inner_of(optimizer), moments, convert)
+
+
+def _at_home(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+    """Has the state of an optimizer in memory for a block, if it is elsewhere."""
+    from memscale.optim import away  # which takes over what is taken over here
+
+    return away.at_home(optimizer)
+
+
+def _take_over(optimizer: Any, moments: str, convert: bool) -> str:
+    if is_held(optimizer) and moments != optimizer._memscale_moments:  # it goes on with the other form
+        del _HOLDERS[optimizer]
+        optimizer.__class__ = _class_for(optimizer._memscale_base, optimizer._memscale_kind, moments)
+    elif isinstance(optimizer, _Taken):
+        return "it has this state already"
+    else:
+        reason = why_not(optimizer)
+        if reason:
+            return reason
+        kind = kind_of(optimizer)
+        assert isinstance(kind, Kind)
+        optimizer.__class__ = _class_for(type(optimizer), kind, moments)
+        _rewrap(optimizer)
+    if convert:
+        convert_state(optimizer)
+    return ""
+
+
+def why_not(optimizer: torch.optim.Optimizer) -> str:
+    """Why an optimizer cannot be taken over; "" if it can, or is."""
     optimizer = inner_of(optimizer)
     if isinstance(optimizer, _Taken):
-        return "it has this state already"
+        return ""
     kind = kind_of(optimizer)
     if isinstance(kind, str):
         return kind
     reason = _reason(optimizer, kind)
-    if reason:
-        return reason
-    if not _can_rewrap(optimizer):
-        return "its step has been replaced"
-    optimizer.__class__ = _class_for(type(optimizer), kind, moments)
-    _rewrap(optimizer)
-    if convert:
-        convert_state(optimizer)
+    return reason or ("" if _can_rewrap(optimizer) else "its step has been replaced")
+
+
+# ---- for as long as somebody needs it ----------------------------------------------------------------
+
+_HOLDERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+"""Optimizers that were taken over by `hold`, and how many hold them."""
+
+
+def hold(optimizer: torch.optim.Optimizer) -> str:
+    """Has an optimizer taken over, with moments in FP32 if it is not yet, until `let_go` is called as often.
+
+    State that is there becomes ours in the next step.
+
+    Returns:
+        "" or why it stays as it is; then it is not held.
+    """
+    optimizer = inner_of(optimizer)
+    if optimizer in _HOLDERS:
+        _HOLDERS[optimizer] += 1
+    elif not isinstance(optimizer, _Taken):
+        reason = take_over(optimizer, "fp32", convert=False)
+        if reason:
+            return reason
+        _HOLDERS[optimizer] = 1
     return ""
+
+
+def let_go(optimizer: torch.optim.Optimizer) -> None:
+    """Undoes one `hold`. The last gives an optimizer back that was taken over for it."""
+    optimizer = inner_of(optimizer)
+    if optimizer not in _HOLDERS:
+        return
+    _HOLDERS[optimizer] -= 1
+    if not _HOLDERS[optimizer]:
+        del _HOLDERS[optimizer]
+        give_back(optimizer)
+
+
+def is_held(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer is taken over for the time of `hold` alone."""
+    return inner_of(optimizer) in _HOLDERS
+
+
+def base_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """The class of an optimizer when it is not taken over."""
+    kind = type(inner_of(optimizer))
+    kind = getattr(kind, "_memscale_away_base", kind)  # as in `away`
+    return kind._memscale_base if issubclass(kind, _Taken) else kind
 
 
 def _reason(optimizer: torch.optim.Optimizer, kind: Kind) -> str:
@@ -224,13 +305,18 @@ def give_back(optimizer: torch.optim.Optimizer) -> None:
     BF16 weights stay as they are; what their masters had more is lost. One that is not taken over: nothing.
     """
     optimizer = inner_of(optimizer)
-    if not isinstance(optimizer, _Taken):
-        return
+    if isinstance(optimizer, _Taken):
+        with _at_home(optimizer):
+            _give_back(optimizer)
+
+
+def _give_back(optimizer: Any) -> None:
     groups = {id(value): group for group in optimizer.param_groups for value in group["params"]}
     for parameter, entry in list(optimizer.state.items()):
         if isinstance(entry, dict) and FORM in entry:
             give_back_state(optimizer, groups.get(id(parameter), {}), parameter, entry)
-    optimizer.__class__ = optimizer._memscale_base  # type: ignore[assignment]
+    _HOLDERS.pop(optimizer, None)
+    optimizer.__class__ = optimizer._memscale_base
     _rewrap(optimizer)
     said_about.pop(optimizer, None)
 

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step of the caller's optimizer on one parameter, or on a part of one, alone.
+
+A stand-in of its class, with its attributes and one group of one parameter, is stepped. So it is the class's
+own step that runs, with whatever it chooses by its settings, and not one that is written anew.
+
+Of PyTorch's optimizers those that ask `_init_group` go through their parameters independently. Of others that
+is tried, on small tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import defaultdict
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+CUTTABLE: Final = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+"""Treat each element alone, and have state for each: a part of a parameter is stepped as in the whole."""
+
+_REDUCED: Final = (torch.bfloat16, torch.float16)
+_NOT_COPIED: Final = (
+    "step",
+    "zero_grad",
+    "param_groups",
+    "state",
+)  # schedulers replace the first on the object
+
+
+def unhooked(step: Any) -> Any:
+    """A class's `step` without PyTorch's hooks around it."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+class Alone:
+    """Steps parameters of a group one by one.
+
+    Args:
+        optimizer: whose attributes count.
+        base: class whose step it is.
+        group: settings.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer], group: dict[str, Any]
+    ) -> None:
+        self.group = group
+        self._step = unhooked(base.step)
+        self._stand_in = base.__new__(base)
+        known = {name: value for name, value in vars(optimizer).items() if name not in _NOT_COPIED}
+        self._stand_in.__dict__.update(known)
+
+    def step(self, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        """Steps a tensor with its `grad`. Returns its state afterwards."""
+        mine = self._stand_in
+        mine.param_groups = [{**self.group, "params": [parameter]}]
+        mine.state = defaultdict(dict)
+        mine.state[parameter] = state
+        try:
+            self._step(mine)
+            return dict(mine.state[parameter])
+        finally:
+            mine.param_groups, mine.state = [], defaultdict(dict)  # holds no part that has been stepped
+
+
+def can_cut(base: type[torch.optim.Optimizer], group: dict[str, Any], parameter: Tensor) -> bool:
+    """Whether a part of a parameter is stepped with the bits that it has in the whole.
+
+    Numbers of 16 bits are rounded between operations where a kernel takes elements singly, at the end of each
+    thread's share, and not where it takes several: with several threads each share would have to end where it
+    does in the whole. Fused kernels share out whole lines; SGD's, at 16 bits, begins its momentum with what
+    memory held.
+    """
+    if base not in CUTTABLE or parameter.is_complex() or group.get("capturable"):
+        return False
+    if parameter.dtype not in _REDUCED:
+        return True
+    fused = bool(group.get("fused"))
+    return not (fused and base is torch.optim.SGD) and (fused or torch.get_num_threads() == 1)
+
+
+# ---- optimizers that are not PyTorch's ---------------------------------------------------------------
+
+
+def why_not_alone(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -> str:
+    """Why an optimizer cannot be stepped parameter by parameter; "" if it can."""
+    if base is torch.optim.LBFGS or issubclass(base, torch.optim.LBFGS):
+        return "LBFGS has one state for all parameters"
+    if base is torch.optim.SparseAdam:
+        return "SparseAdam takes sparse gradients only"
+    if base.__module__.startswith("torch.optim.") and hasattr(base, "_init_group"):
+        return ""
+    known = {value for group in optimizer.param_groups for value in group["params"]}
+    if any(key not in known for key in optimizer.state):
+        return f"{base.__name__} has state that belongs to no parameter"
+    try:
+        return _tried(optimizer, base)
+    except Exception as error:
+        return f"{base.__name__} was tried on small tensors and failed ({type(error).__name__}: {error})"
+
+
+def _tried(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -> str:
+    """Steps small tensors together and alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        together, apart = _twin(optimizer, base), _twin(optimizer, base)
+        before = _settings(together)
+        for _ in range(3):
+            for one, other in zip(_all(together), _all(apart), strict=True):
+                one.grad = torch.randn_like(one)
+                other.grad = one.grad.clone()
+            seed = torch.get_rng_state()
+            unhooked(base.step)(together)
+            torch.set_rng_state(seed)
+            for group in apart.param_groups:
+                alone = Alone(apart, base, group)
+                for parameter in group["params"]:
+                    apart.state[parameter] = alone.step(parameter, apart.state[parameter])
+        if _settings(together) != before:
+            return f"the step of {base.__name__} changes more than parameters and their state"
+        for one, other in zip(_all(together), _all(apart), strict=True):
+            if not _same(one.detach(), other.detach()) or not _same(together.state[one], apart.state[other]):
+                return f"{base.__name__} steps a parameter differently where others are stepped with it"
+    return ""
+
+
+def _twin(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    twin = base.__new__(base)
+    known = {name: value for name, value in vars(optimizer).items() if name not in _NOT_COPIED}
+    hooks = {name: type(value)() for name, value in known.items() if name.endswith("_hooks")}
+    twin.__dict__.update({**copy.deepcopy({k: v for k, v in known.items() if k not in hooks}), **hooks})
+    twin.state = defaultdict(dict)
+    twin.param_groups = [{**group, "params": _small(group["params"])} for group in optimizer.param_groups]
+    return twin
+
+
+def _small(parameters: list[Tensor]) -> list[Tensor]:
+    """A few tensors with as many dimensions: one of each kind, and a second one of the first."""
+    kinds = {(value.dim(), value.dtype) for value in parameters if value.requires_grad}
+    made = []
+    for dims, dtype in itertools.islice(itertools.chain(sorted(kinds, key=str), kinds), len(kinds) + 1):
+        values = torch.linspace(-1, 1, 6**dims if dims < 4 else 2**dims).to(dtype)
+        made.append(values.reshape((6 if dims < 4 else 2,) * dims).clone().requires_grad_())
+    return made
+
+
+def _all(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for group in optimizer.param_groups for value in group["params"]]
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> str:
+    """What a step is to leave as it is, as text."""
+    own = {name: value for name, value in vars(optimizer).items() if name not in _NOT_COPIED}
+    groups = [
+        {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+    ]
+    return repr((sorted(own.items(), key=str), groups))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The caller's optimizer with its state elsewhere between steps, in place.
+
+As in `taken`: the optimizer becomes one of a subclass of its own class, and PyTorch's `step` goes on
+running. It asks `_init_group` which parameters to step; those whose state is away are stepped piece by piece
+here (`away_step`), and the others are left to it. One without `_init_group`, or whose step is its own, gets
+another `step`. An optimizer that has our state is taken over likewise: its bytes leave as they are.
+
+`optimizer.state[parameter]` has what is small, step counters among it, and a record of where the rest is.
+`state_dict`, `copy.deepcopy` and `pickle` bring everything back; copies are optimizers as they were before.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+
+from memscale.offload.engine import Offload
+from memscale.optim.alone import unhooked, why_not_alone
+from memscale.optim.away_state import bring_back, brought_back, send_away
+from memscale.optim.away_step import step_group
+from memscale.optim.kinds import inner_of
+from memscale.optim.pieces import AWAY, PIECE_ELEMENTS
+from memscale.optim.shelf import Shelf
+from memscale.optim.taken import _can_rewrap, _rewrap, is_taken
+
+_shelves: weakref.WeakKeyDictionary[torch.optim.Optimizer, Shelf] = weakref.WeakKeyDictionary()
+
+# ---- the classes -------------------------------------------------------------------------------------
+
+
+class _Away(torch.optim.Optimizer):
+    """What an optimizer has more while its state is away."""
+
+    _memscale_away_base: ClassVar[type[torch.optim.Optimizer]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of the state, which takes as much memory as if it had never left."""
+        with _here(self):
+            return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what the optimizer took before, and sends it away."""
+        super().load_state_dict(state_dict)
+        send_away(self, self._memscale_away_base, _shelves[self])
+
+    def __getstate__(self) -> dict[str, Any]:
+        with _here(self):
+            found = dict(super().__getstate__())
+            found["state"] = defaultdict(dict, self.state)
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        base = self._memscale_away_base
+        if is_taken(self):
+            return super().__reduce_ex__(protocol)
+        return _anew, (base,), self.__getstate__()
+
+
+class _AwayGroups(_Away):
+    """Of an optimizer whose step asks `_init_group`."""
+
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        with _whole_step():
+            left = step_group(self, self._memscale_away_base, group, _shelves[self])
+        return super()._init_group({**group, "params": left}, *lists)  # type: ignore[misc]
+
+
+class _AwayStep(_Away):
+    """Of an optimizer whose step is all its own."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        base, groups, left = self._memscale_away_base, self.param_groups, []
+        with _whole_step():
+            for group in groups:
+                left.append({**group, "params": step_group(self, base, group, _shelves[self])})
+        if any(group["params"] for group in left):
+            self.param_groups = left
+            try:
+                unhooked(base.step)(self)
+            finally:
+                self.param_groups = groups
+        return loss
+
+
+def _class_for(base: type[torch.optim.Optimizer], own: type[_Away]) -> type[_Away]:
+    """The subclass for a class of optimizers: the one that there is, or a new one."""
+    for known in base.__subclasses__():
+        if issubclass(known, _Away) and known._memscale_away_base is base:
+            return known
+    more: dict[str, Any] = {"_memscale_away_base": base}
+    if own is _AwayStep:
+        more["step"] = torch.optim.Optimizer.profile_hook_step(_AwayStep.step)
+        more["step"].hooked = True
+    about = {"__module__": __name__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (own, base), {**about, **more})
+
+
+def _anew(base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """For `copy` and `pickle`: an optimizer that is to be given its attributes."""
+    return base.__new__(base)
+
+
+@contextmanager
+def _here(optimizer: _Away) -> Iterator[None]:
+    """All state in memory for the time of a block; the blocks stay, so nothing is written again."""
+    away = {key: entry for key, entry in optimizer.state.items() if AWAY in entry}
+    try:
+        for parameter, entry in away.items():
+            optimizer.state[parameter] = brought_back(entry)
+        yield
+    finally:
+        optimizer.state.update(away)
+
+
+@contextmanager
+def _whole_step() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: between two pieces it would leave half a step."""
+    asked: list[Any] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *about: asked.append(about))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        before(*asked[0])
+
+
+# ---- taking over and giving back ---------------------------------------------------------------------
+
+
+def is_away(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer, or the one in a wrapper, has its state elsewhere."""
+    return isinstance(inner_of(optimizer), _Away)
+
+
+def plain_copy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """As `copy.copy` of an optimizer whose state is away, without that state, which is not read."""
+    assert isinstance(optimizer, _Away)
+    base = optimizer._memscale_away_base
+    made = base.__new__(base)
+    facts = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
+    made.__setstate__({**facts, "state": defaultdict(dict)})
+    return made
+
+
+@contextmanager
+def at_home(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """All state of an optimizer in memory, and its class as before, for a block; then it is away again."""
+    optimizer = inner_of(optimizer)
+    shelf = _shelves.get(optimizer)
+    if shelf is None:
+        yield
+        return
+    take_back(optimizer)
+    try:
+        yield
+    finally:
+        send(optimizer, shelf.offload, shelf.piece_elements)
+
+
+def away_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of state that are elsewhere now."""
+    state = inner_of(optimizer).state.values()
+    return sum(entry[AWAY].nbytes for entry in state if AWAY in entry)
+
+
+def why_not_away(optimizer: torch.optim.Optimizer) -> str:
+    """Why the state of an optimizer cannot leave; "" if it can."""
+    optimizer = inner_of(optimizer)
+    if isinstance(optimizer, _Away):
+        return "its state is elsewhere already"
+    if is_taken(optimizer):
+        return ""
+    base = type(optimizer)
+    if reason := why_not_alone(optimizer, base):
+        return reason
+    devices = {value.device.type for group in optimizer.param_groups for value in group["params"]}
+    if "cpu" not in devices:
+        return "none of its parameters are on the CPU"
+    return (
+        "" if _form_of(base) is _AwayGroups and "_init_group" not in vars(optimizer) else _reason(optimizer)
+    )
+
+
+def _form_of(base: type[torch.optim.Optimizer]) -> type[_Away]:
+    """How the step of a class is led here: by `_init_group` where it is known to be asked."""
+    known = getattr(base, "_memscale_base", base)
+    asks = known.__module__.startswith("torch.optim.") and hasattr(base, "_init_group")
+    return _AwayGroups if asks else _AwayStep
+
+
+def _reason(optimizer: torch.optim.Optimizer) -> str:
+    if not _can_rewrap(optimizer) or ("step" in vars(optimizer) and hasattr(optimizer, "_init_group")):
+        return "its step has been replaced"
+    return ""
+
+
+def send(optimizer: torch.optim.Optimizer, offload: Offload, piece_elements: int = PIECE_ELEMENTS) -> str:
+    """Sends the state of an optimizer away, in place. It may have stepped, and be held by whomever.
+
+    Args:
+        optimizer: PyTorch's, one with our state, or another whose step treats parameters independently; or a
+            wrapper of one.
+        offload: where to: the optimizer's alone.
+        piece_elements: of a parameter that pass at once.
+
+    Returns:
+        "" or why it stays as it is.
+
+    Raises:
+        OSError: the engine cannot be opened.
+    """
+    if reason := why_not_away(optimizer):
+        return reason
+    optimizer = inner_of(optimizer)
+    base = type(optimizer)
+    offload.engine.step()  # opens it
+    shelf = Shelf(offload, piece_elements)
+    optimizer.__class__ = _class_for(base, _form_of(base))
+    _rewrap(optimizer)
+    _shelves[optimizer] = shelf
+    send_away(optimizer, base, shelf)
+    return ""
+
+
+def take_back(optimizer: torch.optim.Optimizer) -> None:
+    """Makes an optimizer what it was. One whose state is not away: nothing.
+
+    Raises:
+        OSError: a piece could not be read. What was not read is away still.
+    """
+    optimizer = inner_of(optimizer)
+    if not isinstance(optimizer, _Away):
+        return
+    bring_back(optimizer)
+    optimizer.__class__ = optimizer._memscale_away_base  # type: ignore[assignment]
+    _rewrap(optimizer)
+    _shelves.pop(optimizer)

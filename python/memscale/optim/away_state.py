@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of parameters on its way out, and back into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memscale.optim.alone import can_cut
+from memscale.optim.arrays import BYTES, FORM
+from memscale.optim.pieces import AWAY, LEAST_BYTES, Away, Layout, Own, Slots, is_dense, slots_of
+from memscale.optim.shelf import Job, Shelf, fetched
+
+Entry = dict[str, Any]
+
+
+def is_worth_it(parameter: Tensor) -> bool:
+    """Whether a parameter is one whose state leaves. Looks at no data."""
+    return (
+        type(parameter).__torch_dispatch__ is Tensor.__torch_dispatch__
+        and parameter.layout is torch.strided
+        and parameter.device.type == "cpu"
+        and parameter.nbytes >= LEAST_BYTES
+        and not (parameter.is_neg() or parameter.is_conj())
+    )
+
+
+def is_cut(base: type[torch.optim.Optimizer], group: Entry, parameter: Tensor) -> bool:
+    """Whether a parameter's state passes in pieces."""
+    return can_cut(base, group, parameter) and is_dense(parameter)
+
+
+def layout_of(entry: Entry, parameter: Tensor, cut: bool) -> Layout:
+    """What is to leave of a state that is here.
+
+    Args:
+        entry: the state.
+        parameter: whose.
+        cut: whether PyTorch's may be cut.
+    """
+    if FORM in entry:
+        return Own(entry[FORM])
+    slots = slots_of(entry, tuple(parameter.shape) if cut else None)
+    if any(slot.stride != parameter.stride() for slot in slots) and cut:
+        return Slots(slots_of(entry, None), False)  # loaded in another order
+    return Slots(slots, cut)
+
+
+def depart(entry: Entry, layout: Layout, parameter: Tensor, shelf: Shelf) -> tuple[Entry, list[Job]]:
+    """An entry in place of one that is here, and what fills it."""
+    away = Away(layout, parameter.numel(), shelf.piece_elements)
+    names = (BYTES,) if isinstance(layout, Own) else tuple(slot.name for slot in layout.slots)
+    rest = {name: value for name, value in entry.items() if name not in names}
+
+    def fill(index: int) -> Job:
+        first, last = away.bounds[index]
+
+        def work(_: Tensor | None) -> Tensor:
+            piece = torch.empty(layout.size(first, last), dtype=torch.uint8)
+            layout.copy(entry, piece, first, last, out=True)
+            return piece
+
+        return Job(away, index, work)
+
+    return {**rest, AWAY: away}, [fill(index) for index in range(len(away.bounds))]
+
+
+def send_away(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer], shelf: Shelf) -> None:
+    """Sends all state that is here, one parameter after the other."""
+    for group, parameter in _with_groups(optimizer):
+        entry = optimizer.state.get(parameter)
+        if entry and AWAY not in entry and is_worth_it(parameter):
+            layout = layout_of(entry, parameter, is_cut(base, group, parameter))
+            if isinstance(layout, Own) or layout.slots:
+                made, jobs = depart(entry, layout, parameter, shelf)
+                shelf.run(jobs)
+                optimizer.state[parameter] = made
+
+
+def _with_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Entry, Tensor]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield group, parameter
+
+
+def brought_back(entry: Entry) -> Entry:
+    """A state as it was when it was here. Where it was, it stays.
+
+    Raises:
+        OSError: a piece could not be read.
+        RuntimeError: a step ended in the middle.
+    """
+    away: Away = entry[AWAY]
+    refuse_torn(away)
+    whole = away.layout.empty()
+    for first, last, piece in fetched(away):
+        away.layout.copy(whole, piece, first, last, out=False)
+    return {**{name: value for name, value in entry.items() if name != AWAY}, **whole}
+
+
+def rest_from(entry: Entry) -> Tensor:
+    """The bytes of `arrays.rest_of`, of our state that is away."""
+    away: Away = entry[AWAY]
+    refuse_torn(away)
+    parts = []
+    for first, last, piece in fetched(away):
+        assert isinstance(away.layout, Own)
+        at, size = away.layout.places(first, last).rest
+        parts.append(piece[at : at + size].clone())
+    return torch.cat(parts)
+
+
+def bring_back(optimizer: torch.optim.Optimizer) -> None:
+    """Brings all state back."""
+    for parameter, entry in list(optimizer.state.items()):
+        if AWAY in entry:
+            optimizer.state[parameter] = brought_back(entry)
+
+
+def refuse_torn(away: Away) -> None:
+    """Raises where the state is of no use."""
+    if away.torn:
+        raise RuntimeError(
+            "a step of this optimizer ended in the middle of a parameter, which has been stepped in part: "
+            "load the model and the optimizer from a checkpoint"
+        )

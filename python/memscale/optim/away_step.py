@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of a group whose state is away, piece by piece.
+
+    PyTorch's state   the step of the optimizer's own class, on views of a part of the parameter, of its
+                      gradient, and on the piece (`alone`); on the whole parameter where it cannot be cut
+    ours              the C core, on the same part
+
+Every piece begins with the counters and other small values that there were, and the last one's are kept: a
+step counts once. A parameter is marked from its first piece to its last, so that a step that ended in between
+is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memscale.optim import masters
+from memscale.optim.alone import Alone
+from memscale.optim.arrays import FORM, STEP, core, form_of
+from memscale.optim.away_state import (
+    Entry,
+    brought_back,
+    depart,
+    is_cut,
+    is_worth_it,
+    layout_of,
+    refuse_torn,
+)
+from memscale.optim.kinds import GRADIENTS, gradient_refusal, group_refusal, parameter_refusal, rule_of
+from memscale.optim.pieces import AWAY, Away, Own, Slot, Slots, flat, slots_of
+from memscale.optim.released import ReleasedGradient, start
+from memscale.optim.shelf import Job, Shelf
+from memscale.optim.steps import entry_of
+
+Base = type[torch.optim.Optimizer]
+
+
+def step_group(optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> list[Tensor]:
+    """Steps the parameters of a group whose state is away, or is to be. Returns the others.
+
+    Raises:
+        OSError: a piece could not be read. What comes before it has been stepped.
+        RuntimeError: as `refuse_torn`; or a compiler is tracing.
+    """
+    if torch._guards.TracingContext.try_get() is not None:
+        raise RuntimeError("an optimizer whose state is away cannot be stepped by compiled code")
+    work: _Own | _Standard = _Standard(optimizer, base, group, shelf)
+    if getattr(optimizer, "_memscale_kind", None) is not None:
+        masters.prepare(optimizer, group)
+        work = _Own(optimizer, group, shelf)
+    jobs: list[Job] = []
+    left = []
+    for parameter in group["params"]:
+        found = work.jobs(parameter) if parameter.grad is not None else []
+        if found is None:
+            left.append(parameter)
+        else:
+            jobs += found
+    try:
+        shelf.run(jobs)
+    except BaseException:
+        for source in work.sources:
+            source.drain()
+        raise
+    for parameter in left:
+        entry = optimizer.state.get(parameter)
+        if entry and AWAY in entry:
+            optimizer.state[parameter] = brought_back(entry)
+    return left
+
+
+def _is_like(gradient: Tensor, parameter: Tensor) -> bool:
+    """Whether the k-th element of a gradient in memory is that of the k-th of its parameter."""
+    return (
+        type(gradient) in (Tensor, ReleasedGradient)
+        and gradient.shape == parameter.shape
+        and gradient.stride() == parameter.stride()
+        and not (gradient.is_neg() or gradient.is_conj())
+    )
+
+
+class _Gradient:
+    """A gradient whose parts are needed one after the other; one that is away is asked for a piece ahead."""
+
+    def __init__(self, gradient: Tensor) -> None:
+        self.gradient = gradient
+        self._asked: dict[int, tuple[Tensor, Callable[[], None]]] = {}
+
+    def begin(self, first: int, last: int) -> None:
+        """Asks for a part."""
+        if isinstance(self.gradient, ReleasedGradient):
+            part = torch.empty(last - first, dtype=self.gradient.dtype)
+            self._asked[first] = part, start(self.gradient, first, last, part)
+
+    def part(self, first: int, last: int) -> Tensor:
+        """A part, as a flat tensor."""
+        if not isinstance(self.gradient, ReleasedGradient):
+            return flat(self.gradient)[first:last]
+        part, wait = self._asked.pop(first)
+        wait()
+        return part
+
+    def drain(self) -> None:
+        """Waits for what was asked for and is not needed any more."""
+        for _, wait in self._asked.values():
+            with contextlib.suppress(OSError):
+                wait()
+
+
+# ---- PyTorch's state ---------------------------------------------------------------------------------
+
+
+class _Standard:
+    """Parameters whose steps the optimizer's own class computes."""
+
+    def __init__(self, optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> None:
+        self.optimizer, self.base, self.group, self.shelf = optimizer, base, group, shelf
+        self.alone = Alone(optimizer, base, group)
+        self.sources: list[_Gradient] = []
+
+    def jobs(self, parameter: Tensor) -> list[Job] | None:
+        """What the step of a parameter consists of; None: it is stepped elsewhere."""
+        gradient = parameter.grad
+        assert gradient is not None
+        group = self.group
+        if (
+            group.get("differentiable")
+            or gradient.layout is not torch.strided
+            or not is_worth_it(parameter)
+            or (self.base is torch.optim.SGD and not group["momentum"])
+        ):
+            return None
+        cut = (
+            is_cut(self.base, group, parameter)
+            and _is_like(gradient, parameter)
+            and gradient.dtype is parameter.dtype
+        )
+        away, small = self._entry(parameter, cut)
+        source = _Gradient(gradient)
+        self.sources.append(source)
+        return [self._job(parameter, source, away, small, i) for i in range(len(away.bounds))]
+
+    def _entry(self, parameter: Tensor, cut: bool) -> tuple[Away, Entry]:
+        """Where the state is, and what of it is here. State that is here leaves."""
+        entry: Entry = self.optimizer.state.get(parameter, {})
+        if AWAY in entry:
+            refuse_torn(entry[AWAY])
+            if entry[AWAY].layout.cut and not cut:
+                entry = self.optimizer.state[parameter] = brought_back(entry)
+        if AWAY not in entry:
+            layout = layout_of(entry, parameter, cut)
+            assert isinstance(layout, Slots)
+            if layout.slots:
+                entry, jobs = depart(entry, layout, parameter, self.shelf)
+                self.shelf.run(jobs)
+                self.optimizer.state[parameter] = entry
+            else:
+                entry = {**entry, AWAY: Away(layout, parameter.numel(), self.shelf.piece_elements)}
+        return entry[AWAY], {name: value for name, value in entry.items() if name != AWAY}
+
+    def _job(self, parameter: Tensor, gradient: _Gradient, away: Away, small: Entry, index: int) -> Job:
+        first, last = away.bounds[index]
+        is_last = index + 1 == len(away.bounds)
+
+        def work(piece: Tensor | None) -> Tensor | None:
+            layout = _slots_of(away)
+            views = {} if piece is None else layout.views(piece, first, last)
+            before = {**copy.deepcopy(small), **views}
+            part = parameter
+            if layout.cut:
+                part = flat(parameter.detach())[first:last]
+                part.grad = gradient.part(first, last)
+            after = self.alone.step(part, before)
+            away.torn = True
+            if piece is None and first == 0:  # or nobody would know that the parameter has been begun
+                self.optimizer.state[parameter] = {**small, AWAY: away}
+            kept = _kept(away, parameter, (first, last), piece, after)
+            if is_last:
+                self._end(parameter, away, after)
+            return kept
+
+        return Job(away, index, work, (lambda: gradient.begin(first, last)) if away.layout.cut else None)
+
+    def _end(self, parameter: Tensor, away: Away, after: Entry) -> None:
+        names = {slot.name for slot in _slots_of(away).slots}
+        rest = {name: value for name, value in after.items() if name not in names}
+        self.optimizer.state[parameter] = {**rest, AWAY: away} if names else after
+        away.torn = False
+
+
+def _kept(
+    away: Away, parameter: Tensor, bounds: tuple[int, int], piece: Tensor | None, after: Entry
+) -> Tensor | None:
+    """The bytes of a piece after its step; None: there are none. Says what pieces are, when they are new."""
+    layout = _slots_of(away)
+    if piece is None or not layout.cut:
+        slots = _slots(away, parameter, bounds, after)
+        if slots != layout.slots:
+            layout = away.layout = Slots(slots, layout.cut)
+            piece = None
+    if not layout.slots:
+        return None
+    if piece is None:
+        piece = torch.empty(layout.size(*bounds), dtype=torch.uint8)
+    for name, view in layout.views(piece, *bounds).items():
+        if after[name].data_ptr() != view.data_ptr():
+            view.copy_(after[name])
+    return piece
+
+
+def _slots_of(away: Away) -> Slots:
+    assert isinstance(away.layout, Slots)
+    return away.layout
+
+
+def _slots(away: Away, parameter: Tensor, bounds: tuple[int, int], after: Entry) -> tuple[Slot, ...]:
+    if not away.layout.cut:
+        return slots_of(after, None)
+    if bounds[0] > 0:
+        return _slots_of(away).slots
+    shape, stride = tuple(parameter.shape), parameter.stride()
+    parts = slots_of(after, (bounds[1] - bounds[0],))
+    return tuple(Slot(part.name, part.dtype, shape, stride) for part in parts)
+
+
+# ---- ours --------------------------------------------------------------------------------------------
+
+
+class _Own:
+    """Parameters that have our state."""
+
+    def __init__(self, optimizer: Any, group: Entry, shelf: Shelf) -> None:
+        self.optimizer, self.shelf = optimizer, shelf
+        self.sources: list[_Gradient] = []
+        self.kind = optimizer._memscale_kind
+        self.refusal = group_refusal(self.kind, group)
+        self.rule = {} if self.refusal else rule_of(self.kind, group)
+
+    def jobs(self, parameter: Tensor) -> list[Job] | None:
+        """What the step of a parameter consists of; None: it is stepped elsewhere."""
+        gradient = parameter.grad
+        assert gradient is not None
+        if (
+            self.refusal
+            or not is_worth_it(parameter)
+            or parameter_refusal(parameter)
+            or gradient_refusal(parameter, gradient)
+        ):
+            return None
+        if not _is_like(gradient, parameter):
+            gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+        entry, source = self._entry(parameter), _Gradient(gradient)
+        self.sources.append(source)
+        return [self._job(parameter, source, entry, i) for i in range(len(entry[AWAY].bounds))]
+
+    def _entry(self, parameter: Tensor) -> Entry:
+        """The state, whose bytes are away."""
+        optimizer = self.optimizer
+        form = form_of(self.kind, optimizer._memscale_moments, parameter)
+        entry: Entry = optimizer.state.get(parameter, {})
+        if AWAY in entry:
+            refuse_torn(entry[AWAY])
+            if entry[FORM] == form:
+                return entry
+            optimizer.state[parameter] = brought_back(entry)
+        entry, jobs = depart(entry_of(optimizer, parameter), Own(form), parameter, self.shelf)
+        self.shelf.run(jobs)
+        optimizer.state[parameter] = entry
+        return entry
+
+    def _job(self, parameter: Tensor, gradient: _Gradient, entry: Entry, index: int) -> Job:
+        away: Away = entry[AWAY]
+        first, last = away.bounds[index]
+        is_last = index + 1 == len(away.bounds)
+
+        def work(piece: Tensor | None) -> Tensor | None:
+            assert piece is not None and isinstance(away.layout, Own)
+            part = gradient.part(first, last)
+            form = entry[FORM]
+            types = {"weights": form.weights, "moments": form.moments, "gradient": GRADIENTS[part.dtype]}
+            tensor = _as_tensor(
+                away.layout, entry[STEP] + 1, flat(parameter.detach()), part, piece, first, last
+            )
+            core().step({**self.rule, **types}, [tensor])
+            away.torn = True
+            if is_last:
+                torch.autograd.graph.increment_version(parameter)
+                entry[STEP] += 1
+                away.torn = False
+            return piece
+
+        return Job(away, index, work, lambda: gradient.begin(first, last))
+
+
+def _as_tensor(
+    layout: Own, step: int, weights: Tensor, gradient: Tensor, piece: Tensor, first: int, last: int
+) -> tuple[int, ...]:
+    """A part of a parameter as the core takes it."""
+    spans, at = layout.places(first, last), piece.data_ptr()
+    weight = weights[first:last]
+    arrays = (spans.rest, spans.moment1, spans.moment2, spans.scale1, spans.scale2)
+    return (
+        *(last - first, first, step),
+        *(gradient.data_ptr(), gradient.nbytes),
+        *(weight.data_ptr(), weight.nbytes),
+        *(number for offset, size in arrays for number in (at + offset, size)),
+    )

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the bytes of a released gradient are.
+
+    here      in the gradient's own storage, as ever
+    leaving   here, and on their way out: the storage is freed when the copies are complete
+    away      in blocks of the offload engine; the storage has no bytes
+
+A gradient lies in blocks of some elements, so that a step can have it back a piece at a time. What multiplies
+or clamps it by numbers while it is away is remembered, and done by the same operation when it is back: each
+element is computed alone, so every bit is that of plain PyTorch, done on all of them or on a piece.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from memscale.errors import MemScaleError
+
+if TYPE_CHECKING:
+    from memscale import _core
+    from memscale.optim.release_window import ReleaseWindow
+
+Change = Callable[[Tensor], object]
+"""Something that was done to all elements in place, each alone."""
+
+
+class GradientBytes:
+    """The bytes of one gradient.
+
+    Args:
+        window: that it belongs to.
+        plain: the gradient as it was born. It shares the storage, and operations run on it.
+
+    Attributes:
+        here: the storage has the bytes.
+        stays: it is not released any more: somebody has got its address.
+        users: operations that run on it now.
+    """
+
+    def __init__(self, window: ReleaseWindow, plain: Tensor) -> None:
+        self.window = window
+        self.plain = plain
+        self.nbytes: int = plain.numel() * plain.element_size()
+        self.here = True
+        self.stays = False
+        self.users = 0
+        self.flat = plain.data.as_strided((plain.numel(),), (1,))  # all elements in the order of memory
+        self._blocks: list[_core.Block] = []
+        self._leaving: list[Tensor] = []  # sources of copies under way
+        self._is_zero = False
+        self._changes: list[Change] = []
+        self._coming: list[Callable[[], None]] = []  # what waits for copies back, not yet waited for
+
+    def __del__(self) -> None:
+        self._forget()
+
+    # ---- in pieces ---------------------------------------------------------------------------------
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Begin and end of each block, in elements."""
+        count, length = self.plain.numel(), self.window.piece_elements
+        for begin in range(0, count, length):
+            yield begin, min(begin + length, count)
+
+    # ---- out ---------------------------------------------------------------------------------------
+
+    @property
+    def is_backed(self) -> bool:
+        """The storage can go, and come again with what it has now."""
+        return bool(self._blocks) or self._is_zero
+
+    def put(self) -> bool:
+        """Starts the copies out. False: there is no room, and it stays here."""
+        if self.is_backed:
+            return True
+        blocks: list[_core.Block] = []
+        sources = [self.flat[begin:end] for begin, end in self.pieces()]
+        try:
+            for source in sources:
+                block = self.window.engine.put(source)
+                if block is None:
+                    return False
+                blocks.append(block)
+            self._blocks, self._leaving = blocks, sources
+        except (OSError, MemoryError, MemScaleError):  # there is no engine, or a copy could not begin
+            return False
+        finally:
+            if self._blocks is not blocks:
+                _drop(blocks)
+        return True
+
+    def let_go(self) -> bool:
+        """Frees the storage if nothing but this gradient has it; waits for the copies out."""
+        if self.users or self.stays or self.is_held() or not self.put():
+            return False
+        if not self._settle():
+            return False
+        self.here = False
+        self.plain.untyped_storage().resize_(0)
+        return True
+
+    def _settle(self) -> bool:
+        """Waits for the copies out. False: the disk failed, and what is here is all there is."""
+        try:
+            for block in self._blocks if self._leaving else ():
+                block.settle()
+        except (OSError, MemScaleError):
+            self._forget()
+            return False
+        self._leaving = []
+        return True
+
+    def is_held(self) -> bool:
+        """Whether somebody else has the storage, or the gradient as it was born.
+
+        On older PyTorch autograd has it, too, in the hook that says it is complete: it goes a little later.
+        """
+        storage = self.plain.untyped_storage()
+        found = (
+            torch._C._storage_Use_Count(storage._cdata),
+            sys.getrefcount(storage),
+            sys.getrefcount(self.plain),
+        )
+        known = _ALONE[0] + len(self._leaving)
+        if found[0] > known or found[1] > _ALONE[1] or found[2] > _ALONE[2]:
+            return True
+        return not storage.resizable()  # NumPy has had it
+
+    # ---- back --------------------------------------------------------------------------------------
+
+    def fetch(self) -> None:
+        """Makes it be here. What an exception interrupts goes on with the next call.
+
+        Raises:
+            OSError: it could not be read back.
+        """
+        self._wait()
+        if self.here:
+            return
+        storage = self.plain.untyped_storage()
+        if storage.nbytes() != self.nbytes:
+            storage.resize_(self.nbytes)
+        if self._is_zero:
+            self.flat.zero_()
+        for (begin, end), block in zip(self.pieces(), self._blocks, strict=False):
+            self._get(block, self.flat[begin:end])
+        self._wait()
+        for change in self._changes:
+            change(self.flat)
+        self.here = True
+
+    def start(self, begin: int, end: int, into: Tensor) -> Callable[[], None]:
+        """Starts to copy some elements, in the order of memory; see `released.start`."""
+        if self.here:
+            into.copy_(self.flat[begin:end])
+            return _nothing
+        changes = list(self._changes)
+        wait = self._start(begin, end, into)
+
+        def arrive() -> None:
+            wait()
+            while changes:
+                changes.pop(0)(into)
+
+        return arrive
+
+    def _start(self, begin: int, end: int, into: Tensor) -> Callable[[], None]:
+        """The same for what is away, without its changes."""
+        if self._is_zero:
+            into.zero_()
+            return _nothing
+        self._wait()
+        patches: list[tuple[Tensor, Tensor]] = []
+        waits: list[Callable[[], None]] = []
+        length = self.window.piece_elements
+        for number in range(begin // length, -(-end // length)):
+            first = number * length
+            last = min(first + length, self.plain.numel())
+            low, high = max(first, begin), min(last, end)
+            target = place = into[low - begin : high - begin]
+            if (low, high) != (first, last):
+                target = torch.empty(last - first, dtype=into.dtype, device=into.device)
+                patches.append((place, target[low - first : high - first]))
+            waits.append(self._get(self._blocks[number], target))
+
+        def wait() -> None:
+            for item in waits:
+                item()
+            for place, source in patches:
+                place.copy_(source)
+
+        return wait
+
+    def _get(self, block: _core.Block, target: Tensor) -> Callable[[], None]:
+        block.get(target)
+        coming = self._coming
+
+        def wait() -> None:
+            if wait not in coming:
+                return
+            try:
+                block.arrive()
+            except (OSError, MemScaleError):
+                coming.remove(wait)
+                raise
+            coming.remove(wait)
+
+        coming.append(wait)
+        return wait
+
+    def _wait(self) -> None:
+        """Waits for what is on its way back: a block comes to one place at a time."""
+        while self._coming:
+            self._coming[0]()
+
+    # ---- changes -----------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """What is here is not what is away: that is dropped."""
+        self._forget()
+
+    def zero(self) -> None:
+        """Sets every element to zero."""
+        self._wait()
+        self._forget()
+        self._is_zero = True
+        if self.here:
+            self.flat.zero_()
+
+    def change(self, change: Change) -> None:
+        """Does something to all elements: now if they are here, and when they come back."""
+        if self.here:
+            self._settle()  # what is on its way out is to be as it was
+            change(self.flat)
+        if self.is_backed:
+            self._changes.append(change)
+
+    def add(self, other: Tensor) -> bool:
+        """Adds a tensor piece by piece, without having all of it here. False: it has to be here."""
+        if self.here or self._changes or self.users:
+            return False
+        other = other.as_strided((other.numel(),), (1,))
+        blocks: list[_core.Block] = []
+        before: _core.Block | None = None
+        try:
+            for begin, end in self.pieces():
+                part = torch.empty(end - begin, dtype=self.plain.dtype, device=self.plain.device)
+                self._start(begin, end, part)()
+                part.add_(other[begin:end])
+                block = self.window.engine.put(part)
+                if block is None:
+                    return False
+                blocks.append(block)
+                if before is not None:
+                    before.settle()
+                before = block
+            if before is not None:
+                before.settle()
+            self._blocks, blocks = blocks, self._blocks
+            self._is_zero = False
+        except (OSError, MemScaleError):  # of the copies out, or of one back, which says so again
+            return False
+        finally:
+            _drop(blocks)
+        return True
+
+    def _forget(self) -> None:
+        blocks, self._blocks = self._blocks, []
+        self._coming.clear()
+        self._changes, self._is_zero, self._leaving = [], False, []
+        _drop(blocks)
+
+
+def _drop(blocks: list[_core.Block]) -> None:
+    """Ends blocks; what is running is waited for."""
+    for block in blocks:
+        block.drop()
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
+
+
+def _alone() -> tuple[int, int, int]:
+    """What `is_held` finds where nobody else holds anything."""
+    with torch._C._DisableTorchDispatch():  # whoever watches operations would hold something, too
+        plain = torch.empty(1, device="cpu")
+        item = GradientBytes(None, plain)  # type: ignore[arg-type]
+        twin = torch.Tensor._make_subclass(Tensor, plain)
+    del plain
+    storage = item.plain.untyped_storage()
+    found = torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage), sys.getrefcount(item.plain)
+    del twin
+    return found
+
+
+_ALONE: Final = _alone()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where state lies between steps: an offload engine, and the way through it that one step takes.
+
+    piece i + 1 is fetched      while piece i is computed in its buffer      and piece i − 1 is written
+
+So three pieces are in memory during a step, and none when it is over. A piece is on the disk or in a tensor
+at every moment: its place is given up when its bytes are in a buffer, and the buffer is given up when they
+are in their place again. What cannot be written stays in its buffer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memscale import _core
+from memscale.errors import MemScaleError
+from memscale.offload.engine import Offload
+from memscale.optim.pieces import PIECE_ELEMENTS, Away
+
+_LOGGER = logging.getLogger("memscale")
+
+
+class Job(NamedTuple):
+    """What is to be done with one piece.
+
+    Attributes:
+        away: whose.
+        number: of the piece.
+        work: gets the piece's bytes, or None where it has none yet; returns those that are to be kept, None
+            for none.
+        begin: called when the piece is asked for; None: nothing.
+    """
+
+    away: Away
+    number: int
+    work: Callable[[Tensor | None], Tensor | None]
+    begin: Callable[[], None] | None = None
+
+
+class Shelf:
+    """The engine of one optimizer.
+
+    Args:
+        offload: opens it.
+        piece_elements: as `PIECE_ELEMENTS`.
+    """
+
+    def __init__(self, offload: Offload, piece_elements: int = PIECE_ELEMENTS) -> None:
+        self.offload = offload
+        self.piece_elements = piece_elements
+        self._said = False
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Does jobs in their order.
+
+        Raises:
+            OSError: a piece could not be read. Those before it are done and away.
+        """
+        _Run(self, jobs).run()
+
+    def put(self, piece: Tensor) -> _core.Block | None:
+        """Starts to write a piece; None where there is no room."""
+        block = self.offload.engine.put(piece)
+        if block is None:
+            self.say("no room in its tiers")
+        return block
+
+    def say(self, why: str) -> None:
+        """Logs, once, that a piece stays in memory."""
+        if not self._said:
+            self._said = True
+            _LOGGER.warning("optimizer state: some of it stays in memory (%s)", why)
+
+
+class _Run:
+    def __init__(self, shelf: Shelf, jobs: Sequence[Job]) -> None:
+        self.shelf = shelf
+        self.jobs = jobs
+        self.free: Tensor | None = None  # that was written last
+        self.ahead: deque[Tensor | None] = deque()  # buffers of the jobs that come next
+        self.leaving: deque[tuple[Job, _core.Block, Tensor]] = deque()
+
+    def run(self) -> None:
+        self.shelf.offload.engine.step()
+        try:
+            for index, job in enumerate(self.jobs):
+                if index == 0:
+                    self._fetch(job)
+                if index + 1 < len(self.jobs):
+                    self._fetch(self.jobs[index + 1])
+                self._do(job)
+            self._settle(0)
+        except BaseException:
+            self._leave_in_order()
+            raise
+
+    def _fetch(self, job: Job) -> None:
+        if job.begin is not None:
+            job.begin()
+        piece = job.away.pieces[job.number]
+        if isinstance(piece, _core.Block):
+            buffer = self._buffer(piece.nbytes)
+            piece.get(buffer)
+            self.ahead.append(buffer)
+        else:
+            self.ahead.append(piece)
+
+    def _do(self, job: Job) -> None:
+        away, index = job.away, job.number
+        before = away.pieces[index]
+        if isinstance(before, _core.Block):
+            before.arrive()
+        if before is None:
+            self.free = None  # nothing comes into it
+        kept = job.work(self.ahead.popleft())
+        away.pieces[index] = kept
+        if isinstance(before, _core.Block):
+            before.drop()  # its place is the next block's: a step takes no more room than lay there before
+        block = None if kept is None else self.shelf.put(kept)
+        if kept is not None and block is not None:
+            away.pieces[index] = block
+            self.leaving.append((job, block, kept))
+        self._settle(1)
+
+    def _settle(self, most: int) -> None:
+        """Waits until no more than so many pieces are on their way out."""
+        while len(self.leaving) > most:
+            job, block, buffer = self.leaving[0]
+            try:
+                block.settle()
+            except (OSError, MemScaleError) as error:
+                job.away.pieces[job.number] = buffer
+                self.shelf.say(str(error))
+            else:
+                self.free = buffer
+            self.leaving.popleft()
+
+    def _buffer(self, size: int) -> Tensor:
+        """One of this size. What is here is the pieces in use, and no more."""
+        free, self.free = self.free, None
+        if free is not None and free.numel() == size:
+            return free
+        del free  # before the next one is made
+        return torch.empty(size, dtype=torch.uint8)
+
+    def _leave_in_order(self) -> None:
+        """After an error: what was asked for has come, and what was being written is written."""
+        for job in self.jobs:
+            piece = job.away.pieces[job.number]
+            if isinstance(piece, _core.Block):
+                _await(piece)
+        self._settle(0)
+
+
+def _await(block: _core.Block) -> None:
+    """Waits for what was asked for, if anything was."""
+    with contextlib.suppress(OSError, RuntimeError, MemScaleError):
+        block.arrive()
+
+
+def fetched(away: Away) -> Iterator[tuple[int, int, Tensor]]:
+    """All pieces of a parameter in turn: first and last element, and the bytes, good until the next one.
+
+    Raises:
+        OSError: one could not be read.
+    """
+    buffer: Tensor | None = None
+    for (first, last), piece in zip(away.bounds, away.pieces, strict=True):
+        assert piece is not None
+        if isinstance(piece, _core.Block):
+            if buffer is None or buffer.numel() < piece.nbytes:
+                buffer = torch.empty(piece.nbytes, dtype=torch.uint8)
+            part = buffer[: piece.nbytes]
+            try:
+                piece.get(part)
+                piece.arrive()
+            except BaseException:
+                _await(piece)  # or it could not be asked for again
+                raise
+            yield first, last, part
+        else:
+            yield first, last, piece
