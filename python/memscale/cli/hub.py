@@ -64,6 +64,8 @@ def find_config(name: str) -> Found:
         UsageError: there is none; the message says what was tried.
     """
     path = Path(name).expanduser()
+    if path.suffix == ".py":
+        raise UsageError(f"{name!r} is a program: say which function makes the model, as in {name}:build")
     if path.is_dir() and ((path / "config.json").exists() or name.startswith((".", os.sep, "~"))):
         return Found(name, _read(path / "config.json"))
     if path.suffix == ".json" or path.is_file():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -141,15 +142,15 @@ def scratch(
 
 def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], on_cpu: bool = True) -> Any:
     """Runs an operation, and mends fake results that differ from what the real kernel returns."""
-    refused = info.schema == _GROUPED_PRODUCT and isinstance(args[0], FakeTensor)
-    result = _grouped_product(func, args, kwargs) if refused else func(*args, **kwargs)
+    made = _MADE.get(info.schema)
+    if made is not None and isinstance(args[0], FakeTensor):
+        result = made(func, args, kwargs)
+    else:
+        result = func(*args, **kwargs)
     if not on_cpu:
         return mended(info.schema, args, result)
     mend = _MENDS.get(info.name)
     return result if mend is None else mend(args, result)
-
-
-_GROUPED_PRODUCT = "aten::_grouped_mm"
 
 
 def _grouped_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -162,6 +163,31 @@ def _grouped_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     ]
     result = func(*low, **{**kwargs, "out_dtype": None})
     return torch.empty_like(result, dtype=kwargs.get("out_dtype") or dtype)
+
+
+def _ctc_loss(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A loss per sample, and what backward needs, by the longest target, which no fake knows."""
+    scores, targets, lengths = args[0], args[1], args[3]
+    if isinstance(lengths, FakeTensor):
+        longest = targets.shape[-1]
+    else:
+        with _disable_current_modes():
+            longest = max(torch.as_tensor(lengths).flatten().tolist(), default=0)
+    steps, batch = scores.shape[0], scores.shape[1] if scores.dim() == 3 else 1
+    return scores.new_empty(batch), scores.new_empty(batch, steps, 2 * longest + 1)
+
+
+def _ctc_gradient(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Of the scores, contiguous whatever they are."""
+    return torch.empty_like(args[1], memory_format=torch.contiguous_format)
+
+
+_MADE: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
+    "aten::_grouped_mm": _grouped_product,
+    "aten::_ctc_loss": _ctc_loss,
+    "aten::_ctc_loss_backward": _ctc_gradient,
+}
+"""Operators that fakes refuse, or have no kernel for."""
 
 
 def _lstm_workspace(args: Sequence[Any], result: Any) -> Any:
@@ -197,6 +223,35 @@ def _row_major(args: Sequence[Any], result: Any) -> Any:
     return result if made is None or made.is_contiguous() else (made.contiguous(), *result[1:])
 
 
+def _laid_out(made: Tensor, format: torch.memory_format) -> Tensor:
+    return made if made.is_contiguous(memory_format=format) else made.contiguous(memory_format=format)
+
+
+def _normalised(args: Sequence[Any], result: Any) -> Any:
+    """What is normalised is contiguous or channels_last, the fake one lies as the input does."""
+    made, *statistics = _full_statistics(args, result)
+    return (_laid_out(made, suggest_memory_format(args[0])), *statistics)
+
+
+def _as_normalised(args: Sequence[Any], result: Any) -> Any:
+    """The input's gradient is laid out as the input would be if it were normalised."""
+    made = result[0]
+    return result if made is None else (_laid_out(made, suggest_memory_format(args[1])), *result[1:])
+
+
+def _all_row_major(args: Sequence[Any], result: Any) -> Any:
+    """Every result is contiguous, the fake ones lie as the input does."""
+    return result.contiguous() if isinstance(result, Tensor) else tuple(made.contiguous() for made in result)
+
+
+def _as_gradient(args: Sequence[Any], result: Any) -> Any:
+    """The input's gradient lies as the output's gradient does, the fake one as the input."""
+    gradient = args[0]
+    if result.stride() == gradient.stride() or result.shape != gradient.shape:
+        return result
+    return torch.empty_like(gradient, dtype=result.dtype)
+
+
 def _whole_loss(args: Sequence[Any], result: Any) -> Any:
     """The kernel writes every element into the loss's storage and then shrinks its shape, not its storage."""
     reduction = args[2] if len(args) > 2 else 1
@@ -221,12 +276,24 @@ _MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "mkldnn_rnn_layer": _lstm_workspace,
     "native_layer_norm": _full_statistics,
     "native_layer_norm_backward": _row_major,
-    "native_batch_norm": _full_statistics,
+    "native_batch_norm": _normalised,
+    "native_batch_norm_backward": _as_normalised,
     "native_group_norm": _full_statistics,
     "native_group_norm_backward": _own_dtype,
     "mse_loss": _whole_loss,
     "smooth_l1_loss": _whole_loss,
     "col2im": _folded_view,
+    "log_sigmoid_forward": _all_row_major,
+    "rrelu_with_noise": _all_row_major,
+    "glu_backward": _all_row_major,
+    "mse_loss_backward": _all_row_major,
+    "smooth_l1_loss_backward": _all_row_major,
+    "huber_loss_backward": _all_row_major,
+    "elu_backward": _as_gradient,
+    "softplus_backward": _as_gradient,
+    "hardtanh_backward": _as_gradient,
+    "hardswish_backward": _as_gradient,
+    "hardsigmoid_backward": _as_gradient,
 }
 """Operators whose fake result has another size or layout than the CPU kernel's.
 

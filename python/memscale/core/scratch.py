@@ -281,6 +281,7 @@ RULES: dict[str, Scratch] = {
     "aten::gather": _scatter,
     "aten::scatter_reduce": _per_element(9),
     "aten::masked_select": _per_element(16),
+    "aten::_ctc_loss_backward": lambda args, outputs: nbytes(args[6]),  # the same from behind
     "aten::im2col": lambda args, outputs: nbytes(args[0]),
     "aten::index": _masked_index,
     "aten::mean": _mean,

@@ -143,6 +143,30 @@ def test_grouped_product_on_fakes_is_as_large_as_the_kernels_result(dtype: torch
         assert layouts(aten._grouped_mm.default, arguments()) == real
 
 
+class Aligned(nn.Module):
+    """A loss over alignments of a target; how long targets are is computed from them."""
+
+    def __init__(self, packed: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(48, 16), nn.Linear(16, 12)
+        self.packed = packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.last(self.first(x).tanh()).log_softmax(-1).transpose(0, 1)
+        targets = (torch.arange(16 * 7).view(16, 7) % 11 + 1).tril(3)
+        lengths = (targets > 0).sum(-1)
+        targets = targets[targets > 0] if self.packed else targets
+        steps = torch.full((16,), 64)
+        return nn.functional.ctc_loss(scores, targets, steps, lengths, zero_infinity=True)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_loss_over_alignments_is_traced_without_data(packed: bool) -> None:
+    predicted = train(lambda: Aligned(packed), AMPLE)
+    truth = peak_bytes(lambda: train(lambda: Aligned(packed)))
+    assert abs(predicted - truth) <= 1024  # what backward needs are 60 KiB, and a copy of the scores 48 KiB
+
+
 class Bags(nn.Module):
     """Saves indices that are made inside: a trace has their values, and yet they must not seem to stay."""
 
