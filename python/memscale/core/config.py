@@ -444,6 +444,10 @@ class Config:
         if self.async_config is not None and not self.async_offload:
             allowed = "it contradicts async_config=...: leave one of the two out"
             raise checks.refuse("async_offload", False, allowed)
+        switched_off = not self.enable_offloading and "enable_offloading" in self.explicit
+        if self.async_config is not None and switched_off:
+            allowed = "it contradicts async_config=...: leave one of the two out"
+            raise checks.refuse("enable_offloading", False, allowed)
         if self.force_optimize and not any(getattr(self, name) for name in _TECHNIQUES):
             allowed = f"no technique is switched on in mode {self.mode.value!r}: switch one on first"
             raise checks.refuse("force_optimize", True, allowed)

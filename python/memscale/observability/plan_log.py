@@ -27,9 +27,16 @@ _NOT_BUILT = {"auto_policy": "the policy"}
 def fields_without_effect(config: Config) -> list[str]:
     """Fields of a configuration that are on or set, and have no effect in this version."""
     fields = [name for name in _NOT_BUILT if getattr(config, name)]
+    if config.async_offload and not config.enable_offloading:
+        fields.append("async_config" if config.async_config is not None else "async_offload")
     if config.max_cpu_offload_gb is not None and not (config.enable_offloading and config.async_offload):
         fields.append("max_cpu_offload_gb")
     return fields
+
+
+def _why_useless(field: str) -> str:
+    missing = _NOT_BUILT.get(field)
+    return f"{field} ({'offload is off' if missing is None else f'{missing} is not in this version'})"
 
 
 def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> None:
@@ -55,6 +62,9 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
         if replaced.plan.fits and not plan.fits:
             _warn_unmet(planned)
         return
+    for note in plan.notes:
+        if note.startswith("offload: async_config."):  # a folder that cannot be used was asked for by name
+            logs.LOGGER.warning("%s: nothing leaves", note)
     lines = [f"device     {_hardware_line(planned.hardware)}", *plan.summary_lines()]
     precise = [step for step in plan.steps if step.technique in PRECISION]
     lines += [f"step       {step.technique}: {step.reason}" for step in precise]
@@ -64,7 +74,7 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
     lines += [f"note       {note}" for note in plan.notes]
     useless = fields_without_effect(executor.config)
     if useless:
-        lines.append(f"no effect  {', '.join(useless)}: not built in this version")
+        lines.append(f"no effect  {', '.join(map(_why_useless, useless))}")
     lines.append("undo       memscale.detach(model)")
     logs.block(lines)
     if not plan.fits:

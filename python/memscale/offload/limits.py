@@ -164,7 +164,7 @@ def _file_room(directory: str) -> int | str:
     if not os.access(directory, os.W_OK):
         return f"async_config.directory {directory!r} cannot be written to"
     room = _most_of(shutil.disk_usage(directory).free)
-    return room if room > 0 else f"the disk of async_config.directory {directory!r} is full"
+    return room if room > 0 else f"async_config.directory {directory!r} has no room: the disk is full"
 
 
 def _file_rates(directory: str) -> tuple[int, int]:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import memscale
-from memscale import Config
+from memscale import AsyncOffloadConfig, Config
 from memscale.observability import logs
 from zoo.models import case
 from zoo.training import Loop, train
@@ -56,6 +58,25 @@ def test_conservative_mode_has_no_field_without_effect(caplog: pytest.LogCapture
     )
     train(GPT2, Loop(steps=1), config, sample=True)
     assert "no effect" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"enable_offloading": False, "async_offload": True}, "async_offload (offload is off)"),
+        ({"mode": "conservative", "async_config": AsyncOffloadConfig()}, "async_config (offload is off)"),
+        ({"auto_policy": True}, "auto_policy (the policy is not in this version)"),
+        ({"async_offload": True}, ""),
+    ],
+)
+def test_what_has_no_effect_is_said(
+    given: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = torch.nn.Linear(4, 4)
+    memscale.wrap(model, Config(memory_budget="1GiB", **given), torch.ones(2, 4))
+    memscale.detach(model)
+    lines = [line for line in caplog.text.splitlines() if "no effect" in line]
+    assert len(lines) == bool(said) and all(said in line for line in lines)
 
 
 def test_silent_when_logging_is_off(

@@ -173,9 +173,12 @@ def test_without_being_asked_for_nothing_leaves_and_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize("what", ["missing", "a file"])
-def test_a_folder_that_cannot_be_used(what: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "there"
     if what == "a file":
         folder.write_text("")
     plan = memscale.plan(Network(), config=config(folder, 10**9), sample_input=batch())
     assert any("is not a folder" in note and os.fspath(folder) in note for note in plan.notes)
+    memscale.wrap(Network(), config(folder, 10**9), sample_input=batch())
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "is not a folder" in warning and os.fspath(folder) in warning

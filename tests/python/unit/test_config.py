@@ -364,6 +364,12 @@ class TestContradictions:
         assert make(**off, enable_tiling=True).force_optimize
         assert make(mode=AGGRESSIVE, **off).force_optimize
 
+    def test_settings_of_an_engine_that_is_switched_off(self) -> None:
+        text = refused(enable_offloading=False, async_config=AsyncOffloadConfig())
+        assert "enable_offloading=False" in text and "async_config" in text
+        assert make(enable_offloading=False, async_offload=True).async_offload  # the environment's, say
+        assert not make(mode=CONSERVATIVE, async_config=AsyncOffloadConfig()).enable_offloading
+
     def test_no_way_to_profile(self) -> None:
         text = refused(use_static_profiling=False, use_empirical_fallback=False)
         assert "use_static_profiling" in text

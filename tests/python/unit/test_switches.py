@@ -70,7 +70,7 @@ def test_force_optimize_saves_memory_that_nobody_needs(forced: bool) -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_nothing_leaves_where_offloading_is_off(wanted: bool, tmp_path: Path) -> None:
     asked = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path))
-    config = Config(async_config=asked, enable_offloading=wanted)
+    config = Config(mode="balanced" if wanted else "conservative", async_config=asked)  # type: ignore[arg-type]
     found = link_for(config.effective(), detect(CPU), CPU, 1 << 30)
     assert isinstance(found, Link) is wanted
     assert wanted or found == ""
