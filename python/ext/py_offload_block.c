@@ -120,8 +120,10 @@ static bool memory_of(const msc__py_engine *engine, PyObject *tensor, void **out
     bool fits;
 
     if ((Py_TYPE(tensor) != torch->tensor_type && Py_TYPE(tensor) != torch->parameter_type) ||
-        !msc__py_look_at(torch, tensor, &look))
-        return msc__py_refuse_type("tensor", wanted, tensor) != NULL;
+        !msc__py_look_at(torch, tensor, &look)) {
+        (void)msc__py_refuse_type("tensor", wanted, tensor);
+        return false;
+    }
     *out = (char *)look.tensor.data + look.tensor.byte_offset;
     *bytes = dense_count(&look.tensor) * item_bytes(look.tensor.dtype);
     fits = look.tensor.data != NULL && *bytes > 0 && look.tensor.device.type == torch->device_type &&
@@ -189,15 +191,19 @@ static bool wait_for(msc__py_block *self, wait_function wait)
 
     if (!msc__py_current_stream(&engine->torch, &stream))
         return false;
-    if (ticket == 0)
-        return refuse_ended() != NULL;
+    if (ticket == 0) {
+        (void)refuse_ended();
+        return false;
+    }
     offload = msc__py_engine_enter(engine);
     Py_BEGIN_ALLOW_THREADS
     status = wait(offload, ticket, stream, &err);
     Py_END_ALLOW_THREADS
     msc__py_engine_leave(engine);
-    if (self->ticket == 0)
-        return refuse_ended() != NULL;
+    if (self->ticket == 0) {
+        (void)refuse_ended();
+        return false;
+    }
     if (status != MSC_OK)
         (void)msc__py_raise(&err);
     return status == MSC_OK;

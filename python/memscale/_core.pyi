@@ -553,10 +553,10 @@ class Saved:
 class Block:
     """One tensor's bytes in an engine, for those who say themselves when they leave and come back.
 
-    `OffloadEngine.put` makes it. It holds the tensor that it was made of until it is settled, and the one that
-    it is fetched into until that has arrived. Neither is written meanwhile, nor is the latter read. When the
-    engine is closed its blocks are dropped. All methods but `drop` raise `RuntimeError` on a dropped one, and
-    release the GIL while they wait.
+    `OffloadEngine.put` makes it. It holds the tensor that it was made of until it is settled, and the one
+    that it is fetched into until that has arrived. Neither is written meanwhile, nor is the latter read.
+    When the engine is closed its blocks are dropped. All methods but `drop` raise `RuntimeError` on a
+    dropped one, and release the GIL while they wait.
 
     Example:
         >>> block = engine.put(tensor)
@@ -576,8 +576,8 @@ class Block:
         Raises:
             OSError: The copy failed: the tensor is all there is, and the block only good for `drop`.
             MemScaleError: Likewise, on a card.
-            KeyboardInterrupt: Or whatever a signal's handler raised meanwhile; the rest is as without. So does
-                `arrive`.
+            KeyboardInterrupt: Or whatever a signal's handler raised meanwhile; the rest is as without. So
+                does `arrive`.
         """
 
     def settled(self) -> bool:
@@ -660,8 +660,8 @@ class OffloadEngine:
 
         Raises:
             TypeError: It is a subclass of Tensor, or has no plain memory.
-            ValueError: It has gaps or no elements, is on another device, or lazily conjugate or negative; or the
-                engine is closed.
+            ValueError: It has gaps or no elements, is on another device, or lazily conjugate or negative; or
+                the engine is closed.
             MemScaleError: A copy could not be submitted.
         """
 

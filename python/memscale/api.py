@@ -28,6 +28,7 @@ from memscale.errors import ConfigError
 from memscale.observability import logs
 from memscale.optim import convert_state, give_back, is_taken, take_over
 from memscale.optim.kinds import inner_of
+from memscale.optim.taken import is_held
 from memscale.techniques.loss_scale import LossScale
 from memscale.techniques.replicas import refuse, wrapped_one
 
@@ -63,7 +64,8 @@ def wrap(
             `config.async_offload`.
         async_config: overrides `config.async_config`.
         optimizer: trains the model; makes the plan count its state (without it an AdamW is assumed), and
-            lets mixed precision compute in FP16 on cards that have no BF16. With
+            lets mixed precision compute in FP16 on cards that have no BF16, and with `exact=False` make
+            weights BF16 on the CPU, with their FP32 masters in its state. With
             `config.use_8bit_optimizer` it gets 8-bit state where its parameters are on the CPU, until
             `detach`. A trainer brings its own.
 
@@ -73,7 +75,7 @@ def wrap(
     Raises:
         TypeError: `target` is neither, `config`, `sample_input` or `optimizer` is of a wrong type, or there
             is an optimizer beside a trainer.
-        ValueError: contradictory settings.
+        ValueError: contradictory settings, or `optimizer` trains no parameter of the model.
         BudgetError: the budget cannot be met and `config.strict_budget` is set.
 
     Example:
@@ -83,8 +85,6 @@ def wrap(
     """
     settings = _resolve(config, async_offload, async_config)
     integration = _integration_of(target)
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: a torch.optim.Optimizer")
     if integration is None:
         _begin_in_8bit(_model_of(target), settings, sample_input, optimizer)
     elif optimizer is not None:
@@ -163,10 +163,10 @@ def apply_all_optimizations(
         _model_of(model),
         _resolve(Config(OptimizationMode.AGGRESSIVE) if config is None else config),
     )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}; allowed: a torch.optim.Optimizer")
+    if _optimizer_of(optimizer, module) is None:
+        raise TypeError("optimizer is None; allowed: a torch.optim.Optimizer")
     logs.setup(settings)
-    used, fresh = optimizer, not is_taken(optimizer)
+    used, fresh = optimizer, not is_taken(optimizer) or is_held(optimizer)
     if settings.use_8bit_optimizer:
         used, line = with_8bit_state(optimizer, settings.eight_bit_backend)
         logs.LOGGER.info("%s", line)
@@ -216,7 +216,7 @@ def plan(
     if sample_input is None:
         raise TypeError("plan needs sample_input: one training batch, or a callable that makes one")
     args, kwargs = normalize_sample(sample_input)
-    step = StepFacts(optimizer=inner_of(optimizer), training=None if module.training else True)
+    step = StepFacts(optimizer=_optimizer_of(optimizer, module), training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
     with _counted_in_8bit(settings, optimizer), nullcontext() if executor is None else executor.bare():
         return make_plan(module, settings, args, kwargs, step).plan
@@ -261,9 +261,9 @@ def predict(
     if sample_input is None:
         raise TypeError("predict needs sample_input: one training batch, or a callable that makes one")
     hardware = resolve_device(device, module)
-    step = StepFacts(optimizer=inner_of(optimizer), training=None if module.training else True)
+    step = StepFacts(optimizer=_optimizer_of(optimizer, module), training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
-    here = optimizer if device is None else None  # cards have no kernels for our state
+    here = optimizer if hardware.device_kind == "cpu" else None  # cards have no kernels for our state
     with _counted_in_8bit(settings, here), nullcontext() if executor is None else executor.bare():
         return predict_step(module, settings, sample_input, step, hardware)
 
@@ -302,6 +302,7 @@ def verify(
     if executor is not None and executor.plan is not None:
         return compare(executor, args, kwargs, facts)
     settings = _resolve(config).replace(force_optimize=True, enable_logging=False, strict_budget=False)
+    optimizer = _optimizer_of(optimizer, module)
     with (
         _counted_in_8bit(settings, optimizer),
         optimize(module, optimizer, settings, sample_input) as temporary,
@@ -339,9 +340,9 @@ def _begin_in_8bit(
     model: nn.Module, config: Config, sample_input: Any, optimizer: torch.optim.Optimizer | None
 ) -> Executor:
     """`_begin`, with 8-bit state in the loop's optimizer if that is asked for and can be done in place."""
+    optimizer = _optimizer_of(optimizer, model)
     logs.setup(config)
-    optimizer = inner_of(optimizer)
-    fresh = optimizer is not None and not is_taken(optimizer)
+    fresh = optimizer is not None and (not is_taken(optimizer) or is_held(optimizer))
     if optimizer is None or config.eight_bit_backend not in ("auto", OWN):
         if optimizer is None or not is_8bit(optimizer):
             _say_where_8bit_is(config)
@@ -366,12 +367,12 @@ def _begin_with(
     try:
         executor = _begin(model, config, sample_input, optimizer)
     except BaseException:
-        if fresh and optimizer is not None:
+        if fresh and optimizer is not None and not is_held(optimizer):
             give_back(optimizer)
         raise
     if optimizer is not None or not config.use_8bit_optimizer:
         _give_back(model, unless=optimizer)
-    if optimizer is not None and is_taken(optimizer):
+    if optimizer is not None and is_taken(optimizer) and not is_held(optimizer):
         if fresh:
             convert_state(optimizer)
         if fresh or _is_held(optimizer):
@@ -386,6 +387,7 @@ def _counted_in_8bit(config: Config, optimizer: torch.optim.Optimizer | None) ->
         optimizer is not None
         and config.use_8bit_optimizer
         and config.eight_bit_backend in ("auto", OWN)
+        and not is_held(optimizer)
         and not take_over(optimizer, convert=False)
     )
     try:
@@ -447,6 +449,23 @@ def _model_of(target: Any) -> nn.Module:
         f"target is a {type(target).__name__}; allowed: an nn.Module, or a trainer with .model (a module) "
         "and .train"
     )
+
+
+def _optimizer_of(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
+    """The optimizer that was given, out of its wrapper; None where none was."""
+    if optimizer is None:
+        return None
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = optimizer.__name__ if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+        raise TypeError(f"optimizer is {kind}; allowed: a torch.optim.Optimizer, or None")
+    inner: torch.optim.Optimizer = inner_of(optimizer)
+    mine = {id(parameter) for parameter in model.parameters()}
+    if mine and not any(id(value) in mine for group in inner.param_groups for value in group["params"]):
+        raise ValueError(
+            f"optimizer is {type(optimizer).__name__} of other parameters: it trains none of this "
+            f"{type(model).__name__}'s; make it from model.parameters()"
+        )
+    return inner
 
 
 def _resolve(

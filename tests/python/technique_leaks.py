@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from matrix.architectures import Architecture, architecture
+from matrix.cells import optimizer_for
 from matrix.modes import Mode, mode, model_for, one_step
 from matrix.techniques import Columns, Refused, facts_of, forced
 from zoo.training import memory_changes
@@ -27,17 +28,17 @@ _MODELS = ("sequential-blocks", "gpt2", "bert", "llama")
 _CYCLE = (mode("dropout"), mode("exception"), mode("second backward"))
 
 
-def training(row: Architecture, how: Mode) -> tuple[nn.Module, Callable[[int], None]]:
-    """A model, and what runs a step of it: in turn an ordinary one, one that fails, one of two backwards."""
+def training(row: Architecture, how: Mode) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[int], None]]:
+    """A model, its optimizer, and what runs a step: in turn a plain one, one that fails, two backwards."""
     model = model_for(row, how)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    optimizer = optimizer_for(model)
 
     def step(number: int) -> None:
         one_step(model, row, _CYCLE[number % len(_CYCLE)], number % 5)
         optimizer.step()
         optimizer.zero_grad()
 
-    return model, step
+    return model, optimizer, step
 
 
 def net_bytes(run: Callable[[], object]) -> int:
@@ -60,8 +61,9 @@ def row_for(columns: Columns) -> Architecture:
     """A small model that has a place for a technique."""
     for name in _MODELS:
         row = architecture(name)
+        model = model_for(row, mode("dropout"))
         try:
-            with forced(model_for(row, mode("dropout")), row, columns):
+            with forced(model, row, columns, optimizer_for(model)):
                 return row
         except Refused:
             continue
@@ -71,27 +73,30 @@ def row_for(columns: Columns) -> Architecture:
 def growth(columns: Columns) -> tuple[int, int]:
     """Tensor bytes and Python objects by which the steps from `FEW` to `MANY` grow, techniques attached."""
     row = row_for(columns)
-    model, step = training(row, mode("dropout"))
-    with forced(model, row, columns):
+    model, optimizer, step = training(row, mode("dropout"))
+    with forced(model, row, columns, optimizer):
         return _grown(step, MANY)
 
 
 def growth_in_cycles(columns: Columns) -> tuple[int, int]:
     """The same where each step attaches the techniques and detaches them."""
     row = row_for(columns)
-    model, step = training(row, mode("dropout"))
+    model, optimizer, step = training(row, mode("dropout"))
     facts_of(row)
 
     def cycle(number: int) -> None:
-        with forced(model, row, columns):
+        with forced(model, row, columns, optimizer):
             step(number)
 
     return _grown(cycle, CYCLES)
 
 
 def _grown(step: Callable[[int], None], many: int) -> tuple[int, int]:
-    for number in range(FEW):
-        step(number)
+    def first() -> None:
+        for number in range(FEW):
+            step(number)
+
+    net_bytes(first)  # the profiler counts only the end of what it has seen begin
     before = objects()
 
     def rest() -> None:

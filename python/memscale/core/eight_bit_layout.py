@@ -5,7 +5,8 @@ They are told, not traced. Our own works on addresses, which fake tensors have n
 code would fill its own tables of constants with made-up numbers, and keep them.
 
 Our own state, of blocks of 128, is one tensor: n + 1 per block for each moment, and n for parameters in BF16.
-A step takes nothing beside it.
+With moments in FP32, as path techniques have it, it is 4 n for each moment, and 2 n for parameters in BF16. A
+step takes nothing beside it.
 
     n elements of a parameter, in blocks of 256     state                     beside it
     bitsandbytes, from 4096 elements                n + 4 per block, each     two tables of 1 KiB for all
@@ -23,16 +24,19 @@ again where they are installed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
+from memscale.core.away_layout import AwayLayout
 from memscale.core.eight_bit import package_of
-from memscale.optim import is_taken
+from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.optim.arrays import form_of
-from memscale.optim.kinds import group_refusal, parameter_refusal
+from memscale.optim.kinds import Kind, group_refusal, inner_of, kind_of, parameter_refusal
+from memscale.optim.taken import base_of, is_held, is_taken, moments_of
 
 _BLOCK: Final = 256
 _TABLE_BYTES: Final = 4 * 256
@@ -160,20 +164,31 @@ class _TorchAO:
 
 @dataclass(frozen=True)
 class _Own:
+    """Our own, which an optimizer has or is going to have.
+
+    Attributes:
+        optimizer: whose it is.
+        kind: of the optimizer.
+        moments: their form.
+        as_told: a parameter as it is in the step.
+    """
+
     optimizer: Any
+    kind: Kind
+    moments: str
+    as_told: Callable[[Tensor], Tensor]
 
     @property
     def name(self) -> str:
-        return f"memscale::{self.optimizer._memscale_kind.name}"
+        return f"memscale::{self.kind.name}"
 
     def shared(self) -> list[int]:
         return []
 
     def state(self, group: int, index: int) -> list[int]:
-        parameter = self._parameter(group, index)
-        kind = self.optimizer._memscale_kind
+        parameter, kind = self._parameter(group, index), self.kind
         if self._is_ours(group, index):
-            return [form_of(kind, self.optimizer._memscale_moments, parameter).places.total_bytes]
+            return [form_of(kind, self.moments, parameter).places.total_bytes]
         moments = len(kind.moments) + bool(self.optimizer.param_groups[group].get("amsgrad"))
         return [parameter.numel() * parameter.element_size()] * moments + [_COUNTER_BYTES] * kind.counts
 
@@ -187,25 +202,43 @@ class _Own:
         return [parameter.numel() * parameter.element_size()] * copies + [_NUMBERS_BYTES]
 
     def _parameter(self, group: int, index: int) -> Tensor:
-        parameter: Tensor = self.optimizer.param_groups[group]["params"][index]
-        return parameter
+        return self.as_told(self.optimizer.param_groups[group]["params"][index])
 
     def _is_ours(self, group: int, index: int) -> bool:
-        kind, settings = self.optimizer._memscale_kind, self.optimizer.param_groups[group]
-        return not (group_refusal(kind, settings) or parameter_refusal(settings["params"][index]))
+        settings = self.optimizer.param_groups[group]
+        return not (group_refusal(self.kind, settings) or parameter_refusal(settings["params"][index]))
 
 
-def layout_of(optimizer: torch.optim.Optimizer | None) -> Layout | None:
-    """The layout of an optimizer with our state or of one of the two packages; None for all others."""
-    if optimizer is not None and is_taken(optimizer):
-        return _Own(optimizer)
+def layout_of(
+    optimizer: torch.optim.Optimizer | None,
+    path: OptimizerPath = AS_IT_IS,
+    as_told: Callable[[Tensor], Tensor] = lambda parameter: parameter,
+) -> Layout | None:
+    """The layout of an optimizer with our state or of one of the two packages; None for all others.
+
+    Args:
+        optimizer: as it is now.
+        path: what path techniques change; with those of weights and state it has our state.
+        as_told: a parameter as it is in the step, which may be another dtype than at present.
+    """
+    if optimizer is not None:
+        inner = optimizer = inner_of(optimizer)
+        kind = inner._memscale_kind if is_taken(inner) else kind_of(inner)
+        has_ours = is_taken(optimizer) and not is_held(optimizer)
+        has_ours = isinstance(kind, Kind) and (has_ours or bool(path.half))
+        if path.state_chunk_bytes:
+            ours = kind if has_ours and isinstance(kind, Kind) else None
+            moments = moments_of(optimizer) or "fp32"
+            return AwayLayout(optimizer, base_of(optimizer), ours, moments, path, as_told)
+        if has_ours and isinstance(kind, Kind):
+            return _Own(optimizer, kind, moments_of(optimizer) or "fp32", as_told)
     package = None if optimizer is None else package_of(optimizer)
     bases = {kind.__name__: kind for kind in type(optimizer).__mro__}
     if package == "bitsandbytes":
-        for name, moments in (("Optimizer1State", 1), ("Optimizer2State", 2)):
+        for name, count in (("Optimizer1State", 1), ("Optimizer2State", 2)):
             own = bases.get(name)
             if own is not None and type(optimizer).init_state is own.init_state:  # type: ignore[attr-defined, union-attr]
-                return _BitsAndBytes(optimizer, moments)
+                return _BitsAndBytes(optimizer, count)
     if package == "torchao" and type(optimizer).__name__ in ("Adam8bit", "AdamW8bit"):
         return _TorchAO(optimizer) if getattr(optimizer, "block_size", 0) == _BLOCK else None
     return None

@@ -28,8 +28,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memscale.core.config import Config
+from memscale.core.known_optimizers import KnownOptimizers
+from memscale.core.open_graph import OpenGraph
 from memscale.core.plan import Choice, Plan
 from memscale.core.planner import Planned, make_plan
+from memscale.core.profiler import HooksRefusedError
 from memscale.core.step_signature import StepSignature, output_storages, signature_of
 from memscale.core.step_ways import placed
 from memscale.core.tracer import StepFacts
@@ -37,7 +40,8 @@ from memscale.errors import BudgetError, VerificationError
 from memscale.observability import logs, metrics, offload_log, plan_log
 from memscale.observability.offload_figures import OffloadFigures
 from memscale.offload.engine import Boundary, Offload
-from memscale.techniques.base import Attachment
+from memscale.techniques.base import Attachment, PathAttachment, Surroundings
+from memscale.techniques.bf16_weights import Bf16Weights
 from memscale.techniques.chains import ChainAttachment, ChainRun
 from memscale.techniques.checkpoint_state import BufferRef
 from memscale.techniques.checkpointing import CheckpointAttachment, runs_plain
@@ -80,8 +84,12 @@ class _WatchedForward(StandIn):
         if torch.compiler.is_compiling():  # traced: nothing can be looked at here
             if self.executor.awaits_batch and not self.passive and torch.is_grad_enabled():
                 outside_compiler(self.executor.before_forward, self.run_original, args, kwargs)
+            if self.executor.has_half and not self.passive and not torch.is_grad_enabled():
+                return Bf16Weights.evaluate(self.run_original, args, kwargs)
             return self.run_original(*args, **kwargs)
         if self.passive or self.executor.idle or runs_plain():
+            if self.executor.has_half and not (self.passive or self.executor.idle):
+                return Bf16Weights.evaluate(self.original, args, kwargs)
             return self.original(*args, **kwargs)
         failures = self.executor.failures
         self.executor.before_forward(self.original, args, kwargs)
@@ -111,6 +119,7 @@ class Executor:
         config: as the caller gave it.
         planned: the plan in force and what it was made from; None while the first batch is awaited.
         idle: true while MemScale itself runs the model; the executor then stands aside.
+        has_half: weights are BF16, and need autocast in evaluation, too.
         planning_seconds: what planning has taken in the middle of training, in all.
         loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
     """
@@ -124,13 +133,18 @@ class Executor:
         self.config = config
         self.planned: Planned | None = None
         self.idle = False
+        self.has_half = False
         self.planning_seconds = 0.0
         self.loss_scale: LossScale | str = scale_for(model, optimizer)
-        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._optimizers = KnownOptimizers(optimizer)
         self._signature: StepSignature | None = None
         self._known: dict[StepSignature, Planned] = {}
         self._attached: list[Attachment] = []
+        self._path: list[PathAttachment] = []  # stay attached while a plan is made
+        self._run_with: frozenset[str] = frozenset()  # those of them that a forward has run with
         self._outputs: list[weakref.ref[Any]] = []
+        self._open: OpenGraph | None = None
+        self._has_warned_of_open = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
         self._failures = 0
         self._latest_failure: StepSignature | None = None
@@ -201,6 +215,8 @@ class Executor:
                 facts = self._facts(training=None if self.model.training else True)
                 facts.grads_present |= grads_present
                 self._plan_for(*sample, facts)
+        except HooksRefusedError as error:
+            self._cannot_plan(error)
         except BaseException:
             self.stop()
             raise
@@ -209,6 +225,7 @@ class Executor:
         """Undoes everything, in reverse order."""
         metrics.detach(self)
         self._undo()
+        self._have_path([])
         self._optimizer_hook()
         if self._guard is not None:
             self._guard.remove()
@@ -237,12 +254,15 @@ class Executor:
         metrics.attach(self)
 
     def _undo(self) -> None:
+        """Takes all techniques off but those of the path."""
         while self._attached:
             self._attached.pop().undo()
 
     @contextmanager
     def bare(self, keep: Collection[str] = ()) -> Iterator[None]:
         """Runs the block on the model without techniques, then attaches them again.
+
+        Path techniques stay attached: a trace is told of them, and others may be in the middle of a step.
 
         Args:
             keep: names of step techniques that stay.
@@ -278,6 +298,7 @@ class Executor:
         for item in self._attached:
             if isinstance(item, CacheSwitch):
                 item.hold()
+        self._warn_of_open_graph()
         if self._failures >= _MOST_FAILURES:
             return
         facts = self._facts()
@@ -294,29 +315,47 @@ class Executor:
         except Exception as error:
             self._failed.add(signature)
             self._latest_failure = signature
-            # The model may well run: then it runs as it is. If it does not, its own error follows now.
-            self._failures += 1
-            what = "runs unchanged" if self.planned is None else "keeps its present plan"
-            logs.LOGGER.warning(
-                "cannot plan this step, the model %s: %s: %s", what, type(error).__name__, error
-            )
+            self._cannot_plan(error)
         finally:
             self.planning_seconds += time.perf_counter() - began
+
+    def _cannot_plan(self, error: Exception) -> None:
+        """The model may well run: then it runs as it is. If it does not, its own error follows now."""
+        self._failures = _MOST_FAILURES if isinstance(error, HooksRefusedError) else self._failures + 1
+        what = "runs unchanged" if self.planned is None else "keeps its present plan"
+        logs.LOGGER.warning("cannot plan this step, the model %s: %s: %s", what, type(error).__name__, error)
 
     def after_forward(self, output: Any) -> None:
         """Remembers the output, to see before the next forward whether it is still held."""
         self._outputs = [weakref.ref(storage) for storage in output_storages(output)]
+        self._open = OpenGraph(output)
+        if self._path:
+            self._run_with = frozenset(item.name for item in self._path)
         if self._offload is not None:
             offload_log.warn(self, self._offload)
 
+    def _warn_of_open_graph(self) -> None:
+        """Says once that a forward keeps tensors beside those of the one that is about to run."""
+        if self._has_warned_of_open or self._open is None or not self._open.waits:
+            return
+        self._has_warned_of_open = True
+        logs.LOGGER.warning(
+            "the model runs forward while the graph of an earlier forward waits for its backward: plans "
+            "count one forward a step, so the peak is above the prediction by what the others keep"
+        )
+
     def _facts(self, training: bool | None = None) -> StepFacts:
+        optimizers = self._optimizers.all
         alive = [storage.nbytes() for storage in (ref() for ref in self._outputs) if storage is not None]
         return StepFacts(
-            optimizer=None if self._optimizer is None else self._optimizer(),
+            optimizer=optimizers[0] if optimizers else None,
+            others=optimizers[1:],
             grads_present=any(parameter.grad is not None for parameter in self.model.parameters()),
             carried_bytes=tuple(size for size in alive if size >= _CARRIED_BYTES),
             training=training,
             watch=self._watch,
+            may_change_optimizer=self._optimizers.named is not None,
+            staying=frozenset(item.name for item in self._path if item.stays and item.name in self._run_with),
         )
 
     @property
@@ -330,11 +369,8 @@ class Executor:
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step; if it is this model's, the next forward plans for it."""
         model = self._model()
-        if model is None or self.idle or (self._optimizer is not None and self._optimizer() is optimizer):
-            return
-        mine = {id(parameter) for parameter in model.parameters()}
-        if any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
-            self._optimizer = weakref.ref(optimizer)
+        if model is not None and not self.idle:
+            self._optimizers.note(optimizer, model)
 
     # ---- planning --------------------------------------------------------------------------------
 
@@ -342,19 +378,20 @@ class Executor:
         """Plans and attaches for one batch. On any error the model keeps what it had."""
         signature = signature_of(self.model, args, kwargs, facts)
         planned = self._known.get(signature)
-        if planned is None:
+        if planned is None or not facts.staying <= {name for name, _ in planned.places}:
             with self.bare():
                 planned = make_plan(self.model, self.config, args, kwargs, facts)
             if not planned.plan.fits and self.config.strict_budget:
                 raise BudgetError(
                     planned.plan.budget_bytes, planned.plan.smallest_peak_bytes, planned.plan.advice
                 )
-        before = list(self._attached)
+        before, path = list(self._attached), list(self._path)
         self._undo()
         try:
             self._attach(planned)
         except BaseException:
             self._undo()
+            self._have_path(path)
             for attachment in before:
                 attachment.attach()
                 self._attached.append(attachment)
@@ -371,9 +408,12 @@ class Executor:
     def _attach(self, planned: Planned) -> None:
         off = planned.cache_off or planned.plan.active
         parts: list[Attachment] = [CacheSwitch(self.model)] if off else []
-        for item in placed(self.model, planned.hardware, planned.places):
-            item.beneath = None if item.path else self._watch
-            parts.append(item)
+        steps = placed(self.model, self._around(planned), planned.places)
+        self._have_path([item for item in steps if isinstance(item, PathAttachment)])
+        for item in steps:
+            if not isinstance(item, PathAttachment):
+                item.beneath = None if item.path else self._watch
+                parts.append(item)
         chains: dict[str, list[ChainRun]] = {}
         for run in runs_of(planned.plan.active):
             path, offload = run[0].module, self._offload_of(planned) if run[0].offloads else None
@@ -400,6 +440,30 @@ class Executor:
             part.attach()
             self._attached.append(part)
 
+    def _around(self, planned: Planned) -> Surroundings:
+        offload = None if planned.link is None else functools.partial(self._offload_of, planned)
+        named, link = self._optimizers.named, planned.link or ""
+        return Surroundings(planned.hardware, self.config.effective(), named, link, offload)
+
+    def _have_path(self, wanted: Sequence[PathAttachment]) -> None:
+        """Has these path techniques in force and no others.
+
+        Those that are in force already stay, up to the first that does not: what lies on top of that one is
+        taken off, too, and attached again.
+        """
+        kept = 0
+        for present, item in zip(self._path, wanted, strict=False):
+            if (present.name, present.path) != (item.name, item.path):
+                break
+            kept += 1
+        while len(self._path) > kept:
+            self._path.pop().undo()
+        for item in wanted[kept:]:
+            item.attach()
+            self._path.append(item)
+            self._run_with -= {item.name}
+        self.has_half = any(isinstance(item, Bf16Weights) for item in self._path)
+
     def _offload_of(self, planned: Planned) -> Offload:
         """The engine for a plan; one for all plans that want the same."""
         assert planned.link is not None  # a plan offloads only over a link
@@ -424,10 +488,15 @@ class Executor:
         """A copied model is wrapped as the original is; it plans anew for what the plan does not cover."""
         twin = Executor.__new__(Executor)
         memo[id(self)] = twin
-        same = ("config", "planned", "idle", "planning_seconds", "_optimizer", "_signature", "_failures")
+        same = ("config", "planned", "idle", "planning_seconds", "_signature", "_failures")
         for name in same:
             setattr(twin, name, getattr(self, name))
+        if self._path:
+            twin._signature = None  # the copy has no optimizer that could be changed
+        twin._path, twin._run_with, twin.has_half = [], frozenset(), False
+        twin._optimizers = self._optimizers.unnamed()
         twin._known, twin._outputs, twin._failed = {}, [], set()
+        twin._open, twin._has_warned_of_open = None, self._has_warned_of_open
         twin._latest_failure = None
         twin._offload = copy.deepcopy(self._offload, memo)  # that of the copied attachments
         twin._model = weakref.ref(copy.deepcopy(self.model, memo))

@@ -17,7 +17,7 @@ import functools
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +27,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
+from memscale.core.away_layout import AwayLayout
 from memscale.core.eight_bit_layout import Layout, layout_of
+from memscale.core.optimizer_path import OptimizerPath
+from memscale.optim.arrays import FORM
+from memscale.optim.away import is_away, plain_copy
 from memscale.optim.kinds import inner_of
+from memscale.optim.pieces import AWAY
+from memscale.optim.taken import base_of
 
 if TYPE_CHECKING:
     from memscale.core.graph_builder import GraphRecorder
@@ -36,6 +42,10 @@ if TYPE_CHECKING:
 
 FakeOf = Callable[[Tensor], Tensor | None]
 """The fake of a real tensor, or None."""
+
+
+def _or(fake: Tensor | None, real: Tensor) -> Tensor:
+    return real if fake is None else fake
 
 
 def _fake_state(parameter: Tensor, tensor: Tensor) -> Tensor:
@@ -123,6 +133,7 @@ class _ToldStep:
     name: str
     scratch: list[int]
     moved_bytes: int
+    link_bytes: int = 0  # that are moved in memory in the time of its copies
 
 
 class FakeOptimizer:
@@ -145,7 +156,7 @@ class FakeOptimizer:
         if not self.parameters:
             return
         real = inner_of(step.optimizer)
-        layout = layout_of(real)
+        layout = layout_of(real, step.path, lambda parameter: _or(fake_of(parameter), parameter))
         if layout is not None:
             self._tell(layout, real, fake_of)
             return
@@ -191,8 +202,10 @@ class FakeOptimizer:
                     buffer = self._add_state(size, is_late=not real.state.get(parameter))
                     recorder.label(buffer, fake, recorder.names.get(id(fake), ""))
                 scratch = layout.scratch(number, index, on_card)
-                moved = 3 * fake.numel() * fake.element_size() + 2 * sum(sizes) + 2 * sum(scratch)
-                self._told.append(_ToldStep(fake, layout.name, scratch, moved))
+                moved, link = 3 * fake.numel() * fake.element_size() + 2 * sum(sizes) + 2 * sum(scratch), 0
+                if isinstance(layout, AwayLayout):
+                    moved, link = layout.moved(number, index)
+                self._told.append(_ToldStep(fake, layout.name, scratch, moved, link))
 
     def _add_state(self, size: int, is_late: bool) -> int:
         buffer = self.recorder.graph.add_resident(size, _core.CATEGORY_OPTIMIZER_STATE)
@@ -207,6 +220,8 @@ class FakeOptimizer:
                 continue
             elements = part.parameter.numel()
             graph.add_op(part.name, 16 * elements, part.moved_bytes, 0, 0, _core.WORK_MATH)
+            if part.link_bytes:
+                graph.add_op("memscale::state_pass", 0, part.link_bytes, 0, 0, _core.WORK_MOVE)
             buffers = [graph.add_buffer(size, _core.CATEGORY_TEMPORARY) for size in part.scratch]
             for buffer in buffers:
                 graph.end_buffer(buffer)
@@ -214,7 +229,8 @@ class FakeOptimizer:
     def _copy(self, real: torch.optim.Optimizer | None, fake_of: FakeOf) -> torch.optim.Optimizer:
         if real is None:
             return torch.optim.AdamW(self.parameters)
-        twin = copy.copy(real)
+        twin = plain_copy(real) if is_away(real) else copy.copy(real)
+        twin.__class__ = base_of(real)  # a path technique that is in force may not be in this step
         own = twin.__dict__
         for name in ("step", "zero_grad"):  # learning-rate schedulers wrap these on the instance
             own.pop(name, None)
@@ -227,7 +243,7 @@ class FakeOptimizer:
         twin.state = defaultdict(dict)
         for parameter, state in real.state.items():
             fake = fake_of(parameter)
-            if fake is not None:
+            if fake is not None and FORM not in state and AWAY not in state:
                 twin.state[fake] = tree_map_only(Tensor, functools.partial(_fake_state, fake), dict(state))
         return twin
 
@@ -318,3 +334,11 @@ class FakeOptimizer:
         self.recorder.cost_scale = 1.0
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
+
+
+def fake_optimizers(
+    recorder: GraphRecorder, parameters: Sequence[nn.Parameter], step: StepFacts, fake_of: FakeOf
+) -> list[FakeOptimizer]:
+    """All that step the model, in this order; what path techniques change is the first one's alone."""
+    steps = [step, *(replace(step, optimizer=other, path=OptimizerPath()) for other in step.others)]
+    return [FakeOptimizer(recorder, parameters, each, fake_of) for each in steps]

@@ -22,9 +22,15 @@ from memscale.core.profiler import MemoryProfiler
 from memscale.core.step_ways import Place, Tried, Way, attached, better, combined, found, techniques_of, tried
 from memscale.core.tracer import StepFacts, Trace
 from memscale.offload.limits import Link, link_for
-from memscale.techniques.base import StepAttachment
+from memscale.techniques.base import StepAttachment, Surroundings
+from memscale.techniques.bf16_weights import NAME as BF16_WEIGHTS
 from memscale.techniques.loss_scale import entered
-from memscale.techniques.use_cache import CacheSwitch
+from memscale.techniques.use_cache import CacheSwitch, configs_with_cache
+
+_STATEFUL = (
+    "use_cache: stays on, this model's recurrent layers compute otherwise without it; blocks that are given "
+    "a cache run once only, so set config.use_cache=False before training"
+)
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,7 @@ class Planner:
         step = replace(self.step, target=self.hardware.target)
         profiler = MemoryProfiler(self.engine.config)
         with (
+            torch.inference_mode(False),  # wherever the caller is: what is traced is a training step
             _without_cache(self.model) if cache_off else nullcontext(),
             attached(attachments, step) as step,
         ):
@@ -155,8 +162,14 @@ class Planner:
 
     @property
     def _asked(self) -> Way:
-        """What is attached because the user asked for it."""
-        return tuple(technique for technique in self._techniques if technique.asked)
+        """What is attached because the user asked for it, or because it is in force and stays."""
+        staying = self.step.staying
+        return tuple(item for item in self._techniques if item.asked or item.name in staying)
+
+    @property
+    def _around(self) -> Surroundings:
+        known = self.step.optimizer if self.step.may_change_optimizer else None
+        return Surroundings(self.hardware, self.engine.config, known, self.link)
 
     def _best(self, plain: Tried, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool) -> Tried:
         """The best way to compute the step; see `step_ways`."""
@@ -171,7 +184,7 @@ class Planner:
             whole = self._tried(self._techniques, args, kwargs, cache_off, plain)
             ways.append(whole)
             for name in whole.names:
-                rest = tuple(item for item in self._techniques if item.name != name or item.asked)
+                rest = tuple(item for item in self._techniques if item.name != name or item in self._asked)
                 if len(whole.names) > 1 + len(self._asked) and len(rest) < len(self._techniques):
                     ways.append(self._tried(rest, args, kwargs, cache_off, plain))
         candidates = ways[1:] if self._asked else ways
@@ -189,21 +202,62 @@ class Planner:
         attachments, why_not = self._found(way)
         if way and not attachments and plain is not None:  # nothing to trace anew
             return tried(way, (), (plain.plan, plain.trace), why_not)
-        trace = self.trace(args, kwargs, cache_off, attachments)
+        try:
+            trace, attachments = self._traced(args, kwargs, cache_off, plain, attachments, why_not)
+        except Exception as error:
+            told = [item for item in attachments if item.name == BF16_WEIGHTS]
+            if plain is None or not told or self.step.staying:
+                raise
+            # The model itself runs: its own code has an operator that wants weights and activations alike.
+            line = str(error).strip().partition("\n")[0][:160]
+            why_not |= {item.name: f"the step cannot be traced with it ({line})" for item in told}
+            names = why_not.keys()
+            rest = tuple(technique for technique in way if technique.name not in names)
+            made = self._tried(rest, args, kwargs, cache_off, plain)
+            return replace(made, way=way, idle=(*made.idle, *why_not.items()))
         plan = self.engine.decide(trace, None if plain is None else plain.trace)
         return tried(way, attachments, (plan, trace), why_not)
 
+    def _traced(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cache_off: bool,
+        plain: Tried | None,
+        attachments: list[StepAttachment],
+        why_not: dict[str, str],
+    ) -> tuple[Trace, list[StepAttachment]]:
+        """A trace, and what it was made with: what stands aside is left out, and `why_not` says why.
+
+        It may have changed the order of operations before it stood aside, and no run will have it.
+        """
+        trace = self.trace(args, kwargs, cache_off, attachments)
+        aside = [item for item in attachments if item.reason and not item.used]
+        if not aside:
+            return trace, attachments
+        working = {item.name for item in attachments if item.used}
+        for item in aside:
+            if item.name not in working:
+                why_not.setdefault(item.name, item.reason)
+        rest = [item for item in attachments if item not in aside]
+        if not rest and plain is not None:
+            return plain.trace, []
+        return self.trace(args, kwargs, cache_off, rest), rest
+
     def _found(self, way: Way) -> tuple[list[StepAttachment], dict[str, str]]:
         """Where techniques could attach, and why some could not."""
+        around = self._around
         with entered(self.model, self.step.optimizer):
-            attachments = found(self.model, self.hardware, way)
+            attachments = found(self.model, around, way)
             places = {item.name for item in attachments}
             missing = [technique for technique in way if technique.name not in places]
-            reasons = {technique.name: technique.why_not(self.model, self.hardware) for technique in missing}
+            reasons = {technique.name: technique.why_not(self.model, around) for technique in missing}
         return attachments, {name: reason for name, reason in reasons.items() if reason}
 
     def _planned(self, best: Tried, cache_off: bool) -> Planned:
         plan, link = best.plan, self.link
+        if self.engine.config.enable_checkpointing and configs_with_cache(self.model, stateful=True):
+            plan = replace(plan, notes=(*plan.notes, _STATEFUL))
         if isinstance(link, str):
             plan = replace(plan, notes=(*plan.notes, f"offload: {link}")) if link else plan
             return Planned(plan, best.trace, self.hardware, cache_off, best.places)

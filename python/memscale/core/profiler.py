@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memscale import _core
 from memscale.core import gradient_buckets, sharding
@@ -43,6 +46,20 @@ def normalize_sample(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
+_NO_HOOKS = "saved tensor hooks"
+"""From the words in which `torch.func` refuses them."""
+
+
+class HooksRefusedError(ProfileError):
+    """No step of this model can be traced, whatever the batch: hooks on saved tensors are refused inside."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "torch.func.grad, or one of its kind, runs inside the forward and refuses hooks on saved "
+            "tensors, without which nothing can be planned"
+        )
+
+
 class MemoryProfiler:
     """Makes the memory graph of a model's training step.
 
@@ -76,15 +93,19 @@ class MemoryProfiler:
                 run.
             Exception: the model rejects the batch: its own error, with a note on what was tried.
         """
-        reason = sharding.refusal(model) or gradient_buckets.refusal(model)
+        reason = sharding.refusal(model) or gradient_buckets.refusal(model) or _without_shape(model)
         if reason:
             raise ProfileError(reason)
         may_run = may_run and not sharding.has_units(model)
         refused = ""  # words only: an exception's traceback would keep the caller's tensors alive
         if self.config.use_static_profiling:
             try:
-                return _largest_static(model, args, kwargs, step)
+                from memscale.core.trace_static import trace_static
+
+                return _largest(functools.partial(trace_static, model, args, kwargs, step))
             except Exception as error:
+                if _NO_HOOKS in str(error):
+                    raise HooksRefusedError from None
                 if not self.config.use_empirical_fallback:
                     raise
                 if not may_run:
@@ -101,8 +122,11 @@ class MemoryProfiler:
         from memscale.core.trace_empirical import trace_empirical
 
         try:
-            trace = trace_empirical(model, args, kwargs, step, self.config.warmup_steps)
+            passes = self.config.warmup_steps
+            trace = _largest(functools.partial(trace_empirical, model, args, kwargs, step, passes))
         except Exception as error:
+            if _NO_HOOKS in str(error):
+                raise HooksRefusedError from None
             _explain(error, args, kwargs)
             raise
         if refused:
@@ -110,16 +134,20 @@ class MemoryProfiler:
         return trace
 
 
-def _largest_static(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts
-) -> Trace:
-    """The static trace. Where random numbers may drop a layer: of two, with high and low ones, the larger."""
-    from memscale.core.trace_static import trace_static
+def _without_shape(model: nn.Module) -> str:
+    """Why a model with lazy modules cannot be traced yet; "" once it has run."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            return f"{name!r} gets its shape when the model first runs: run one forward, then plan"
+    return ""
 
-    trace = trace_static(model, args, kwargs, step)
+
+def _largest(traced: Callable[..., Trace]) -> Trace:
+    """A trace. Where random numbers may drop a layer: of two, with high and low ones, the larger."""
+    trace = traced()
     if not trace.has_drawn:
         return trace
-    other = trace_static(model, args, kwargs, step, draw=0.0)
+    other = traced(draw=0.0)
     return max(trace, other, key=lambda item: _core.replay(item.graph)["peak_bytes"])
 
 

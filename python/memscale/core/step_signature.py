@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from memscale.core.gradient_buckets import State, states_of
 from memscale.core.tracer import StepFacts
+from memscale.optim.masters import dtype_of
+from memscale.optim.taken import base_of, is_held
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,16 @@ class StepSignature:
 
     Attributes:
         shapes: shape and dtype of every tensor argument, in order.
+        layouts: (contiguous, bytes of the storage) of each of them. Results of operators take their input's
+            order of dimensions, and an expanded tensor takes less than its shape says.
         structure: how the arguments nest, and the flags and words among them. Numbers count by type alone: a
             step counter must not ask for a new plan at every step.
         autocast: (dtype, enabled) per device kind.
         modes: training flag of every module and `requires_grad` of every parameter, as two integers.
         grads_present: gradients exist before forward.
         carried: sizes of storages of the previous output that are still referenced, largest first.
-        optimizer: what is known of the optimizer; equal means the same memory.
+        optimizer: what is known of the optimizers; equal means the same memory.
+        weights: bytes of the parameters, in the precision that the caller gave them.
         replicas: what every DistributedDataParallel in and around the model takes.
     """
 
@@ -37,19 +43,22 @@ class StepSignature:
     grads_present: bool
     carried: tuple[int, ...] = field(default=())
     optimizer: str = ""
+    weights: int = 0
+    layouts: tuple[tuple[bool, int], ...] = ()
     replicas: tuple[State, ...] = ()
 
     def covers(self, other: StepSignature) -> bool:
         """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
-        same = (self.structure, self.autocast, self.modes, self.optimizer)
-        if same != (other.structure, other.autocast, other.modes, other.optimizer):
+        same = (self.structure, self.autocast, self.modes, self.optimizer, self.weights)
+        if same != (other.structure, other.autocast, other.modes, other.optimizer, other.weights):
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
         if sum(other.carried) > sum(self.carried) or not _takes_more(self.replicas, other.replicas):
             return False
-        return all(
-            _shape_covers(mine, theirs) for mine, theirs in zip(self.shapes, other.shapes, strict=True)
+        return all(map(_shape_covers, self.shapes, other.shapes)) and all(
+            mine[0] == theirs[0] and mine[1] >= theirs[1]
+            for mine, theirs in zip(self.layouts, other.layouts, strict=True)
         )
 
 
@@ -74,7 +83,7 @@ def _shape_covers(mine: tuple[tuple[int, ...], Any], theirs: tuple[tuple[int, ..
 def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> StepSignature:
     """Reads the signature of a step that is about to run."""
     leaves, spec = tree_flatten((args, kwargs))
-    shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain = [leaf if isinstance(leaf, (bool, str)) else type(leaf).__name__ for leaf in leaves]
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     autocast = tuple(
@@ -83,15 +92,23 @@ def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> S
     training = [module.training if step.training is None else step.training for module in model.modules()]
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     return StepSignature(
-        shapes=shapes,
+        shapes=tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors),
+        layouts=tuple(map(_layout, tensors)),
         structure=f"{plain}{spec}",
         autocast=autocast,
         modes=(_bits(training), _bits(trainable)),
         grads_present=step.grads_present,
         carried=tuple(sorted(step.carried_bytes, reverse=True)),
-        optimizer=optimizer_memory(step.optimizer),
+        optimizer=_optimizers_memory(step, sum(trainable)),
+        weights=_weight_bytes(model),
         replicas=states_of(model),
     )
+
+
+def _layout(tensor: Tensor) -> tuple[bool, int]:
+    if tensor.layout is not torch.strided:
+        return True, 0
+    return tensor.is_contiguous(), tensor.untyped_storage().nbytes()
 
 
 def _bits(flags: list[bool]) -> int:
@@ -101,8 +118,24 @@ def _bits(flags: list[bool]) -> int:
     return number
 
 
-def optimizer_memory(optimizer: torch.optim.Optimizer | None) -> str:
-    """What of an optimizer decides memory. An AdamW with default switches is what is assumed without one."""
+def _weight_bytes(model: nn.Module) -> int:
+    sizes = (item.numel() * dtype_of(item).itemsize for item in model.parameters() if not is_lazy(item))
+    return sum(sizes)
+
+
+def _optimizers_memory(step: StepFacts, trained: int) -> str:
+    """What of all of them decides memory, in any order. `trained`: parameters that need gradients."""
+    first = optimizer_memory(step.optimizer, trained)
+    return " + ".join(sorted((first, *(optimizer_memory(other, trained) for other in step.others))))
+
+
+def optimizer_memory(optimizer: torch.optim.Optimizer | None, trained: int | None = None) -> str:
+    """What of an optimizer decides memory. An AdamW with default switches is what is assumed without one.
+
+    Args:
+        optimizer: None for the one that is assumed.
+        trained: parameters of the model that need gradients; None: the optimizer has all of them.
+    """
     if optimizer is None:
         return "AdamW"
     switches = sorted(
@@ -113,12 +146,15 @@ def optimizer_memory(optimizer: torch.optim.Optimizer | None) -> str:
             if group.get(name)
         }
     )
-    name = type(optimizer).__name__
+    kind = getattr(type(optimizer), "_memscale_away_base", type(optimizer))
+    kind = base_of(optimizer) if is_held(optimizer) else kind  # held: as large as PyTorch's own
+    name = kind.__name__
     covered = sum(
         parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]
     )
-    own = type(optimizer).__module__.startswith("torch.optim.")  # bitsandbytes has an AdamW, too
-    same_as_assumed = own and name in ("Adam", "AdamW") and not switches
+    own = kind.__module__.startswith("torch.optim.")  # bitsandbytes has an AdamW, too
+    whole = trained is None or trained == covered
+    same_as_assumed = own and name in ("Adam", "AdamW") and not switches and whole
     return "AdamW" if same_as_assumed else f"{name} {switches} {covered}"
 
 

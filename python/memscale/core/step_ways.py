@@ -18,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memscale.core.plan import Plan, StepChoice
+from memscale.techniques.base import PathAttachment
 from memscale.techniques.step_table import STEP_TECHNIQUES, StepTechnique
 
 if TYPE_CHECKING:
     from torch import nn
 
     from memscale.core.config import EffectiveConfig
-    from memscale.core.hardware import Hardware
     from memscale.core.tracer import StepFacts, Trace
-    from memscale.techniques.base import StepAttachment
+    from memscale.techniques.base import StepAttachment, Surroundings
 
 Place = tuple[str, str]
 """Name of a step technique, and path of the module that it is attached to."""
@@ -74,24 +74,30 @@ def techniques_of(config: EffectiveConfig) -> Way:
     )
 
 
-def found(model: nn.Module, hardware: Hardware, way: Iterable[StepTechnique]) -> list[StepAttachment]:
+def found(model: nn.Module, around: Surroundings, way: Iterable[StepTechnique]) -> list[StepAttachment]:
     """Where the techniques of a way could attach in a bare model."""
-    return [place for technique in way for place in technique.find(model, hardware)]
+    return [place for technique in way for place in technique.find(model, around)]
 
 
-def placed(model: nn.Module, hardware: Hardware, places: Sequence[Place]) -> list[StepAttachment]:
+def placed(model: nn.Module, around: Surroundings, places: Sequence[Place]) -> list[StepAttachment]:
     """Attachments for the places that a plan names, on this model."""
     names = {name for name, _ in places}
     way = [technique for technique in STEP_TECHNIQUES if technique.name in names]
-    return [item for item in found(model, hardware, way) if (item.name, item.path) in set(places)]
+    return [item for item in found(model, around, way) if (item.name, item.path) in set(places)]
 
 
 @contextmanager
 def attached(attachments: Sequence[StepAttachment], step: StepFacts) -> Iterator[StepFacts]:
-    """Has them attached inside the block, which gets the step as it is to be run with them."""
+    """Has them attached inside the block, which gets the step as it is to be run with them.
+
+    What the path techniques among them do is told, not done.
+    """
     done: list[StepAttachment] = []
     try:
         for item in attachments:
+            if isinstance(item, PathAttachment):
+                step = item.traced(step)
+                continue
             item.beneath = step.watch if item.path == "" else None
             item.attach()
             done.append(item)

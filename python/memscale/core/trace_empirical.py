@@ -21,12 +21,14 @@ from torch.utils._pytree import tree_map_only
 
 from memscale import _core
 from memscale.core import kernels, model_state, tracer
-from memscale.core.fake_optimizer import FakeOptimizer, free_switches
+from memscale.core.fake_optimizer import fake_optimizers, free_switches
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot
 from memscale.core.loss import loss_of
 from memscale.core.target import Target
+from memscale.core.trace_static import DRAWS, HIGHEST_DRAW
 from memscale.errors import AttachError
+from memscale.optim.masters import as_told
 from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
 
 
@@ -44,11 +46,27 @@ class _HeldTensor:
 
 
 class _RealRecorder(GraphRecorder):
-    """Runs everything for real, and remembers what foreign tensors held before they were written to."""
+    """Runs everything for real, but for single random numbers: these are not drawn, see `StaticRecorder`.
 
-    def __init__(self, graph: _core.Graph, target: Target) -> None:
+    Attributes:
+        before: what foreign tensors held before they were written to.
+        draw: stands for every single random number.
+        has_drawn: there was one.
+    """
+
+    def __init__(self, graph: _core.Graph, target: Target, draw: float) -> None:
         super().__init__(graph, target)
         self.before: dict[int, tuple[Tensor, Tensor]] = {}
+        self.draw = draw
+        self.has_drawn = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operation. A checkpoint's second run, which is not recorded, gets the same numbers."""
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func._schema.name in DRAWS and result.numel() == 1:
+            result.fill_(self.draw)
+            self.has_drawn = True
+        return result
 
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         """Runs an operation."""
@@ -151,7 +169,12 @@ def buffer_contents(model: nn.Module) -> Iterator[None]:
 
 
 def trace_empirical(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts, passes: int
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: tracer.StepFacts,
+    passes: int,
+    draw: float = HIGHEST_DRAW,
 ) -> tracer.Trace:
     """Traces a step by running it.
 
@@ -161,6 +184,7 @@ def trace_empirical(
         kwargs: keyword part.
         step: what else decides the step.
         passes: how often the step is run; the last run counts, after one-time caches have been filled.
+        draw: stands for single random numbers in the last run, see `StaticRecorder`.
 
     Raises:
         Exception: whatever the model raises on this batch.
@@ -169,11 +193,12 @@ def trace_empirical(
         stack.enter_context(tracer.training_flags(model, step.training))
         stack.enter_context(buffer_contents(model))
         stack.enter_context(silent(model))
+        stack.enter_context(as_told(model, step.path.half))
         stack.enter_context(_blocks_checkpointed(model))
         for _ in range(passes - 1):
             with model_state.preserved(model, contents=True):
                 _warm_up(model, *copied_batch(args, kwargs), step)
-        return _record(model, *copied_batch(args, kwargs), step)
+        return _record(model, *copied_batch(args, kwargs), step, draw)
 
 
 def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -194,9 +219,9 @@ def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], st
 
 
 def _record(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts, draw: float
 ) -> tracer.Trace:
-    recorder = _RealRecorder(_core.Graph(), step.target)
+    recorder = _RealRecorder(_core.Graph(), step.target, draw)
     calls = tracer.CallRecorder(model, recorder)
     saves = _RealSaves(recorder)
     buckets = GradientBuckets(model)
@@ -223,6 +248,7 @@ def _record(
         model_state.settle(model, changes, forward)
     trace = tracer.finish(recorder, calls, changes, "empirical")
     trace.notes += notes + buckets.notes
+    trace.has_drawn = recorder.has_drawn
     trace.optimizer_switches = free_switches(step.optimizer, step.target.foreach)
     return trace
 
@@ -242,7 +268,7 @@ def _optimizer_phase(
             known = recorder.buffer_of(parameter)
             if known is not None:
                 recorder.same_as(fake, known)
-        optimizer = FakeOptimizer(recorder, list(fakes.values()), step, lambda real: fakes.get(id(real)))
+        optimizers = fake_optimizers(recorder, list(fakes.values()), step, lambda real: fakes.get(id(real)))
         for parameter, gradient in zip(trainable, gradients, strict=False):
             if gradient is not None:
                 fake = fakes[id(parameter)]
@@ -250,5 +276,6 @@ def _optimizer_phase(
                 known = recorder.buffer_of(gradient)
                 if known is not None:
                     recorder.same_as(fake.grad, known)
-        optimizer.step()
-    return optimizer.notes
+        for optimizer in optimizers:
+            optimizer.step()
+    return [note for optimizer in optimizers for note in optimizer.notes]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -28,10 +28,12 @@ from torch.utils._pytree import tree_map_only
 from memscale import _core
 from memscale.core import kernels, model_state, sharding, tracer
 from memscale.core.cuda_semantics import emulation_for
-from memscale.core.fake_optimizer import FakeOptimizer, free_switches
+from memscale.core.fake_optimizer import FakeOptimizer, fake_optimizers, free_switches
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
+from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.target import Target
+from memscale.optim.masters import told_dtypes
 
 _REAL_ELEMENTS = 1 << 24
 """Integer tensors up to this size are computed for real."""
@@ -43,7 +45,7 @@ _REAL_ELEMENTS_ON_CARD = 1 << 18
 _KNOWN_ELEMENTS = 1 << 20
 """Floating-point tensors made of `torch.ones` alone are computed for real up to this size: masks, mostly."""
 
-_DRAWS = frozenset({"aten::rand", "aten::rand_like"})
+DRAWS = frozenset({"aten::rand", "aten::rand_like"})
 """Operations whose single numbers decide whether a layer is dropped."""
 
 HIGHEST_DRAW = 1 - 2**-24
@@ -83,6 +85,7 @@ class StaticRecorder(GraphRecorder):
 
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         """Runs an operation for real if all it works on is real and small, on fakes otherwise."""
+        _check_dtypes(func, args)
         args = _without_masks(func, args)
         operands = tensors_of(args) + tensors_of(kwargs.values())
         if any(isinstance(tensor, FakeTensor) or not self._is_known(tensor) for tensor in operands):
@@ -97,12 +100,23 @@ class StaticRecorder(GraphRecorder):
                 return made
         with unset_fake_temporarily():
             result = func(*args, **kwargs)
-            if func._schema.name in _DRAWS and result.numel() == 1:
+            if func._schema.name in DRAWS and result.numel() == 1:
                 result.fill_(self.draw)
                 self.has_drawn = True
         if _is_mask(func, tensors_of(result)) or not all(map(_may_be_real, operands)):
             self._known.update(tensor.untyped_storage()._cdata for tensor in tensors_of(result))
         return result
+
+
+_ONE_DTYPE = {"aten::index_put": 2, "aten::index_put_": 2, "aten::index_add": 3, "aten::index_add_": 3}
+"""Operations whose kernels want the argument at this place in the dtype of the first; fakes take any."""
+
+
+def _check_dtypes(func: Any, args: Any) -> None:
+    place = _ONE_DTYPE.get(func._schema.name)
+    if place is not None and len(args) > place and args[0].dtype is not args[place].dtype:
+        dtypes = f"{args[0].dtype} and {args[place].dtype}"
+        raise RuntimeError(f"{func._schema.name}: dtypes {dtypes} do not match")
 
 
 def _is_mask(func: Any, made: list[Tensor]) -> bool:
@@ -236,9 +250,10 @@ class _FakeModel:
     one on "meta") gets a fake on the CPU, so that a trace needs no device.
     """
 
-    def __init__(self, model: nn.Module, mode: Any) -> None:
+    def __init__(self, model: nn.Module, mode: Any, half: frozenset[str] = frozenset()) -> None:
         self.model = model
         self.mode = mode
+        self._dtypes = told_dtypes(model, half)
         self._bases: dict[tuple[int, torch.dtype], Tensor] = {}  # storage → the fake of all of it
         self.fakes: dict[int, Tensor] = {}  # id of the real tensor → fake
         self.reals: dict[int, Tensor] = {}
@@ -260,6 +275,10 @@ class _FakeModel:
         if sharding.is_sharded(tensor):
             with self.mode, torch.no_grad():
                 return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        dtype = self._dtypes.get(id(tensor))
+        if dtype is not None:
+            with self.mode, torch.no_grad():
+                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
         if has_data(tensor) or tensor.layout is not torch.strided:
             made: Tensor = self.mode.from_tensor(tensor.detach())
             return made
@@ -342,6 +361,14 @@ def quiet_fakes() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def _step(optimizers: Sequence[FakeOptimizer], parameters: Sequence[nn.Parameter]) -> None:
+    """The optimizers' steps, after which no gradients are left."""
+    for optimizer in optimizers:
+        optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
+
+
 def trace_static(
     model: nn.Module,
     args: tuple[Any, ...],
@@ -364,7 +391,7 @@ def trace_static(
     recorder = StaticRecorder(_core.Graph(), step.target, draw)
     emulation = emulation_for(step.target, model)
     calls = tracer.CallRecorder(model, recorder)
-    fakes = _FakeModel(model, FakeTensorMode(allow_non_fake_inputs=True))
+    fakes = _FakeModel(model, FakeTensorMode(allow_non_fake_inputs=True), step.path.half)
     buckets = GradientBuckets(model)
     with model_state.preserved(model) as changes, tracer.no_collection(), ExitStack() as stack:
         stack.enter_context(quiet_fakes())
@@ -382,9 +409,11 @@ def trace_static(
         calls.declare_residents(batch, step)
         fakes.declare_reals(recorder)
         buckets.declare(recorder)
-        optimizer = FakeOptimizer(recorder, parameters, step, fakes.of)
+        optimizers = fake_optimizers(recorder, parameters, step, fakes.of)
+        released = ReleasedGradients(recorder, step)
         if step.grads_present:
-            tracer.make_gradients(recorder, buckets.outside(trainable))
+            tracer.make_gradients(recorder, released.outside(buckets.outside(trainable)))
+        released.watch(trainable)
         buckets.watch(recorder, trainable)
         saves = _FakeSaves(recorder)
         forward = functools.partial(buckets.forward, functools.partial(calls.run, step, *batch))
@@ -400,17 +429,15 @@ def trace_static(
 
         with calls.attached():
             tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable)
-        optimizer.step()
-        for parameter in parameters:
-            parameter.grad = None
+        released.before_step()
+        _step(optimizers, parameters)
         recorder.closed = recorder.paused = True
         recorder.held = None
         model_state.settle(model, changes, forward)
         del batch, forward
     trace = tracer.finish(recorder, calls, changes, "static")
-    trace.notes += optimizer.notes + buckets.notes
     trace.has_drawn = recorder.has_drawn
     trace.optimizer_switches = free_switches(step.optimizer, step.target.foreach)
-    if sharding.has_units(model):
-        trace.notes.append(sharding.NOTE)
+    trace.notes += [note for optimizer in optimizers for note in optimizer.notes]
+    trace.notes += buckets.notes + [sharding.NOTE] * sharding.has_units(model)
     return trace

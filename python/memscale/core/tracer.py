@@ -24,6 +24,7 @@ from memscale import _core
 from memscale.core import model_state, sharding
 from memscale.core.graph_builder import GraphRecorder
 from memscale.core.loss import loss_of
+from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.core.target import CPU, Target
 from memscale.techniques.forward_slot import StandIn
 
@@ -65,6 +66,7 @@ class StepFacts:
 
     Attributes:
         optimizer: the optimizer in use, or None: AdamW is assumed.
+        others: further optimizers that step parameters of the model, each others than the rest.
         grads_present: gradients exist before forward (accumulation, or `zero_grad(set_to_none=False)`).
         carried_bytes: storages of the previous step's output that are still referenced.
         training: None leaves every module's flag; otherwise `train(training)` for the trace.
@@ -72,15 +74,22 @@ class StepFacts:
         forward: what runs the model; None for calling it. In the middle of a call, its own forward:
             wrappers and hooks above it have seen this batch, and must not see it twice.
         watch: the executor's stand-in for the model's forward; None where there is none.
+        may_change_optimizer: the caller has named it, for techniques that change how it steps.
+        path: what the path techniques change that the step is traced with.
+        staying: names of path techniques that are in force, and are not to be taken off for another plan.
     """
 
     optimizer: torch.optim.Optimizer | None = None
+    others: tuple[torch.optim.Optimizer, ...] = ()
     grads_present: bool = False
     carried_bytes: tuple[int, ...] = ()
     training: bool | None = None
     target: Target = CPU
     forward: Callable[..., Any] | None = None
     watch: StandIn | None = None
+    may_change_optimizer: bool = True
+    path: OptimizerPath = AS_IT_IS
+    staying: frozenset[str] = frozenset()
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward."""

@@ -33,7 +33,7 @@ from memscale.errors import VerificationError
 if TYPE_CHECKING:
     from memscale.core.executor import Executor
 
-PRECISION = ("autocast",)
+PRECISION = ("autocast", "bf16_weights")
 """Step techniques that choose the precision. The plain step has them too."""
 
 _LOOSE_ROUNDINGS = 32
@@ -258,6 +258,8 @@ def compare(
 
 def _baseline(executor: Executor, names: tuple[str, ...]) -> str:
     """What the plain step is, in words: its precision is that of the planned one."""
+    if "bf16_weights" in names:
+        return "plain PyTorch with the same BF16 weights under autocast"
     kind = next((value.device.type for value in executor.model.parameters()), "cpu")
     if torch.is_autocast_enabled(kind):
         return f"plain PyTorch under {str(torch.get_autocast_dtype(kind)).removeprefix('torch.')} autocast"

@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,9 +30,6 @@ from memscale.techniques.attention_source import Report, saving_hooks
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.deferred_scores import DeferredScores, defer
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
-
-if TYPE_CHECKING:
-    from memscale.core.hardware import Hardware
 
 NAME = "attention_tile"
 
@@ -154,12 +151,11 @@ _DEEPEST = 3
 """Functions in functions that are read: a forward, the attention it calls, and a helper of that."""
 
 
-def find(model: nn.Module, hardware: Hardware | None = None) -> list[AttentionTiles]:
+def find(model: nn.Module) -> list[AttentionTiles]:
     """Modules whose code has products of matrices and a softmax: only these could be attentions.
 
     Args:
         model: bare.
-        hardware: does not matter.
     """
     known: dict[Any, bool] = {}
     found = []

@@ -3,9 +3,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import torch
+
+    from memscale.core.config import EffectiveConfig
+    from memscale.core.hardware import Hardware
+    from memscale.core.tracer import StepFacts
+    from memscale.offload.engine import Offload
+    from memscale.offload.limits import Link
     from memscale.techniques.forward_slot import StandIn
 
 
@@ -44,3 +53,40 @@ class StepAttachment(Attachment, Protocol):
     @property
     def reason(self) -> str:
         """Why it stood aside, "" if it did not."""
+
+
+@runtime_checkable
+class PathAttachment(StepAttachment, Protocol):
+    """A change to what happens between a gradient and its weight, to the model's data or the optimizer.
+
+    A trace is told of it by `traced`. `attach` and `undo` are for the executor, which leaves it attached
+    while it plans, and in the next plan where that has it too.
+
+    Attributes:
+        stays: once a forward has run with it, later plans have it too: taking it off in the middle would cost
+            more than it saves, or disturb a graph that waits for its backward.
+    """
+
+    stays: bool
+
+    def traced(self, step: StepFacts) -> StepFacts:
+        """The step as it is to be traced, with this technique in its `path`. Afterwards `used` holds."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a step technique may ask beside the model, to see where it could attach.
+
+    Attributes:
+        hardware: what the step is to run on; the model need not lie there.
+        config: in force.
+        optimizer: the one that the caller has named, and that may be changed; None: not known.
+        link: how tensors may leave the device, or why they may not; "" where nobody asked for it.
+        offload: the executor's engine over that link, which is made when it is asked for; None in a trace.
+    """
+
+    hardware: Hardware
+    config: EffectiveConfig
+    optimizer: torch.optim.Optimizer | None = None
+    link: Link | str = ""
+    offload: Callable[[], Offload] | None = None

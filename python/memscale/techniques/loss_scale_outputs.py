@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -19,26 +19,35 @@ from torch import Tensor
 
 def in_fp32(output: Any) -> Any:
     """The output with FP32 copies of FP16 tensors; the same object where there are none."""
-    return _converted(output, {})
+    return _converted(output, {}, _is_fp16_result)
 
 
-def _converted(value: Any, done: dict[int, Any]) -> Any:
+def evaluated_in_fp32(output: Any) -> Any:
+    """The output of an evaluation with FP32 copies of BF16 tensors."""
+    return _converted(output, {}, lambda value: value.dtype is torch.bfloat16)
+
+
+def _is_fp16_result(value: Tensor) -> bool:
+    """A leaf is no result: the forward hands on what it was given."""
+    return value.dtype is torch.float16 and value.requires_grad and not value.is_leaf
+
+
+def _converted(value: Any, done: dict[int, Any], wanted: Callable[[Tensor], bool]) -> Any:
     if isinstance(value, Tensor):
-        # A leaf is no result: the forward hands on what it was given.
-        if value.dtype is not torch.float16 or not value.requires_grad or value.is_leaf:
+        if not wanted(value):
             return value
         if id(value) not in done:
             done[id(value)] = value.float()
         return done[id(value)]
     if isinstance(value, (tuple, list)):
-        items = [_converted(item, done) for item in value]
+        items = [_converted(item, done, wanted) for item in value]
         return value if _unchanged(items, value) else _sequence(value, items)
     if isinstance(value, Mapping):
-        named = {key: _converted(item, done) for key, item in value.items()}
+        named = {key: _converted(item, done, wanted) for key, item in value.items()}
         return value if _unchanged(named.values(), value.values()) else _mapping(value, named)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        named = {name: _converted(item, done) for name, item in fields.items()}
+        named = {name: _converted(item, done, wanted) for name, item in fields.items()}
         return value if _unchanged(named.values(), fields.values()) else _dataclass(value, named)
     return value
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,6 @@ from memscale.techniques.head_call import HeadCall
 from memscale.techniques.head_products import own_saves
 from memscale.techniques.logit_steps import is_plain
 from memscale.techniques.tiled_loss import autocast_now
-
-if TYPE_CHECKING:
-    from memscale.core.hardware import Hardware
 
 _FEWEST_CLASSES = 1024
 """A head that nobody has named has at least so many, and more than twice its width."""
@@ -259,12 +256,11 @@ class LossTileAttachment:
 # ---- where it may attach -----------------------------------------------------------------------------
 
 
-def find(model: nn.Module, hardware: Hardware | None = None) -> list[LossTileAttachment]:
+def find(model: nn.Module) -> list[LossTileAttachment]:
     """The heads of a model: what it names as such, and products that make many classes of few numbers.
 
     Args:
         model: bare.
-        hardware: not looked at.
 
     Returns:
         Attachments in module order.

@@ -38,6 +38,7 @@ import torch
 from torch import nn
 
 from memscale.core import sharding
+from memscale.optim.masters import dtype_of
 from memscale.techniques import loss_scale_backward
 from memscale.techniques.autocast import AutocastAttachment
 from memscale.techniques.loss_scale import scale_of
@@ -105,7 +106,7 @@ def _onednn_has_bf16() -> bool:
 
 
 def _bf16_weights_reason(model: nn.Module) -> str:
-    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    dtypes = {dtype_of(parameter) for parameter in model.parameters() if parameter.is_floating_point()}
     if torch.float16 in dtypes:
         return "the weights are FP16, and casting them to BF16 would lose digits of each"
     if torch.float32 in dtypes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,9 +19,6 @@ from memscale.core import model_state
 from memscale.techniques.row_facts import RowFacts, prove, rows_are_apart, takes_one
 from memscale.techniques.row_proof import NotRowWiseError
 from memscale.techniques.row_tiles import RowTiles, hooked
-
-if TYPE_CHECKING:
-    from memscale.core.hardware import Hardware
 
 _LEAST_GAIN = 1.5
 """Bytes saved inside, over bytes of input and output, below which tiles are not worth their time."""
@@ -145,12 +142,11 @@ def _examined(module: nn.Module, run: Callable[..., Any]) -> RowFacts | str:
     return facts
 
 
-def find(model: nn.Module, hardware: Hardware | None = None) -> list[RowTiles]:
+def find(model: nn.Module) -> list[RowTiles]:
     """What could run in tiles of rows: in each branch of the tree the largest that qualifies.
 
     Args:
         model: bare; is left as it was.
-        hardware: does not matter.
     """
     with suppress(Exception):
         return _Search(model).below(model, "")

@@ -13,17 +13,25 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from memscale.techniques import attention_tiles, loss_tiles, precision, row_search, row_tiles
-from memscale.techniques.base import StepAttachment
+from memscale.techniques import (
+    attention_tiles,
+    bf16_weights,
+    gradient_offload,
+    loss_tiles,
+    precision,
+    row_search,
+    row_tiles,
+    state_offload,
+)
+from memscale.techniques.base import StepAttachment, Surroundings
 
 if TYPE_CHECKING:
     from memscale.core.config import EffectiveConfig
-    from memscale.core.hardware import Hardware
 
-Find = Callable[[nn.Module, "Hardware"], Sequence[StepAttachment]]
+Find = Callable[[nn.Module, Surroundings], Sequence[StepAttachment]]
 """Places in a bare model where a technique could attach, in module order; cheap, and leaves it as it is."""
 
-WhyNot = Callable[[nn.Module, "Hardware"], str]
+WhyNot = Callable[[nn.Module, Surroundings], str]
 """Why there is no such place, for the plan's notes; "" if there is nothing to say."""
 
 
@@ -47,7 +55,7 @@ class StepTechnique:
     asked: bool
     wanted: Callable[[EffectiveConfig], bool]
     find: Find
-    why_not: WhyNot = lambda model, hardware: ""
+    why_not: WhyNot = lambda model, around: ""
 
 
 STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
@@ -57,8 +65,8 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         exact=True,
         asked=True,
         wanted=lambda config: config.use_mixed_precision,
-        find=precision.find,
-        why_not=precision.why_not,
+        find=lambda model, around: precision.find(model, around.hardware),
+        why_not=lambda model, around: precision.why_not(model, around.hardware),
     ),
     StepTechnique(
         name="loss_tile",
@@ -66,7 +74,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         exact=False,
         asked=False,
         wanted=lambda config: config.enable_tiling,
-        find=loss_tiles.find,
+        find=lambda model, around: loss_tiles.find(model),
     ),
     StepTechnique(
         name=row_tiles.NAME,
@@ -74,7 +82,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         exact=False,
         asked=False,
         wanted=lambda config: config.enable_tiling,
-        find=row_search.find,
+        find=lambda model, around: row_search.find(model),
     ),
     StepTechnique(
         name=attention_tiles.NAME,
@@ -82,7 +90,34 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         exact=False,
         asked=False,
         wanted=lambda config: config.enable_tiling,
-        find=attention_tiles.find,
+        find=lambda model, around: attention_tiles.find(model),
+    ),
+    StepTechnique(
+        name=bf16_weights.NAME,
+        what="BF16 weights: their FP32 masters are weights and a rest in the optimizer's state",
+        exact=False,
+        asked=False,
+        wanted=lambda config: config.use_mixed_precision,
+        find=bf16_weights.find,
+        why_not=bf16_weights.why_not,
+    ),
+    StepTechnique(
+        name=state_offload.NAME,
+        what="optimizer state in a file: a step reads and writes it piece by piece",
+        exact=True,
+        asked=False,
+        wanted=lambda config: config.enable_offloading and config.async_offload,
+        find=state_offload.find,
+        why_not=state_offload.why_not,
+    ),
+    StepTechnique(
+        name=gradient_offload.NAME,
+        what="gradient release: a gradient leaves when it is complete, and comes back when it is used",
+        exact=True,
+        asked=False,
+        wanted=lambda config: config.enable_offloading and config.async_offload,
+        find=gradient_offload.find,
+        why_not=gradient_offload.why_not,
     ),
 )
 """In the order in which they are attached."""

@@ -7,6 +7,10 @@
                           times; the plan decides instead, block by block
 
 Both are flags, on configurations and on modules, and found as such, without a list of classes.
+
+A cache of keys and values changes no bit of a training step. That of recurrent layers does: with it a model
+takes another way (a convolution over a padded state), and its gradients have other last bits. Models that say
+so of themselves (`_is_stateful`) keep it.
 """
 
 from __future__ import annotations
@@ -20,14 +24,22 @@ from torch import nn
 _FLAG = "gradient_checkpointing"
 
 
-def configs_with_cache(model: nn.Module) -> list[Any]:
-    """The distinct configuration objects in a model that have `use_cache` on."""
+def configs_with_cache(model: nn.Module, stateful: bool = False) -> list[Any]:
+    """The distinct configuration objects in a model that have `use_cache` on.
+
+    Args:
+        model: of any kind.
+        stateful: those of models whose recurrent layers compute otherwise without it, else all others.
+    """
     found: dict[int, Any] = {}
+    recurrent = set()
     for module in model.modules():
         config = getattr(module, "config", None)
         if getattr(config, "use_cache", None) is True:
             found[id(config)] = config
-    return list(found.values())
+            if getattr(module, "_is_stateful", False) is True:
+                recurrent.add(id(config))
+    return [config for key, config in found.items() if (key in recurrent) is stateful]
 
 
 def modules_with_checkpoints(model: nn.Module) -> list[nn.Module]:

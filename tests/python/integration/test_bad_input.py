@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from test_restore import assert_as_before, image
 
 import memscale
 from memscale import Config
-from memscale.errors import BudgetError, ConfigError
+from memscale.errors import BudgetError, ConfigError, ProfileError
 from zoo.blocks import WIDTH, Stack, inputs
 from zoo.models import Case, case
 from zoo.odd import ODD
@@ -186,6 +188,53 @@ def test_a_model_that_the_only_way_left_cannot_profile() -> None:
     refused(*inputs(0)).mean().backward()  # runs as it is, with a warning
 
 
+class TakesGradients(torch.nn.Module):
+    """Of a part of itself, by a function that refuses hooks on saved tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        slopes = torch.func.vmap(torch.func.grad(lambda row: self.last(row).tanh().sum()))(x)
+        return (x + slopes).sum()
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_forward_that_refuses_hooks_runs_as_it_is(static: bool, caplog: pytest.LogCaptureFixture) -> None:
+    config = SMALLEST.replace(use_static_profiling=static)
+    torch.manual_seed(0)
+    model, batch = TakesGradients(), torch.ones(2, 8)
+    plain = model(batch)
+    with pytest.raises(ProfileError, match=r"torch\.func"):
+        memscale.plan(model, config=config, sample_input=batch)
+    memscale.wrap(model, config, sample_input=batch)
+    for rows in (2, 3, 4):  # it is not tried again
+        loss = model(torch.ones(rows, 8))
+        assert rows > 2 or torch.equal(loss, plain)
+        loss.backward()
+    memscale.detach(model)
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "runs unchanged" in warning and "torch.func" in warning
+
+
+def test_lazy_modules_are_planned_once_they_have_shapes(caplog: pytest.LogCaptureFixture) -> None:
+    def lazy() -> torch.nn.Module:
+        layers = [torch.nn.Sequential(torch.nn.LazyLinear(64), torch.nn.Tanh(), torch.nn.Linear(64, 8))] * 2
+        return torch.nn.Sequential(*(copy.deepcopy(layer) for layer in layers), torch.nn.LazyBatchNorm1d())
+
+    x = torch.ones(16, 8)
+    with pytest.raises(ProfileError, match=r"'0\.0\.weight' gets its shape .* run one forward"):
+        memscale.wrap(lazy(), SMALLEST, x)
+    model = memscale.wrap(lazy(), SMALLEST)
+    model(x).sum().backward()
+    assert model._memscale_executor.plan is None and "'0.0.weight'" in caplog.text
+    model(x).sum().backward()
+    assert model._memscale_executor.plan is not None
+    memscale.detach(model)
+
+
 def test_a_model_without_parameters_or_gradients() -> None:
     for model in (torch.nn.ReLU(), stack().requires_grad_(False), torch.nn.Sequential()):
         memscale.wrap(model.train(), SMALLEST, inputs(0))
@@ -230,3 +279,41 @@ class TestBudgetThatCannotBeMet:
         assert caught.value.budget_bytes == 1 < caught.value.smallest_peak_bytes and caught.value.advice
         assert_as_before(before, image(model))
         assert "_memscale_executor" not in model.__dict__
+
+
+def _other() -> torch.optim.Optimizer:
+    return torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+
+
+_WITH_OPTIMIZER: dict[str, Any] = {
+    "wrap": lambda model, optimizer: memscale.wrap(model, sample_input=rows(), optimizer=optimizer),
+    "optimize": lambda model, optimizer: memscale.optimize(model, optimizer).__enter__(),
+    "apply_all_optimizations": memscale.apply_all_optimizations,
+    "plan": lambda model, optimizer: memscale.plan(model, optimizer, sample_input=rows()),
+    "predict": lambda model, optimizer: memscale.predict(model, optimizer, sample_input=rows()),
+    "verify": lambda model, optimizer: memscale.verify(model, rows(), optimizer),
+}
+
+
+def rows() -> torch.Tensor:
+    return torch.zeros(2, WIDTH)
+
+
+@pytest.mark.parametrize("function", list(_WITH_OPTIMIZER))
+@pytest.mark.parametrize(
+    ("optimizer", "error", "words"),
+    [
+        ("adamw", TypeError, "optimizer is a str; allowed"),
+        (torch.optim.AdamW, TypeError, "optimizer is AdamW; allowed"),
+        ((value for value in ()), TypeError, "optimizer is a generator; allowed"),
+        (_other(), ValueError, "trains none of this Stack's"),
+    ],
+    ids=["name", "class", "generator", "other parameters"],
+)
+def test_an_optimizer_that_is_none_of_this_model(
+    function: str, optimizer: Any, error: type[Exception], words: str
+) -> None:
+    model = stack()
+    with pytest.raises(error, match=re.escape(words)):
+        _WITH_OPTIMIZER[function](model, optimizer)
+    assert not hasattr(model, "_memscale_executor") and "forward" not in model.__dict__

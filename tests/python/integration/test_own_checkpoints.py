@@ -177,3 +177,45 @@ def test_without_the_attribute_nothing_happens() -> None:
     switch.hold()
     switch.undo()
     assert torch.equal(model(torch.zeros(1, 4)), model(torch.zeros(1, 4)))
+
+
+def jamba() -> nn.Module:
+    """Attention and recurrent layers; with its cache on, as by default, the latter compute otherwise."""
+    from transformers import JambaConfig, JambaForCausalLM
+
+    seed()
+    config = JambaConfig(
+        vocab_size=64,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        num_experts=2,
+        mamba_d_state=4,
+    )
+    return JambaForCausalLM(config).train()
+
+
+def gradients(model: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    return [item.grad for item in model.parameters() if item.grad is not None]
+
+
+def test_a_cache_of_recurrent_layers_stays_on() -> None:
+    seed(1)
+    tokens = torch.randint(0, 64, (2, 33))
+    plain, other = gradients(jamba(), tokens), jamba()
+    other.config.use_cache = False
+    without = gradients(other, tokens)
+    assert not all(map(torch.equal, plain, without))  # else this model shows nothing
+    model = memscale.wrap(jamba(), SMALLEST, {"input_ids": tokens, "labels": tokens})
+    executor = model._memscale_executor
+    assert executor.plan.active and any(
+        note.startswith("use_cache: stays on") for note in executor.plan.notes
+    )
+    assert model.config.use_cache is True
+    assert all(map(torch.equal, plain, gradients(model, tokens)))

@@ -313,3 +313,90 @@ class TestWhatStandsAboveTheForward:
         model(rows(256)).mean().backward()
         assert seen == ["pre", "post"]
         assert model._memscale_executor.plan.active
+
+
+def test_every_optimizer_of_a_model_is_counted(plans: list[int]) -> None:
+    def work(config: memscale.Config | None, found: list[memscale.Plan]) -> None:
+        seed()
+        model = Stack(depth=6).train()
+        if config is not None:
+            memscale.wrap(model, config)
+        matrices = [item for item in model.parameters() if item.dim() > 1]
+        vectors = [item for item in model.parameters() if item.dim() < 2]
+        first, second = torch.optim.AdamW(matrices), torch.optim.SGD(vectors, lr=0.1, momentum=0.9)
+        for _ in range(4):
+            model(rows(16)).pow(2).mean().backward()
+            for optimizer in (first, second):
+                optimizer.step()
+                optimizer.zero_grad()
+        if config is not None:
+            found.append(model._memscale_executor.plan)
+
+    found: list[memscale.Plan] = []
+    peak = peak_bytes(lambda: work(CONFIG, found))
+    predicted = found[0].predicted.allocated_peak_bytes
+    assert peak <= predicted <= peak * 1.02
+    assert len(plans) == 2  # an AdamW for all is assumed first
+
+
+def test_an_optimizer_for_a_part_of_the_model_is_no_optimizer_for_all(plans: list[int]) -> None:
+    trainer = Trainer()
+    trainer.optimizer = torch.optim.AdamW([next(trainer.model.parameters())])
+    trainer.step(rows(64))
+    assumed = trainer.plan.predicted.by_category["optimizer_state"]
+    trainer.step(rows(64))
+    assert len(plans) == 2 and trainer.plan.predicted.by_category["optimizer_state"] < assumed
+
+
+def test_a_new_optimizer_takes_the_place_of_the_old_one(plans: list[int]) -> None:
+    trainer = Trainer()
+    old = trainer.optimizer
+    trainer.step(rows(64))
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    trainer.step(rows(64))
+    trainer.step(rows(64))
+    assert trainer.plan.predicted.by_category.get("optimizer_state", 0) < sum(
+        value.nbytes for state in old.state.values() for value in state.values()
+    )
+    assert len(plans) == 2
+
+
+@pytest.mark.parametrize("change", ["a larger head", "double precision"])
+def test_other_weights_are_planned_for(plans: list[int], change: str) -> None:
+    trainer = Trainer(nn.Sequential(Block(), nn.Linear(WIDTH, 8)))
+    trainer.step(rows(64))
+    before = trainer.plan.predicted.by_category["parameter"]
+    if change == "a larger head":
+        trainer.model[1] = nn.Linear(WIDTH, 800)
+        batch = rows(64)
+    else:
+        trainer.model.double()
+        batch = rows(64).double()
+    trainer.optimizer = torch.optim.AdamW(trainer.model.parameters())
+    trainer.step(batch)
+    assert len(plans) == 2 and trainer.plan.predicted.by_category["parameter"] > before
+
+
+def test_a_batch_laid_out_otherwise_is_planned_for(plans: list[int]) -> None:
+    trainer = Trainer(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)))
+    images = torch.randn(4, 3, 8, 8, generator=generator(0))
+    trainer.step(images[:1].expand(4, 3, 8, 8).contiguous())
+    trainer.step(images)
+    assert len(plans) == 1
+    trainer.step(images.to(memory_format=torch.channels_last))
+    assert len(plans) == 2
+
+
+def test_an_expanded_sample_does_not_cover_a_batch(plans: list[int]) -> None:
+    trainer = Trainer()
+    trainer.step(torch.ones(1).expand(64, WIDTH))
+    trainer.step(rows(64))
+    assert len(plans) == 2
+
+
+def test_a_sample_that_is_given_in_inference_mode_is_planned_as_training() -> None:
+    model, batch = Stack().train(), rows(64)
+    plain = memscale.plan(model, config=SMALLEST, sample_input=batch)
+    with torch.inference_mode():
+        plan = memscale.plan(model, config=SMALLEST, sample_input=batch)
+    assert plan.predicted.allocated_peak_bytes == plain.predicted.allocated_peak_bytes and plan.active

@@ -90,6 +90,20 @@ class Idle(Slices):
         pass
 
 
+class Disturbing(Slices):
+    """Stands aside, after it has done something."""
+
+    reason = "it draws random numbers"
+
+    @property
+    def used(self) -> bool:
+        return False
+
+    @used.setter
+    def used(self, used: bool) -> None:
+        pass
+
+
 def places(kind: type[Slices], name: str, *paths: str) -> Callable[..., list[Slices]]:
     def find(model: nn.Module, hardware: Any) -> list[Slices]:
         return [kind(name, model.get_submodule(path), path) for path in paths if hasattr(model, path)]
@@ -105,6 +119,9 @@ NOTHING = StepTechnique(
 )
 ABSENT = StepTechnique(
     "absent", "is nowhere", True, False, lambda config: True, lambda *_: [], lambda *_: "no such hardware"
+)
+DISTURBING = StepTechnique(
+    "slices", "in slices", True, False, lambda config: True, places(Disturbing, "slices", "first", "second")
 )
 ASKED = dataclasses.replace(BOTH, asked=True)
 INEXACT = dataclasses.replace(BOTH, exact=False)
@@ -166,6 +183,14 @@ def test_inexact_techniques_need_exact_to_be_off(table: Any) -> None:
     assert not smallest().steps
     plan = smallest(exact=False)
     assert plan.steps and not plan.exact
+
+
+def test_a_plan_rests_on_no_trace_of_what_stood_aside(table: Any) -> None:
+    without = smallest()
+    table(DISTURBING)
+    plan = smallest()
+    assert not plan.steps and "slices: it draws random numbers" in plan.notes
+    assert plan.predicted == without.predicted and plan.digest == without.digest
 
 
 def test_those_that_stand_aside_say_why_and_leave_no_trace(table: Any) -> None:

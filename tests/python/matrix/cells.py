@@ -49,10 +49,20 @@ def _gradients(model: nn.Module, step: int, values: Values) -> None:
             values[step, f"gradient {name}"] = parameter.grad.clone()
 
 
-def trained(model: nn.Module, architecture: Architecture, mode: Mode, run: Around = call) -> Values:
+def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
+    """What the matrix trains with."""
+    return torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-3)
+
+
+def trained(
+    model: nn.Module,
+    architecture: Architecture,
+    mode: Mode,
+    optimizer: torch.optim.Optimizer,
+    run: Around = call,
+) -> Values:
     """Trains for five steps. Every loss, gradient, and at the end parameters, buffers, random numbers."""
     values: Values = {}
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     for step in range(STEPS):
         made = one_step(model, architecture, mode, step, run)
         values.update({(step, name): value for name, value in made.items()})
@@ -77,7 +87,8 @@ def reference(architecture: Architecture, mode: Mode, lower_precision: bool = Fa
     """The plain run. The key/value cache is off, as MemScale switches it off."""
     model = model_for(architecture, mode)
     CacheSwitch(model).attach()
-    values = trained(model, architecture, mode, _under_autocast if lower_precision else call)
+    run = _under_autocast if lower_precision else call
+    values = trained(model, architecture, mode, optimizer_for(model), run)
     attempts = [value for (_, name), value in values.items() if name == "failed attempts"]
     assert not attempts or any(bool(value) for value in attempts), "no attempt at a step failed"
     return values
@@ -100,8 +111,9 @@ def _bit_by_bit(architecture: Architecture, columns: Columns, mode: Mode) -> Out
     plain = reference(architecture, mode, lower)
     facts_of(architecture)
     model = model_for(architecture, mode)  # last: it leaves every generator at its start
-    with forced(model, architecture, columns) as techniques:
-        treated = trained(model, architecture, mode)
+    optimizer = optimizer_for(model)
+    with forced(model, architecture, columns, optimizer) as techniques:
+        treated = trained(model, architecture, mode, optimizer)
     wrong = differences(plain, treated)
     if wrong:
         return Outcome(FAILED, f"{len(wrong)} of {len(plain)} differ, first {wrong[0]}", len(plain))

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from matrix.architectures import Architecture
-from matrix.cells import EQUAL, FAILED, WITHIN, Outcome, aside, random_state, set_random
+from matrix.cells import EQUAL, FAILED, WITHIN, Outcome, aside, optimizer_for, random_state, set_random
 from matrix.modes import STEPS, Around, Mode, model_for, one_step
 from matrix.techniques import Columns, facts_of, forced
 from memscale.core.double_run import BOUND, double_batch, errors_of, in_double
+from memscale.optim.masters import is_half
 from memscale.techniques.use_cache import CacheSwitch
 from zoo.training import call, same_bits
 
@@ -75,13 +76,25 @@ def _in_float64(model: nn.Module, batch: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=3)
-def trajectory(architecture: Architecture, mode: Mode, lower_precision: bool) -> Trajectory:
-    """The plain training, with everything that its steps can be repeated from."""
+def trajectory(
+    architecture: Architecture, mode: Mode, lower_precision: bool, half: frozenset[str] = frozenset()
+) -> Trajectory:
+    """The plain training, with everything that its steps can be repeated from.
+
+    Args:
+        architecture: what is trained.
+        mode: how.
+        lower_precision: under autocast.
+        half: names of weights that are BF16.
+    """
     run = _under_autocast if lower_precision else call
     model = model_for(architecture, mode)
     CacheSwitch(model).attach()
+    for name, value in model.named_parameters():
+        if name in half:
+            value.data = value.data.bfloat16()
     made = Trajectory([], {}, {})
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    optimizer = optimizer_for(model)
     for step in range(STEPS):
         made.starts.append((_state(model), random_state()))
         losses, gradients = _computed(model, architecture, mode, step, run)
@@ -113,9 +126,11 @@ def _repeated(
 
 
 @functools.lru_cache(maxsize=3)
-def truth(architecture: Architecture, mode: Mode, lower_precision: bool) -> tuple[Group, Group]:
+def truth(
+    architecture: Architecture, mode: Mode, lower_precision: bool, half: frozenset[str] = frozenset()
+) -> tuple[Group, Group]:
     """The same steps in float64, without autocast."""
-    plain = trajectory(architecture, mode, lower_precision)
+    plain = trajectory(architecture, mode, lower_precision, half)
     model = model_for(architecture, mode)
     CacheSwitch(model).attach()
     whole = replace(mode, autocast=False)
@@ -127,8 +142,9 @@ def within_bound(architecture: Architecture, columns: Columns, mode: Mode) -> Ou
     facts_of(architecture)
     lower = any(technique.changes_precision for technique in columns)
     model = model_for(architecture, mode)
-    with forced(model, architecture, columns) as techniques:
-        plain = trajectory(architecture, mode, lower)
+    with forced(model, architecture, columns, optimizer_for(model)) as techniques:
+        half = frozenset(name for name, value in model.named_parameters() if is_half(value))
+        plain = trajectory(architecture, mode, lower, half)
         treated = _repeated(model, architecture, mode, plain)
     groups = list(zip(("loss", "gradients"), (plain.losses, plain.gradients), treated, strict=True))
     compared = sum(len(own) for _, own, _ in groups)
@@ -140,7 +156,7 @@ def within_bound(architecture: Architecture, columns: Columns, mode: Mode) -> Ou
         return Outcome(EQUAL, note, compared, techniques.regions)
     if techniques.steps and not any(item.used for item in techniques.steps):
         return Outcome(FAILED, f"differs although {note}", compared)
-    doubled = truth(architecture, mode, lower)
+    doubled = truth(architecture, mode, lower, half)
     errors = [
         errors_of(kind, right, own, theirs)
         for (kind, own, theirs), right in zip(groups, doubled, strict=True)

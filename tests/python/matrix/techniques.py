@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -28,7 +29,8 @@ from memscale.core.tracer import StepFacts
 from memscale.errors import AttachError
 from memscale.offload.engine import OffloadSettings
 from memscale.offload.limits import Link
-from memscale.techniques.base import StepAttachment
+from memscale.techniques.base import StepAttachment, Surroundings
+from memscale.techniques.bf16_weights import NAME as HALF
 from memscale.techniques.step_table import STEP_TECHNIQUES, StepTechnique
 from zoo.training import SMALLEST
 
@@ -40,6 +42,7 @@ LINK = Link(
     OffloadSettings(
         torch.device("cpu"),
         host_bytes=64 << 20,
+        file_bytes=64 << 20,
         least_bytes=1,
         window_bytes=1 << 12,
         prefetch_count=3,
@@ -106,6 +109,7 @@ class Attaching:
         facts: of the architecture.
         model: bare.
         share: how many techniques still want a place that only one can have, this one included.
+        optimizer: trains the model.
         notes: what a reader of the table should know.
         choices: so far.
         places: of step techniques, so far.
@@ -114,6 +118,7 @@ class Attaching:
     facts: Facts
     model: nn.Module
     share: int
+    optimizer: torch.optim.Optimizer | None = None
     choices: list[Choice] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
@@ -204,12 +209,20 @@ def _offload(attaching: Attaching) -> None:
 
 
 def _step(technique: StepTechnique, attaching: Attaching) -> None:
-    hardware = attaching.facts.planned.hardware
-    places = found(attaching.model, hardware, [technique])
+    hardware, optimizer = attaching.facts.planned.hardware, attaching.optimizer
+    around = Surroundings(hardware, SMALLEST.effective(), optimizer, LINK)
+    places = found(attaching.model, around, [technique])
     if not places:
-        reason = technique.why_not(attaching.model, hardware)
+        reason = technique.why_not(attaching.model, around)
         raise Refused(reason or "no place for it in the model")
     attaching.places += [(item.name, item.path) for item in places]
+
+
+def _half(technique: StepTechnique, attaching: Attaching) -> None:
+    """BF16 weights go together with autocast."""
+    _step(technique, attaching)
+    if not any(name == "autocast" for name, _ in attaching.places):
+        _step(_STEPS["autocast"], attaching)
 
 
 @dataclass(frozen=True)
@@ -231,9 +244,12 @@ class Technique:
     changes_precision: bool = False
 
 
+_STEPS = {technique.name: technique for technique in STEP_TECHNIQUES}
+
+
 def _row(technique: StepTechnique) -> Technique:
-    add = functools.partial(_step, technique)
-    return Technique(technique.name, technique.exact, False, add, technique.name == "autocast")
+    add = functools.partial(_half if technique.name == HALF else _step, technique)
+    return Technique(technique.name, technique.exact, False, add, technique.name in ("autocast", HALF))
 
 
 TECHNIQUES = (
@@ -273,17 +289,32 @@ class Forced:
 
 
 @contextmanager
-def forced(model: nn.Module, architecture: Architecture, columns: Columns) -> Iterator[Forced]:
-    """Has techniques attached to a model inside the block, by the executor.
+def forced(
+    model: nn.Module,
+    architecture: Architecture,
+    columns: Columns,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Iterator[Forced]:
+    """Has techniques attached to a model, and to its optimizer, inside the block, by the executor.
 
     Raises:
         Refused: one of them has no place in this architecture.
     """
     facts = facts_of(architecture)
-    attaching = Attaching(facts, model, 1)
+    with patch("memscale.optim.away_state.LEAST_BYTES", 1):  # state leaves, however small
+        yield from _forced(facts, model, columns, optimizer)
+    left = [path for path, module in model.named_modules() if "forward" in module.__dict__]
+    assert not left, f"forwards that were not given back: {left}"
+
+
+def _forced(
+    facts: Facts, model: nn.Module, columns: Columns, optimizer: torch.optim.Optimizer | None
+) -> Iterator[Forced]:
+    attaching = Attaching(facts, model, 1, optimizer)
     sharing = sum(technique.twice or technique.name == "offload" for technique in columns)
-    # Chains first: they need several modules in a row.
-    for technique in sorted(columns, key=lambda technique: technique.name != "chain"):
+    # Chains first: they need several modules in a row. Then autocast, which BF16 weights bring otherwise.
+    order_of = {"chain": 0, "autocast": 1}
+    for technique in sorted(columns, key=lambda technique: order_of.get(technique.name, 2)):
         shares = technique.twice or technique.name == "offload"
         attaching.share = max(sharing, 1) if shares else 1
         technique.add(attaching)
@@ -291,7 +322,7 @@ def forced(model: nn.Module, architecture: Architecture, columns: Columns) -> It
     order = [choice.module for choice in facts.planned.plan.choices]
     choices = tuple(sorted(attaching.choices, key=lambda choice: order.index(choice.module)))
     plan = replace(facts.planned.plan, choices=choices)
-    executor = Executor(model, SMALLEST)
+    executor = Executor(model, SMALLEST, optimizer)
     executor.idle = True  # it attaches what it is told to, and plans nothing
     executor._take_over()
     try:
@@ -301,8 +332,7 @@ def forced(model: nn.Module, architecture: Architecture, columns: Columns) -> It
             raise Refused(str(error)) from error
         places = set(attaching.places)
         steps = [item for item in executor._attached if (item.name, getattr(item, "path", None)) in places]
+        assert places == {(item.name, item.path) for item in (*steps, *executor._path)}
         yield Forced(len(choices), steps, list(attaching.notes))
     finally:
         executor.stop()
-    left = [path for path, module in model.named_modules() if "forward" in module.__dict__]
-    assert not left, f"forwards that were not given back: {left}"

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizers that step one model: the one that the caller has named, and those that were seen to step.
+
+A model may have several (Muon for matrices and AdamW for the rest, one for each part). No parameter is
+stepped by two of them here: who steps one that another had takes that one's place, as where the loop has made
+a new optimizer for the same parameters.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import nn
+from torch.optim import Optimizer
+
+from memscale.optim.kinds import inner_of
+
+
+class KnownOptimizers:
+    """Holds them weakly.
+
+    Args:
+        named: by the caller, or None.
+    """
+
+    def __init__(self, named: Optimizer | None = None) -> None:
+        self._named = None if named is None else weakref.ref(named)
+        self._all = [] if named is None else [weakref.ref(named)]
+
+    @property
+    def all(self) -> tuple[Optimizer, ...]:
+        """Those that there still are; the named one is the first."""
+        return tuple(item for item in (ref() for ref in self._all) if item is not None)
+
+    @property
+    def named(self) -> Optimizer | None:
+        """The one that the caller has named, unless it has been replaced."""
+        named = None if self._named is None else self._named()
+        return named if any(item is named for item in self.all) else None
+
+    def note(self, optimizer: Optimizer, model: nn.Module) -> None:
+        """An optimizer is about to step; it counts if it is one of this model's."""
+        known = self.all
+        if any(item is optimizer or inner_of(item) is optimizer for item in known):
+            return
+        theirs = _parameters(optimizer)
+        if theirs.isdisjoint(id(parameter) for parameter in model.parameters()):
+            return
+        kept = [item for item in known if theirs.isdisjoint(_parameters(item))]
+        self._all = [weakref.ref(item) for item in (*kept, optimizer)]
+
+    def unnamed(self) -> KnownOptimizers:
+        """The same, none of them named: those of a copied model."""
+        made = KnownOptimizers()
+        made._all = list(self._all)
+        return made
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What path techniques change between a gradient and its weight, as a trace is told.
+
+    forward ──► backward ──► gradient ──► optimizer ──► weight
+                              │             │             │
+              gradient_window_bytes  state_chunk_bytes   half
+
+Other step techniques are attached for the time of a trace. These would change the model's data or the
+optimizer, which a trace leaves as they are; so it is told, and the executor attaches them for real.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class OptimizerPath:
+    """What is different in a step.
+
+    Attributes:
+        half: names of parameters that are BF16, with the rest of an FP32 master in the optimizer's state.
+        state_chunk_bytes: above 0, the optimizer's state is not resident, and passes in chunks of this size.
+        gradient_window_bytes: above 0, complete gradients leave, and at most so many bytes of them wait for
+            their copies.
+        released: names of parameters whose gradients leave.
+        link_moves: bytes of memory that are moved in the time of 1,024 bytes over the link, out and back.
+    """
+
+    half: frozenset[str] = frozenset()
+    state_chunk_bytes: int = 0
+    gradient_window_bytes: int = 0
+    released: frozenset[str] = frozenset()
+    link_moves: tuple[int, int] = (0, 0)
+
+
+AS_IT_IS: Final = OptimizerPath()
+"""Without any of them."""

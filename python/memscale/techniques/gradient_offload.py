@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradient release: a gradient leaves the device when it is complete, and comes back when it is used.
+
+    backward    a hook on each parameter: its gradient is complete, and its bytes go out beside what follows.
+                Those on their way take at most the window; when backward ends, all are away
+    then        `p.grad` is a tensor that gets its bytes when somebody looks (`optim/released.py`): clipping,
+                a scaler, accumulation and the optimizer's step have one gradient at a time
+    zero_grad   as ever: the tensor dies, or is zero
+
+Nothing is rounded, and nothing is computed otherwise. Gradients stay where they are if they are small or
+sparse, differentiable (`create_graph`), views of something larger, held by somebody else, or if the link has
+no room.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import _foreach_utils
+
+from memscale.core import sharding
+from memscale.core.gradient_buckets import replicas_of
+from memscale.errors import MemScaleError
+from memscale.offload.engine import Offload
+from memscale.optim.release_window import ReleaseWindow
+from memscale.optim.released import ReleasedGradient, as_ordinary, release
+
+if TYPE_CHECKING:
+    from memscale.core.hardware import Hardware
+    from memscale.core.tracer import StepFacts
+    from memscale.offload.limits import Link
+    from memscale.techniques.base import Surroundings
+    from memscale.techniques.forward_slot import StandIn
+
+_LOGGER = logging.getLogger("memscale")
+
+NAME: Final = "gradient_offload"
+
+_SHARDED = "gradients of sharded parameters belong to FSDP's own schedule"
+_REPLICATED = "DistributedDataParallel holds all gradients in its buckets"
+_NONE_LARGE = "no gradient has {} bytes or more"
+
+
+def find(model: nn.Module, around: Surroundings) -> Sequence[GradientOffload]:
+    """The technique for a model, if it can have it."""
+    if isinstance(around.link, str) or _reason(model, around.link):
+        return ()
+    return (GradientOffload(model, around.link, around.hardware, around.offload),)
+
+
+def why_not(model: nn.Module, around: Surroundings) -> str:
+    """Why a model cannot have it; "" where nobody asked."""
+    return around.link if isinstance(around.link, str) else _reason(model, around.link)
+
+
+def _reason(model: nn.Module, link: Link) -> str:
+    if replicas_of(model):
+        return _REPLICATED
+    if any(sharding.is_sharded(parameter) for parameter in model.parameters()):
+        return _SHARDED
+    if not names_of(model, link.settings.least_bytes):
+        return _NONE_LARGE.format(link.settings.least_bytes)
+    return ""
+
+
+def names_of(model: nn.Module, least_bytes: int) -> frozenset[str]:
+    """Parameters whose gradients are worth it."""
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and parameter.layout is torch.strided
+        and parameter.numel() * parameter.element_size() >= least_bytes
+    )
+
+
+class GradientOffload:
+    """Gradient release for a model, as planner and executor attach it.
+
+    Args:
+        model: whose gradients leave.
+        link: the way off its device.
+        hardware: the device, for what a copy costs.
+        offload: the executor's engine; None for one of its own.
+    """
+
+    name = NAME
+    path = ""
+    reason = ""
+    stays = False
+    beneath: StandIn | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        link: Link,
+        hardware: Hardware,
+        offload: Callable[[], Offload] | None = None,
+    ) -> None:
+        self._model = weakref.ref(model)  # the model owns the executor, which owns this
+        self._offload = offload
+        self.link = link
+        self.hardware = hardware
+        self.used = False
+        self.window: ReleaseWindow | None = None
+        self._handles: list[Any] = []
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        model = self._model()
+        assert model is not None
+        return model
+
+    def traced(self, step: StepFacts) -> StepFacts:
+        """The step with complete gradients gone."""
+        self.used = True
+        settings = self.link.settings
+        names = names_of(self.model, settings.least_bytes)
+        return replace(
+            step,
+            path=replace(
+                step.path,
+                gradient_window_bytes=max(1, settings.window_bytes),
+                released=names,
+                link_moves=self._moves,
+            ),
+        )
+
+    @property
+    def _moves(self) -> tuple[int, int]:
+        """As in `OptimizerPath`. Copies do not always hide, so all of them count."""
+        rate = self.hardware.cost.bytes_of("move")
+        return 1024 * rate // self.link.out_bytes_per_us, 1024 * rate // self.link.in_bytes_per_us
+
+    def attach(self) -> None:
+        """Puts a hook on each parameter, in front of all others."""
+        settings = self.link.settings
+        offload = Offload(settings) if self._offload is None else self._offload()
+        window = self.window = ReleaseWindow(offload, settings.window_bytes)
+        _allow_in_lists()
+        names = names_of(self.model, settings.least_bytes)
+        for name, parameter in self.model.named_parameters():
+            if name in names:
+                self._handles.append(_hook_in_front(parameter, _Completed(window)))
+        self._handles.append(register_optimizer_step_pre_hook(_Stepping(window, True)))
+        self._handles.append(register_optimizer_step_post_hook(_Stepping(window, False)))
+
+    def undo(self) -> None:
+        """Takes the hooks off, and makes every gradient an ordinary one.
+
+        One that cannot be read back stays as it is, and goes on saying so to whoever looks at it.
+        """
+        while self._handles:
+            self._handles.pop().remove()
+        self.window = None
+        model = self._model()
+        for parameter in () if model is None else model.parameters():
+            if isinstance(parameter.grad, ReleasedGradient):
+                try:
+                    parameter.grad = as_ordinary(parameter.grad)
+                except (OSError, MemScaleError) as error:
+                    _LOGGER.warning("a released gradient is lost: %s", error)
+
+
+class _Completed:
+    """What happens when a parameter's gradient is complete."""
+
+    def __init__(self, window: ReleaseWindow) -> None:
+        self.window = window
+
+    def __call__(self, parameter: Tensor) -> None:
+        window = self.window
+        window.begin_backward()
+        self._put(parameter)
+        with window.lock:
+            window.trim()
+
+    def _put(self, parameter: Tensor) -> None:
+        """Puts a released gradient in place of an ordinary one, which nothing here has any more then."""
+        gradient = parameter.grad
+        made = None if gradient is None else release(gradient, self.window)
+        if made is not None:
+            parameter.grad = made
+            with self.window.lock:
+                self.window.note(made.memscale_bytes)
+
+
+class _Stepping:
+    """Tells that an optimizer begins or ends a step."""
+
+    def __init__(self, window: ReleaseWindow, begins: bool) -> None:
+        self.window = window
+        self.begins = begins
+
+    def __call__(self, *unused: Any) -> None:
+        self.window.in_step = self.begins
+        if not self.begins:
+            self.window.clear()
+
+
+def _allow_in_lists() -> None:
+    """Lets PyTorch clip by lists, as it clips plain gradients: on a card other kernels round otherwise."""
+    allowed = getattr(_foreach_utils, "_foreach_supported_types", None)
+    if isinstance(allowed, list) and ReleasedGradient not in allowed:
+        allowed.append(ReleasedGradient)
+
+
+def _hook_in_front(parameter: Tensor, hook: Any) -> Any:
+    """A post-accumulate hook that is called before those that are there: all see the same gradient."""
+    hooks: dict[int, Any] | None = parameter._post_accumulate_grad_hooks
+    before = dict(hooks or {})
+    handle = parameter.register_post_accumulate_grad_hook(hook)
+    hooks = parameter._post_accumulate_grad_hooks
+    if before and hooks is not None:
+        own = {key: value for key, value in hooks.items() if key not in before}
+        hooks.clear()
+        hooks.update(own)
+        hooks.update(before)
+    return handle

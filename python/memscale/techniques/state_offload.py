@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizer state in a file between steps; a step reads and writes it piece by piece.
+
+Nothing is rounded, and nothing is computed otherwise: the optimizer's own step runs on each piece
+(`optim/away.py`). It costs the time that all of the state takes to the file and back, once per step, as far
+as that does not hide behind the computing; a plan counts all of it.
+
+Plans do this for AdamW, Adam, SGD with momentum, and our own state. `memscale.optim.away.send` takes others.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+from memscale.core.away_layout import can_tell
+from memscale.offload.engine import Offload
+from memscale.optim.away import is_away, send, take_back, why_not_away
+from memscale.optim.away_state import is_worth_it
+from memscale.optim.kinds import inner_of
+from memscale.optim.pieces import LEAST_BYTES, PIECE_ELEMENTS
+from memscale.optim.taken import base_of, is_taken
+
+if TYPE_CHECKING:
+    from memscale.core.hardware import Hardware
+    from memscale.core.tracer import StepFacts
+    from memscale.offload.limits import Link
+    from memscale.techniques.base import Surroundings
+    from memscale.techniques.forward_slot import StandIn
+
+_LOGGER = logging.getLogger("memscale")
+
+NAME: Final = "state_offload"
+
+_UNKNOWN = "the optimizer is not known: pass it to wrap, or use optimize"
+_STATE_FACTOR = 3  # bytes of state per byte of parameter, at most: AdamW with amsgrad
+
+
+def find(model: nn.Module, around: Surroundings) -> Sequence[StateOffload]:
+    """The technique, if the optimizer can have it."""
+    optimizer, link = around.optimizer, around.link
+    if optimizer is None or isinstance(link, str) or _reason(optimizer, link):
+        return ()
+    return (StateOffload(optimizer, link, around.hardware),)
+
+
+def why_not(model: nn.Module, around: Surroundings) -> str:
+    """Why an optimizer cannot have it; "" where nobody asked."""
+    if isinstance(around.link, str):
+        return around.link
+    return _UNKNOWN if around.optimizer is None else _reason(around.optimizer, around.link)
+
+
+def _reason(optimizer: torch.optim.Optimizer, link: Link) -> str:
+    inner = inner_of(optimizer)
+    if link.settings.device.type != "cpu":
+        return "optimizer state of parameters on a card stays there"
+    if not (is_taken(inner) or can_tell(base_of(inner))):
+        return f"how much a step of {type(inner).__name__} takes is not known: see memscale.optim.away.send"
+    if not is_away(inner) and (reason := why_not_away(inner)):
+        return reason
+    parameters = [value for group in inner.param_groups for value in group["params"]]
+    large = [value.nbytes for value in parameters if value.requires_grad and is_worth_it(value)]
+    if not large:
+        return f"no parameter has {LEAST_BYTES} bytes or more"
+    if _STATE_FACTOR * sum(large) > link.settings.file_bytes:
+        return f"the file may take {link.settings.file_bytes} bytes, less than {_STATE_FACTOR * sum(large)}"
+    return ""
+
+
+class StateOffload:
+    """State of one optimizer in a file, as planner and executor attach it.
+
+    Args:
+        optimizer: whose.
+        link: the way off the device.
+        hardware: the device, for what a copy costs.
+    """
+
+    name = NAME
+    path = ""
+    reason = ""
+    stays = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer, link: Link, hardware: Hardware) -> None:
+        self._optimizer = weakref.ref(inner_of(optimizer))
+        self.beneath: StandIn | None = None
+        self.link = link
+        self.hardware = hardware
+        self.used = False
+
+    def traced(self, step: StepFacts) -> StepFacts:
+        """The step with the state gone, and its pieces in the optimizer's step."""
+        self.used = True
+        rate = self.hardware.cost.bytes_of("move")
+        link = self.link
+        moves = 1024 * rate // link.out_bytes_per_us, 1024 * rate // link.in_bytes_per_us
+        path = replace(step.path, state_chunk_bytes=2 * 4 * PIECE_ELEMENTS, link_moves=moves)
+        return replace(step, path=path)
+
+    def attach(self) -> None:
+        """Sends the state away.
+
+        Raises:
+            RuntimeError: the optimizer cannot have it any more.
+            OSError: the file cannot be opened.
+        """
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        # An engine of its own: the state stays in it from plan to plan, and is no part of the recorded order.
+        settings = replace(self.link.settings, least_bytes=1, prefetch_count=0, trace_count=0)
+        if reason := send(optimizer, Offload(settings)):
+            raise RuntimeError(f"optimizer state cannot leave: {reason}")
+
+    def undo(self) -> None:
+        """Brings it back. Where that fails, the optimizer stays as it is, and says so when it is stepped."""
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            try:
+                take_back(optimizer)
+            except (OSError, RuntimeError) as error:
+                _LOGGER.warning("optimizer state cannot be brought back: %s", error)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizer state in a file, chosen by a plan: within the budget, and every bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memscale
+from memscale import AsyncOffloadConfig, Config
+from memscale.core import step_ways
+from memscale.core.executor import Executor
+from memscale.offload import limits
+from memscale.offload.engine import why_not
+from memscale.optim.away import away_bytes, is_away
+from zoo.training import peak_bytes
+
+WHY_NOT = why_not(torch.device("cpu"))
+pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
+
+NAME = "state_offload"
+WIDTH, DEPTH = 512, 10
+WIDE = 2100  # two layers are more than a piece
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "one by one": partial(torch.optim.AdamW, foreach=False),
+    "lists": partial(torch.optim.AdamW, foreach=True, amsgrad=True),
+    "fused": partial(torch.optim.AdamW, fused=True),
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+}
+
+
+@pytest.fixture(autouse=True)
+def on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other techniques could meet the budgets, too."""
+    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name == NAME)
+    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+
+
+X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
+
+
+def model_of() -> nn.Module:
+    torch.manual_seed(1)
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)]
+    return nn.Sequential(nn.Linear(WIDTH, WIDE), nn.Linear(WIDE, WIDTH), *layers)
+
+
+def config(folder: Path, budget: int, **more: Any) -> Config:
+    engine = AsyncOffloadConfig(tiers=("file",), directory=str(folder))
+    return Config(memory_budget=budget, enable_logging=False, async_config=engine, **more)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[Tensor]:
+    found = []
+    for number in range(steps):
+        loss = model(X + number).square().mean()
+        loss.backward()
+        found += [loss.detach(), nn.utils.clip_grad_norm_(model.parameters(), 0.1)]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def executor_of(model: nn.Module) -> Executor:
+    found = model._memscale_executor
+    assert isinstance(found, Executor)
+    return found
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_budget_holds_and_every_bit_stays(name: str, tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    def run(budget: int | None) -> None:
+        model = model_of()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        if budget is not None:
+            memscale.wrap(model, config(tmp_path, budget), sample_input=X, optimizer=optimizer)
+        kept.append((train(model, optimizer), model, optimizer))
+
+    plain_peak = peak_bytes(partial(run, None))
+    budget = plain_peak * 95 // 100
+    peak = peak_bytes(partial(run, budget))
+    (plain, expected, standard), (found, model, optimizer) = kept
+    plans = [planned.plan for planned in executor_of(model)._known.values()]
+    assert all(plan.fits and NAME in [choice.technique for choice in plan.steps] for plan in plans)
+    predicted = max(plan.predicted.device_used_peak_bytes for plan in plans)
+    assert 0.98 * predicted <= peak <= predicted <= budget
+    assert away_bytes(optimizer) >= (4 if name == "SGD" else 8) * DEPTH * WIDTH * WIDTH
+    memscale.detach(model)
+    assert type(optimizer) is type(standard)
+    assert all(map(torch.equal, plain + train(expected, standard), found + train(model, optimizer)))
+    assert all(map(torch.equal, expected.parameters(), model.parameters()))
+
+
+def test_all_that_is_away_together(tmp_path: Path) -> None:
+    """State, gradients and activations; and our own state."""
+    for share, more in ((2.6, {}), (1.5, {"use_8bit_optimizer": True})):
+        model, other = model_of(), model_of()
+        optimizer, standard = (OPTIMIZERS["fused"](item.parameters()) for item in (model, other))
+        weights = sum(value.nbytes for value in model.parameters())
+        plain = config(tmp_path, 16 * weights, **more)
+        memscale.wrap(other, plain, sample_input=X, optimizer=standard)
+        memscale.wrap(
+            model, config(tmp_path, int(share * weights), **more), sample_input=X, optimizer=optimizer
+        )
+        found, expected = train(model, optimizer), train(other, standard)
+        plan = executor_of(model).plan
+        assert plan is not None and {"gradient_offload", NAME} <= {choice.technique for choice in plan.steps}
+        assert is_away(optimizer) and not is_away(standard)
+        assert all(map(torch.equal, expected, found))
+        memscale.detach(model)
+        memscale.detach(other)
+        assert type(optimizer) is type(standard) is torch.optim.AdamW
+        assert all(map(torch.equal, other.parameters(), model.parameters()))
+
+
+def test_why_not(tmp_path: Path) -> None:
+    settings = config(tmp_path, 1000)
+    model = model_of()
+
+    def notes(item: nn.Module, optimizer: torch.optim.Optimizer | None) -> str:
+        return "\n".join(memscale.plan(item, config=settings, sample_input=X, optimizer=optimizer).notes)
+
+    assert f"{NAME}: the optimizer is not known" in notes(model, None)
+    assert "takes is not known" in notes(model, torch.optim.RMSprop(model.parameters()))
+    small = nn.Linear(WIDTH, 2)
+    assert "no parameter has 65536 bytes or more" in notes(small, torch.optim.AdamW(small.parameters()))
