@@ -173,9 +173,9 @@ class TestWhere:
             def forward(self, x: Tensor) -> Tensor:
                 return torch.tanh(self.layer(x)).sum()
 
-        prediction = memscale.predict(
-            Wide(), torch.optim.SGD(Wide().parameters()), sample_input=torch.ones(512, 8)
-        )
+        model = Wide()
+        optimizer = torch.optim.SGD(model.parameters())
+        prediction = memscale.predict(model, optimizer, sample_input=torch.ones(512, 8))
         assert prediction.peak.phase == "backward"
         wide = [holder for holder in prediction.holders if holder.bytes == 512 * 4096 * 4]
         made_in_backward = [holder for holder in wide if holder.operation.endswith("backward")]
