@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from test_attention_tiles import Largest, distance
-from test_cpu_truth import AMPLE, measured
+from test_cpu_truth import AMPLE
 from torch import Tensor
 
 import memscale
 from memscale.techniques.attention_tiles import AttentionTiles, find
 from memscale.techniques.checkpointing import CheckpointAttachment
 from memscale.techniques.deferred_scores import DeferredScores
+from zoo.training import peak_bytes
 
 transformers = pytest.importorskip("transformers")
 
@@ -202,7 +203,7 @@ def _steps(name: str, how: str, config: memscale.Config | None) -> int:
 )
 def test_a_trace_predicts_the_peak(name: str, how: str) -> None:
     predicted = _steps(name, how, AMPLE)
-    truth = measured(lambda: _steps(name, how, None))
+    truth = peak_bytes(lambda: _steps(name, how, None))
     assert -0.002 <= predicted / truth - 1 <= 0.01
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_cpu_truth import AMPLE, measured
+from test_cpu_truth import AMPLE
 from test_loss_tiles import (
     CLASSES,
     WIDTH,
@@ -32,6 +32,7 @@ import memscale
 from memscale.techniques.checkpointing import CheckpointAttachment
 from memscale.techniques.deferred_logits import DeferredLogits
 from memscale.techniques.loss_tiles import find
+from zoo.training import peak_bytes
 
 transformers = pytest.importorskip("transformers")
 
@@ -210,13 +211,13 @@ def _steps(name: str, config: memscale.Config | None, half: bool, autocast: bool
 def test_a_trace_predicts_the_peak_of_tiles(name: str, way: str) -> None:
     options = {"half": way == "bf16", "autocast": way == "autocast"}
     predicted = _steps(name, AMPLE, **options)
-    truth = measured(lambda: _steps(name, None, **options))
+    truth = peak_bytes(lambda: _steps(name, None, **options))
     assert -0.002 <= predicted / truth - 1 <= 0.01
 
 
 def test_a_batch_with_more_labels_takes_no_more_than_was_traced() -> None:
     predicted = _steps("gpt2", AMPLE, half=False, autocast=False, labels=5)
-    assert predicted >= 0.998 * measured(lambda: _steps("gpt2", None, half=False, autocast=False))
+    assert predicted >= 0.998 * peak_bytes(lambda: _steps("gpt2", None, half=False, autocast=False))
 
 
 class Crossing(nn.Module):
@@ -254,7 +255,7 @@ def _crossing(kind: str, config: memscale.Config | None) -> int:
 @pytest.mark.parametrize("kind", ["in a module", "two losses", "loss and penalty", "hooked"])
 def test_a_trace_sees_what_is_computed_after_all(kind: str) -> None:
     predicted = _crossing(kind, AMPLE)
-    truth = measured(lambda: _crossing(kind, None))
+    truth = peak_bytes(lambda: _crossing(kind, None))
     assert -0.002 <= predicted / truth - 1 <= 0.01
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_cpu_truth import measured
 from test_row_proof import Mlp
 from test_row_tiles import Block, Net, batch, counting, error, gradients, runs, tiled
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from memscale.techniques import row_search, row_tiles
 from memscale.techniques.checkpointing import CheckpointAttachment
 from memscale.techniques.row_dropout import Drop, Dropping
+from zoo.training import peak_bytes
 
 WIDTH = 16
 
@@ -308,7 +308,7 @@ def test_masks_are_bytes() -> None:
     held: list[Tensor] = []
     (tiles,) = row_search.find(model)
     tiles.attach()
-    peak = measured(steps)
+    peak = peak_bytes(steps)
     tiles.undo()
     inside = row_tiles.tile_rows(4096, tiles.facts) * 64 * 4
     # The mask, the output, and one tile; plain would save three tensors of the mask's shape in float32.

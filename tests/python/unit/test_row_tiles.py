@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from test_cpu_truth import measured
 from test_row_proof import Gated, Mlp, Residual
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import memscale
 from memscale.techniques import row_search, row_tiles
 from memscale.techniques.checkpointing import CheckpointAttachment
+from zoo.training import peak_bytes
 
 WIDTH = 16
 ROWS = 900  # three tiles, the last one shorter
@@ -582,8 +582,8 @@ def test_the_traced_peak_is_the_measured_one_and_much_lower(dropout: float, dtyp
         with tiled(model):
             train(model, batches(), 2)
 
-    plain = measured(lambda: train(build(), batches(), 2))
-    truth = measured(steps)
+    plain = peak_bytes(lambda: train(build(), batches(), 2))
+    truth = peak_bytes(steps)
     model = build()
     with tiled(model):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -611,7 +611,7 @@ def test_other_traces_see_the_tiles_too(way: str) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    truth = measured(steps)
+    truth = peak_bytes(steps)
     model = Net(Mlp(nn.functional.gelu, 64), 64)
     config = memscale.Config(
         memory_budget=1 << 40, enable_logging=False, use_static_profiling=way != "empirical"
@@ -695,5 +695,5 @@ def test_a_plan_takes_tiles_where_checkpoints_are_not_enough() -> None:
             train(model, x, 2)
 
     predicted: list[int] = []
-    truth = measured(lambda: steps(int(0.8 * without.smallest_peak_bytes)))
+    truth = peak_bytes(lambda: steps(int(0.8 * without.smallest_peak_bytes)))
     assert abs(predicted[0] - truth) <= 0.01 * truth
