@@ -12,6 +12,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import memscale
@@ -48,15 +49,22 @@ class Mixer(nn.Module):
         return nn.functional.cross_entropy(scores, labels), scores
 
 
+def _on_any_rank(flag: bool) -> bool:
+    """A training is one of all ranks: they repeat it together, or one would wait for the other."""
+    found = torch.tensor(int(flag))
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)
+
+
 def peaks(scenario: Scenario, options: dict[str, Any]) -> dict[str, list[int]]:
     """(measured, predicted) of the plain step and of the smallest plan, in bytes."""
     planned, plans = _measured(scenario, options, SMALLEST)
     predicted = max(plan.predicted.allocated_peak_bytes for plan in plans)
     predicted_plain = max(plan.plain.allocated_peak_bytes for plan in plans)
-    if planned > predicted + SLACK:
+    if _on_any_rank(planned > predicted + SLACK):
         planned, _ = _measured(scenario, options, SMALLEST)
     plain, _ = _measured(scenario, options, None)
-    if plain > predicted_plain + SLACK:
+    if _on_any_rank(plain > predicted_plain + SLACK):
         plain, _ = _measured(scenario, options, None)
     return {"plain": [plain, predicted_plain], "planned": [planned, predicted]}
 
