@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -33,6 +34,35 @@ _NOT_COPIED: Final = (
 def unhooked(step: Any) -> Any:
     """A class's `step` without PyTorch's hooks around it."""
     return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def step_around(
+    optimizer: Any,
+    base: type[torch.optim.Optimizer],
+    closure: Callable[[], Any] | None,
+    step_groups: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+) -> Any:
+    """A step of an optimizer that has no `_init_group`: ours of what it can, its class's of what is left.
+
+    Args:
+        optimizer: of a subclass of `base`.
+        base: its own class.
+        closure: as for `step`, whose result this returns.
+        step_groups: steps what it can of the groups; returns them with the parameters that are left.
+    """
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    groups = optimizer.param_groups
+    left = step_groups(groups)
+    if any(group["params"] for group in left):
+        optimizer.param_groups = left
+        try:
+            unhooked(base.step)(optimizer)
+        finally:
+            optimizer.param_groups = groups
+    return loss
 
 
 class Alone:

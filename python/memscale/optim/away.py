@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 
 from memscale.offload.engine import Offload
-from memscale.optim.alone import unhooked, why_not_alone
+from memscale.optim.alone import step_around, why_not_alone
 from memscale.optim.away_state import bring_back, brought_back, send_away
 from memscale.optim.away_step import step_group
 from memscale.optim.kinds import inner_of
@@ -79,21 +79,13 @@ class _AwayStep(_Away):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        base, groups, left = self._memscale_away_base, self.param_groups, []
-        with _whole_step():
-            for group in groups:
-                left.append({**group, "params": step_group(self, base, group, _shelves[self])})
-        if any(group["params"] for group in left):
-            self.param_groups = left
-            try:
-                unhooked(base.step)(self)
-            finally:
-                self.param_groups = groups
-        return loss
+        base, shelf = self._memscale_away_base, _shelves[self]
+
+        def step_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            with _whole_step():
+                return [{**group, "params": step_group(self, base, group, shelf)} for group in groups]
+
+        return step_around(self, base, closure, step_groups)
 
 
 def _class_for(base: type[torch.optim.Optimizer], own: type[_Away]) -> type[_Away]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from memscale.optim import masters, saved
+from memscale.optim.alone import step_around
 from memscale.optim.arrays import FORM
 from memscale.optim.kinds import KINDS, MOMENTS, Kind, group_refusal, inner_of, kind_of, parameter_refusal
 from memscale.optim.steps import entry_of, give_back_state, said_about, step_group
@@ -91,29 +92,17 @@ class _TakenStep(_Taken):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        groups = self.param_groups
-        for group in groups:
-            masters.prepare(self, group)
-        left = [{**group, "params": step_group(self, group)} for group in groups]
-        if any(group["params"] for group in left):
-            self.param_groups = left
-            try:
-                _unhooked(self._memscale_base.step)(self)
-            finally:
-                self.param_groups = groups
-        return loss
+
+        def step_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            for group in groups:
+                masters.prepare(self, group)
+            return [{**group, "params": step_group(self, group)} for group in groups]
+
+        return step_around(self, self._memscale_base, closure, step_groups)
 
 
 def _as_saved(optimizer: _Taken, state_dict: dict[str, Any]) -> dict[str, Any]:
     return masters.without_rests(optimizer, saved.as_standard(optimizer, state_dict))
-
-
-def _unhooked(step: Any) -> Any:
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _class_for(base: type[torch.optim.Optimizer], kind: Kind, moments: str) -> type[_Taken]:
