@@ -4,8 +4,9 @@
 Two chains of operations, each of which saves one tensor. In one every save is on a storage of its own; in the
 other all are on one storage, as a residual stream's are, so that the engine copies once and hands out views.
 Each chain is run without hooks; with the identity as a builtin, which is what PyTorch itself takes for hooks
-and the least that any hook costs; with the identity in Python; and with the engine's: where it only decides
-(tensors below the least size stay), and where everything leaves.
+and the least that any hook costs; with the identity in Python; with PyTorch's own `detach` and `empty_like`,
+which is the least that a hook costs that lets a tensor go and gives another back; and with the engine's:
+where it only decides (tensors below the least size stay), and where everything leaves.
 
 Times are those of the calling thread (the copies are the work of other threads), medians over rounds in which
 the kinds take turns. They have in them what the hooks leave behind: objects to free, and Python's garbage
@@ -51,7 +52,7 @@ ELEMENTS = 512
 
 WARM_ROUNDS = 3
 
-BUILTIN, PYTHON = "identity, builtin", "identity in Python"
+BUILTIN, PYTHON, MAKES = "identity, builtin", "identity in Python", "detach and empty_like, builtins"
 
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -224,6 +225,7 @@ def main() -> None:
         "none": nullcontext,
         BUILTIN: lambda: hooks(identity, identity),
         PYTHON: lambda: hooks(python_identity, python_identity),
+        MAKES: lambda: hooks(Tensor.detach, torch.empty_like),
         "engine, stays": keeping.hooks,
         "engine, leaves": moving.hooks,
     }
