@@ -19,10 +19,12 @@ __all__ = [
     "OptimizationMode",
     "Plan",
     "Prediction",
+    "Savings",
     "__version__",
     "apply_all_optimizations",
     "detach",
     "errors",
+    "estimate_savings",
     "optimize",
     "plan",
     "predict",
@@ -32,10 +34,20 @@ __all__ = [
 
 if TYPE_CHECKING:
     from memscale import errors
-    from memscale.api import apply_all_optimizations, detach, optimize, plan, predict, verify, wrap
+    from memscale.api import (
+        apply_all_optimizations,
+        detach,
+        estimate_savings,
+        optimize,
+        plan,
+        predict,
+        verify,
+        wrap,
+    )
     from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
     from memscale.core.plan import Plan
     from memscale.core.prediction import Prediction
+    from memscale.core.savings import Savings
 
 # Where each public name lives. Loaded at first use, so that `import memscale` costs next to nothing.
 _HOME = {
@@ -44,8 +56,10 @@ _HOME = {
     "OptimizationMode": "memscale.core.config",
     "Plan": "memscale.core.plan",
     "Prediction": "memscale.core.prediction",
+    "Savings": "memscale.core.savings",
     "apply_all_optimizations": "memscale.api",
     "detach": "memscale.api",
+    "estimate_savings": "memscale.api",
     "optimize": "memscale.api",
     "plan": "memscale.api",
     "predict": "memscale.api",

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -17,11 +18,14 @@ from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.core.devices import resolve_device
 from memscale.core.eight_bit import OWN, is_8bit, with_8bit_state
 from memscale.core.executor import EXECUTOR, Executor
+from memscale.core.hardware import Hardware
 from memscale.core.plan import Plan
 from memscale.core.planner import make_plan
 from memscale.core.prediction import Prediction
 from memscale.core.predictor import predict_step
 from memscale.core.profiler import normalize_sample
+from memscale.core.savings import Savings
+from memscale.core.savings_build import Asked, Terms, savings_of
 from memscale.core.tracer import StepFacts
 from memscale.core.verification import VerifyReport, compare
 from memscale.errors import ConfigError
@@ -262,10 +266,66 @@ def predict(
         raise TypeError("predict needs sample_input: one training batch, or a callable that makes one")
     hardware = resolve_device(device, module)
     step = StepFacts(optimizer=_optimizer_of(optimizer, module), training=None if module.training else True)
-    executor = module.__dict__.get(EXECUTOR)
     here = optimizer if hardware.device_kind == "cpu" else None  # cards have no kernels for our state
-    with _counted_in_8bit(settings, here), nullcontext() if executor is None else executor.bare():
-        return predict_step(module, settings, sample_input, step, hardware)
+    around = functools.partial(_counted_in_8bit, settings, here)
+    return predict_step(module, settings, sample_input, step, hardware, around)
+
+
+def estimate_savings(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    config: Config | None = None,
+    sample_input: Any = None,
+    device: str | torch.device | None = None,
+    *,
+    compare: str = "same",
+    price_per_hour: float | Mapping[str, float] | None = None,
+    steps: int | None = None,
+) -> Savings:
+    """What the plan saves over a plain run in bytes, time and money; below 0 is what it costs.
+
+    Both runs are predicted, nothing is computed: with the batch that was given, and each with the largest
+    batch that fits. Takes some ten traces, each as long as `predict`.
+
+    Args:
+        model: as for `predict`, like the next four.
+        optimizer: of both runs. On the CPU, state in 8 bits that the configuration asks for is the plan's.
+        config: whose plan is compared with no plan.
+        sample_input: one training batch, required.
+        device: what it runs on.
+        compare: "same": the plain run is on the same device, whether it fits there or not. "needed": on the
+            smallest card of the table that holds it, or on the cheapest of those that have a price.
+        price_per_hour: of the device, or several by name: `{"RTX 3090": 0.3, "A100 80GB": 1.6}`. No prices
+            are known here: without them there is no money in the answer.
+        steps: of the whole run, for its hours and its price.
+
+    Raises:
+        TypeError: as `predict`.
+        ValueError: as `predict`, and a `compare`, price or number of steps that is not allowed.
+        ProfileError: as `predict`.
+        Exception: the model rejects the sample.
+
+    Example:
+        >>> print(memscale.estimate_savings(model, sample_input=batch, device="RTX 3090").explain())
+    """
+    module, settings = _model_of(model), _resolve(config)
+    terms = Terms(compare, price_per_hour, steps)
+    if sample_input is None:
+        raise TypeError(
+            "estimate_savings needs sample_input: one training batch, or a callable that makes one"
+        )
+    hardware = resolve_device(device, module)
+    trained = _optimizer_of(optimizer, module)
+    step = StepFacts(optimizer=trained, training=None if module.training else True)
+
+    def on(other: Hardware, settings: Config) -> Prediction:
+        return predict_step(module, settings, sample_input, step, other)
+
+    plain = planned = on(hardware, settings)
+    if settings.use_8bit_optimizer and trained is not None and hardware.device_kind == "cpu":
+        around = functools.partial(_counted_in_8bit, settings, trained)
+        planned = predict_step(module, settings, sample_input, step, hardware, around)
+    return savings_of(Asked(hardware, settings, plain, planned, on), terms)
 
 
 def verify(

@@ -33,6 +33,7 @@ MODES: Final = ("conservative", "balanced", "aggressive")
 
 _LARGEST_NUMBER: Final = 1 << 24
 _MOST_CASES: Final = 16
+_MOST_STEPS: Final = 10**15
 
 _EPILOG: Final = """\
 MODEL is one of
@@ -66,7 +67,10 @@ class Options:
         devices: names of devices; empty: not given.
         budget: a size as it was typed; None: not given.
         output, trace, save: files to write.
-        frontier, as_json, verbose, debug: switches.
+        compare: what a plain run's device is; None: not given.
+        prices: (name of a card or "", price of an hour) of each --price.
+        steps: of a whole run; None: not given.
+        savings, frontier, as_json, verbose, debug: switches.
     """
 
     command: str
@@ -82,6 +86,10 @@ class Options:
     output: str | None = None
     trace: str | None = None
     save: str | None = None
+    compare: str | None = None
+    prices: tuple[tuple[str, float], ...] = ()
+    steps: int | None = None
+    savings: bool = False
     frontier: bool = False
     as_json: bool = False
     verbose: bool = False
@@ -115,6 +123,10 @@ def parse(arguments: list[str] | None) -> Options:
     cases = max(len(options.batches), 1) * max(len(options.lengths), 1) * max(len(options.devices), 1)
     if cases > _MOST_CASES * 16:
         raise UsageError(f"{cases} cases at once are too many; allowed: {_MOST_CASES * 16}")
+    if options.savings and cases > 1:
+        raise UsageError(f"--savings takes one case, not {cases}")
+    if not options.savings and (options.compare or options.prices or options.steps):
+        raise UsageError("--compare, --price and --steps are parts of --savings")
     return options
 
 
@@ -129,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_step(estimate, many=True)
     estimate.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
     estimate.add_argument("--verbose", action="store_true", help="print every module and choice")
+    _add_savings(estimate)
     plan = _command(commands, "plan", "what would be done with each module, and why", _EPILOG)
     _add_step(plan, many=False)
     plan.add_argument("--frontier", action="store_true", help="also what other budgets would bring")
@@ -191,6 +204,44 @@ def _add_step(command: argparse.ArgumentParser, many: bool) -> None:
     command.add_argument(
         "--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES)} (default: balanced)"
     )
+
+
+def _add_savings(command: argparse.ArgumentParser) -> None:
+    """Arguments about what a plan saves."""
+    command.add_argument(
+        "--savings", action="store_true", help="what the plan saves in bytes, time and money, for one case"
+    )
+    command.add_argument(
+        "--compare", choices=("same", "needed"),
+        help="plain run on the same device, or on the smallest card that holds it (default: same)",
+    )  # fmt: skip
+    command.add_argument(
+        "--price", dest="prices", type=_named_price, action=_Gathered, metavar="[NAME=]N",
+        help="price of an hour of the device, or of a card; may be repeated",
+    )  # fmt: skip
+    command.add_argument("--steps", type=_one_count, metavar="N", help="steps of the whole run")
+
+
+class _Gathered(argparse.Action):
+    """Puts each value behind those before it, in a tuple."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), values))
+
+
+def _named_price(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        price = float(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no price: write 0.30, or NAME=0.30") from None
+    return name.strip(), price
+
+
+def _one_count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:19]) <= _MOST_STEPS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_STEPS}")
+    return int(text)
 
 
 def _number(text: str) -> tuple[int, ...]:

@@ -69,6 +69,10 @@ def run(options: Options) -> int:
     Raises:
         UsageError: it cannot be carried out.
     """
+    if options.savings:
+        from memscale.cli import savings
+
+        return savings.run(options)
     from memscale.cli import estimate_text
     from memscale.cli.estimate_json import document
     from memscale.cli.text import safe

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
 
 
 def predict_step(
-    model: nn.Module, config: Config, sample: Any, step: StepFacts, hardware: Hardware
+    model: nn.Module,
+    config: Config,
+    sample: Any,
+    step: StepFacts,
+    hardware: Hardware,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Prediction:
     """The prediction of one training step under the plan of a configuration.
 
@@ -37,6 +43,7 @@ def predict_step(
         sample: one training batch, as `normalize_sample` takes it.
         step: what else decides the step.
         hardware: what it is to run on.
+        around: what every trace is made in, those of other sizes included.
 
     Raises:
         ProfileError: the model has no data and cannot be traced without.
@@ -44,15 +51,21 @@ def predict_step(
     """
     batch = normalize_sample(sample)
     planner = Planner(model, config, step, hardware, may_run=may_run(model, batch))
-    with bare(model):
+    with around(), bare(model):
         plan = planner.plan_and_plain(*batch).plan
     return replace(
         plan.predicted,
         advice=advice_of(plan),
         plan=plan,
         plain=plan.plain,
-        scaling=Scaling(planner, sample, batch, plan, lambda: bare(model)),
+        scaling=Scaling(planner, sample, batch, plan, lambda: _both(around(), bare(model))),
     )
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def bare(model: nn.Module) -> AbstractContextManager[None]:

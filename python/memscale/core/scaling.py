@@ -45,7 +45,7 @@ class Scaling:
         sample: as the user gave it; a callable is asked for other sizes.
         batch: the sample as arguments.
         plan: what the sample itself got.
-        bare: takes a wrapped model's techniques off for a block.
+        bare: what every trace is made in; takes a wrapped model's techniques off, among others.
     """
 
     planner: Planner
@@ -98,7 +98,7 @@ class Scaling:
         halve = False
         while True:
             if size not in used:
-                used[size] = self._trace(self._sample(what, size), with_plan)
+                used[size] = self._trace(self.sample_of(what, size), with_plan)
             width = high - low
             low, high = (size, high) if used[size] <= self._limit else (low, size)
             if high - low <= 1:
@@ -144,7 +144,8 @@ class Scaling:
         known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
         return min(known, default=_MOST) if what == "sequence" else _MOST
 
-    def _sample(self, what: str, size: int) -> Batch:
+    def sample_of(self, what: str, size: int) -> Batch:
+        """The sample with another batch or sequence."""
         if _takes(self.sample, what):
             return normalize_sample(self.sample(**{what: size}))
         return scaled(self.batch, what, size)
