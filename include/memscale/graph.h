@@ -147,7 +147,8 @@ typedef struct msc_module {
     uint32_t parent;      /**< nearest enclosing module in the graph, or MSC_NONE */
     uint32_t flags;       /**< MSC_MODULE_… */
     uint64_t structure;   /**< equal for modules of equal structure; 0: unknown, equal to nothing */
-    uint64_t state_bytes; /**< what a second execution needs beside inputs: RNG state, buffer copies */
+    uint64_t state_bytes; /**< what a second execution needs beside inputs: RNG state, buffer copies; twice
+                               while it runs */
 } msc_module;
 
 /** One execution of a module's forward: operations `begin … end-1`. */

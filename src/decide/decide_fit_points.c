@@ -2,7 +2,8 @@
 /*
  * What a region changes by itself, whatever else is in the set.
  *
- *      redo slot               the most that its recompute ever has alive of its own: it is run once, here
+ *      redo slot               the most that its recompute ever has alive of its own, with its modules' state once
+ *                              more: it is run once, here
  *      behind it               each instance that its saves hold, up to their release
  *      from its begin          its modules' state
  *      from `back`             what it has moved, up to its release
@@ -69,7 +70,7 @@ static uint64_t make_again(msc__fit_builder *b, const msc__region *region, uint3
 static int64_t recompute_peak(msc__fit_builder *b, uint32_t r)
 {
     const msc__region *region = &b->model->regions[r];
-    uint64_t live = 0;
+    uint64_t live = msc__model_bytes(b->model, region->state_bytes); /* put aside meanwhile */
     uint64_t peak = 0;
     uint32_t t;
 

@@ -205,8 +205,8 @@ static void fill_buckets(msc__derivation *d, msc__scratch *scratch)
     }
 }
 
-/* Every buffer at most twice, what came back, every state and the largest scratch at once: an upper bound of what
- * is live. */
+/* Every buffer and every state at most twice, what came back and the largest scratch at once: an upper bound of
+ * what is live. */
 static msc_status check_sizes(const msc__derivation *d, msc_error *err)
 {
     uint64_t sum = 0;
@@ -215,9 +215,9 @@ static msc_status check_sizes(const msc__derivation *d, msc_error *err)
 
     for (i = 0; i < d->buffer_count; i++)
         sum = msc__sat_add_u64(sum, d->buffers[i].size_bytes);
-    sum = msc__sat_add_u64(sum, sum);
     for (i = 0; i < d->plan.count; i++)
         sum = msc__sat_add_u64(sum, d->plan.regions[i].state_bytes);
+    sum = msc__sat_add_u64(sum, sum);
     for (i = 0; i < d->plan.move_count; i++)
         sum = msc__sat_add_u64(sum, d->plan.moves[i].size_bytes);
     for (i = 0; i < d->op_count; i++)

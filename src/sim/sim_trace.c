@@ -14,6 +14,7 @@
  *                                                       [==instance====)
  *      input of R    ==|=======================================held====)
  *      state of R      [=======================================held====)
+ *      its second instance                           [ recompute )
  *
  *  What an OFFLOAD does, and a checkpoint whose boundary is offloaded, is written at the top of sim_moves.c. The
  *  region of an OFFLOAD is no region in what follows; but what lies inside it is not treated either.
@@ -39,7 +40,9 @@
  * saves hold as in the plain step. What is kept lives at least until the recompute of its region is over.
  *
  *  State. One instance per region, as large as state_bytes of the modules of its outermost calls together, of
- *  category TEMPORARY, made when operation fb starts and alive until `until`.
+ *  category TEMPORARY, made when operation fb starts and alive until `until`. A recompute changes what the state is
+ *  of (generators, buffers) and puts the present one back: from its first operation to its end there is a second
+ *  instance.
  *
  *  Recompute. At position rb, after the frees of that position and right before operation rb (at the end of
  *  the step when rb = n), operations fb … stop-1 are executed again, except kept ones. Each buffer that
@@ -243,22 +246,35 @@ static void emit_recompute_end(emitter *e, const msc__derivation *d, const msc__
     }
 }
 
+/* One operation runs again. With the first one, what the region's state is of is put aside as it is at present. */
+static void emit_again(emitter *e, const msc__derivation *d, const msc__region *region, uint32_t op,
+                       uint32_t *aside)
+{
+    e->op = op;
+    emit(e, MSC_EVENT_RECOMPUTE, op, 0, 0);
+    if (*aside == MSC_NONE && region->state_bytes > 0) {
+        *aside = new_instance(e, d, MSC_NONE);
+        emit(e, MSC_EVENT_ALLOC, *aside, region->state_bytes, MSC_CATEGORY_TEMPORARY);
+    }
+    emit_outputs(e, d, op, d->buffer_count);
+}
+
 static void emit_recompute(emitter *e, const msc__derivation *d, const msc__region *region)
 {
+    uint32_t aside = MSC_NONE;
     uint32_t t;
     uint32_t i;
 
     e->recomputed = 1;
     for (t = region->begin; t < region->stop; t++) {
-        if (!msc__op_is_kept(d, t)) {
-            e->op = t;
-            emit(e, MSC_EVENT_RECOMPUTE, t, 0, 0);
-            emit_outputs(e, d, t, d->buffer_count);
-        }
+        if (!msc__op_is_kept(d, t))
+            emit_again(e, d, region, t, &aside);
         for (i = d->expires.first[t + 1]; i < d->expires.first[t + 2]; i++)
             emit_free(e, d, d->buffer_count + d->expires.items[i]);
     }
     emit_recompute_end(e, d, region);
+    if (aside != MSC_NONE)
+        emit(e, MSC_EVENT_FREE, aside, region->state_bytes, MSC_CATEGORY_TEMPORARY);
     e->recomputed = 0;
 }
 

@@ -147,8 +147,9 @@ static void checkpointed(void **state)
     build_small(&f);
     plan = plan_of(f.ctx, chosen, 1);
     /* State 7 and input 100 stay until 5; the recompute stops behind op 1; 20 goes with it, 10 at 5. */
-    check_text(&f, plan,
-               "o0 +100 o1 +7 +10 +20 +3 -3 -10 o2 +40 -20 o3 -40 r1 +10 +20 +3 -3 -20 o4 -100 -10 -7 o5");
+    check_text(
+        &f, plan,
+        "o0 +100 o1 +7 +10 +20 +3 -3 -10 o2 +40 -20 o3 -40 r1 +7 +10 +20 +3 -3 -20 -7 o4 -100 -10 -7 o5");
     msc_plan_destroy(plan);
     stop(&f);
 }
@@ -271,7 +272,8 @@ static void kept_and_saved(void **state)
 
     (void)state;
     build_three(&f, true, true);
-    check_keeping(&f, first, "o0 +100 o1 +7 +10 o2 +20 o3 +40 -20 o4 -40 r2 +20 o5 -100 -20 -7 o6 -10 o7");
+    check_keeping(&f, first,
+                  "o0 +100 o1 +7 +10 o2 +20 o3 +40 -20 o4 -40 r2 +7 +20 -7 o5 -100 -20 -7 o6 -10 o7");
     stop(&f);
 }
 
@@ -283,7 +285,8 @@ static void kept_not_saved(void **state)
 
     (void)state;
     build_three(&f, false, true);
-    check_keeping(&f, first, "o0 +100 o1 +7 +10 o2 +20 o3 +40 -20 o4 -40 r2 +20 -10 o5 -100 -20 -7 o6 o7");
+    check_keeping(&f, first,
+                  "o0 +100 o1 +7 +10 o2 +20 o3 +40 -20 o4 -40 r2 +7 +20 -10 -7 o5 -100 -20 -7 o6 o7");
     stop(&f);
 }
 
@@ -296,7 +299,8 @@ static void kept_beyond_stop(void **state)
 
     (void)state;
     build_three(&f, true, true);
-    check_keeping(&f, second, "o0 +100 o1 +7 +10 o2 +20 -10 o3 +40 o4 -40 o5 r1 +10 -20 o6 -100 -10 -7 o7");
+    check_keeping(&f, second,
+                  "o0 +100 o1 +7 +10 o2 +20 -10 o3 +40 o4 -40 o5 r1 +7 +10 -20 -7 o6 -100 -10 -7 o7");
     stop(&f);
 }
 
@@ -309,8 +313,9 @@ static void kept_result(void **state)
 
     (void)state;
     build_three(&f, false, true);
-    check_keeping(&f, last,
-                  "o0 +100 o1 +7 +10 o2 +20 -10 o3 +40 -20 o4 r1 +10 r2 +20 -10 -40 o5 -100 -20 -7 o6 o7");
+    check_keeping(
+        &f, last,
+        "o0 +100 o1 +7 +10 o2 +20 -10 o3 +40 -20 o4 r1 +7 +10 r2 +20 -10 -40 -7 o5 -100 -20 -7 o6 o7");
     stop(&f);
 }
 
@@ -369,10 +374,9 @@ static void kept_in_two_calls(void **state)
 
     (void)state;
     build_twice(&f);
-    check_keeping(
-        &f, first,
-        "o0 +100 o1 +7 +10 o2 +20 o3 +7 +10 o4 +20 o5 -20 r4 +20 -10 o6 -20 -20 -7 r2 +20 -10 o7 -100 "
-        "-20 -7 o8");
+    check_keeping(&f, first,
+                  "o0 +100 o1 +7 +10 o2 +20 o3 +7 +10 o4 +20 o5 -20 r4 +7 +20 -10 -7 o6 -20 -20 -7 r2 +7 +20 "
+                  "-10 -7 o7 -100 -20 -7 o8");
     stop(&f);
 }
 
@@ -434,21 +438,22 @@ static void check_row(bool gap, bool joined, const char *expected)
 static void joined(void **state)
 {
     (void)state;
-    check_row(false, true, "o0 +100 o1 +12 +10 o2 +20 -10 o3 -20 r1 +10 r2 +20 o4 -20 o5 -100 -10 -12 o6");
+    check_row(false, true,
+              "o0 +100 o1 +12 +10 o2 +20 -10 o3 -20 r1 +12 +10 r2 +20 -12 o4 -20 o5 -100 -10 -12 o6");
 }
 
 static void not_joined(void **state)
 {
     (void)state;
     check_row(false, false,
-              "o0 +100 o1 +7 +10 o2 +5 +20 o3 -20 r2 +20 o4 -10 -20 -5 r1 +10 o5 -100 -10 -7 o6");
+              "o0 +100 o1 +7 +10 o2 +5 +20 o3 -20 r2 +5 +20 -5 o4 -10 -20 -5 r1 +7 +10 -7 o5 -100 -10 -7 o6");
 }
 
 /* Something runs in between: a region of its own. */
 static void cannot_join(void **state)
 {
     const char *expected =
-        "o0 +100 o1 +7 +10 o2 o3 +5 +20 o4 -20 r3 +20 o5 -10 -20 -5 r1 +10 o6 -100 -10 -7 o7";
+        "o0 +100 o1 +7 +10 o2 o3 +5 +20 o4 -20 r3 +5 +20 -5 o5 -10 -20 -5 r1 +7 +10 -7 o6 -100 -10 -7 o7";
 
     (void)state;
     check_row(true, true, expected);
@@ -466,7 +471,7 @@ static void joins_nothing(void **state)
     build_row(&f, false);
     assert_int_equal(msc_plan_create(f.ctx, &plan, NULL), MSC_OK);
     assert_int_equal(msc_plan_add(plan, &second, NULL), MSC_OK);
-    check_text(&f, plan, "o0 +100 o1 +10 -100 o2 +5 +20 o3 -20 r2 +20 o4 -20 -5 o5 -10 o6");
+    check_text(&f, plan, "o0 +100 o1 +10 -100 o2 +5 +20 o3 -20 r2 +5 +20 -5 o4 -20 -5 o5 -10 o6");
     msc_plan_destroy(plan);
     stop(&f);
 }
@@ -503,10 +508,9 @@ static void moves(void **state)
     check_moves(&f, &offload, 1000,
                 "o0 +100 o1 +10 +20 +3 -3 >10 o2 +40 -100 -10 -20 o3 -40 +10 o4 <10 -10 o5");
     check_moves(&f, &offload, 0, "o0 +100 o1 +10 +20 +3 -3 >10 -10 o2 +40 -100 -20 o3 -40 +10 o4 <10 -10 o5");
-    check_moves(
-        &f, &boundary, 1000,
-        "o0 +100 >100 o1 +7 +10 +20 +3 -3 -10 o2 +40 -100 -20 o3 -40 +100 r1 +10 +20 +3 -3 -20 o4 <100 "
-        "-10 -7 -100 o5");
+    check_moves(&f, &boundary, 1000,
+                "o0 +100 >100 o1 +7 +10 +20 +3 -3 -10 o2 +40 -100 -20 o3 -40 +100 r1 +7 +10 +20 +3 -3 -20 -7 "
+                "o4 <100 -10 -7 -100 o5");
     stop(&f);
 }
 

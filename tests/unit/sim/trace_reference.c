@@ -268,6 +268,7 @@ static uint64_t live_in_recompute(const reference *r, uint32_t region, uint32_t 
     for (i = 0; i < msc_graph_call_count(r->graph); i++)
         if (r->region_of[i] == i && r->begin[i] < rb && r->until[i] > rb)
             live += r->state[i];
+    live += r->state[region]; /* the present one, which is put back afterwards */
     for (i = 0; i < r->move_count; i++)
         if (is_back(&r->moves[i], rb))
             live += size_of(r, &r->moves[i]);
