@@ -5,6 +5,10 @@ The parameters are those of a GPT-2 of 8 layers and width 512, 34 million in 100
 turn, round by round, so that a busy machine slows all of them; a ratio is the median over rounds of what
 PyTorch's fused AdamW on FP32 took in the same round, over what this way took.
 
+PyTorch's threads wait awake for some milliseconds after each of its parallel operations. In front of every
+step there is one, as a backward pass is in training, so each way finds the same, whichever stepped before
+it. Ours are PyTorch's threads, too, where that is built with OpenMP; elsewhere they share cores with those.
+
     best        the same of the shortest times that each has had
     master      what a loop does by itself with BF16 weights: gradients to FP32, a fused step, weights back
     share       bytes that a step reads and writes, per second, over those of a copy of 256 MiB
@@ -142,12 +146,14 @@ def main() -> None:
     table = Table("optimizer_step", columns, options.dry)
     every = ways()
     count = sum(torch.Size(shape).numel() for shape in shapes())
+    other = torch.zeros(1 << 20)
     for threads in options.threads:
         torch.set_num_threads(threads)
         bandwidth = copy_bandwidth()
         times: dict[str, list[float]] = {way.name: [] for way in every}
         for index in range(options.rounds + 1):
             for way in every:
+                other.add_(1.0)  # in all of PyTorch's threads
                 taken = seconds(way.step)
                 if index:  # the first round makes state and warms up
                     times[way.name].append(taken)

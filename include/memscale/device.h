@@ -50,12 +50,18 @@ typedef struct msc_device_faults {
     uint32_t refuse_pins;      /**< not 0: no host memory can be pinned at all, as in some containers */
 } msc_device_faults;
 
-/** Options of a device. */
+/**
+ * Options of a device.
+ *
+ * NVRTC, NVIDIA's run-time compiler, is opened when a kernel is first needed (optim.h). Without a name, one that the
+ * process has loaded already is as good as the system's.
+ */
 typedef struct msc_device_options {
     size_t struct_bytes; /**< sizeof(msc_device_options) */
     msc_device_kind kind;
     uint32_t ordinal;         /**< CUDA: which card, as the driver counts. HOST: 0 */
     const char *library;      /**< CUDA: file name of the driver library; NULL: the system's. HOST: NULL */
+    const char *compiler;     /**< CUDA: file name of NVRTC, see above; NULL: the system's. HOST: NULL */
     msc_device_faults faults; /**< HOST only */
 } msc_device_options;
 
@@ -73,7 +79,7 @@ MSC_API msc_device_options msc_device_options_default(void);
 /**
  * Opens a device.
  *
- * @param ctx     used during create and destroy only.
+ * @param ctx     used during create and destroy only, of the device and of what is made from it.
  * @param options NULL for the defaults.
  * @param out     the caller owns the result and ends it with `msc_device_destroy`, after everything made from it.
  * Errors: EINVAL (a field that the kind does not have; names it), ENODEV (no driver library, no such card),

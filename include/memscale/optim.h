@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file optim.h
- * One optimizer step over flat arrays on host cores, fused: each byte of a parameter and its state passes once.
+ * One optimizer step over flat arrays, on host cores or on a card, fused: each byte of a parameter and its state passes
+ * once.
  *
  *     gradient ──► FP32, × gradient_scale ──► moments ──► update ──► weight, master
  *
@@ -60,6 +61,13 @@
  * weights and to FP32 and BF16 moments, and spoil a whole block of codes. With one exception: where Adam's moments are
  * CODE8, an infinite gradient counts as ±2^62, so its weight stays finite. Which NaN results is not specified.
  *
+ * **On a card.** An optimizer that is created with a device works there: arrays of numbers and codes are then in that
+ * device's memory, each at a multiple of its numbers' size, and what describes them (rules, tensors, results of norms)
+ * is the program's as ever. Calls submit their work to the optimizer's stream and return; what the stream did before is
+ * seen, and the arrays must stay until it has done the work. Only `msc_optim_norm` waits, for its result. The kernels are
+ * the same formulas, compiled by NVIDIA's run-time compiler (device.h) when the first optimizer of a device is created, and
+ * give the same bits.
+ *
  * @code
  *     msc_optim_rule rule = msc_optim_rule_default(MSC_OPTIM_KIND_ADAMW);
  *     msc_optim_tensor tensor = {.count = n, .step = step, .weight = w, .gradient = g, .moment1 = m, .moment2 = v};
@@ -75,6 +83,7 @@
 #define MEMSCALE_OPTIM_H
 
 #include "base.h"
+#include "device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -125,11 +134,18 @@ typedef enum msc_optim_isa {
     MSC_OPTIM_ISA_COUNT
 } msc_optim_isa;
 
-/** Options of an `msc_optim`. */
+/**
+ * Options of an `msc_optim`.
+ *
+ * Threads are PyTorch's own in a process that has it, where it is built with OpenMP. With a device, `thread_count` and
+ * `isa` are the defaults.
+ */
 typedef struct msc_optim_options {
     size_t struct_bytes;   /**< sizeof(msc_optim_options) */
     uint32_t thread_count; /**< threads that work in a call, the caller's among them, 1 … 256. Default 1 */
     msc_optim_isa isa;     /**< default ANY */
+    msc_device *device; /**< where the arrays are; outlives the optimizer. NULL, the default: the program's */
+    void *stream; /**< of `device`, for all calls: the driver's handle. Default NULL, its default stream */
 } msc_optim_options;
 
 /** What is done, for all tensors of a call: a parameter group. */
@@ -193,7 +209,7 @@ typedef struct msc_optim_norm_result {
     uint64_t nonfinite_count; /**< elements that are infinite or NaN */
 } msc_optim_norm_result;
 
-/** Threads and the kernels that they run. */
+/** Threads, or a card's stream, and the kernels that they run. */
 typedef struct msc_optim msc_optim;
 
 MSC_API msc_optim_options msc_optim_options_default(void);
@@ -202,11 +218,14 @@ MSC_API msc_optim_options msc_optim_options_default(void);
 MSC_API msc_optim_rule msc_optim_rule_default(msc_optim_kind kind);
 
 /**
- * Creates the threads, which sleep between calls.
+ * Creates the threads, which sleep between calls; or compiles a card's kernels and loads them, which takes about a
+ * second for the first optimizer of a device.
  *
+ * @param ctx     of this optimizer; a device's own is used as well.
  * @param options NULL for the defaults.
  * @param out     the caller owns the result and ends it with `msc_optim_destroy`.
- * Errors: EINVAL (names the field), EUNSUPPORTED (`isa` does not run here), ENOMEM, EINTERNAL (no thread).
+ * Errors: EINVAL (names the field), EUNSUPPORTED (`isa` does not run here; the device runs no kernels, or there is no
+ * compiler: says what to install), ENOMEM, EINTERNAL (no thread), EDEVMEM, EDRIVER, ESTATE (device.h).
  * Threads: any may call with the result; calls on the same one wait for each other. After a fork the child may go on:
  * its calls run on the calling thread alone, with the same results. Which thread works on which part depends on
  * chance; on machines with several memory nodes, arrays should lie near the cores that the threads run on.
@@ -214,10 +233,10 @@ MSC_API msc_optim_rule msc_optim_rule_default(msc_optim_kind kind);
 MSC_API msc_status msc_optim_create(msc_context *ctx, const msc_optim_options *options, msc_optim **out,
                                     msc_error *err);
 
-/** Ends the threads. No call may be under way. NULL is accepted. */
+/** Ends the threads. No call may be under way, and none of its work on a card. NULL is accepted. */
 MSC_API void msc_optim_destroy(msc_optim *optim);
 
-/** The instruction set that was chosen; never ANY. */
+/** The instruction set that was chosen; ANY for a card, else never. */
 MSC_API msc_optim_isa msc_optim_isa_used(const msc_optim *optim);
 
 /** Whether this machine and this build of the library have an instruction set: 1 or 0. */
@@ -234,10 +253,10 @@ MSC_API msc_status msc_optim_tensor_sizes(const msc_optim_rule *rule, uint64_t c
                                           msc_error *err);
 
 /**
- * One step of all `tensors`, small ones in one go. Returns when it is done.
+ * One step of all `tensors`, small ones in one go. Returns when it is done, or submitted to a card.
  *
  * Errors: EINVAL: the rule or a tensor, named with its index, field, value and what is allowed; all is checked
- * before anything changes.
+ * before anything changes. On a card, these calls also have the errors of its driver: EDRIVER, ESTATE.
  * Cost: allocates nothing. One pass over the arrays; with enough elements the machine's memory bandwidth decides
  * (bench/c/bench_optim.c).
  */

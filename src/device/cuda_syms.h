@@ -12,13 +12,22 @@
 #ifndef MSC_CUDA_SYMS_H
 #define MSC_CUDA_SYMS_H
 
+/** More than a function of ours would have. */
+#define MSC__CUDA_LAUNCH_PARAMETERS                                                                          \
+    (msc__cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,         \
+     unsigned block_y, unsigned block_z, unsigned shared_bytes, msc__cu_stream stream, void **arguments,     \
+     void **extra)
+
 #define MSC__CUDA_SYMBOLS(X)                                                                                 \
     X(init, cuInit, (unsigned flags))                                                                        \
     X(error_name, cuGetErrorName, (msc__cu_result result, const char **name))                                \
     X(error_text, cuGetErrorString, (msc__cu_result result, const char **text))                              \
+    X(driver_version, cuDriverGetVersion, (int *version))                                                    \
     X(device_count, cuDeviceGetCount, (int *count))                                                          \
     X(device_at, cuDeviceGet, (msc__cu_device * device, int ordinal))                                        \
     X(device_name, cuDeviceGetName, (char *name, int bytes, msc__cu_device device))                          \
+    X(device_attribute, cuDeviceGetAttribute,                                                                \
+      (int *value, msc__cu_attribute attribute, msc__cu_device device))                                      \
     X(context_retain, cuDevicePrimaryCtxRetain, (msc__cu_context * context, msc__cu_device device))          \
     X(context_release, cuDevicePrimaryCtxRelease_v2, (msc__cu_device device))                                \
     X(context_push, cuCtxPushCurrent_v2, (msc__cu_context context))                                          \
@@ -39,6 +48,11 @@
     X(event_wait, cuEventSynchronize, (msc__cu_event event))                                                 \
     X(copy_out, cuMemcpyDtoHAsync_v2, (void *to, msc__cu_pointer from, size_t bytes, msc__cu_stream stream)) \
     X(copy_in, cuMemcpyHtoDAsync_v2,                                                                         \
-      (msc__cu_pointer to, const void *from, size_t bytes, msc__cu_stream stream))
+      (msc__cu_pointer to, const void *from, size_t bytes, msc__cu_stream stream))                           \
+    X(module_load, cuModuleLoadData, (msc__cu_module * out, const void *image))                              \
+    X(module_unload, cuModuleUnload, (msc__cu_module module))                                                \
+    X(module_function, cuModuleGetFunction,                                                                  \
+      (msc__cu_function * out, msc__cu_module module, const char *name))                                     \
+    X(launch, cuLaunchKernel, MSC__CUDA_LAUNCH_PARAMETERS)
 
 #endif /* MSC_CUDA_SYMS_H */

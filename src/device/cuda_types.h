@@ -18,6 +18,9 @@ typedef unsigned long long msc__cu_pointer;             /* CUdeviceptr, version 
 typedef struct msc__cu_context_object *msc__cu_context; /* CUcontext */
 typedef struct msc__cu_stream_object *msc__cu_stream;   /* CUstream; NULL: the legacy default stream */
 typedef struct msc__cu_event_object *msc__cu_event;     /* CUevent */
+typedef struct msc__cu_module_object *msc__cu_module;   /* CUmodule */
+typedef struct msc__cu_kernel_object *msc__cu_function; /* CUfunction */
+typedef int msc__cu_attribute;                          /* CUdevice_attribute, an enum */
 
 /** Results that mean something to us; the rest is the driver's to name. */
 enum {
@@ -27,9 +30,12 @@ enum {
     MSC__CU_NOT_INITIALIZED = 3,
     MSC__CU_NO_DEVICE = 100,
     MSC__CU_INVALID_DEVICE = 101,
+    MSC__CU_INVALID_IMAGE = 200,
     MSC__CU_INVALID_CONTEXT = 201,
+    MSC__CU_NO_BINARY = 209,
     MSC__CU_OPERATING_SYSTEM = 304,
     MSC__CU_INVALID_HANDLE = 400,
+    MSC__CU_NOT_FOUND = 500,
     MSC__CU_NOT_READY = 600,
     MSC__CU_ALREADY_REGISTERED = 712,
     MSC__CU_NOT_REGISTERED = 713,
@@ -43,5 +49,8 @@ enum {
     MSC__CU_EVENT_DISABLE_TIMING = 2,
     MSC__CU_HOST_REGISTER_PORTABLE = 1 /* pinned for every context, not only for the current one */
 };
+
+/** Attributes of a card. */
+enum { MSC__CU_CAPABILITY_MAJOR = 75, MSC__CU_CAPABILITY_MINOR = 76 };
 
 #endif /* MSC_CUDA_TYPES_H */

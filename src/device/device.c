@@ -35,6 +35,8 @@ static msc_status check_host(const msc_device_options *options, msc_error *err)
         return msc__fail(err, MSC_EINVAL, "ordinal is %u; the host has one device, 0", options->ordinal);
     if (options->library != NULL)
         return msc__fail(err, MSC_EINVAL, "library is '%s'; the host needs none", options->library);
+    if (options->compiler != NULL)
+        return msc__fail(err, MSC_EINVAL, "compiler is '%s'; the host needs none", options->compiler);
     if (faults->delay_most_ns < 0)
         return msc__fail(err, MSC_EINVAL, "faults.delay_most_ns is %lld; no delay is 0",
                          (long long)faults->delay_most_ns);

@@ -19,22 +19,14 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "device/cuda_dl.h"
-#include "device/device_internal.h"
-
-typedef struct cuda {
-    msc_device device; /* first */
-    msc__cuda_driver driver;
-    msc__cu_device card;
-    msc__cu_context context; /* NULL: not retained */
-} cuda;
+#include "device/device_cuda.h"
 
 _Static_assert(sizeof(void *) == sizeof(msc__cu_pointer),
                "the driver's addresses have 64 bits, and so must ours");
 
 /* ---- the current context ---------------------------------------------------------------------------- */
 
-static msc_status enter(const cuda *self, msc_error *err)
+msc_status msc__cuda_enter(const msc__cuda *self, msc_error *err)
 {
     msc_status status = msc__device_check_process(&self->device, err);
 
@@ -44,7 +36,7 @@ static msc_status enter(const cuda *self, msc_error *err)
                            "make the context of %s current", self->device.name);
 }
 
-static void leave(const cuda *self)
+void msc__cuda_leave(const msc__cuda *self)
 {
     msc__cu_context ours;
 
@@ -55,16 +47,16 @@ static void leave(const cuda *self)
 
 static msc_status cuda_memory_now(msc_device *device, msc_device_memory *out, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
     size_t free_bytes = 0;
     size_t total_bytes = 0;
-    msc_status status = enter(self, err);
+    msc_status status = msc__cuda_enter(self, err);
 
     if (status != MSC_OK)
         return status;
     status = msc__cuda_check(&self->driver, self->driver.memory_info(&free_bytes, &total_bytes), err,
                              "ask %s for its free memory", device->name);
-    leave(self);
+    msc__cuda_leave(self);
     out->free_bytes = free_bytes;
     out->total_bytes = total_bytes;
     return status;
@@ -73,19 +65,19 @@ static msc_status cuda_memory_now(msc_device *device, msc_device_memory *out, ms
 /* The driver's blocks are aligned to 512 bytes and more. */
 static msc_status cuda_memory_create(msc_device *device, uint64_t bytes, void **out, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
     msc__cu_pointer memory = 0;
     msc_status status;
 
     *out = NULL;
     if (bytes == 0)
         return msc__fail(err, MSC_EINVAL, "0 bytes of device memory were asked for");
-    status = enter(self, err);
+    status = msc__cuda_enter(self, err);
     if (status != MSC_OK)
         return status;
     status = msc__cuda_check(&self->driver, self->driver.memory_alloc(&memory, (size_t)bytes), err,
                              "get %llu bytes of memory of %s", (unsigned long long)bytes, device->name);
-    leave(self);
+    msc__cuda_leave(self);
     if (status == MSC_OK)
         memcpy(out, &memory, sizeof *out); /* addresses of the card and of the host are of one kind */
     return status;
@@ -93,17 +85,17 @@ static msc_status cuda_memory_create(msc_device *device, uint64_t bytes, void **
 
 static void cuda_memory_destroy(msc_device *device, void *memory, uint64_t bytes)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
 
     (void)bytes;
-    if (memory == NULL || enter(self, NULL) != MSC_OK)
+    if (memory == NULL || msc__cuda_enter(self, NULL) != MSC_OK)
         return;
     (void)self->driver.memory_free((msc__cu_pointer)(uintptr_t)memory);
-    leave(self);
+    msc__cuda_leave(self);
 }
 
 /* What to say when the system does not let go of so much memory; the limit is named because it is the usual one. */
-static msc_status refuse_pin(const cuda *self, uint64_t bytes, msc__cu_result result, msc_error *err)
+static msc_status refuse_pin(const msc__cuda *self, uint64_t bytes, msc__cu_result result, msc_error *err)
 {
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
     const char *name = NULL;
@@ -127,9 +119,9 @@ static msc_status refuse_pin(const cuda *self, uint64_t bytes, msc__cu_result re
 
 static msc_status cuda_pin(msc_device *device, void *start, uint64_t bytes, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
     msc__cu_result result;
-    msc_status status = enter(self, err);
+    msc_status status = msc__cuda_enter(self, err);
 
     if (status != MSC_OK)
         return status;
@@ -140,36 +132,36 @@ static msc_status cuda_pin(msc_device *device, void *start, uint64_t bytes, msc_
     else
         status = msc__cuda_check(&self->driver, result, err, "pin %llu bytes at %p",
                                  (unsigned long long)bytes, start);
-    leave(self);
+    msc__cuda_leave(self);
     return status;
 }
 
 static void cuda_unpin(msc_device *device, void *start, uint64_t bytes)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
 
     (void)bytes;
-    if (start == NULL || enter(self, NULL) != MSC_OK)
+    if (start == NULL || msc__cuda_enter(self, NULL) != MSC_OK)
         return;
     (void)self->driver.host_unregister(start);
-    leave(self);
+    msc__cuda_leave(self);
 }
 
 /* ---- streams ---------------------------------------------------------------------------------------- */
 
 static msc_status cuda_stream_create(msc_device *device, void **out, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
     msc__cu_stream stream = NULL;
     msc_status status;
 
     *out = NULL;
-    status = enter(self, err);
+    status = msc__cuda_enter(self, err);
     if (status != MSC_OK)
         return status;
     status = msc__cuda_check(&self->driver, self->driver.stream_create(&stream, MSC__CU_STREAM_NON_BLOCKING),
                              err, "create a stream on %s", device->name);
-    leave(self);
+    msc__cuda_leave(self);
     if (status == MSC_OK)
         *out = stream;
     return status;
@@ -178,25 +170,25 @@ static msc_status cuda_stream_create(msc_device *device, void **out, msc_error *
 /* The driver would let the work of a destroyed stream go on; the memory that it works on is about to go. */
 static void cuda_stream_destroy(msc_device *device, void *stream)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
 
-    if (stream == NULL || enter(self, NULL) != MSC_OK)
+    if (stream == NULL || msc__cuda_enter(self, NULL) != MSC_OK)
         return;
     (void)self->driver.stream_finish(stream);
     (void)self->driver.stream_destroy(stream);
-    leave(self);
+    msc__cuda_leave(self);
 }
 
 static msc_status cuda_stream_wait(msc_device *device, void *stream, void *event, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
-    msc_status status = enter(self, err);
+    const msc__cuda *self = (const msc__cuda *)device;
+    msc_status status = msc__cuda_enter(self, err);
 
     if (status != MSC_OK)
         return status;
     status = msc__cuda_check(&self->driver, self->driver.stream_wait(stream, event, 0), err,
                              "make stream %p wait for event %p", stream, event);
-    leave(self);
+    msc__cuda_leave(self);
     return status;
 }
 
@@ -205,19 +197,19 @@ static msc_status cuda_stream_wait(msc_device *device, void *stream, void *event
 /* Who waits on the host sleeps: it has nothing else to do, and the program that feeds the card needs the core. */
 static msc_status cuda_event_create(msc_device *device, void **out, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
     msc__cu_event event = NULL;
     msc_status status;
 
     *out = NULL;
-    status = enter(self, err);
+    status = msc__cuda_enter(self, err);
     if (status != MSC_OK)
         return status;
     status = msc__cuda_check(
         &self->driver,
         self->driver.event_create(&event, MSC__CU_EVENT_DISABLE_TIMING | MSC__CU_EVENT_BLOCKING_SYNC), err,
         "create an event on %s", device->name);
-    leave(self);
+    msc__cuda_leave(self);
     if (status == MSC_OK)
         *out = event;
     return status;
@@ -225,32 +217,32 @@ static msc_status cuda_event_create(msc_device *device, void **out, msc_error *e
 
 static void cuda_event_destroy(msc_device *device, void *event)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
 
-    if (event == NULL || enter(self, NULL) != MSC_OK)
+    if (event == NULL || msc__cuda_enter(self, NULL) != MSC_OK)
         return;
     (void)self->driver.event_destroy(event);
-    leave(self);
+    msc__cuda_leave(self);
 }
 
 static msc_status cuda_event_record(msc_device *device, void *event, void *stream, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
-    msc_status status = enter(self, err);
+    const msc__cuda *self = (const msc__cuda *)device;
+    msc_status status = msc__cuda_enter(self, err);
 
     if (status != MSC_OK)
         return status;
     status = msc__cuda_check(&self->driver, self->driver.event_record(event, stream), err,
                              "record event %p on stream %p", event, stream);
-    leave(self);
+    msc__cuda_leave(self);
     return status;
 }
 
 static msc_status cuda_event_query(msc_device *device, void *event, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
     msc__cu_result result;
-    msc_status status = enter(self, err);
+    msc_status status = msc__cuda_enter(self, err);
 
     if (status != MSC_OK)
         return status;
@@ -258,20 +250,20 @@ static msc_status cuda_event_query(msc_device *device, void *event, msc_error *e
     status = result == MSC__CU_NOT_READY
                  ? MSC_EAGAIN
                  : msc__cuda_check(&self->driver, result, err, "finish the work before event %p", event);
-    leave(self);
+    msc__cuda_leave(self);
     return status;
 }
 
 static msc_status cuda_event_wait(msc_device *device, void *event, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
-    msc_status status = enter(self, err);
+    const msc__cuda *self = (const msc__cuda *)device;
+    msc_status status = msc__cuda_enter(self, err);
 
     if (status != MSC_OK)
         return status;
     status = msc__cuda_check(&self->driver, self->driver.event_wait(event), err,
                              "finish the work before event %p", event);
-    leave(self);
+    msc__cuda_leave(self);
     return status;
 }
 
@@ -280,14 +272,14 @@ static msc_status cuda_event_wait(msc_device *device, void *event, msc_error *er
 static msc_status cuda_copy(msc_device *device, void *to, const void *from, uint64_t bytes,
                             msc_copy_kind kind, void *stream, msc_error *err)
 {
-    const cuda *self = (const cuda *)device;
+    const msc__cuda *self = (const msc__cuda *)device;
     msc__cu_result result;
     msc_status status;
 
     if (to == NULL || from == NULL || bytes == 0 || stream == NULL)
         return msc__fail(err, MSC_EINVAL, "cannot copy %llu bytes from %p to %p on stream %p",
                          (unsigned long long)bytes, from, to, stream);
-    status = enter(self, err);
+    status = msc__cuda_enter(self, err);
     if (status != MSC_OK)
         return status;
     if (kind == MSC_COPY_OUT)
@@ -297,7 +289,7 @@ static msc_status cuda_copy(msc_device *device, void *to, const void *from, uint
     status = msc__cuda_check(&self->driver, result, err, "copy %llu bytes %s %s, from %p to %p",
                              (unsigned long long)bytes, kind == MSC_COPY_OUT ? "out of" : "into",
                              device->name, from, to);
-    leave(self);
+    msc__cuda_leave(self);
     return status;
 }
 
@@ -305,10 +297,12 @@ static msc_status cuda_copy(msc_device *device, void *to, const void *from, uint
 
 static void cuda_destroy(msc_device *device)
 {
-    cuda *self = (cuda *)device;
+    msc__cuda *self = (msc__cuda *)device;
 
+    msc__cuda_programs_end(self);
     if (self->context != NULL && msc__device_check_process(device, NULL) == MSC_OK)
         (void)self->driver.context_release(self->card);
+    msc__free(device->ctx, self->compiler, self->compiler_bytes);
     msc__free(device->ctx, self, sizeof *self);
 }
 
@@ -328,9 +322,12 @@ static const msc_device_ops cuda_ops = {
     .event_query = cuda_event_query,
     .event_wait = cuda_event_wait,
     .copy = cuda_copy,
+    .program_create = msc__cuda_program_create,
+    .kernel_find = msc__cuda_kernel_find,
+    .launch = msc__cuda_launch,
 };
 
-static msc_status start_driver(const cuda *self, msc_error *err)
+static msc_status start_driver(const msc__cuda *self, msc_error *err)
 {
     msc__cu_result result = self->driver.init(0);
 
@@ -342,7 +339,7 @@ static msc_status start_driver(const cuda *self, msc_error *err)
     return msc__cuda_check(&self->driver, result, err, "start the driver");
 }
 
-static msc_status find_card(cuda *self, uint32_t ordinal, msc_error *err)
+static msc_status find_card(msc__cuda *self, uint32_t ordinal, msc_error *err)
 {
     const msc__cuda_driver *driver = &self->driver;
     int count = 0;
@@ -363,17 +360,32 @@ static msc_status find_card(cuda *self, uint32_t ordinal, msc_error *err)
                            err, "ask card %u for its name", ordinal);
 }
 
+/* The caller's name may be gone when the compiler is opened. */
+static msc_status keep_compiler(msc__cuda *self, const char *name, msc_error *err)
+{
+    if (name == NULL)
+        return MSC_OK;
+    self->compiler_bytes = strlen(name) + 1;
+    self->compiler = msc__alloc(self->device.ctx, self->compiler_bytes);
+    if (self->compiler == NULL)
+        return msc__fail_memory(err, "a file name", self->compiler_bytes);
+    memcpy(self->compiler, name, self->compiler_bytes);
+    return MSC_OK;
+}
+
 msc_status msc__device_cuda_create(msc_context *ctx, const msc_device_options *options, msc_device **out,
                                    msc_error *err)
 {
-    cuda *self = msc__alloc(ctx, sizeof *self);
+    msc__cuda *self = msc__alloc(ctx, sizeof *self);
     msc_status status;
 
     *out = NULL;
     if (self == NULL)
         return msc__fail_memory(err, "a device", sizeof *self);
     msc__device_init(&self->device, &cuda_ops, ctx, MSC_DEVICE_CUDA);
-    status = msc__cuda_open(&self->driver, options->library, err);
+    status = keep_compiler(self, options->compiler, err);
+    if (status == MSC_OK)
+        status = msc__cuda_open(&self->driver, options->library, err);
     if (status == MSC_OK)
         status = start_driver(self, err);
     if (status == MSC_OK)

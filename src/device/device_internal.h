@@ -29,6 +29,20 @@
 /** Where a copy goes: from the device, or to it. The host device does the same for both. */
 typedef enum msc_copy_kind { MSC_COPY_OUT, MSC_COPY_IN } msc_copy_kind;
 
+/** A text for a device to compile. Both strings live as long as the program does: for ever, where they are constants. */
+typedef struct msc_program_text {
+    const char *name; /* for the compiler's messages */
+    const char *text;
+} msc_program_text;
+
+/** A kernel to run: `groups` times `threads` threads, which get one argument. */
+typedef struct msc_launch {
+    void *kernel;
+    uint32_t groups; /* 1 … 2^31 - 1 */
+    uint32_t threads;
+    const void *argument; /* as the kernel declares it; read before the call returns */
+} msc_launch;
+
 /** The slots of a backend. All are required, except where a default is named. */
 typedef struct msc_device_ops {
     /** Gives everything back. The streams and events are gone by then. */
@@ -77,6 +91,21 @@ typedef struct msc_device_ops {
      */
     msc_status (*copy)(msc_device *device, void *to, const void *from, uint64_t bytes, msc_copy_kind kind,
                        void *stream, msc_error *err);
+
+    /**
+     * Compiles a text and loads it, each operation of floats rounded once and none fused; or finds what it has made of the
+     * same text (the same address) before. The program stays until the device goes.
+     * EUNSUPPORTED where the compiler is missing or too old, with what to install. Default NULL: EUNSUPPORTED.
+     */
+    msc_status (*program_create)(msc_device *device, const msc_program_text *text, void **out,
+                                 msc_error *err);
+
+    /** The kernel of that name, which goes with its program. With `program_create`, as is `launch`. */
+    msc_status (*kernel_find)(msc_device *device, void *program, const char *name, void **out,
+                              msc_error *err);
+
+    /** Submits a kernel to a stream; NULL: the default one. */
+    msc_status (*launch)(msc_device *device, const msc_launch *what, void *stream, msc_error *err);
 } msc_device_ops;
 
 /** Every backend's object begins with this. */

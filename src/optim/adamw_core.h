@@ -12,6 +12,11 @@
 
 #include "optim/convert_core.h"
 
+/** Rounded correctly. */
+#ifndef MSC__SQRT
+#define MSC__SQRT(x) __builtin_sqrtf(x)
+#endif
+
 /** What follows from a rule and a step's number, computed in double and rounded once. */
 typedef struct msc__optim_numbers {
     float factor; /* gradient_scale, negative to maximize */
@@ -30,7 +35,7 @@ typedef struct msc__optim_numbers {
 } msc__optim_numbers;
 
 /** Scaled and limited; a NaN passes. */
-static inline float msc__gradient(const msc__optim_numbers *by, float g)
+MSC__CORE float msc__gradient(const msc__optim_numbers *by, float g)
 {
     g = g * by->factor;
     g = g > by->limit ? by->limit : g;
@@ -38,7 +43,7 @@ static inline float msc__gradient(const msc__optim_numbers *by, float g)
 }
 
 /** `l2`: whether decay goes into the gradient, known when this is compiled. */
-static inline void msc__adam(const msc__optim_numbers *by, int l2, float g, float *w, float *m, float *v)
+MSC__CORE void msc__adam(const msc__optim_numbers *by, int l2, float g, float *w, float *m, float *v)
 {
     float weight = *w;
 
@@ -49,24 +54,24 @@ static inline void msc__adam(const msc__optim_numbers *by, int l2, float g, floa
         weight = weight * by->keep;
     *m = *m + by->add1 * (g - *m);
     *v = *v * by->average2 + by->add2 * g * g;
-    *w = weight + by->rate * *m / (__builtin_sqrtf(*v) / by->root2 + by->epsilon);
+    *w = weight + by->rate * *m / (MSC__SQRT(*v) / by->root2 + by->epsilon);
 }
 
-static inline void msc__sgd(const msc__optim_numbers *by, float g, float *w)
+MSC__CORE void msc__sgd(const msc__optim_numbers *by, float g, float *w)
 {
     g = msc__gradient(by, g) + by->l2 * *w;
     *w = *w + by->rate * g;
 }
 
 /** The first step's numbers say average1 0 and add1 1: the moment becomes the gradient, as torch's does. */
-static inline void msc__sgd_momentum(const msc__optim_numbers *by, int nesterov, float g, float *w, float *m)
+MSC__CORE void msc__sgd_momentum(const msc__optim_numbers *by, int nesterov, float g, float *w, float *m)
 {
     g = msc__gradient(by, g) + by->l2 * *w;
     *m = by->average1 * *m + by->add1 * g;
     *w = *w + by->rate * (nesterov ? g + by->lookahead * *m : *m);
 }
 
-static inline void msc__lion(const msc__optim_numbers *by, float g, float *w, float *m)
+MSC__CORE void msc__lion(const msc__optim_numbers *by, float g, float *w, float *m)
 {
     float mix;
     float sign;

@@ -5,12 +5,13 @@
  *
  * Multiplications with and divisions by powers of two are exact, so what is decoded is the same whichever constants have
  * been put together.
+ *
+ * Include lanes.h first, or on a card cuda/one_lane.h.
  */
 #ifndef MSC_OPTIM_CODES_CORE_H
 #define MSC_OPTIM_CODES_CORE_H
 
 #include "optim/adamw_core.h"
-#include "optim/lanes.h"
 
 /** `value`: the block's power of two. */
 MSC__LANE_INLINE msc__lanes msc__decode_root(msc__ulanes code, float value)

@@ -15,6 +15,8 @@
  *
  * What one power of two represents, the next smaller one does too, if it is large enough; so what was decoded is encoded
  * as the same number, whichever power the block gets.
+ *
+ * Functions of an element are MSC__CORE: what compiles this for a card says before what that is (cuda/one_lane.h).
  */
 #ifndef MSC_OPTIM_CONVERT_CORE_H
 #define MSC_OPTIM_CONVERT_CORE_H
@@ -22,10 +24,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef MSC__CORE
+#define MSC__CORE static inline
+#endif
+
 #define MSC__SIGN 0x80000000u
 #define MSC__EXPONENT 0x7F800000u /* also the pattern of infinity */
 
-static inline uint32_t msc__bits(float x)
+MSC__CORE uint32_t msc__bits(float x)
 {
     uint32_t bits;
 
@@ -33,7 +39,7 @@ static inline uint32_t msc__bits(float x)
     return bits;
 }
 
-static inline float msc__float(uint32_t bits)
+MSC__CORE float msc__float(uint32_t bits)
 {
     float x;
 
@@ -56,7 +62,7 @@ static inline float msc__float(uint32_t bits)
 #define MSC__NEAREST_BF16 0x80008000u  /* of both moments, and 2^-16 more of the first */
 
 /** 32 bits that look random, from a number that rises by MSC__RANDOM_STEP from one element to the next. */
-static inline uint32_t msc__random(uint32_t x)
+MSC__CORE uint32_t msc__random(uint32_t x)
 {
     x = (x ^ x >> 15) * MSC__RANDOM_FACTOR;
     return x ^ x >> 16;
@@ -64,12 +70,12 @@ static inline uint32_t msc__random(uint32_t x)
 
 /* ---- BF16 and FP16 ---------------------------------------------------------------------------------- */
 
-static inline float msc__widen_bf16(uint16_t half)
+MSC__CORE float msc__widen_bf16(uint16_t half)
 {
     return msc__float((uint32_t)half << 16);
 }
 
-static inline uint16_t msc__narrow_bf16(float x)
+MSC__CORE uint16_t msc__narrow_bf16(float x)
 {
     uint32_t bits = msc__bits(x);
     uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
@@ -78,7 +84,7 @@ static inline uint16_t msc__narrow_bf16(float x)
 }
 
 /** To the upper or lower neighbour, by 16 random bits. Finite stays finite. */
-static inline uint16_t msc__narrow_bf16_random(float x, uint32_t random)
+MSC__CORE uint16_t msc__narrow_bf16_random(float x, uint32_t random)
 {
     uint32_t bits = msc__bits(x);
     uint32_t size = bits & ~MSC__SIGN;
@@ -90,7 +96,7 @@ static inline uint16_t msc__narrow_bf16_random(float x, uint32_t random)
 }
 
 /** FP16's smallest numbers have no implied 1: they are taken as 2^-14 more, and that is taken off again. */
-static inline float msc__widen_fp16(uint16_t half)
+MSC__CORE float msc__widen_fp16(uint16_t half)
 {
     uint32_t size = ((uint32_t)half & 0x7FFFu) << 13;
     uint32_t normal = size + (112u << 23);
@@ -102,7 +108,7 @@ static inline float msc__widen_fp16(uint16_t half)
 }
 
 /** To nearest, halves to even; a float addition rounds the smallest ones at the right place. */
-static inline uint16_t msc__narrow_fp16(float x)
+MSC__CORE uint16_t msc__narrow_fp16(float x)
 {
     uint32_t bits = msc__bits(x);
     uint32_t size = bits & ~MSC__SIGN;
@@ -118,7 +124,7 @@ static inline uint16_t msc__narrow_fp16(float x)
 /* ---- masters with a rest ---------------------------------------------------------------------------- */
 
 /** The pattern of x; of a quiet NaN without low bits for NaNs, which rounding could otherwise turn into something else. */
-static inline uint32_t msc__master_bits(float x)
+MSC__CORE uint32_t msc__master_bits(float x)
 {
     uint32_t bits = msc__bits(x);
 
@@ -126,18 +132,18 @@ static inline uint32_t msc__master_bits(float x)
 }
 
 /** Nearest BF16, halves away from zero; the low bits of the master are then the signed distance. */
-static inline uint16_t msc__master_weight(uint32_t master)
+MSC__CORE uint16_t msc__master_weight(uint32_t master)
 {
     return (uint16_t)((master + 0x8000u) >> 16);
 }
 
-static inline float msc__join_rest16(uint16_t weight, uint16_t rest)
+MSC__CORE float msc__join_rest16(uint16_t weight, uint16_t rest)
 {
     return msc__float(((uint32_t)weight << 16) + ((uint32_t)rest ^ 0x8000u) - 0x8000u);
 }
 
 /** Rounds a master to 24 bits, to the upper or lower neighbour, by 8 random bits. Finite stays finite. */
-static inline uint32_t msc__master24_bits(float x, uint32_t random)
+MSC__CORE uint32_t msc__master24_bits(float x, uint32_t random)
 {
     uint32_t bits = msc__master_bits(x);
     uint32_t size = bits & ~MSC__SIGN;
@@ -148,7 +154,7 @@ static inline uint32_t msc__master24_bits(float x, uint32_t random)
     return rounded | (bits & MSC__SIGN);
 }
 
-static inline float msc__join_rest8(uint16_t weight, uint8_t rest)
+MSC__CORE float msc__join_rest8(uint16_t weight, uint8_t rest)
 {
     return msc__float(((uint32_t)weight << 16) + ((((uint32_t)rest ^ 0x80u) - 0x80u) << 8));
 }
@@ -174,7 +180,7 @@ static inline float msc__join_rest8(uint16_t weight, uint8_t rest)
 #define MSC__SCALE_MOST 253u
 
 /** The byte of a block: exponent of the smallest power of two that holds `most`, the largest pattern in it. */
-static inline uint32_t msc__scale_of(uint32_t most, uint32_t fraction)
+MSC__CORE uint32_t msc__scale_of(uint32_t most, uint32_t fraction)
 {
     uint32_t scale = (most + (0x7FFFFFu - fraction)) >> 23;
 
@@ -183,13 +189,13 @@ static inline uint32_t msc__scale_of(uint32_t most, uint32_t fraction)
 }
 
 /** The block's power of two; 0 for the byte 0, which is what a state of zeros has. */
-static inline float msc__scale_value(uint32_t scale)
+MSC__CORE float msc__scale_value(uint32_t scale)
 {
     return msc__float(scale << 23);
 }
 
 /** For encoding: 2^8 over the block's power of two. */
-static inline float msc__scale_inverse(uint32_t scale)
+MSC__CORE float msc__scale_inverse(uint32_t scale)
 {
     return msc__float((254u + MSC__SCALE_LEAST - scale) << 23);
 }

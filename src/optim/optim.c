@@ -2,6 +2,8 @@
 /*
  * Birth and end of an optimizer, and the choice of its instruction set.
  *
+ *      on a card, after the same checks: optim_cuda*.c, cuda/
+ *
  *      msc_optim_step ─► optim_step.c ─┬─► optim_moments.c ─┐
  *      sums, types ─► optim_sums.c ────┤                    ├─► a table of kernels, optim_template.h
  *                     optim_convert.c ─┘                    │   compiled three times from one text
@@ -72,6 +74,19 @@ const char *msc_optim_isa_name(msc_optim_isa isa)
     return isa < MSC_OPTIM_ISA_COUNT ? names[isa] : "unknown";
 }
 
+static msc_status check_device(const msc_optim_options *options, msc_error *err)
+{
+    if (options->device == NULL && options->stream != NULL)
+        return msc__fail(err, MSC_EINVAL, "stream is %p, of no device", options->stream);
+    if (options->device != NULL && options->thread_count != 1)
+        return msc__fail(err, MSC_EINVAL, "thread_count is %u, a device has threads of its own: allowed is 1",
+                         options->thread_count);
+    if (options->device != NULL && options->isa != MSC_OPTIM_ISA_ANY)
+        return msc__fail(err, MSC_EINVAL, "isa is %s, a device has one of its own: allowed is any",
+                         msc_optim_isa_name(options->isa));
+    return MSC_OK;
+}
+
 static msc_status check_options(const msc_optim_options *options, msc_error *err)
 {
     if (options->struct_bytes != sizeof *options)
@@ -86,7 +101,17 @@ static msc_status check_options(const msc_optim_options *options, msc_error *err
     if (!msc_optim_isa_runs(options->isa))
         return msc__fail(err, MSC_EUNSUPPORTED, "isa is %s, which this machine or this build does not have",
                          msc_optim_isa_name(options->isa));
-    return MSC_OK;
+    return check_device(options, err);
+}
+
+/* Host cores, or a card. */
+static msc_status give_workers(msc_optim *optim, const msc_optim_options *options, msc_error *err)
+{
+    if (options->device != NULL)
+        return msc__card_create(optim->ctx, options->device, options->stream, &optim->card, err);
+    optim->isa = options->isa == MSC_OPTIM_ISA_ANY ? widest() : options->isa;
+    optim->kernels = kernels_of(optim->isa);
+    return msc__pool_init(&optim->pool, optim->ctx, options->thread_count, err);
 }
 
 msc_status msc_optim_create(msc_context *ctx, const msc_optim_options *options, msc_optim **out,
@@ -110,9 +135,7 @@ msc_status msc_optim_create(msc_context *ctx, const msc_optim_options *options, 
     if (optim == NULL)
         return msc__fail_memory(err, "an optimizer", sizeof *optim);
     optim->ctx = ctx;
-    optim->isa = options->isa == MSC_OPTIM_ISA_ANY ? widest() : options->isa;
-    optim->kernels = kernels_of(optim->isa);
-    status = msc__pool_init(&optim->pool, ctx, options->thread_count, err);
+    status = give_workers(optim, options, err);
     if (status != MSC_OK) {
         msc_optim_destroy(optim);
         return status;
@@ -125,7 +148,9 @@ void msc_optim_destroy(msc_optim *optim)
 {
     if (optim == NULL)
         return;
-    msc__pool_fini(&optim->pool);
+    msc__card_destroy(optim->card);
+    if (optim->kernels != NULL)
+        msc__pool_fini(&optim->pool);
     msc__free(optim->ctx, optim, sizeof *optim);
 }
 

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
+#include "optim/optim_cuda.h"
 #include "optim/optim_kernels.h"
 #include "optim/optim_pool.h"
 
@@ -19,6 +20,7 @@ struct msc_optim {
     msc_optim_isa isa;
     const msc__optim_kernels *kernels;
     msc__pool pool;
+    msc__card *card; /* NULL: host cores */
 };
 
 static inline uint64_t msc__strips(uint64_t count)

@@ -10,6 +10,8 @@
  * things to do, delays nobody: the caller has done its share, and does not wait for who has not begun. A job lives as long
  * as its call; only workers that joined while the round was open look at it.
  *
+ * Where PyTorch has a team of threads (optim_team.h), that takes the chunks, and there are no workers.
+ *
  * A child of fork has none of its parent's threads, and the parent's locks may be taken for ever. There a call does
  * everything by itself and touches no lock.
  */
@@ -21,7 +23,7 @@
 #include "base/error.h"
 
 /* A thread's share: so many chunks that the last ones of all threads end at about the same time. */
-#define CHUNKS_EACH 32u
+#define CHUNKS_EACH 128u
 
 static void take_chunks(msc__pool *pool)
 {
@@ -33,6 +35,11 @@ static void take_chunks(msc__pool *pool)
             return;
         pool->work(pool->job, begin, begin + (left < pool->chunk ? left : pool->chunk));
     }
+}
+
+static void run_member(void *argument)
+{
+    take_chunks(argument);
 }
 
 static void *run_worker(void *argument)
@@ -98,6 +105,9 @@ msc_status msc__pool_init(msc__pool *pool, msc_context *ctx, uint32_t thread_cou
     status = init_locks(pool, err);
     if (status != MSC_OK || thread_count == 1)
         return status;
+    pool->team = msc__team_find();
+    if (pool->team.run != NULL)
+        return MSC_OK;
     pool->workers = msc__alloc(ctx, bytes);
     if (pool->workers == NULL)
         return msc__fail_memory(err, "the threads of an optimizer", bytes);
@@ -131,17 +141,12 @@ void msc__pool_fini(msc__pool *pool)
     if (pool->locks && pool->process == msc__fork_count())
         end_workers(pool);
     msc__free(pool->ctx, pool->workers, (pool->thread_count - 1) * sizeof *pool->workers);
+    msc__team_leave(&pool->team);
 }
 
-static void share(msc__pool *pool, uint64_t items, uint64_t chunk, msc__pool_work work, void *job)
+static void run_with_workers(msc__pool *pool)
 {
-    msc__mutex_lock(&pool->call);
     msc__mutex_lock(&pool->mutex);
-    pool->work = work;
-    pool->job = job;
-    pool->items = items;
-    pool->chunk = chunk;
-    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
     pool->open = true;
     pool->round++;
     msc__cond_broadcast(&pool->begun);
@@ -154,6 +159,21 @@ static void share(msc__pool *pool, uint64_t items, uint64_t chunk, msc__pool_wor
     while (pool->busy > 0)
         msc__cond_wait(&pool->done, &pool->mutex);
     msc__mutex_unlock(&pool->mutex);
+}
+
+/* Workers look at what is set here only after `run_with_workers` has opened the round, and not after it has closed it. */
+static void share(msc__pool *pool, uint64_t items, uint64_t chunk, msc__pool_work work, void *job)
+{
+    msc__mutex_lock(&pool->call);
+    pool->work = work;
+    pool->job = job;
+    pool->items = items;
+    pool->chunk = chunk;
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    if (pool->team.run != NULL)
+        pool->team.run(run_member, pool, pool->thread_count, 0);
+    else
+        run_with_workers(pool);
     msc__mutex_unlock(&pool->call);
 }
 

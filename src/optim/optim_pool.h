@@ -7,6 +7,7 @@
 
 #include "base/thread.h"
 #include "memscale/base.h"
+#include "optim/optim_team.h"
 
 #define MSC__POOL_MOST 256u
 
@@ -19,15 +20,16 @@ struct msc__pool {
     msc_context *ctx;
     uint32_t thread_count; /* the caller's among them */
     uint32_t process;      /* `msc__fork_count` where the threads are */
+    msc__team team;        /* instead of workers, if there is one */
     msc__mutex call;       /* one call at a time */
     msc__mutex mutex;      /* guards what follows, but `next` */
     msc__cond begun;
     msc__cond done;
-    uint64_t round; /* rises when there is something to do */
-    bool open;      /* workers may join the round */
-    bool ending;    /* set once, by `fini` */
-    uint32_t busy;  /* workers in the round */
-    msc__pool_work work;
+    uint64_t round;      /* rises when there is something to do */
+    bool open;           /* workers may join the round */
+    bool ending;         /* set once, by `fini` */
+    uint32_t busy;       /* workers in the round */
+    msc__pool_work work; /* this and the next three change before a round only */
     void *job;
     uint64_t items;
     uint64_t chunk; /* items that are taken at a time */

@@ -17,6 +17,9 @@
 #include "base/error.h"
 #include "optim/optim_internal.h"
 
+/* Elements of a call of a kernel whose arrays are all in place. */
+#define LONG_RUN (64u * MSC__STRIP)
+
 typedef struct step_job {
     const msc_optim *optim;
     const msc_optim_rule *rule;
@@ -178,6 +181,29 @@ static void step_strip(const step_job *job, const msc__optim_numbers *by, const 
     store_weight(job, tensor, &stored, w);
 }
 
+/* All in place: without buffers, strips need not be worked on one by one. */
+static bool is_in_place(const msc_optim_rule *rule)
+{
+    return rule->gradient == MSC_OPTIM_FLOAT_FP32 && rule->weights == MSC_OPTIM_WEIGHTS_FP32 &&
+           (rule->moments == MSC_OPTIM_MOMENTS_FP32 || msc__moment_count(rule) == 0);
+}
+
+static void step_in_place(const step_job *job, const msc__optim_numbers *by, const msc_optim_tensor *tensor,
+                          uint64_t begin, uint64_t end)
+{
+    uint64_t at = begin * MSC__STRIP;
+    uint64_t stop = end * MSC__STRIP < tensor->count ? end * MSC__STRIP : tensor->count;
+
+    while (at < stop) {
+        uint32_t count = stop - at < LONG_RUN ? (uint32_t)(stop - at) : LONG_RUN;
+        msc__moments moments = msc__moments_load(job->optim, job->rule, tensor, at, count, NULL);
+
+        update(job, by, (msc__f32 *)tensor->weight + at, (const msc__f32 *)tensor->gradient + at, moments,
+               count);
+        at += count;
+    }
+}
+
 /* Strips [begin, end) of one tensor. */
 static void step_tensor(const step_job *job, const msc_optim_tensor *tensor, uint64_t begin, uint64_t end)
 {
@@ -186,6 +212,10 @@ static void step_tensor(const step_job *job, const msc_optim_tensor *tensor, uin
     step_buffers buffers;
     bool codes = rule->moments == MSC_OPTIM_MOMENTS_CODE8 && msc__moment_count(rule) == 2;
 
+    if (is_in_place(rule)) {
+        step_in_place(job, &by, tensor, begin, end);
+        return;
+    }
     for (; begin < end; begin++) {
         uint64_t at = begin * MSC__STRIP;
         uint32_t count = msc__strip_count(tensor->count, begin);
@@ -244,6 +274,8 @@ msc_status msc_optim_step(msc_optim *optim, const msc_optim_rule *rule, const ms
     if (optim == NULL)
         return msc__fail(err, MSC_EINVAL, "optim is NULL");
     status = check(rule, tensors, tensor_count, &strips, err);
+    if (status == MSC_OK && optim->card != NULL)
+        return msc__card_step_all(optim->card, rule, tensors, tensor_count, err);
     if (status == MSC_OK)
         msc__pool_run(&optim->pool, strips, MSC__STRIPS_EACH, step_strips, &job);
     return status;

@@ -16,9 +16,9 @@
 
 #include "base/error.h"
 #include "optim/optim_internal.h"
+#include "optim/sums_core.h"
 
-/* A power of two; as many as the most threads that a pool has. */
-#define SEGMENTS 256u
+#define SEGMENTS MSC__SEGMENTS
 
 typedef struct norm_job {
     const msc_optim *optim;
@@ -26,8 +26,7 @@ typedef struct norm_job {
     uint64_t array_count;
     uint64_t strips;
     float scale;
-    double sums[SEGMENTS];
-    uint64_t bad[SEGMENTS];
+    msc__card_sums of; /* each segment */
 } norm_job;
 
 /* Where a walk over all strips stands. */
@@ -78,21 +77,16 @@ static double strip_squares(const norm_job *job, place here, uint64_t *bad)
     return sum;
 }
 
-static uint64_t segment_begin(uint64_t strips, uint64_t segment)
-{
-    return strips / SEGMENTS * segment + strips % SEGMENTS * segment / SEGMENTS;
-}
-
 static void sum_segments(void *argument, uint64_t begin, uint64_t end)
 {
     norm_job *job = argument;
-    place here = find(job, segment_begin(job->strips, begin));
+    place here = find(job, msc__segment_begin(job->strips, begin));
     uint64_t left;
 
     for (; begin < end; begin++) {
-        left = segment_begin(job->strips, begin + 1) - segment_begin(job->strips, begin);
+        left = msc__segment_begin(job->strips, begin + 1) - msc__segment_begin(job->strips, begin);
         for (; left > 0; left--) {
-            job->sums[begin] += strip_squares(job, here, &job->bad[begin]);
+            job->of.sums[begin] += strip_squares(job, here, &job->of.bad[begin]);
             advance(job, &here);
         }
     }
@@ -133,14 +127,19 @@ msc_status msc_optim_norm(msc_optim *optim, const msc_optim_array *arrays, uint6
     if (status != MSC_OK)
         return status;
     grain = job.strips > 0 ? SEGMENTS * MSC__STRIPS_EACH / job.strips + 1 : SEGMENTS;
-    msc__pool_run(&optim->pool, SEGMENTS, grain, sum_segments, &job);
+    if (optim->card != NULL && job.strips > 0)
+        status = msc__card_norm_all(optim->card, arrays, array_count, scale, job.strips, &job.of, err);
+    else if (optim->card == NULL)
+        msc__pool_run(&optim->pool, SEGMENTS, grain, sum_segments, &job);
+    if (status != MSC_OK)
+        return status;
     for (width = SEGMENTS / 2; width > 0; width /= 2)
         for (i = 0; i < width; i++) {
-            job.sums[i] += job.sums[i + width];
-            job.bad[i] += job.bad[i + width];
+            job.of.sums[i] += job.of.sums[i + width];
+            job.of.bad[i] += job.of.bad[i + width];
         }
-    out->sum_of_squares = job.sums[0];
-    out->nonfinite_count = job.bad[0];
+    out->sum_of_squares = job.of.sums[0];
+    out->nonfinite_count = job.of.bad[0];
     return MSC_OK;
 }
 
@@ -198,6 +197,8 @@ msc_status msc_optim_accumulate(msc_optim *optim, float *sums, const msc_optim_a
 
         status = msc__ranges_check(ranges, 2, 0, err);
     }
+    if (status == MSC_OK && optim->card != NULL)
+        return msc__card_add(optim->card, sums, gradient, err);
     if (status == MSC_OK)
         msc__pool_run(&optim->pool, msc__strips(gradient->count), MSC__STRIPS_EACH, add_strips, &job);
     return status;

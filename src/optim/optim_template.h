@@ -185,6 +185,34 @@ static void split_rest8(void *weight, void *rest, const msc__f32 *restrict from,
 
 /* ---- updates ------------------------------------------------------------------------------------------- */
 
+/* Floats of a cache line, and how far ahead lines are asked for. Four arrays at a time are more than the processor's own
+   prefetching follows over the ends of pages; what lies behind an array is asked for in vain, and does no harm. */
+#define LINE 16u
+#define AHEAD (20u * LINE * sizeof(float))
+
+MSC__INLINE void ask_for(const msc__f32 *here)
+{
+    __builtin_prefetch((const void *)((uintptr_t)here + AHEAD));
+}
+
+MSC__INLINE void adam_line(const msc__optim_numbers *by, int l2, msc__f32 *restrict w,
+                           const msc__f32 *restrict g, msc__f32 *restrict m, msc__f32 *restrict v,
+                           uint32_t count)
+{
+    uint32_t i;
+
+    for (i = 0; i < count; i++) {
+        float weight = w[i];
+        float first = m[i];
+        float second = v[i];
+
+        msc__adam(by, l2, g[i], &weight, &first, &second);
+        w[i] = weight;
+        m[i] = first;
+        v[i] = second;
+    }
+}
+
 MSC__INLINE void adam_strip(const msc__optim_numbers *by, int l2, msc__f32 *restrict w,
                             const msc__f32 *restrict g, msc__moments moments, uint32_t count)
 {
@@ -193,16 +221,14 @@ MSC__INLINE void adam_strip(const msc__optim_numbers *by, int l2, msc__f32 *rest
     msc__f32 *restrict v = moments.of2;
     uint32_t i;
 
-    for (i = 0; i < count; i++) {
-        float weight = w[i];
-        float first = m[i];
-        float second = v[i];
-
-        msc__adam(&numbers, l2, g[i], &weight, &first, &second);
-        w[i] = weight;
-        m[i] = first;
-        v[i] = second;
+    for (i = 0; i + LINE <= count; i += LINE) {
+        ask_for(w + i);
+        ask_for(g + i);
+        ask_for(m + i);
+        ask_for(v + i);
+        adam_line(&numbers, l2, w + i, g + i, m + i, v + i, LINE);
     }
+    adam_line(&numbers, l2, w + i, g + i, m + i, v + i, count - i);
 }
 
 static void adam(const msc__optim_numbers *by, msc__f32 *w, const msc__f32 *g, msc__moments moments,

@@ -10,6 +10,9 @@
  * a current context; memory that is unpinned and was not pinned; calls in a forked child; and, when the last user
  * lets a context go, whatever is left of it.
  *
+ * It runs the library's kernels, compiled for the host, and only those (fake_kernels.c); the compiler that goes with it
+ * is libfake_nvrtc.so (fake_nvrtc.c).
+ *
  * A program that opens the library by its path finds these functions by name. Everything can be set by the
  * environment as well, which is read at the first cuInit:
  *
@@ -19,6 +22,7 @@
  *      FAKE_CUDA_DELAY_MOST_NS
  *      FAKE_CUDA_BYTES_PER_SECOND
  *      FAKE_CUDA_SPLIT_PPM
+ *      FAKE_CUDA_CAPABILITY        compute capability of each card, 90 if not set, for 9.0
  *      FAKE_CUDA_PIN_LIMIT_BYTES   cuMemHostRegister beyond this is refused; 0: no limit
  *      FAKE_CUDA_FAIL              cuMemAlloc_v2:3:2 lets the third call return 2
  */
@@ -39,6 +43,7 @@ typedef struct fake_cuda_report {
     uint64_t
         pageable_copy_count; /**< copies from or to memory that is not pinned: done before the call returns */
     uint64_t copy_count;
+    uint64_t launch_count;
 } fake_cuda_report;
 
 /** Fills `out`. */
@@ -48,5 +53,8 @@ fake_cuda_tell_function fake_cuda_tell;
 /** Call number `nth`, from 1 and from now on, of the driver function `name` returns `result` and does nothing. */
 typedef void fake_cuda_fail_function(const char *name, unsigned nth, int result);
 fake_cuda_fail_function fake_cuda_fail;
+
+/** Of libfake_nvrtc.so: programs that were created and not destroyed. */
+typedef int fake_nvrtc_live_function(void);
 
 #endif /* MSC_FAKE_CUDA_H */

@@ -8,6 +8,7 @@
 
 #include "device/cuda_syms.h"
 #include "device/cuda_types.h"
+#include "fake_cuda/fake_kernels.h"
 #include "fake_cuda/fake_objects.h"
 
 #define COPY_FAILED 719 /* CUDA_ERROR_LAUNCH_FAILED: what a card says of work that went wrong */
@@ -49,20 +50,13 @@ static const msc_device_ops *ops(int card)
 }
 
 /* The host stream behind a handle; NULL: the handle is bad. */
-static void *host_stream(msc__cu_stream stream, int card)
+static void *bare_stream(msc__cu_stream stream, int card)
 {
     fake_object object;
 
     if (stream == NULL)
         return fake_cards[card].default_stream;
     return fake_find(stream, FAKE_STREAM, card, &object) ? object.host : NULL;
-}
-
-static void *host_event(msc__cu_event event, int card)
-{
-    fake_object object;
-
-    return fake_find(event, FAKE_EVENT, card, &object) ? object.host : NULL;
 }
 
 /* Takes the block or pinned range that begins exactly there; false: none of this card does (-1: of any). */
@@ -73,8 +67,8 @@ static bool take_at(fake_kind kind, const void *at, int card, fake_object *out)
     return fake_find(handle, kind, card, out) && out->host == at && fake_take(handle, kind, card, out);
 }
 
-/* Blocks until a host stream has done everything. */
-static msc_status finish(int card, void *stream)
+/* Blocks until a host stream has done every copy. */
+static msc_status finish_copies(int card, void *stream)
 {
     msc_device *device = fake_cards[card].device;
     void *event = NULL;
@@ -91,6 +85,46 @@ static msc_status finish(int card, void *stream)
     ops(card)->event_destroy(device, event);
     fake_unlock();
     return status;
+}
+
+static void before_launch(int card, void *stream)
+{
+    (void)finish_copies(card, stream);
+}
+
+static void after_launch(int card, void *stream, void *event)
+{
+    (void)ops(card)->event_record(fake_cards[card].device, event, stream, NULL);
+}
+
+static const fake_launch_calls launch_calls = {before_launch, after_launch};
+
+/* Blocks until a host stream has done everything. */
+static msc_status finish(int card, void *stream)
+{
+    fake_launch_flush(card, stream, &launch_calls);
+    return finish_copies(card, stream);
+}
+
+/* The same as bare_stream, for what comes behind the launches that wait there. */
+static void *host_stream(msc__cu_stream stream, int card)
+{
+    void *host = bare_stream(stream, card);
+
+    if (host != NULL)
+        fake_launch_flush(card, host, &launch_calls);
+    return host;
+}
+
+/* The host event behind a handle, with its last record where that was kept; NULL: the handle is bad. */
+static void *host_event(msc__cu_event event, int card)
+{
+    fake_object object;
+
+    if (!fake_find(event, FAKE_EVENT, card, &object))
+        return NULL;
+    fake_launch_flush_event(card, object.host, &launch_calls);
+    return object.host;
 }
 
 static void finish_object(fake_object stream)
@@ -126,6 +160,10 @@ static const struct {
     {MSC__CU_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
     {MSC__CU_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {MSC__CU_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {MSC__CU_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {MSC__CU_NO_BINARY, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+     "no kernel image is available for execution on the device"},
+    {MSC__CU_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {MSC__CU_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {MSC__CU_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM",
      "OS call failed or operation not supported on this OS"},
@@ -168,6 +206,14 @@ msc__cu_result cuGetErrorString(msc__cu_result result, const char **text)
     return describe(result, &name, text);
 }
 
+msc__cu_result cuDriverGetVersion(int *version)
+{
+    BEGIN(false);
+
+    *version = 12040;
+    return MSC__CU_SUCCESS;
+}
+
 msc__cu_result cuDeviceGetCount(int *count)
 {
     BEGIN(false);
@@ -193,6 +239,18 @@ msc__cu_result cuDeviceGetName(char *name, int bytes, msc__cu_device device)
     if (device < 0 || device >= fake_card_count)
         return BLAME("no such card", MSC__CU_INVALID_DEVICE);
     (void)snprintf(name, (size_t)bytes, "fake card %d", device);
+    return MSC__CU_SUCCESS;
+}
+
+msc__cu_result cuDeviceGetAttribute(int *value, msc__cu_attribute attribute, msc__cu_device device)
+{
+    BEGIN(false);
+
+    if (device < 0 || device >= fake_card_count)
+        return BLAME("no such card", MSC__CU_INVALID_DEVICE);
+    if (attribute != MSC__CU_CAPABILITY_MAJOR && attribute != MSC__CU_CAPABILITY_MINOR)
+        return BLAME("no such attribute", MSC__CU_INVALID_VALUE);
+    *value = attribute == MSC__CU_CAPABILITY_MAJOR ? fake_capability() / 10 : fake_capability() % 10;
     return MSC__CU_SUCCESS;
 }
 
@@ -222,6 +280,7 @@ msc__cu_result cuDevicePrimaryCtxRelease_v2(msc__cu_device device)
 
     if (device < 0 || device >= fake_card_count || fake_cards[device].retained == 0)
         return BLAME("the context is not retained", MSC__CU_INVALID_CONTEXT);
+    (void)finish(device, fake_cards[device].default_stream);
     fake_lock();
     if (--fake_cards[device].retained == 0) {
         ops(device)->stream_destroy(fake_cards[device].device, fake_cards[device].default_stream);
@@ -354,6 +413,8 @@ msc__cu_result cuStreamDestroy_v2(msc__cu_stream stream)
     fake_object object;
     BEGIN(true);
 
+    if (stream != NULL)
+        (void)host_stream(stream, card);
     if (!fake_take(stream, FAKE_STREAM, card, &object))
         return BLAME("no such stream", MSC__CU_INVALID_HANDLE);
     (void)fake_add(FAKE_DESTROYED_STREAM, card, object.host, 0);
@@ -406,6 +467,7 @@ msc__cu_result cuEventDestroy_v2(msc__cu_event event)
     fake_object object;
     BEGIN(true);
 
+    (void)host_event(event, card);
     if (!fake_take(event, FAKE_EVENT, card, &object))
         return BLAME("no such event", MSC__CU_INVALID_HANDLE);
     fake_lock();
@@ -421,9 +483,11 @@ msc__cu_result cuEventRecord(msc__cu_event event, msc__cu_stream stream)
     BEGIN(true);
 
     recorded = host_event(event, card);
-    host = host_stream(stream, card);
+    host = bare_stream(stream, card);
     if (recorded == NULL || host == NULL)
         return BLAME("no such event or stream", MSC__CU_INVALID_HANDLE);
+    if (fake_launch_add_record(host, recorded))
+        return MSC__CU_SUCCESS;
     return result_of(ops(card)->event_record(fake_cards[card].device, recorded, host, NULL));
 }
 
@@ -490,4 +554,69 @@ msc__cu_result cuMemcpyDtoHAsync_v2(void *to, msc__cu_pointer from, size_t bytes
 msc__cu_result cuMemcpyHtoDAsync_v2(msc__cu_pointer to, const void *from, size_t bytes, msc__cu_stream stream)
 {
     return copy(__func__, (void *)(uintptr_t)to, from, bytes, false, stream);
+}
+
+/* ---- programs --------------------------------------------------------------------------------------- */
+
+/* What libfake_nvrtc.so gives: machine code of just this card, or text for one that is not newer. */
+msc__cu_result cuModuleLoadData(msc__cu_module *out, const void *image)
+{
+    char kind[8];
+    int arch = 0;
+    BEGIN(true);
+
+    if (sscanf(image, "fake %7s %d", kind, &arch) != 2)
+        return BLAME("no image", MSC__CU_INVALID_IMAGE);
+    if (strcmp(kind, "cubin") == 0 ? arch != fake_capability() : arch > fake_capability())
+        return BLAME("the image is for another card", MSC__CU_NO_BINARY);
+    *out = fake_add(FAKE_MODULE, card, NULL, 0);
+    return MSC__CU_SUCCESS;
+}
+
+msc__cu_result cuModuleUnload(msc__cu_module module)
+{
+    fake_object object;
+    BEGIN(true);
+
+    return fake_take(module, FAKE_MODULE, card, &object) ? MSC__CU_SUCCESS
+                                                         : BLAME("no such module", MSC__CU_INVALID_HANDLE);
+}
+
+msc__cu_result cuModuleGetFunction(msc__cu_function *out, msc__cu_module module, const char *name)
+{
+    const fake_kernel *kernel = fake_kernel_named(name);
+    fake_object object;
+    BEGIN(true);
+
+    if (!fake_find(module, FAKE_MODULE, card, &object))
+        return BLAME("no such module", MSC__CU_INVALID_HANDLE);
+    if (kernel == NULL)
+        return MSC__CU_NOT_FOUND;
+    *out = fake_add_function(card, module, kernel);
+    return MSC__CU_SUCCESS;
+}
+
+msc__cu_result cuLaunchKernel MSC__CUDA_LAUNCH_PARAMETERS
+{
+    const fake_kernel *kernel;
+    const char *fault;
+    fake_object object;
+    fake_object module;
+    void *host;
+    BEGIN(true);
+
+    host = bare_stream(stream, card);
+    if (!fake_find(function, FAKE_FUNCTION, card, &object) ||
+        !fake_find(object.host, FAKE_MODULE, card, &module) || host == NULL)
+        return BLAME("no such function or stream", MSC__CU_INVALID_HANDLE);
+    if (grid_x == 0 || grid_x > INT32_MAX || block_x != fake_kernel_threads || shared_bytes != 0 ||
+        grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || arguments == NULL || extra != NULL)
+        return BLAME("the kernel was not made for such a launch", MSC__CU_INVALID_VALUE);
+    kernel = object.kernel;
+    fault = kernel->fault(arguments[0], card);
+    if (fault != NULL)
+        return BLAME(fault, MSC__CU_INVALID_VALUE);
+    fake_count_launch();
+    fake_launch_add(host, kernel, grid_x, arguments[0]);
+    return MSC__CU_SUCCESS;
 }

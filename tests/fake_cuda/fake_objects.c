@@ -25,6 +25,7 @@ static size_t object_capacity;
 static fake_cuda_report report;
 static uint64_t card_bytes;
 static uint64_t pin_limit_bytes;
+static int capability;
 static long process; /* 0: cuInit was not called */
 static struct {
     char name[NAME_BYTES];
@@ -88,6 +89,7 @@ int fake_start(void)
     options.faults.split_ppm = (uint32_t)setting("FAKE_CUDA_SPLIT_PPM", 0);
     card_bytes = setting("FAKE_CUDA_BYTES", UINT64_C(1) << 30);
     pin_limit_bytes = setting("FAKE_CUDA_PIN_LIMIT_BYTES", 0);
+    capability = (int)setting("FAKE_CUDA_CAPABILITY", 90);
     count = (int)setting("FAKE_CUDA_CARDS", 2);
     fake_card_count = count < FAKE_CARDS_MOST ? count : FAKE_CARDS_MOST;
     read_failing();
@@ -104,6 +106,11 @@ int fake_start(void)
 uint64_t fake_card_bytes(void)
 {
     return card_bytes;
+}
+
+int fake_capability(void)
+{
+    return capability;
 }
 
 uint64_t fake_pin_limit_bytes(void)
@@ -169,9 +176,8 @@ int fake_pop(void)
 
 /* ---- objects ---------------------------------------------------------------------------------------- */
 
-void *fake_add(fake_kind kind, int card, void *host, uint64_t bytes)
+static void *add(fake_object object)
 {
-    const fake_object object = {.kind = kind, .alive = true, .card = card, .host = host, .bytes = bytes};
     size_t row;
 
     pthread_mutex_lock(&mutex);
@@ -185,6 +191,17 @@ void *fake_add(fake_kind kind, int card, void *host, uint64_t bytes)
     objects[row] = object;
     pthread_mutex_unlock(&mutex);
     return (void *)(uintptr_t)(row + 1);
+}
+
+void *fake_add(fake_kind kind, int card, void *host, uint64_t bytes)
+{
+    return add((fake_object){.kind = kind, .alive = true, .card = card, .host = host, .bytes = bytes});
+}
+
+void *fake_add_function(int card, void *module, const void *kernel)
+{
+    return add(
+        (fake_object){.kind = FAKE_FUNCTION, .alive = true, .card = card, .host = module, .kernel = kernel});
 }
 
 static fake_object *look_up(const void *handle, fake_kind kind, int card)
@@ -256,7 +273,7 @@ void *fake_toucher(fake_kind kind, const void *at, uint64_t bytes)
 
 static bool is_the_callers(fake_kind kind)
 {
-    return kind != FAKE_CONTEXT && kind != FAKE_DESTROYED_STREAM;
+    return kind != FAKE_CONTEXT && kind != FAKE_DESTROYED_STREAM && kind != FAKE_FUNCTION;
 }
 
 static uint64_t sum(fake_kind kind, int card)
@@ -322,6 +339,13 @@ void fake_count_copy(bool pageable)
     pthread_mutex_lock(&mutex);
     report.copy_count++;
     report.pageable_copy_count += pageable;
+    pthread_mutex_unlock(&mutex);
+}
+
+void fake_count_launch(void)
+{
+    pthread_mutex_lock(&mutex);
+    report.launch_count++;
     pthread_mutex_unlock(&mutex);
 }
 

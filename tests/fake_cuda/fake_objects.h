@@ -22,6 +22,8 @@ typedef enum fake_kind {
     FAKE_EVENT,
     FAKE_BLOCK,
     FAKE_PINNED,
+    FAKE_MODULE,
+    FAKE_FUNCTION,        /* of a module, whose handle is in `host`; goes with it */
     FAKE_DESTROYED_STREAM /* whose work goes on; no handle names it */
 } fake_kind;
 
@@ -29,7 +31,8 @@ typedef struct fake_object {
     fake_kind kind;
     bool alive;
     int card;
-    void *host; /**< STREAM, EVENT: of the host device; BLOCK, PINNED: the address */
+    void *host;         /**< STREAM, EVENT: of the host device; BLOCK, PINNED: the address */
+    const void *kernel; /**< FUNCTION */
     uint64_t bytes;
 } fake_object;
 
@@ -43,8 +46,9 @@ typedef struct fake_card {
 extern fake_card fake_cards[FAKE_CARDS_MOST];
 extern int fake_card_count;
 
-/** Memory of a card, and the limit on pinned memory. */
+/** Memory of a card, its compute capability, and the limit on pinned memory. */
 uint64_t fake_card_bytes(void);
+int fake_capability(void);
 uint64_t fake_pin_limit_bytes(void);
 
 /**
@@ -88,8 +92,12 @@ void fake_each(fake_kind kind, int card, void (*visit)(fake_object object));
 /** The last user of a card's context is gone: what is left there is noted and given up. */
 void fake_give_up(int card);
 
+/** As fake_add, of a kernel that a module has. */
+void *fake_add_function(int card, void *module, const void *kernel);
+
 /** Counters of fake_cuda_report. */
 void fake_count_copy(bool pageable);
+void fake_count_launch(void);
 
 /** One at a time: the contexts that host objects are made from. */
 void fake_lock(void);

@@ -14,6 +14,7 @@
 #include "device/cuda_syms.h"
 #include "device/cuda_types.h"
 #include "fake_cuda/fake_cuda.h"
+#include "optim/cuda/card_types.h"
 
 #define BYTES 4096u
 
@@ -226,6 +227,104 @@ static void copies(void **state)
     set_close(&it);
 }
 
+/* An argument of a kernel that copies a number. */
+static msc__card_arrays copying(const set *it)
+{
+    msc__card_arrays arrays;
+
+    memset(&arrays, 0, sizeof arrays);
+    arrays.from[0] = (const void *)(uintptr_t)it->block;
+    arrays.to[0] = (void *)(uintptr_t)(it->block + 4);
+    arrays.count = 1;
+    return arrays;
+}
+
+#define LAUNCH(kernel, groups, threads, stream)                                                              \
+    cuLaunchKernel(kernel, groups, 1, 1, threads, 1, 1, 0, stream, argument, NULL)
+
+static void programs(void **state)
+{
+    void *argument[1];
+    msc__card_arrays arrays;
+    msc__cu_module module;
+    msc__cu_function kernel;
+    msc__cu_context popped;
+    int value;
+    set it;
+
+    (void)state;
+    set_open(&it);
+    WRONG(cuDeviceGetAttribute(&value, 1, 0), MSC__CU_INVALID_VALUE);
+    WRONG(cuDeviceGetAttribute(&value, MSC__CU_CAPABILITY_MAJOR, 2), MSC__CU_INVALID_DEVICE);
+    GOOD(cuDeviceGetAttribute(&value, MSC__CU_CAPABILITY_MAJOR, 1));
+    assert_int_equal(value, 9);
+    WRONG(cuModuleLoadData(&module, "ELF"), MSC__CU_INVALID_IMAGE);
+    WRONG(cuModuleLoadData(&module, "fake cubin 80"), MSC__CU_NO_BINARY);
+    WRONG(cuModuleLoadData(&module, "fake ptx 100"), MSC__CU_NO_BINARY);
+    GOOD(cuModuleLoadData(&module, "fake ptx 80"));
+    GOOD(cuModuleUnload(module));
+    WRONG(cuModuleUnload(module), MSC__CU_INVALID_HANDLE);
+    WRONG(cuModuleGetFunction(&kernel, module, "msc_card_change"), MSC__CU_INVALID_HANDLE);
+    GOOD(cuModuleLoadData(&module, "fake cubin 90"));
+    assert_int_equal(cuModuleGetFunction(&kernel, module, "main"), MSC__CU_NOT_FOUND);
+    GOOD(cuModuleGetFunction(&kernel, module, "msc_card_change"));
+
+    arrays = copying(&it);
+    argument[0] = &arrays;
+    WRONG(LAUNCH(kernel, 0, MSC__CARD_THREADS, it.stream), MSC__CU_INVALID_VALUE);
+    WRONG(LAUNCH(kernel, 1, 64, it.stream), MSC__CU_INVALID_VALUE);
+    WRONG(LAUNCH(kernel, 1, MSC__CARD_THREADS, (msc__cu_stream)it.event), MSC__CU_INVALID_HANDLE);
+    WRONG(LAUNCH((msc__cu_function)module, 1, MSC__CARD_THREADS, it.stream), MSC__CU_INVALID_HANDLE);
+    arrays.to[0] = it.here; /* the host's */
+    WRONG(LAUNCH(kernel, 1, MSC__CARD_THREADS, it.stream), MSC__CU_INVALID_VALUE);
+    arrays.to[0] = (void *)(uintptr_t)(it.block + 2);
+    WRONG(LAUNCH(kernel, 1, MSC__CARD_THREADS, it.stream), MSC__CU_INVALID_VALUE);
+    arrays = copying(&it);
+    arrays.count = BYTES / 4; /* the last one is behind the block */
+    WRONG(LAUNCH(kernel, 2, MSC__CARD_THREADS, it.stream), MSC__CU_INVALID_VALUE);
+    GOOD(cuModuleUnload(module));
+    arrays = copying(&it);
+    WRONG(LAUNCH(kernel, 1, MSC__CARD_THREADS, it.stream), MSC__CU_INVALID_HANDLE);
+    GOOD(cuCtxPushCurrent_v2(it.contexts[1]));
+    GOOD(cuModuleLoadData(&module, "fake cubin 90"));
+    GOOD(cuModuleGetFunction(&kernel, module, "msc_card_change"));
+    WRONG(LAUNCH(kernel, 1, MSC__CARD_THREADS, NULL), MSC__CU_INVALID_VALUE); /* another card's memory */
+    GOOD(cuModuleUnload(module));
+    GOOD(cuCtxPopCurrent_v2(&popped));
+    set_close(&it);
+}
+
+/* A kernel is as late as its stream allows: nobody has waited, so what looks does not see it. */
+static void late_launches(void **state)
+{
+    void *argument[1];
+    msc__card_arrays arrays;
+    msc__cu_module module;
+    msc__cu_function kernel;
+    msc__cu_stream other;
+    float two[2] = {1.5f, 0.0f};
+    set it;
+
+    (void)state;
+    set_open(&it);
+    GOOD(cuStreamCreate(&other, MSC__CU_STREAM_NON_BLOCKING));
+    GOOD(cuModuleLoadData(&module, "fake cubin 90"));
+    GOOD(cuModuleGetFunction(&kernel, module, "msc_card_change"));
+    GOOD(cuMemcpyHtoDAsync_v2(it.block, two, sizeof two, it.stream));
+    arrays = copying(&it);
+    argument[0] = &arrays;
+    GOOD(LAUNCH(kernel, 1, MSC__CARD_THREADS, it.stream));
+    GOOD(cuEventRecord(it.event, it.stream));
+    GOOD(cuMemcpyDtoHAsync_v2(two, it.block, sizeof two, other));
+    assert_true(two[1] == 0.0f);
+    GOOD(cuStreamWaitEvent(other, it.event, 0));
+    GOOD(cuMemcpyDtoHAsync_v2(two, it.block, sizeof two, other));
+    assert_true(two[1] == 1.5f);
+    GOOD(cuStreamDestroy_v2(other));
+    GOOD(cuModuleUnload(module));
+    set_close(&it);
+}
+
 /* Objects that outlive the last user of their context are counted, and gone. */
 static void left_behind(void **state)
 {
@@ -287,6 +386,8 @@ int main(void)
         {"fake_cuda/memory", memory, NULL, NULL, NULL},
         {"fake_cuda/pinning", pinning, NULL, NULL, NULL},
         {"fake_cuda/copies", copies, NULL, NULL, NULL},
+        {"fake_cuda/programs", programs, NULL, NULL, NULL},
+        {"fake_cuda/late-launches", late_launches, NULL, NULL, NULL},
         {"fake_cuda/left-behind", left_behind, NULL, NULL, NULL},
         {"fake_cuda/failing-calls", failing_calls, NULL, NULL, NULL},
     };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "optim_fixture.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,6 +110,33 @@ msc_optim_rule fixture_rule(msc_optim_kind kind, msc_optim_float gradient, msc_o
     rule.momentum = kind == MSC_OPTIM_KIND_SGD ? 0.85 : 0.0;
     rule.gradient_scale = 0.71f;
     return rule;
+}
+
+#define VARIANTS 6u
+
+void fixture_every_rule(void (*each)(const msc_optim_rule *rule, const char *name))
+{
+    static const msc_optim_kind kinds[VARIANTS] = {MSC_OPTIM_KIND_ADAMW, MSC_OPTIM_KIND_ADAM,
+                                                   MSC_OPTIM_KIND_SGD,   MSC_OPTIM_KIND_SGD,
+                                                   MSC_OPTIM_KIND_SGD,   MSC_OPTIM_KIND_LION};
+    unsigned variant, gradient, weights, moments;
+    char name[64];
+
+    for (variant = 0; variant < VARIANTS; variant++)
+        for (gradient = 0; gradient < MSC_OPTIM_FLOAT_COUNT; gradient++)
+            for (weights = 0; weights < MSC_OPTIM_WEIGHTS_COUNT; weights++)
+                for (moments = 0; moments < MSC_OPTIM_MOMENTS_COUNT; moments++) {
+                    msc_optim_rule rule =
+                        fixture_rule(kinds[variant], (msc_optim_float)gradient, (msc_optim_weights)weights,
+                                     (msc_optim_moments)moments);
+
+                    rule.momentum = variant == 2 ? 0.0 : rule.momentum;
+                    rule.nesterov = variant == 4;
+                    rule.maximize = variant == 1;
+                    (void)snprintf(name, sizeof name, "variant %u gradient %u weights %u moments %u", variant,
+                                   gradient, weights, moments);
+                    each(&rule, name);
+                }
 }
 
 static void *array(uint64_t bytes, size_t shift)

@@ -43,6 +43,9 @@ int fixture_finish(void **state);
 msc_optim_rule fixture_rule(msc_optim_kind kind, msc_optim_float gradient, msc_optim_weights weights,
                             msc_optim_moments moments);
 
+/** Runs `each` with every rule: AdamW, Adam, SGD without and with momentum and with nesterov, Lion; types all combined. */
+void fixture_every_rule(void (*each)(const msc_optim_rule *rule, const char *name));
+
 /** State of zeros but for the weights, which follow from `seed`. */
 fixture fixture_make(msc_optim *by, const msc_optim_rule *rule, uint64_t count, size_t shift, uint64_t seed);
 void fixture_end(fixture *one);

@@ -6,6 +6,8 @@
 
 #include <math.h>
 
+#include "optim/lanes.h"
+/* after it */
 #include "optim/codes_core.h"
 #include "optim/optim_internal.h"
 

@@ -5,37 +5,8 @@
  */
 #include "optim_fixture.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define VARIANTS 6u
-
-/* Runs `each` with every rule: AdamW, Adam, SGD without and with momentum and with nesterov, Lion; types all combined. */
-static void with_every_rule(void (*each)(const msc_optim_rule *rule, const char *name))
-{
-    static const msc_optim_kind kinds[VARIANTS] = {MSC_OPTIM_KIND_ADAMW, MSC_OPTIM_KIND_ADAM,
-                                                   MSC_OPTIM_KIND_SGD,   MSC_OPTIM_KIND_SGD,
-                                                   MSC_OPTIM_KIND_SGD,   MSC_OPTIM_KIND_LION};
-    unsigned variant, gradient, weights, moments;
-    char name[64];
-
-    for (variant = 0; variant < VARIANTS; variant++)
-        for (gradient = 0; gradient < MSC_OPTIM_FLOAT_COUNT; gradient++)
-            for (weights = 0; weights < MSC_OPTIM_WEIGHTS_COUNT; weights++)
-                for (moments = 0; moments < MSC_OPTIM_MOMENTS_COUNT; moments++) {
-                    msc_optim_rule rule =
-                        fixture_rule(kinds[variant], (msc_optim_float)gradient, (msc_optim_weights)weights,
-                                     (msc_optim_moments)moments);
-
-                    rule.momentum = variant == 2 ? 0.0 : rule.momentum;
-                    rule.nesterov = variant == 4;
-                    rule.maximize = variant == 1;
-                    (void)snprintf(name, sizeof name, "variant %u gradient %u weights %u moments %u", variant,
-                                   gradient, weights, moments);
-                    each(&rule, name);
-                }
-}
 
 /* ---- instruction sets ---------------------------------------------------------------------------------------- */
 
@@ -67,7 +38,7 @@ static void compare_sets(msc_optim_isa isa)
     }
     wide = fixture_optim(isa, 1);
     assert_int_equal(msc_optim_isa_used(wide), isa);
-    with_every_rule(equal_sets);
+    fixture_every_rule(equal_sets);
     fixture_optim_end(wide);
 }
 
@@ -131,29 +102,37 @@ static void extremes_are_equal(void **state)
 /* Enough strips that seven threads have some each. */
 #define MANY (7u * 8u * 1024u + 1000u)
 
+static void compare_threads(msc_optim *many, const msc_optim_rule *rule)
+{
+    fixture a = fixture_make(optim, rule, MANY, 0, 11);
+    fixture b = fixture_make(many, rule, MANY, 0, 11);
+
+    fixture_run(&a, optim, 1, 2, 5);
+    fixture_run(&b, many, 1, 2, 5);
+    fixture_same(&a, &b, "threads");
+    fixture_end(&a);
+    fixture_end(&b);
+}
+
 static void threads_do_not_show(void **state)
 {
     static const uint32_t threads[] = {2, 3, 7};
-    unsigned weights, moments;
+    unsigned gradient, weights, moments;
     size_t i;
 
     (void)state;
     for (i = 0; i < sizeof threads / sizeof threads[0]; i++) {
         msc_optim *many = fixture_optim(MSC_OPTIM_ISA_ANY, threads[i]);
 
-        for (weights = 0; weights < MSC_OPTIM_WEIGHTS_COUNT; weights++)
-            for (moments = 0; moments < MSC_OPTIM_MOMENTS_COUNT; moments++) {
-                msc_optim_rule rule = fixture_rule(MSC_OPTIM_KIND_ADAMW, MSC_OPTIM_FLOAT_BF16,
-                                                   (msc_optim_weights)weights, (msc_optim_moments)moments);
-                fixture a = fixture_make(optim, &rule, MANY, 0, 11);
-                fixture b = fixture_make(many, &rule, MANY, 0, 11);
+        for (gradient = MSC_OPTIM_FLOAT_FP32; gradient <= MSC_OPTIM_FLOAT_BF16; gradient++)
+            for (weights = 0; weights < MSC_OPTIM_WEIGHTS_COUNT; weights++)
+                for (moments = 0; moments < MSC_OPTIM_MOMENTS_COUNT; moments++) {
+                    msc_optim_rule rule =
+                        fixture_rule(MSC_OPTIM_KIND_ADAMW, (msc_optim_float)gradient,
+                                     (msc_optim_weights)weights, (msc_optim_moments)moments);
 
-                fixture_run(&a, optim, 1, 2, 5);
-                fixture_run(&b, many, 1, 2, 5);
-                fixture_same(&a, &b, "threads");
-                fixture_end(&a);
-                fixture_end(&b);
-            }
+                    compare_threads(many, &rule);
+                }
         fixture_optim_end(many);
     }
 }
@@ -209,7 +188,7 @@ static void parts_are_the_whole(const msc_optim_rule *rule, const char *name)
 static void parts_do_not_show(void **state)
 {
     (void)state;
-    with_every_rule(parts_are_the_whole);
+    fixture_every_rule(parts_are_the_whole);
 }
 
 /* A thousand small tensors, divided among threads in the middle of anything. */
@@ -275,7 +254,7 @@ static void resumed_is_uninterrupted(const msc_optim_rule *rule, const char *nam
 static void a_run_goes_on(void **state)
 {
     (void)state;
-    with_every_rule(resumed_is_uninterrupted);
+    fixture_every_rule(resumed_is_uninterrupted);
 }
 
 /* ---- the same as ever ---------------------------------------------------------------------------------------------- */
@@ -313,7 +292,7 @@ static void state_is_what_it_was(void **state)
     (void)state;
     assert_int_equal(MSC_OPTIM_STATE_VERSION, 1);
     digest = UINT64_C(0xCBF29CE484222325);
-    with_every_rule(add_state);
+    fixture_every_rule(add_state);
     if (digest != UINT64_C(0x596E917E040DB851))
         fail_msg("%016llx", (unsigned long long)digest);
 }
