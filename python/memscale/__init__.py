@@ -28,6 +28,7 @@ __all__ = [
     "optimize",
     "plan",
     "predict",
+    "save",
     "verify",
     "wrap",
 ]
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from memscale.core.plan import Plan
     from memscale.core.prediction import Prediction
     from memscale.core.savings import Savings
+    from memscale.saving import save
 
 # Where each public name lives. Loaded at first use, so that `import memscale` costs next to nothing.
 _HOME = {
@@ -63,6 +65,7 @@ _HOME = {
     "optimize": "memscale.api",
     "plan": "memscale.api",
     "predict": "memscale.api",
+    "save": "memscale.saving",
     "verify": "memscale.api",
     "wrap": "memscale.api",
 }
