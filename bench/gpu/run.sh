@@ -5,12 +5,13 @@
 #   bench/gpu/run.sh [--minutes N] [--out DIR] [--no-tests]
 #
 # Builds the extension with meson into a folder of its own, stages the package beside it, runs the GPU tests and
-# then bench/gpu/peaks.py. Rows and logs go to DIR (default $OUT, else bench/results/gpu-<date>) and are flushed
-# as they come, so a run that is cut off leaves what it has done. Without a card the tests are skipped and the
-# exit status is 0.
+# then the benchmarks: the registry, every peer that is installed, the frontier, the sweep, the most important
+# first. Rows, logs and pictures go to DIR (default $OUT, else bench/results/gpu-<date>), and rows are flushed
+# as they come, so a run that is cut off leaves what it has done. Without a card the tests are skipped, nothing
+# is measured, and the exit status is 0.
 #
 # Needs: a C compiler, meson, ninja, and a `python3` (or $PYTHON) with its headers, torch and transformers;
-# pytest for the tests. Nothing is installed and the source tree stays as it is.
+# pytest for the tests, matplotlib for the picture. Nothing is installed and the source tree stays as it is.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -18,7 +19,7 @@ python=${PYTHON:-python3}
 minutes=25
 out=${OUT:-}
 tests=yes
-usage() { sed -n '4,14s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '4,15s/^# \{0,1\}//p' "$0"; }
 while [ $# -gt 0 ]; do
   case $1 in
     --minutes) minutes=$2; shift 2 ;;
@@ -57,13 +58,14 @@ cp -R "$root/python/memscale" "$work/stage/memscale"
 rm -f "$work/stage/memscale/"_core*.so
 cp "$work/build/python/"_core*.so "$work/stage/memscale/" || { say "the build left no extension"; exit 1; }
 export PYTHONPATH=$work/stage
+export MEMSCALE_LIBRARY=$work/build/src/libmemscale.so # for tests/python/gpu/test_gpu_optim_kernels.py
 $python -c 'import memscale._core as core; print("core", core.version(), core.__file__)' | tee -a "$out/run.log"
 [ "${PIPESTATUS[0]}" -eq 0 ] || { say "the extension does not load"; exit 1; }
 
 status=0
 if [ "$tests" = yes ] && $python -c 'import pytest' 2>/dev/null; then
-  # At most 60 % of the time: the benchmark below is worth more than the last test.
-  limit=$(($(seconds_left) * 6 / 10))
+  # At most half of the time: the benchmarks below are worth more than the last test.
+  limit=$(($(seconds_left) / 2))
   say "tests, at most $limit s"
   timeouts=$($python -c 'import pytest_timeout' 2>/dev/null && echo "-o timeout=300")
   MEMSCALE_GPU_RESULTS=$out timeout --kill-after=20 "$limit" \
@@ -77,12 +79,15 @@ elif [ "$tests" = yes ]; then
 fi
 
 left=$(seconds_left)
-if [ "$left" -gt 30 ]; then
-  say "peaks, at most $left s"
-  timeout --kill-after=20 "$left" $python "$root/bench/gpu/peaks.py" --out "$out" --minutes "$((left / 60 + 1))" \
-    2>&1 | tee "$out/peaks.log"
-  peaks=${PIPESTATUS[0]}
-  [ "$peaks" -eq 0 ] || [ "$peaks" -eq 124 ] || status=$peaks
+if ! $python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  say "no CUDA card: nothing is measured"
+elif [ "$left" -gt 60 ]; then
+  say "benchmarks, at most $left s"
+  # They stop by themselves when the time is up; `timeout` is for what hangs.
+  timeout --signal=INT --kill-after=20 "$left" $python -m memscale.benchmarks --device cuda --out "$out" \
+    --minutes "$(awk "BEGIN { print ($left - 30) / 60 }")" --peers --frontier --sweep 2>&1 | tee "$out/benchmarks.log"
+  measured=${PIPESTATUS[0]}
+  [ "$measured" -eq 0 ] || [ "$measured" -eq 124 ] || status=$measured
 fi
 say "done in $((SECONDS - began)) s, results in $out"
 exit "$status"

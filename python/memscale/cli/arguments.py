@@ -158,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     snapshot.add_argument("model", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
     snapshot.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
     snapshot.add_argument("--verbose", action="store_true", help="print 100 lines of the program, not 8")
+    commands.add_parser("bench", help="memory, time and loss of the benchmark models, beside other tools")
     return parser
 
 

@@ -30,6 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" is no reason to fail
     try:
+        if given[:1] == ["bench"]:
+            from memscale.cli import bench
+
+            return bench.run(given[1:])
         options = parse(given)
         return _command(options.command)(options)
     except UsageError as error:

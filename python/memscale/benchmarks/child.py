@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures one job, in a process of its own: `python -m memscale.benchmarks.child RESULT < JOB`.
+
+    time    gradients of one step (not taken), then all training steps, the warm-up not counted
+    peak    the same training again, shorter, under the profiler: on a CPU only. On a card the peak is that of
+            the timed steps
+
+What is known is written to RESULT after each part, so that a crash in the second leaves the first.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memscale.benchmarks import memory, ways
+from memscale.benchmarks.job import Job
+from memscale.benchmarks.loops import Loop, Run, batches, fresh_model
+from memscale.benchmarks.peers import PEERS, prepare_peer
+
+__all__ = ["main", "measure"]
+
+_PEAK_STEPS = 2
+"""Profiled steps after the warm-up."""
+
+_OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+
+
+def measure(job: Job, report: Callable[[dict[str, Any]], None] = lambda found: None) -> dict[str, Any]:
+    """All that a job gives; `report` gets what is known so far."""
+    found: dict[str, Any] = {}
+    if job.device == "cuda":
+        peaks = memory.cuda_peaks(lambda mark: found.update(_timed(job, mark)))
+        found.update(allocated_bytes=peaks.allocated_bytes, reserved_bytes=peaks.reserved_bytes)
+        free, total = torch.cuda.mem_get_info()
+        found.update(outside_bytes=total - free - torch.cuda.memory_reserved())
+    else:
+        found.update(_timed(job, memory.restart_resident_peak))
+        report(found)
+        gc.collect()
+        peaks = memory.cpu_peaks(lambda mark: found.update(_short(job, mark)))
+        found.update(allocated_bytes=peaks.allocated_bytes)
+    found.update(start_bytes=peaks.start_bytes, status="ok")
+    report(found)
+    return found
+
+
+def _begin(job: Job) -> tuple[Run, float]:
+    """A run that is about to train, and how long it took to prepare it."""
+    model, data = fresh_model(job), batches(job.shape, job.device)
+    began = time.perf_counter()
+    loop: Loop
+    if job.way in {peer.name for peer in PEERS}:
+        loop = prepare_peer(job, model)
+    else:
+        loop = ways.prepare(job, model, data[0])
+    return Run(job, loop, data), time.perf_counter() - began
+
+
+def _timed(job: Job, mark: Callable[[], object]) -> dict[str, Any]:
+    """Times, losses and gradients of a run."""
+    base = memory.resident_bytes()
+    run, prepare_s = _begin(job)
+    found: dict[str, Any] = {"gradients": _gradients(run)}
+    run.train(job.warm_up)
+    mark()
+    run.train(job.steps - job.warm_up)
+    counted = run.seconds[job.warm_up :]
+    low, _, high = statistics.quantiles(counted, n=4) if len(counted) > 1 else (counted[0],) * 3
+    return found | {
+        "prepare_s": prepare_s,
+        "step_ms": 1e3 * statistics.median(counted),
+        "step_low_ms": 1e3 * low,
+        "step_high_ms": 1e3 * high,
+        "losses": [loss.item() for loss in run.losses],
+        "resident_bytes": memory.resident_bytes(),
+        "resident_base_bytes": base,
+        **_plan_of(run),
+    }
+
+
+def _short(job: Job, mark: Callable[[], None]) -> dict[str, Any]:
+    """A run for the profiler. A plan that was made anew while it trained is the one that counts."""
+    run, _ = _begin(job)
+    run.train(job.warm_up)
+    mark()
+    run.train(_PEAK_STEPS)
+    return _plan_of(run)
+
+
+def _gradients(run: Run) -> str:
+    """Of a first step. On a card with kernels whose sums do not depend on chance."""
+    if run.job.device != "cuda":
+        return run.gradient_digest()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return run.gradient_digest()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _plan_of(run: Run) -> dict[str, Any]:
+    plan = run.loop.plan
+    if plan is None:
+        return {}
+    techniques = {step.technique for step in plan.steps}
+    techniques.update(name for choice in plan.active for name in choice.techniques)
+    return {
+        "predicted_bytes": plan.predicted.allocated_peak_bytes,
+        "predicted_reserved_bytes": plan.predicted.reserved_peak_bytes,
+        "smallest_bytes": plan.smallest_peak_bytes,
+        "fits": plan.fits,
+        "exact": all(step.exact for step in plan.steps),
+        "techniques": sorted(techniques),
+        "peak_categories": dict(plan.predicted.by_category),
+    }
+
+
+def main() -> int:
+    """Reads the job, measures it, writes the result."""
+    job, target = Job.from_dict(json.load(sys.stdin)), Path(sys.argv[1])
+    found: dict[str, Any] = {}
+
+    def report(new: dict[str, Any]) -> None:
+        found.update(new)
+        beside = target.with_suffix(".new")
+        beside.write_text(json.dumps(found))
+        os.replace(beside, target)
+
+    try:
+        measure(job, report)
+    except Exception as error:
+        status = "oom" if isinstance(error, _OUT_OF_MEMORY) else "failed"
+        lines = str(error).strip().splitlines() or [""]
+        report({"status": status, "reason": f"{type(error).__name__}: {lines[0]}"[:300]})
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of the benchmarks. Imports nothing slow: help and mistakes do not wait for PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+from memscale.benchmarks.registry import BENCHMARK_MODELS, SCALES
+from memscale.errors import MemScaleError
+
+__all__ = ["main", "parser"]
+
+_BAD_ARGUMENTS: Final = 2
+_INTERRUPTED: Final = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(
+        prog="memscale bench",
+        description="Measures memory, time and loss of the benchmark models: plain PyTorch, MemScale, and "
+        "its peers. Offline, with random weights; every measurement in a process of its own.",
+        epilog="exit status: 0; 2 where the request cannot be carried out; 130 when interrupted (rows stay)",
+    )
+    names = ", ".join(model.name for model in BENCHMARK_MODELS)
+    made.add_argument("--models", metavar="NAME[,…]", help=f"of {names} (default: all)")
+    made.add_argument("--ways", metavar="NAME[,…]", help="of the registry's ways (default: all; '' for none)")
+    made.add_argument("--peers", action="store_true", help="every peer that is installed, on the same work")
+    made.add_argument("--frontier", action="store_true", help="memory against step time, over budgets")
+    made.add_argument("--sweep", action="store_true", help="25 points over model, batch, sequence and dtype")
+    made.add_argument("--points", type=int, metavar="N", help="of the sweep (default: 25)")
+    made.add_argument("--quick", action="store_true", help="tiny shapes and one model, to see that it works")
+    made.add_argument("--scale", choices=SCALES, help="of the models (default: full on a card, else reduced)")
+    made.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a card")
+    made.add_argument("--steps", type=int, metavar="N", help="training steps per run (default: 20)")
+    made.add_argument("--minutes", type=float, metavar="N", help="begin nothing after that many minutes")
+    made.add_argument("--out", type=Path, default=Path("memscale-benchmarks"), metavar="DIR",
+                      help="folder of rows, logs and pictures (default: memscale-benchmarks)")  # fmt: skip
+    made.add_argument("--csv", type=Path, metavar="FILE", help="rows (default: DIR/benchmarks.csv)")
+    made.add_argument("--png", type=Path, metavar="FILE", help="picture (default: DIR/frontier.png)")
+    made.add_argument("--resume", action="store_true", help="leave out what DIR has good rows of")
+    made.add_argument("--directory", metavar="DIR", help="where files may lie that stand for host memory")
+    made.add_argument("--json", action="store_true", help="print one JSON document, not tables")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the program and returns its exit status.
+
+    Args:
+        arguments: without the program's name; None: those of this process.
+    """
+    options = parser().parse_args(arguments)
+    try:
+        from memscale.benchmarks.program import run
+
+        return _INTERRUPTED if run(options) else 0
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print("memscale bench: PyTorch is not installed: pip install torch", file=sys.stderr)
+        return _BAD_ARGUMENTS
+    except (MemScaleError, ValueError, OSError) as error:
+        print(f"memscale bench: {error}", file=sys.stderr)
+        return _BAD_ARGUMENTS

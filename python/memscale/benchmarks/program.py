@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the suites that the command line asks for, and prints the tables."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import itertools
+import json
+import math
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from memscale.benchmarks import suite, sweep, table, ways
+from memscale.benchmarks.goals import goals
+from memscale.benchmarks.peers import PEERS
+from memscale.benchmarks.picture import draw
+from memscale.benchmarks.progress import Progress
+from memscale.benchmarks.registry import BenchmarkModel, chosen
+from memscale.benchmarks.rows import Row, Rows, make_row
+from memscale.benchmarks.runner import run_job
+from memscale.benchmarks.suite import Settings, Skipped, Task
+from memscale.errors import MemScaleError
+
+__all__ = ["run"]
+
+_MOST_SECONDS: Final = 900.0
+"""Of one measurement, where there is no other limit."""
+
+_STEPS, _WARM_UP = 20, 3
+_QUICK_MODELS, _QUICK_STEPS, _QUICK_POINTS = 1, 5, 2
+
+
+def run(options: argparse.Namespace) -> bool:
+    """Measures, writes rows, prints tables. Returns whether it was interrupted.
+
+    Raises:
+        MemScaleError: transformers is missing, or the rows' file belongs to something else.
+        ValueError: an option makes no sense here.
+    """
+    _check_transformers()
+    models = chosen(options.models.split(",") if options.models else None)
+    if options.quick and options.models is None:
+        models = models[:_QUICK_MODELS]
+    rows = Rows(
+        options.csv or options.out / "benchmarks.csv", options.out / "benchmarks.json", options.resume
+    )
+    with tempfile.TemporaryDirectory(prefix="memscale-bench-", dir=options.directory) as folder:
+        settings = _settings(options, rows.rows, folder)
+        tasks, total = _tasks(options, settings, models)
+        interrupted, left_out = _measure(options, tasks, total, rows)
+    if options.frontier:
+        missing = draw(rows.rows, options.png or options.out / "frontier.png")
+        if missing:
+            print(missing, file=sys.stderr)
+    rows.save(left_out=left_out, interrupted=interrupted, scale=settings.scale, device=settings.device)
+    if options.json:
+        print(json.dumps(rows.document(), indent=1))
+    else:
+        print(table.report(rows.rows, settings.scale, left_out))
+        for line in goals(rows.rows, settings.scale):
+            print(line)
+    return interrupted
+
+
+def _check_transformers() -> None:
+    if importlib.util.find_spec("transformers") is None:
+        raise MemScaleError("the benchmark models need transformers: pip install transformers")
+
+
+def _settings(options: argparse.Namespace, rows: list[Row], folder: str) -> Settings:
+    """What all jobs share."""
+    import torch
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA card")
+    scale = options.scale or ("tiny" if options.quick else "full" if device == "cuda" else "reduced")
+    steps = options.steps or (_QUICK_STEPS if options.quick else _STEPS)
+    if steps < 2:
+        raise ValueError("--steps: at least 2")
+    return Settings(scale, device, steps, min(_WARM_UP, steps - 1), folder, rows)
+
+
+def _tasks(
+    options: argparse.Namespace, settings: Settings, models: Sequence[BenchmarkModel]
+) -> tuple[Iterator[Task], int]:
+    """All tasks in order, and about how many they are."""
+    names = ways.WAYS if options.ways is None else tuple(filter(None, options.ways.split(",")))
+    for name in names:
+        if name not in ways.WAYS:
+            raise ValueError(f"there is no way {name!r}; allowed: {', '.join(ways.WAYS)}")
+    parts, total = [suite.registry(settings, models, names)], len(models) * len(names)
+    if options.peers:
+        parts.append(suite.peers(settings, models))
+        here = sum(not peer.why_not(settings.device) for peer in PEERS)
+        total += len(PEERS) - here + 2 * here * len(models)
+    if options.frontier:
+        parts.append(suite.frontier(settings, models))
+        total += len(suite.FRONTIER) * len(models)
+    if options.sweep:
+        count = options.points or (_QUICK_POINTS if options.quick else sweep.POINTS)
+        parts.append(suite.sweep(settings, sweep.points(models, settings.scale, count)))
+        total += 2 * count
+    return itertools.chain(*parts), total
+
+
+def _measure(
+    options: argparse.Namespace, tasks: Iterator[Task], total: int, rows: Rows
+) -> tuple[bool, list[str]]:
+    """Runs the tasks. Returns whether it was interrupted, and what there was no time for."""
+    end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    left_out: list[str] = []
+    with Progress(total) as progress:
+        try:
+            for task in tasks:
+                job = task.job if isinstance(task, Skipped) else task
+                if rows.has(job):
+                    continue
+                left = end - time.monotonic()
+                if left <= 0:
+                    left_out.append(job.label)
+                    continue
+                progress.start(job.label)
+                row = _one(task, min(_MOST_SECONDS, left), options.out / "logs", rows)
+                if row["status"] == "timeout" and left < _MOST_SECONDS:  # the run's time, not the job's
+                    left_out.append(job.label)
+                    continue
+                rows.add(row)
+                progress.end(job.label, _words(row))
+        except KeyboardInterrupt:
+            return True, left_out
+    return False, left_out
+
+
+def _one(task: Task, deadline_s: float, logs: Path, rows: Rows) -> Row:
+    """The row of one task."""
+    if isinstance(task, Skipped):
+        more = {"documentation": task.peer.documentation, "peer_version": task.peer.version}
+        return make_row(task.job, {"status": "skipped", "reason": task.reason}, rows.rows, **more)
+    job = dataclasses.replace(task, deadline_s=deadline_s)
+    logs.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.+-]+", "-", f"{len(rows.rows):03} {job.suite} {job.label}")
+    found = run_job(job, logs / f"{name}.log")
+    peer = next((peer for peer in PEERS if peer.name == job.way), None)
+    more = {} if peer is None else {"documentation": peer.documentation, "peer_version": peer.version}
+    return make_row(job, found, rows.rows, **more)
+
+
+def _words(row: Row) -> str:
+    """What came of a measurement."""
+    if row["status"] != "ok":
+        return f"{row['status']}: {row['reason']}"
+    return f"{row['allocated_bytes'] / 1e6:,.1f} MB, {row['step_ms']:.1f} ms per step"
