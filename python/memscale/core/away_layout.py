@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an optimizer takes whose state is away between steps (`optim/away.py`), as a trace is told.
 
-    between steps    the state of small parameters, and step counters
-    in the step      the piece that is computed, that before it and that behind it; what the optimizer's
-                     operations take for themselves on one
-    on the link      all of the state, back and out again
+    between steps    the state of small parameters and of those that are spared, and step counters
+    in the step      the piece that is computed, that before it and that behind it; their parts of gradients
+                     that are away, but for that before; what the optimizer's operations take on one piece
+    on the link      the state that is away, back and out again
 
-A bound, which fast copies may not reach. In the first step a piece is there twice, as PyTorch makes it and
-as it leaves.
+In the first step a piece is there twice, as PyTorch makes it and as it stays or leaves, and what stays is not
+all there yet.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from memscale.core.optimizer_path import OptimizerPath
 from memscale.optim.alone import CUTTABLE, can_cut
 from memscale.optim.arrays import form_of, places
 from memscale.optim.kinds import Kind, group_refusal, parameter_refusal
-from memscale.optim.pieces import LEAST_BYTES, PIECE_ELEMENTS, bounds_of, is_dense
+from memscale.optim.pieces import LEAST_BYTES, LINE, PIECE_ELEMENTS, bounds_of, is_dense
 
 _COUNTER_BYTES = 4
 _NUMBERS_BYTES = 64
@@ -33,6 +34,46 @@ _NUMBERS_BYTES = 64
 class _Told(NamedTuple):
     tensor: Tensor
     is_ours: bool
+    name: str
+
+
+class _Piece(NamedTuple):
+    """A part of a parameter that is stepped at once, in bytes.
+
+    Attributes:
+        state: of its state.
+        made: of PyTorch's state as the first step makes it.
+        copies: of what the step's operations take.
+        gradient: of its part of a gradient that is away.
+        here: its state stays in memory.
+        is_new: it has no state yet.
+    """
+
+    state: int
+    made: int
+    copies: int
+    gradient: int
+    here: bool
+    is_new: bool
+
+
+_NO_PIECE = _Piece(0, 0, 0, 0, here=True, is_new=False)
+
+
+class Leaving(NamedTuple):
+    """A parameter whose state can leave.
+
+    Attributes:
+        group: number of its group.
+        parameter: the real one.
+        name: in the model; "" if it has none there.
+        state_bytes: of its state.
+    """
+
+    group: int
+    parameter: Tensor
+    name: str
+    state_bytes: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +87,7 @@ class AwayLayout:
         moments: their form.
         path: what the step is told.
         as_told: a parameter as it is in the step.
+        name_of: the model's name for a parameter; "" if it has none.
     """
 
     optimizer: Any
@@ -54,6 +96,7 @@ class AwayLayout:
     moments: str
     path: OptimizerPath
     as_told: Callable[[Tensor], Tensor]
+    name_of: Callable[[Tensor], str]
 
     @property
     def name(self) -> str:
@@ -68,66 +111,137 @@ class AwayLayout:
         """What stays here."""
         parameter = self._parameter(group, index)
         counter = [] if parameter.is_ours or self.base is torch.optim.SGD else [_COUNTER_BYTES]
-        return counter if self._leaves(group, parameter) else [self._bytes(group, parameter), *counter]
+        if not self._leaves(group, parameter):
+            return [self._bytes(group, parameter), *counter]
+        return [self._in_pieces(group, parameter), *counter] if self._is_here(parameter) else counter
 
     def scratch(self, group: int, index: int, on_card: bool) -> list[int]:
         """What the step takes."""
         parameter = self._parameter(group, index)
+        whole = [self._whole_gradients] if self._whole_gradients else []
+        if self._leaves(group, parameter):
+            return [self._most[group][index], *whole, _NUMBERS_BYTES]
+        if parameter.is_ours:
+            return whole
         settings = self.optimizer.param_groups[group]
-        size = parameter.tensor.nbytes
-        if not self._leaves(group, parameter):
-            return [] if parameter.is_ours else [size] * self._temporaries(settings)
-        # Of gradients that are cut, too, `ReleasedGradients` tells.
-        released = self.path.gradient_window_bytes > 0 and not self._is_cut(group, parameter)
-        return [self._around(group, index), *[size] * released, _NUMBERS_BYTES]
-
-    def _part(self, group: int, parameter: _Told) -> int:
-        """Elements of a parameter that are stepped at once."""
-        elements = parameter.tensor.numel()
-        return min(elements, PIECE_ELEMENTS) if self._is_cut(group, parameter) else elements
-
-    def _around(self, group: int, index: int) -> int:
-        """Bytes of a piece of a parameter, its neighbours, and what its step takes, where they are most."""
-        pieces, mine = self._pieces[group]
-        before, after = [(0, 0), *pieces], [*pieces[1:], (0, 0)]
-        return max(
-            before[i][0] + pieces[i][0] + max(after[i][0] + pieces[i][1], pieces[i][0]) for i in mine[index]
-        )
-
-    @functools.cached_property
-    def _pieces(self) -> list[tuple[list[tuple[int, int]], dict[int, range]]]:
-        """For each group the bytes of all pieces and of what their steps take; and which are whose."""
-        found = []
-        for group, settings in enumerate(self.optimizer.param_groups):
-            sizes: list[tuple[int, int]] = []
-            mine: dict[int, range] = {}
-            for index, real in enumerate(settings["params"]):
-                parameter = self._parameter(group, index)
-                first = len(sizes)
-                if real.requires_grad and self._leaves(group, parameter):
-                    part, elements = self._part(group, parameter), parameter.tensor.numel()
-                    copies = 0 if parameter.is_ours else self._temporaries(settings)
-                    copies *= parameter.tensor.element_size()
-                    counts = [behind - begin for begin, behind in bounds_of(elements, part)]
-                    sizes += [(self._bytes(group, parameter, count), copies * count) for count in counts]
-                mine[index] = range(first, len(sizes))
-            found.append((sizes, mine))
-        return found
+        size = self._left_bytes[group] if settings.get("foreach") else parameter.tensor.nbytes
+        return [*whole, *[size] * self._temporaries(settings)]
 
     def moved(self, group: int, index: int) -> tuple[int, int]:
         """Bytes that the step moves in memory; and in the time that the link takes."""
         parameter = self._parameter(group, index)
         state = self._bytes(group, parameter)
         out, back = self.path.link_moves
-        on_link = state * (out + back) // 1024 if self._leaves(group, parameter) else 0
-        return 3 * parameter.tensor.nbytes + 2 * state, on_link
+        passes = self._leaves(group, parameter) and not self._is_here(parameter)
+        return 3 * parameter.tensor.nbytes + 2 * state, state * (out + back) // 1024 if passes else 0
+
+    def leaving(self) -> Iterator[Leaving]:
+        """Parameters whose state can leave, whether or not they are spared."""
+        for group, settings in enumerate(self.optimizer.param_groups):
+            for index, real in enumerate(settings["params"]):
+                parameter = self._parameter(group, index)
+                if real.requires_grad and self._leaves(group, parameter):
+                    yield Leaving(group, real, parameter.name, self._in_pieces(group, parameter))
+
+    # ---- pieces ------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _most(self) -> list[dict[int, int]]:
+        """For each group and parameter what its pieces take, where that is most.
+
+        As `optim/shelf.py` runs them: one after the other, in the order of the group.
+        """
+        groups = [self._pieces(group) for group in range(len(self.optimizer.param_groups))]
+        every = [piece for pieces in groups for _, piece in pieces]
+        unmade = sum(piece.state for piece in every if piece.is_new and piece.here)
+        found: list[dict[int, int]] = []
+        for pieces in groups:
+            most: dict[int, int] = {}
+            leaving = 0
+            ahead = [*(piece for _, piece in pieces[1:]), _NO_PIECE]
+            for (index, piece), following in zip(pieces, ahead, strict=False):
+                own = 0 if piece.here else piece.state
+                around = leaving + piece.gradient + following.gradient
+                need = own + (0 if following.here else following.state) + piece.copies
+                if piece.is_new:  # until all that stays is made, there is less of it than is counted
+                    then = unmade - piece.state * piece.here
+                    first = max(piece.made + piece.copies - unmade, piece.made + own - then)
+                    need, unmade = max(need, first), then
+                most[index] = max(most.get(index, 0), around + need)
+                leaving = own or leaving
+            found.append(most)
+        return found
+
+    def _pieces(self, group: int) -> list[tuple[int, _Piece]]:
+        """All pieces of a group in their order, with the numbers of their parameters."""
+        settings = self.optimizer.param_groups[group]
+        found = []
+        for index, real in enumerate(settings["params"]):
+            parameter = self._parameter(group, index)
+            if not (real.requires_grad and self._leaves(group, parameter)):
+                continue
+            width = parameter.tensor.element_size()
+            cut, here = self._is_cut(group, parameter), self._is_here(parameter)
+            copies = 0 if parameter.is_ours else self._temporaries(settings) * width
+            made = 0 if parameter.is_ours else self._tensors(settings) * width
+            released = width if cut and parameter.name in self.path.released else 0
+            is_new = not self.optimizer.state.get(real)
+            for count in self._counts(group, parameter):
+                state = self._piece_bytes(group, parameter, count)
+                sizes = state, made * count, copies * count, released * count
+                found.append((index, _Piece(*sizes, here=here, is_new=is_new)))
+        return found
+
+    def _counts(self, group: int, parameter: _Told) -> list[int]:
+        """Elements of each piece."""
+        elements = parameter.tensor.numel()
+        part = min(elements, PIECE_ELEMENTS) if self._is_cut(group, parameter) else elements
+        return [behind - begin for begin, behind in bounds_of(elements, part)]
+
+    @functools.cached_property
+    def _whole_gradients(self) -> int:
+        """Bytes of gradients that are away and come back whole: they stay until others do."""
+        sizes = [
+            parameter.tensor.nbytes
+            for group, settings in enumerate(self.optimizer.param_groups)
+            for parameter in (self._parameter(group, index) for index in range(len(settings["params"])))
+            if parameter.name in self.path.released and not self._is_cut(group, parameter)
+        ]
+        return most_together(sizes, self.path.gradient_window_bytes)
+
+    @functools.cached_property
+    def _left_bytes(self) -> list[int]:
+        """For each group the bytes of parameters that PyTorch steps together."""
+        return [
+            sum(
+                parameter.tensor.nbytes
+                for parameter in (self._parameter(group, index) for index in range(len(settings["params"])))
+                if parameter.tensor.requires_grad and not self._leaves(group, parameter)
+            )
+            for group, settings in enumerate(self.optimizer.param_groups)
+        ]
+
+    # ---- parameters --------------------------------------------------------------------------------
 
     def _parameter(self, group: int, index: int) -> _Told:
         """A parameter as it is in the step, and whether it has our state."""
         settings = self.optimizer.param_groups[group]
         real: Tensor = settings["params"][index]
         ours = self.kind is not None and not (group_refusal(self.kind, settings) or parameter_refusal(real))
-        return _Told(self.as_told(real), ours)
+        return _Told(self.as_told(real), ours, self.name_of(real))
+
+    def _is_here(self, parameter: _Told) -> bool:
+        return parameter.name in self.path.state_here
+
+    def _in_pieces(self, group: int, parameter: _Told) -> int:
+        """Bytes of the state of a parameter, in pieces."""
+        return sum(self._piece_bytes(group, parameter, count) for count in self._counts(group, parameter))
+
+    def _piece_bytes(self, group: int, parameter: _Told, count: int) -> int:
+        if parameter.is_ours:
+            return self._bytes(group, parameter, count)
+        size = count * parameter.tensor.element_size()
+        return (size + -size % LINE) * self._tensors(self.optimizer.param_groups[group])
 
     def _bytes(self, group: int, parameter: _Told, count: int | None = None) -> int:
         """Bytes of the state of so many elements; None: of all."""
@@ -135,10 +249,13 @@ class AwayLayout:
         if parameter.is_ours and self.kind is not None:
             form = form_of(self.kind, self.moments, parameter.tensor)
             return places(form.kind, form.weights, form.moments, count).total_bytes
-        settings, size = self.optimizer.param_groups[group], count * parameter.tensor.element_size()
+        return count * parameter.tensor.element_size() * self._tensors(self.optimizer.param_groups[group])
+
+    def _tensors(self, settings: dict[str, Any]) -> int:
+        """Tensors of PyTorch's state."""
         if issubclass(self.base, torch.optim.SGD):
-            return size * bool(settings["momentum"])
-        return size * (3 if settings.get("amsgrad") else 2)
+            return int(bool(settings["momentum"]))
+        return 3 if settings.get("amsgrad") else 2
 
     def _leaves(self, group: int, parameter: _Told) -> bool:
         settings = self.optimizer.param_groups[group]
@@ -166,11 +283,36 @@ class AwayLayout:
         own_gradient = bool(settings.get("maximize"))
         decoupled = settings.get("decoupled_weight_decay", self.base is torch.optim.AdamW)
         own_gradient |= bool(settings["weight_decay"]) and not decoupled
-        if self.base is torch.optim.SGD:
-            return own_gradient + bool(settings.get("nesterov"))
-        return own_gradient + (1 if settings.get("foreach") else 2)
+        if settings.get("foreach"):  # SGD's second is in place; Adam's root is made when the gradient is gone
+            return own_gradient if self.base is torch.optim.SGD else 1
+        return own_gradient + (bool(settings.get("nesterov")) if self.base is torch.optim.SGD else 2)
 
 
 def can_tell(base: type[torch.optim.Optimizer]) -> bool:
     """Whether what PyTorch's state of a class takes is known here."""
     return base in CUTTABLE
+
+
+def most_together(sizes: Iterable[int], window_bytes: int) -> int:
+    """What gradients that are used in turn take at most: the one in use, and what is left of others."""
+    here = Together(window_bytes)
+    return max(map(here.use, sizes), default=0)
+
+
+class Together:
+    """Gradients that are used in turn, and of those before as many as a window holds.
+
+    Args:
+        window_bytes: of the window.
+    """
+
+    def __init__(self, window_bytes: int) -> None:
+        self.window_bytes = window_bytes
+        self._here: deque[int] = deque()
+
+    def use(self, size: int) -> int:
+        """Bytes that are here when one of this size is used."""
+        while sum(self._here) > self.window_bytes:
+            self._here.popleft()
+        self._here.append(size)
+        return sum(self._here)

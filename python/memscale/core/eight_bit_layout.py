@@ -213,6 +213,7 @@ def layout_of(
     optimizer: torch.optim.Optimizer | None,
     path: OptimizerPath = AS_IT_IS,
     as_told: Callable[[Tensor], Tensor] = lambda parameter: parameter,
+    name_of: Callable[[Tensor], str] = lambda parameter: "",
 ) -> Layout | None:
     """The layout of an optimizer with our state or of one of the two packages; None for all others.
 
@@ -220,6 +221,7 @@ def layout_of(
         optimizer: as it is now.
         path: what path techniques change; with those of weights and state it has our state.
         as_told: a parameter as it is in the step, which may be another dtype than at present.
+        name_of: the model's name for a parameter.
     """
     if optimizer is not None:
         inner = optimizer = inner_of(optimizer)
@@ -229,7 +231,7 @@ def layout_of(
         if path.state_chunk_bytes:
             ours = kind if has_ours and isinstance(kind, Kind) else None
             moments = moments_of(optimizer) or "fp32"
-            return AwayLayout(optimizer, base_of(optimizer), ours, moments, path, as_told)
+            return AwayLayout(optimizer, base_of(optimizer), ours, moments, path, as_told, name_of)
         if has_ours and isinstance(kind, Kind):
             return _Own(optimizer, kind, moments_of(optimizer) or "fp32", as_told)
     package = None if optimizer is None else package_of(optimizer)

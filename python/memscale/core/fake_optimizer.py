@@ -141,6 +141,8 @@ class FakeOptimizer:
 
     Attributes:
         notes: remarks for the log.
+        alike: parameters that it is run on, each with those that it stands for; none where it is told.
+        has_whole_gradients: it is told, and uses a gradient that is away as a whole.
     """
 
     def __init__(
@@ -153,10 +155,17 @@ class FakeOptimizer:
         self._prepared: torch.optim.Optimizer | None = None
         self._late: list[int] = []  # state that appears in the first step
         self._told: list[_ToldStep] | None = None  # in place of running the optimizer
+        self.alike: dict[nn.Parameter, list[nn.Parameter]] = {}
+        self.has_whole_gradients = False
         if not self.parameters:
             return
         real = inner_of(step.optimizer)
-        layout = layout_of(real, step.path, lambda parameter: _or(fake_of(parameter), parameter))
+        layout = layout_of(
+            real,
+            step.path,
+            lambda parameter: _or(fake_of(parameter), parameter),
+            lambda parameter: recorder.names.get(id(fake_of(parameter)), ""),
+        )
         if layout is not None:
             self._tell(layout, real, fake_of)
             return
@@ -171,6 +180,12 @@ class FakeOptimizer:
             self._prepare(self._as_on_target(torch.optim.AdamW(self.parameters)))
         finally:
             recorder.paused = False
+
+    @property
+    def order(self) -> list[nn.Parameter]:
+        """Parameters in the order in which it steps them; none where it is told."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
 
     def _as_on_target(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Makes an optimizer choose what it chooses on the target: on a card, all parameters at once.
@@ -188,6 +203,7 @@ class FakeOptimizer:
     def _tell(self, layout: Layout, real: torch.optim.Optimizer, fake_of: FakeOf) -> None:
         """Declares the state of an optimizer that is not run, and what its steps take."""
         recorder, self._told = self.recorder, []
+        self.has_whole_gradients = not isinstance(layout, AwayLayout)
         on_card = recorder.target.kind == "cuda"
         stepped = any(real.state.values())
         for size in layout.shared():

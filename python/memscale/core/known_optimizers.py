@@ -49,12 +49,6 @@ class KnownOptimizers:
         kept = [item for item in known if theirs.isdisjoint(_parameters(item))]
         self._all = [weakref.ref(item) for item in (*kept, optimizer)]
 
-    def unnamed(self) -> KnownOptimizers:
-        """The same, none of them named: those of a copied model."""
-        made = KnownOptimizers()
-        made._all = list(self._all)
-        return made
-
 
 def _parameters(optimizer: Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from memscale.core.value_images import Images
 
-_TORCH_DICTS = frozenset({"_parameters", "_buffers", "_modules", "forward", "_memscale_executor"})
+_TORCH_DICTS = frozenset(
+    {"_parameters", "_buffers", "_modules", "forward", "_memscale_executor", "__reduce_ex__", "__deepcopy__"}
+)
 """Registries, which are handled by name, and what MemScale itself puts on a model."""
 
 _OWN_INDEX = frozenset({"_flat_weights", "_flat_weight_refs"})

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the graph of a forward still waits for its backward, told without holding it."""
+"""Whether graphs of a loop's forwards still wait for their backward, told without holding them.
+
+a = model(x)      none waits     count 0
+b = model(y)      that of a      count 1: this step has two forwards, and so will later ones
+loss(a, b).backward()
+"""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -20,6 +25,9 @@ class _Life:
 
 
 _KEY = "memscale_life"
+
+_COUNTS: Final = (1, 2, 3, 4, 8)
+"""Forwards before one backward that plans are made for: each of them is traced. More are not counted."""
 
 
 class OpenGraph:
@@ -43,6 +51,41 @@ class OpenGraph:
         """It is there, and no backward has gone through any of it."""
         lives = [life for life in (ref() for ref in self._lives) if life is not None]
         return bool(lives) and not any(life.has_run for life in lives)
+
+
+class OpenGraphs:
+    """Those of a loop's forwards.
+
+    Attributes:
+        waiting: how many waited when the latest forward was about to run.
+        most: forwards that were seen before one backward.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: list[OpenGraph] = []
+        self.waiting = 0
+        self.most = 1
+
+    def look(self) -> None:
+        """Counts: a forward is about to run."""
+        self._graphs = [graph for graph in self._graphs if graph.waits]
+        self.waiting = len(self._graphs)
+        self.most = max(self.most, self.waiting + 1)
+
+    def add(self, output: Any) -> None:
+        """A forward has run."""
+        if len(self._graphs) <= _COUNTS[-1]:
+            self._graphs.append(OpenGraph(output))
+
+    @property
+    def planned(self) -> int:
+        """Forwards that a step is to be planned for."""
+        return next((count for count in _COUNTS if count >= self.most), _COUNTS[-1])
+
+    @property
+    def are_too_many(self) -> bool:
+        """More than plans count."""
+        return self.most > self.planned
 
 
 class _RanOnce:

@@ -11,8 +11,25 @@ optimizer, which a trace leaves as they are; so it is told, and the executor att
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What of a step's weights is streamed.
+
+    Attributes:
+        names: of the parameters.
+        window_bytes: memory for their blocks.
+        block_bytes: that come in a forward.
+        trained_bytes: that an optimizer's step reads and writes.
+    """
+
+    names: frozenset[str] = frozenset()
+    window_bytes: int = 0
+    block_bytes: int = 0
+    trained_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -26,6 +43,8 @@ class OptimizerPath:
             their copies.
         released: names of parameters whose gradients leave.
         link_moves: bytes of memory that are moved in the time of 1,024 bytes over the link, out and back.
+        state_here: names of parameters whose state stays all the same.
+        streamed: weights that are in memory while they are used.
     """
 
     half: frozenset[str] = frozenset()
@@ -33,6 +52,8 @@ class OptimizerPath:
     gradient_window_bytes: int = 0
     released: frozenset[str] = frozenset()
     link_moves: tuple[int, int] = (0, 0)
+    state_here: frozenset[str] = frozenset()
+    streamed: Streamed = field(default_factory=Streamed)
 
 
 AS_IT_IS: Final = OptimizerPath()

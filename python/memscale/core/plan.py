@@ -16,9 +16,9 @@ from typing import Any
 from memscale.core.prediction import Prediction
 from memscale.core.timeline import PHASES, Timeline
 
-__all__ = ["PHASES", "Choice", "Frontier", "Plan", "Prediction", "StepChoice", "Timeline"]
+__all__ = ["PHASES", "Amount", "Choice", "Frontier", "Plan", "Prediction", "StepChoice", "Timeline"]
 
-PLAN_VERSION = 5
+PLAN_VERSION = 6
 Frontier = tuple[tuple[int, int], ...]
 
 
@@ -87,6 +87,31 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Amount:
+    """How much of a technique is used for one parameter group.
+
+    Attributes:
+        group: its number.
+        rule: stable key: "leaves", "in_part" or "stays".
+        reason: the rule in words.
+        leaving: parts that leave, such as the state of so many parameters.
+        leaving_bytes: of these.
+        staying: parts that could leave, and do not.
+        staying_bytes: of these.
+        ns: time that copies of what leaves take.
+    """
+
+    group: int
+    rule: str
+    reason: str
+    leaving: int
+    leaving_bytes: int
+    staying: int
+    staying_bytes: int
+    ns: int
+
+
+@dataclass(frozen=True)
 class StepChoice:
     """A technique that changes how the step computes, and what it brings.
 
@@ -101,6 +126,7 @@ class StepChoice:
         bytes: device-used bytes that it takes off the peak.
         ns: time that it adds to the step; below 0: the step is faster with it.
         other_fits: the plan without it is within the budget too.
+        amounts: how much of it is used, of a technique that may be used in part.
     """
 
     technique: str
@@ -111,6 +137,7 @@ class StepChoice:
     bytes: int
     ns: int
     other_fits: bool
+    amounts: tuple[Amount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -249,7 +276,11 @@ class Plan:
                 Choice(**item | {name: tuple(item[name]) for name in lists}) for item in values["choices"]
             )
             values["steps"] = tuple(
-                StepChoice(**{**item, "modules": tuple(item["modules"]), "types": tuple(item["types"])})
+                StepChoice(
+                    **item
+                    | {name: tuple(item[name]) for name in ("modules", "types")}
+                    | {"amounts": tuple(Amount(**row) for row in item["amounts"])}
+                )
                 for item in values["steps"]
             )
             for name in ("predicted", "plain"):

@@ -6,19 +6,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
+from memscale.core.advice import reserve_bytes
 from memscale.core.calibration import calibrated
 from memscale.core.config import Config
 from memscale.core.decision_engine import DecisionEngine
 from memscale.core.hardware import Hardware, budget_bytes, detect
 from memscale.core.plan import Plan
 from memscale.core.profiler import MemoryProfiler
+from memscale.core.step_amounts import NOTHING, Refiner, Spared, all_spared
 from memscale.core.step_ways import Place, Tried, Way, attached, better, combined, found, techniques_of, tried
 from memscale.core.tracer import StepFacts, Trace
 from memscale.offload.limits import Link, link_for
@@ -41,6 +43,7 @@ class Planned:
         cache_off: the plan holds with the key/value cache switched off.
         places: where step techniques are attached, in the order of their table.
         link: how saved tensors leave the device, where the plan may let them.
+        spared: technique → names of the parts that it leaves as they are.
     """
 
     plan: Plan
@@ -49,6 +52,7 @@ class Planned:
     cache_off: bool
     places: tuple[Place, ...] = ()
     link: Link | None = None
+    spared: Spared = field(default_factory=lambda: NOTHING)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -166,10 +170,9 @@ class Planner:
         staying = self.step.staying
         return tuple(item for item in self._techniques if item.asked or item.name in staying)
 
-    @property
-    def _around(self) -> Surroundings:
+    def _around(self, spared: Spared) -> Surroundings:
         known = self.step.optimizer if self.step.may_change_optimizer else None
-        return Surroundings(self.hardware, self.engine.config, known, self.link)
+        return Surroundings(self.hardware, self.engine.config, known, self.link, spared=spared)
 
     def _best(self, plain: Tried, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool) -> Tried:
         """The best way to compute the step; see `step_ways`."""
@@ -180,16 +183,50 @@ class Planner:
             ways.append(self._tried(self._asked, args, kwargs, cache_off, plain))
         best = ways[-1]
         enough = best.plan.fits and not best.plan.active and not self.engine.config.force_optimize
-        if not enough and len(self._techniques) > len(self._asked):
-            whole = self._tried(self._techniques, args, kwargs, cache_off, plain)
-            ways.append(whole)
-            for name in whole.names:
-                rest = tuple(item for item in self._techniques if item.name != name or item in self._asked)
-                if len(whole.names) > 1 + len(self._asked) and len(rest) < len(self._techniques):
-                    ways.append(self._tried(rest, args, kwargs, cache_off, plain))
+        for techniques in () if enough else self._rounds:
+            ways += self._round(techniques, args, kwargs, cache_off, plain)
+            if any(item.plan.fits for item in ways):
+                break
         candidates = ways[1:] if self._asked else ways
         best = functools.reduce(better, candidates)
+        if not enough:
+            less = self._less(args, kwargs, cache_off, plain).refined(candidates, best)
+            ways, best = ways + less, functools.reduce(better, less, best)
         return replace(best, plan=combined(best, ways, plain.plan))
+
+    @property
+    def _rounds(self) -> list[Way]:
+        """Techniques to look at; later ones where nothing fits with those before."""
+        first = tuple(item for item in self._techniques if not item.last or item in self._asked)
+        rounds = [first, self._techniques] if len(first) < len(self._techniques) else [first]
+        return [techniques for techniques in rounds if len(techniques) > len(self._asked)]
+
+    def _round(
+        self, techniques: Way, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool, plain: Tried
+    ) -> list[Tried]:
+        """With all of some techniques, and without each of them in turn."""
+        whole = self._tried(techniques, args, kwargs, cache_off, plain)
+        ways = [whole]
+        for name in whole.names:
+            rest = tuple(item for item in techniques if item.name != name or item in self._asked)
+            if len(whole.names) > 1 + len(self._asked) and len(rest) < len(techniques):
+                ways.append(self._tried(rest, args, kwargs, cache_off, plain))
+        return ways
+
+    def _less(self, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool, plain: Tried) -> Refiner:
+        """Looks for ways that take no more of a technique than the budget demands."""
+
+        def again(way: Tried, spared: Spared) -> Tried:
+            unused = all_spared(way.parts, spared)
+            rest = tuple(
+                item
+                for item in way.way
+                if item.name not in unused or item.even_spared or item in self._asked
+            )
+            return self._tried(rest, args, kwargs, cache_off, plain, spared)
+
+        budget = self.engine.budget.bytes
+        return Refiner(budget - reserve_bytes(budget), again, better)
 
     def _tried(
         self,
@@ -198,8 +235,9 @@ class Planner:
         kwargs: dict[str, Any],
         cache_off: bool,
         plain: Tried | None = None,
+        spared: Spared = NOTHING,
     ) -> Tried:
-        attachments, why_not = self._found(way)
+        attachments, why_not = self._found(way, spared)
         if way and not attachments and plain is not None:  # nothing to trace anew
             return tried(way, (), (plain.plan, plain.trace), why_not)
         try:
@@ -213,7 +251,7 @@ class Planner:
             why_not |= {item.name: f"the step cannot be traced with it ({line})" for item in told}
             names = why_not.keys()
             rest = tuple(technique for technique in way if technique.name not in names)
-            made = self._tried(rest, args, kwargs, cache_off, plain)
+            made = self._tried(rest, args, kwargs, cache_off, plain, spared)
             return replace(made, way=way, idle=(*made.idle, *why_not.items()))
         plan = self.engine.decide(trace, None if plain is None else plain.trace)
         return tried(way, attachments, (plan, trace), why_not)
@@ -244,9 +282,9 @@ class Planner:
             return plain.trace, []
         return self.trace(args, kwargs, cache_off, rest), rest
 
-    def _found(self, way: Way) -> tuple[list[StepAttachment], dict[str, str]]:
+    def _found(self, way: Way, spared: Spared = NOTHING) -> tuple[list[StepAttachment], dict[str, str]]:
         """Where techniques could attach, and why some could not."""
-        around = self._around
+        around = self._around(spared)
         with entered(self.model, self.step.optimizer):
             attachments = found(self.model, around, way)
             places = {item.name for item in attachments}
@@ -261,7 +299,7 @@ class Planner:
         if isinstance(link, str):
             plan = replace(plan, notes=(*plan.notes, f"offload: {link}")) if link else plan
             return Planned(plan, best.trace, self.hardware, cache_off, best.places)
-        return Planned(plan, best.trace, self.hardware, cache_off, best.places, link)
+        return Planned(plan, best.trace, self.hardware, cache_off, best.places, link, best.spared)
 
 
 @contextmanager

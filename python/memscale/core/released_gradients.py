@@ -3,8 +3,9 @@
 
     backward    a complete gradient joins those that wait; while they are more than the window, the oldest
                 ends. When backward is over, all are away
-    the step    has the gradient in use, and of those before as many as the window holds. In a trace they
-                share one piece of memory, as large as all that is ever there
+    the step    has the gradient in use, and of those before as many as the window holds. An optimizer that
+                is told, not run, has as much as that is ever; where its state is away, too, it has pieces of
+                gradients, which `away_layout` counts
 
 So it is a bound that is reached when the disk is slow. Where there are gradients from an earlier backward, a
 new one is added to what is away, in pieces, and ends.
@@ -13,22 +14,27 @@ new one is added to what is away, in pieces, and ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from memscale import _core
+from memscale.core.away_layout import Together, most_together
 from memscale.optim.pieces import PIECE_ELEMENTS
 from memscale.optim.released import fills_its_storage
 
 if TYPE_CHECKING:
+    from memscale.core.fake_optimizer import FakeOptimizer
     from memscale.core.graph_builder import GraphRecorder
     from memscale.core.tracer import StepFacts
 
 _CHUNKS = 2
-"""Pieces that are here while a gradient is added to what is away, and in a step that takes it in pieces."""
+"""Pieces that are here while a gradient is added to what is away."""
 
 
 class ReleasedGradients:
@@ -46,7 +52,6 @@ class ReleasedGradients:
         self._waiting: deque[Tensor] = deque()
         self._order: list[nn.Parameter] = []
         self._released: set[nn.Parameter] = set()
-        self._chunks: Tensor | None = None  # alive until the step is over
 
     def outside(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Those whose gradients stay."""
@@ -84,47 +89,72 @@ class ReleasedGradients:
         here = min(size, _CHUNKS * _piece_of(gradient))
         graph.end_buffer(graph.add_buffer(here, _core.CATEGORY_TEMPORARY))
 
-    def before_step(self) -> None:
-        """Gives every parameter a gradient to step with, in the memory that they have for that."""
+    @contextmanager
+    def stepping(self, optimizers: Sequence[FakeOptimizer]) -> Iterator[None]:
+        """Inside the block parameters have gradients to step with, in the memory that they have for that."""
         self._waiting.clear()
         stepped = [parameter for parameter in self._order if parameter in self._released]
         if not stepped:
+            yield
             return
         sizes = list(map(_bytes_of, stepped))
         self._priced("memscale::gradient_back", sum(sizes), self.path.link_moves[1])
-        whole = self._buffer(self._room(sizes), stepped[0].device)
-        if self.path.state_chunk_bytes:  # the loop may have looked at them; the step has pieces
-            whole = self._chunks = self._buffer(
-                max(min(_bytes_of(parameter), _CHUNKS * _piece_of(parameter)) for parameter in stepped),
-                whole.device,
-            )
+        most = self._added(most_together(sizes, self.path.gradient_window_bytes))
+        if not any(item.has_whole_gradients for item in optimizers):  # the loop may look at them, in any case
+            self.recorder.graph.end_buffer(most)
         self.recorder.paused = True
         for parameter in stepped:
-            parameter.grad = (
-                torch.empty_like(parameter) if self.path.state_chunk_bytes else _form_of(whole, parameter)
-            )
+            parameter.grad = torch.empty_like(parameter)
         self.recorder.paused = False
+        with _Uses(self, self._here_at_use(optimizers)):
+            yield
 
-    def _buffer(self, size: int, device: torch.device) -> Tensor:
-        made = torch.empty(-(-size // 16) * 4, dtype=torch.float32, device=device)
-        buffer = self.recorder.buffer_of(made)
-        if buffer is not None:
-            self.recorder.graph.set_category(buffer, _core.CATEGORY_GRADIENT)
-        return made
+    def _here_at_use(self, optimizers: Sequence[FakeOptimizer]) -> dict[int, int]:
+        """Bytes that are here when an optimizer uses a gradient, by its id: of that, and left of others."""
+        found = {}
+        for item in optimizers:
+            here = Together(self.path.gradient_window_bytes)
+            totals = {
+                parameter: here.use(_bytes_of(parameter))
+                for parameter in item.order
+                if parameter in self._released and parameter.grad is not None
+            }
+            for first, others in item.alike.items():
+                if first in totals:
+                    found[id(first.grad)] = max(totals.get(other, 0) for other in others)
+        return found
 
-    def _room(self, sizes: Sequence[int]) -> int:
-        """What gradients that are used in turn take at most: the one in use, and what is left of others."""
-        here: deque[int] = deque()
-        most = 0
-        for size in sizes:
-            while sum(here) > self.path.gradient_window_bytes:
-                here.popleft()
-            here.append(size)
-            most = max(most, sum(here))
-        return most
+    def _added(self, size: int) -> int:
+        return self.recorder.graph.add_buffer(size, _core.CATEGORY_GRADIENT)
 
     def _priced(self, name: str, size: int, moves: int) -> None:
         self.recorder.graph.add_op(name, 0, size * moves // 1024, 0, 0, _core.WORK_MOVE)
+
+
+class _Uses(TorchDispatchMode):
+    """Counts gradients as they come back, one after the other, to the operations of optimizers that are run."""
+
+    def __init__(self, released: ReleasedGradients, totals: dict[int, int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.released = released
+        self.totals = totals
+        self._latest = 0
+        self._buffer: int | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation, when what it uses is here."""
+        for leaf in tree_leaves((args, kwargs)):
+            if id(leaf) in self.totals and id(leaf) != self._latest:
+                self._use(id(leaf))
+        return func(*args, **(kwargs or {}))
+
+    def _use(self, gradient: int) -> None:
+        graph = self.released.recorder.graph
+        if self._buffer is not None:
+            graph.end_buffer(self._buffer)
+        self.released._priced("memscale::gradient_here", 0, 0)
+        self._latest = gradient
+        self._buffer = self.released._added(self.totals[gradient])
 
 
 def _bytes_of(tensor: Tensor) -> int:
@@ -133,8 +163,3 @@ def _bytes_of(tensor: Tensor) -> int:
 
 def _piece_of(tensor: Tensor) -> int:
     return PIECE_ELEMENTS * tensor.element_size()
-
-
-def _form_of(whole: Tensor, parameter: Tensor) -> Tensor:
-    """A tensor like a parameter, in other memory."""
-    return whole.view(parameter.dtype).as_strided(parameter.shape, parameter.stride())

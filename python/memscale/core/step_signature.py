@@ -34,6 +34,7 @@ class StepSignature:
         optimizer: what is known of the optimizers; equal means the same memory.
         weights: bytes of the parameters, in the precision that the caller gave them.
         replicas: what every DistributedDataParallel in and around the model takes.
+        forwards: of the model, before the one backward.
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -46,6 +47,7 @@ class StepSignature:
     weights: int = 0
     layouts: tuple[tuple[bool, int], ...] = ()
     replicas: tuple[State, ...] = ()
+    forwards: int = 1
 
     def covers(self, other: StepSignature) -> bool:
         """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
@@ -53,6 +55,8 @@ class StepSignature:
         if same != (other.structure, other.autocast, other.modes, other.optimizer, other.weights):
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
+            return False
+        if other.forwards > self.forwards:
             return False
         if sum(other.carried) > sum(self.carried) or not _takes_more(self.replicas, other.replicas):
             return False
@@ -102,6 +106,7 @@ def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> S
         optimizer=_optimizers_memory(step, sum(trainable)),
         weights=_weight_bytes(model),
         replicas=states_of(model),
+        forwards=step.forwards,
     )
 
 

@@ -4,6 +4,7 @@
     without      the model as it is, or with what the user asked for (autocast)
     with all     every technique that the configuration has, wherever it can attach
     without one  each technique left out in turn, if there are several
+    less         those that can be used in part, with as much spared as fits; see `step_amounts`
 
 Each way is traced and decided on its own. The best one fits, and is the fastest that does; if none fits, it
 is the smallest. Where the plain step fits without slowing down, nothing else is looked at.
@@ -18,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memscale.core.plan import Plan, StepChoice
-from memscale.techniques.base import PathAttachment
+from memscale.core.step_amounts import NOTHING, Part, Spared, amounts_of
+from memscale.techniques.base import PartialAttachment, PathAttachment
 from memscale.techniques.step_table import STEP_TECHNIQUES, StepTechnique
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class Tried:
         idle: (technique, reason) of those that did nothing and say why.
         kinds: path → class name, of `places`.
         words: technique → what it does here, of those that say more than their row in the table.
+        parts: what could be spared of path techniques.
+        spared: what is.
     """
 
     way: Way
@@ -54,6 +58,8 @@ class Tried:
     idle: tuple[tuple[str, str], ...] = ()
     kinds: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    spared: Spared = field(default_factory=lambda: NOTHING)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,7 +134,10 @@ def tried(
             idle.setdefault(item.name, item.reason)
     kinds = {path: kind for path, kind in trace.modules if any(path == place for _, place in places)}
     words = {item.name: str(item.what) for item in attachments if hasattr(item, "what")}
-    return Tried(way, plan, trace, places, tuple(idle.items()), kinds, words)
+    partial = [item for item in attachments if isinstance(item, PartialAttachment)]
+    parts = tuple(part for item in partial for part in item.parts())
+    spared = {item.name: item.spared for item in partial if item.spared}
+    return Tried(way, plan, trace, places, tuple(idle.items()), kinds, words, parts, spared)
 
 
 def better(first: Tried, second: Tried) -> Tried:
@@ -170,7 +179,8 @@ def _digest(best: Tried) -> str:
     """That of the core's plan, and where step techniques are attached."""
     if not best.places:
         return best.plan.digest
-    text = "\n".join([best.plan.digest, *(f"{name} {path}" for name, path in best.places)])
+    spared = [f"{name} spares {part}" for name, parts in best.spared.items() for part in sorted(parts)]
+    text = "\n".join([best.plan.digest, *(f"{name} {path}" for name, path in best.places), *spared])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -191,6 +201,7 @@ def _choice(best: Tried, technique: StepTechnique, ways: Sequence[Tried]) -> Ste
         bytes=theirs.device_used_peak_bytes - mine.device_used_peak_bytes,
         ns=mine.step_time_ns - theirs.step_time_ns,
         other_fits=other.plan.fits,
+        amounts=amounts_of(technique.name, best.parts, best.spared),
     )
 
 

@@ -239,7 +239,8 @@ def _record(
         for parameter in buckets.outside(trainable) if step.grads_present else []:
             recorder.graph.add_resident(parameter.numel() * parameter.element_size(), _core.CATEGORY_GRADIENT)
         with observed_by(saves), calls.attached(), recorder:
-            gradients = tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable)
+            hooks = (saves.pack, saves.unpack)
+            gradients = tracer.run_step(recorder, forward, hooks, backward, trainable, step)
         recorder.restore_foreign()
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients

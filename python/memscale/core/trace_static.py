@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map_only
 
 from memscale import _core
-from memscale.core import kernels, model_state, sharding, tracer
+from memscale.core import kernels, model_state, sharding, streamed_weights, tracer
 from memscale.core.cuda_semantics import emulation_for
 from memscale.core.fake_optimizer import FakeOptimizer, fake_optimizers, free_switches
 from memscale.core.gradient_buckets import GradientBuckets, silent
@@ -361,8 +361,14 @@ def quiet_fakes() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _step(optimizers: Sequence[FakeOptimizer], parameters: Sequence[nn.Parameter]) -> None:
+def _step(
+    recorder: GraphRecorder,
+    step: tracer.StepFacts,
+    optimizers: Sequence[FakeOptimizer],
+    parameters: Sequence[nn.Parameter],
+) -> None:
     """The optimizers' steps, after which no gradients are left."""
+    streamed_weights.are_stepped(recorder, step.path)
     for optimizer in optimizers:
         optimizer.step()
     for parameter in parameters:
@@ -428,9 +434,9 @@ def trace_static(
             return gradients
 
         with calls.attached():
-            tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable)
-        released.before_step()
-        _step(optimizers, parameters)
+            tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable, step)
+        with released.stepping(optimizers):
+            _step(recorder, step, optimizers, parameters)
         recorder.closed = recorder.paused = True
         recorder.held = None
         model_state.settle(model, changes, forward)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from memscale import _core
-from memscale.core import model_state, sharding
+from memscale.core import model_state, sharding, streamed_weights
 from memscale.core.graph_builder import GraphRecorder
 from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
@@ -77,6 +77,7 @@ class StepFacts:
         may_change_optimizer: the caller has named it, for techniques that change how it steps.
         path: what the path techniques change that the step is traced with.
         staying: names of path techniques that are in force, and are not to be taken off for another plan.
+        forwards: of the model, before the one backward. All of them are traced with the batch at hand.
     """
 
     optimizer: torch.optim.Optimizer | None = None
@@ -90,6 +91,7 @@ class StepFacts:
     may_change_optimizer: bool = True
     path: OptimizerPath = AS_IT_IS
     staying: frozenset[str] = frozenset()
+    forwards: int = 1
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward."""
@@ -140,6 +142,7 @@ class CallRecorder:
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
         """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
         recorder = self.recorder
+        streamed_weights.declare(recorder, step.path, self.model.named_parameters())
         if recorder.cuda is not None:
             self._declare_as_moved(self.model)
         for name, parameter in self.model.named_parameters():
@@ -158,6 +161,8 @@ class CallRecorder:
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
                 recorder.label(recorder.resident(leaf, _core.CATEGORY_INPUT), leaf, "")
+                for _ in range(step.forwards - 1):  # each forward has a batch of its own
+                    recorder.graph.add_resident(model_state.storage_bytes([leaf]), _core.CATEGORY_INPUT)
         for size in step.carried_bytes:
             recorder.carried.append(recorder.graph.add_resident(size, _core.CATEGORY_ACTIVATION))
 
@@ -296,18 +301,20 @@ def run_step(
     hooks: tuple[Callable[[Tensor], object], Callable[[Any], Tensor]],
     backward: Backward,
     parameters: Sequence[nn.Parameter],
+    step: StepFacts,
 ) -> list[Tensor | None]:
-    """Forward, loss and backward under the recorder.
+    """Forward, loss and backward under the recorder; with several forwards, backward of their sum.
 
     Output and loss live until the step is over, as a loop's variables do: the recorder holds them.
     `parameters` are those whose gradients `backward` returns, in order.
     """
+    streamed_weights.come(recorder, step.path)
     with torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
-            output = forward()
+            output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
-            loss = loss_of(output)
+            loss = loss_of(output) if step.forwards == 1 else _sum_of(map(loss_of, output))
             recorder.output_bytes = model_state.storage_bytes(
                 [leaf for leaf in tree_leaves((output, loss)) if isinstance(leaf, Tensor)]
             )
@@ -317,6 +324,7 @@ def run_step(
         recorder.learn_inputs = False
         if loss is not None:
             recorder.accumulation.watch(loss)
+        streamed_weights.come(recorder, step.path)
         with _autocast_left():
             gradients = backward(loss) if loss is not None else []
     for parameter, gradient in zip(parameters, gradients, strict=False):
@@ -326,6 +334,14 @@ def run_step(
             recorder.label(buffer, gradient, recorder.names[id(parameter)])
     recorder.set_phase(_core.PHASE_OPTIMIZER)
     return gradients
+
+
+def _sum_of(losses: Iterable[Tensor | None]) -> Tensor | None:
+    total = None
+    for loss in losses:
+        if loss is not None:
+            total = loss if total is None else total + loss
+    return total
 
 
 @contextmanager

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memscale.core.config import Config
     from memscale.core.executor import Executor
     from memscale.core.hardware import Hardware
+    from memscale.core.plan import Plan
     from memscale.core.planner import Planned
     from memscale.core.tracer import StepFacts
 
@@ -59,6 +60,12 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
                 len(plan.active),
                 "".join(f", {step.technique}" for step in plan.steps),
             )
+        if executor.open.waiting and _what_it_does(plan) != _what_it_does(replaced.plan):
+            logs.LOGGER.warning(
+                "%d of this step's forwards ran under a plan for fewer, and their graphs wait: this step may "
+                "peak above the prediction and the budget, later ones do not",
+                executor.open.waiting,
+            )
         if replaced.plan.fits and not plan.fits:
             _warn_unmet(planned)
         return
@@ -81,8 +88,14 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
         _warn_unmet(planned)
 
 
+def _what_it_does(plan: Plan) -> tuple[Any, ...]:
+    return tuple((item.module, item.techniques) for item in plan.active), tuple(plan.steps)
+
+
 def _what_changed(facts: StepFacts) -> str:
     parts = []
+    if facts.forwards > 1:
+        parts.append(f"{facts.forwards} forwards before a backward")
     if facts.grads_present:
         parts.append("gradients are kept between forwards")
     if facts.carried_bytes:

@@ -12,7 +12,7 @@ from memscale.observability.plan_rows import AS_ONE, PlanRow, plan_rows, regions
 from memscale.observability.plan_words import bytes_range, few, kept_words, ms_range, range_parts, ranges
 
 if TYPE_CHECKING:
-    from memscale.core.plan import Choice, Plan, StepChoice
+    from memscale.core.plan import Amount, Choice, Plan, StepChoice
 
 __all__ = ["bound_words", "explain", "frontier_rows", "summary_lines"]
 
@@ -122,7 +122,18 @@ def _step_lines(step: StepChoice) -> list[str]:
     time = f"{added} {'more' if step.ns > 0 else 'less'} a step"
     without = "without it the budget is met too" if step.other_fits else "without it the budget is not met"
     bits = "bit-equal at this precision" if step.exact else "rounds differently"
-    return [f"{step.technique}: {step.reason} ({bits})", f"{step.technique}: {brings}, {time}; {without}"]
+    return [
+        f"{step.technique}: {step.reason} ({bits})",
+        f"{step.technique}: {brings}, {time}; {without}",
+        *(f"{step.technique}: {_amount_words(amount)}" for amount in step.amounts),
+    ]
+
+
+def _amount_words(amount: Amount) -> str:
+    """How much of a technique is used for a parameter group, in a line."""
+    leaves = f"{format_bytes(amount.leaving_bytes)} of {amount.leaving} leave in {amount.ns / 1e6:.2f} ms"
+    stays = f"{format_bytes(amount.staying_bytes)} of {amount.staying} stay"
+    return f"group {amount.group}: {leaves}, {stays}: {amount.reason}"
 
 
 def _techniques(active: tuple[Choice, ...]) -> list[str]:

@@ -151,9 +151,6 @@ class Offload:
     def _opened(self) -> _core.OffloadEngine | None:
         return self._engine if self._process == os.getpid() else None  # a parent's has no threads here
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Offload:
-        return Offload(self.settings, self._faults)  # a copied model has an engine of its own
-
 
 class Held:
     """A tensor that a checkpoint holds for its second run."""

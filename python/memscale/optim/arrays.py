@@ -16,13 +16,16 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from memscale import _core
 from memscale.optim.kinds import Kind
+
+if TYPE_CHECKING:
+    from memscale.optim.mapped import Empty
 
 STEP: Final = "memscale_step"
 BYTES: Final = "memscale_state"
@@ -82,10 +85,19 @@ class Places:
 
 def form_of(kind: Kind, moments: str, parameter: Tensor) -> Form:
     """The form that the state of a parameter has, or would have."""
-    weights = "fp32"
-    if parameter.dtype is torch.bfloat16:
-        weights = "master_rest8" if moments == "code8" else "master_rest16"
-    return Form(kind.name, weights, moments, tuple(parameter.shape), parameter.stride())
+    return Form(kind.name, _weights(moments, parameter), moments, tuple(parameter.shape), parameter.stride())
+
+
+def is_form_of(form: Form, kind: Kind, moments: str, parameter: Tensor) -> bool:
+    """Whether that is this one, without making it: this is asked for every parameter in every step."""
+    found = (kind.name, _weights(moments, parameter), moments, parameter.shape, parameter.stride())
+    return form == found
+
+
+def _weights(moments: str, parameter: Tensor) -> str:
+    if parameter.dtype is not torch.bfloat16:
+        return "fp32"
+    return "master_rest8" if moments == "code8" else "master_rest16"
 
 
 def _rule(kind: str, weights: str, moments: str) -> dict[str, Any]:
@@ -107,6 +119,14 @@ def places(kind: str, weights: str, moments: str, count: int) -> Places:
     return Places(first, second, rest, scales[0], scales[1], at)
 
 
+@functools.lru_cache(maxsize=4096)
+def _spans(kind: str, weights: str, moments: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Number of elements, then offset and bytes of each array in the core's order."""
+    count = math.prod(shape)
+    found = places(kind, weights, moments, count)
+    return (count, *found.rest, *found.moment1, *found.moment2, *found.scale1, *found.scale2)
+
+
 @functools.lru_cache(maxsize=2)  # PyTorch counts for each thread of Python: two may step in turn
 def _threads(count: int) -> _core.Optim:
     return _core.Optim(count)
@@ -120,9 +140,9 @@ def core() -> _core.Optim:
 # ---- bytes -------------------------------------------------------------------------------------------
 
 
-def empty(form: Form, step: int = 0) -> Entry:
+def empty(form: Form, step: int = 0, make: Empty = torch.empty_strided) -> Entry:
     """State as it is before the first step."""
-    state = torch.zeros(form.places.total_bytes, dtype=torch.uint8)
+    state = make((form.places.total_bytes,), (1,), dtype=torch.uint8).zero_()
     return {STEP: step, BYTES: state, FORM: form}
 
 
@@ -134,20 +154,22 @@ def tensor_of(entry: Entry, parameter: Tensor | None, gradient: Tensor | None) -
         parameter: None where only moments are meant.
         gradient: with the parameter's strides; None likewise.
     """
-    kind, weights, moments, shape, _ = entry[FORM]
-    count, at = math.prod(shape), entry[BYTES].data_ptr()
-    found = places(kind, weights, moments, count)
     # Written out: this runs for every parameter in every step.
-    return (
-        *(count, 0, entry[STEP] + 1),
-        *((0, 0) if gradient is None else (gradient.data_ptr(), count * gradient.itemsize)),
-        *((0, 0) if parameter is None else (parameter.data_ptr(), count * parameter.itemsize)),
-        *(at + found.rest[0], found.rest[1]),
-        *(at + found.moment1[0], found.moment1[1]),
-        *(at + found.moment2[0], found.moment2[1]),
-        *(at + found.scale1[0], found.scale1[1]),
-        *(at + found.scale2[0], found.scale2[1]),
+    kind, weights, moments, shape, _ = entry[FORM]
+    at = entry[BYTES].data_ptr()
+    count, rest, rest_size, m1, m1_size, m2, m2_size, s1, s1_size, s2, s2_size = _spans(
+        kind, weights, moments, shape
     )
+    # fmt: off
+    return (
+        count, 0, entry[STEP] + 1,
+        0 if gradient is None else gradient.data_ptr(), 0 if gradient is None else gradient.nbytes,
+        0 if parameter is None else parameter.data_ptr(), 0 if parameter is None else parameter.nbytes,
+        at + rest, rest_size,
+        at + m1, m1_size, at + m2, m2_size,
+        at + s1, s1_size, at + s2, s2_size,
+    )
+    # fmt: on
 
 
 def rest_of(entry: Entry) -> Tensor | None:
@@ -182,10 +204,10 @@ def _two(tensors: list[Tensor]) -> tuple[tuple[int, int] | None, tuple[int, int]
     return _span(both[0]), _span(both[1])
 
 
-def read(kind: Kind, entry: Entry) -> dict[str, Tensor]:
+def read(kind: Kind, entry: Entry, make: Empty = torch.empty_strided) -> dict[str, Tensor]:
     """The moments in FP32, with the parameter's shape and strides, by PyTorch's names."""
     form: Form = entry[FORM]
-    found = [torch.empty_strided(form.shape, form.stride, dtype=torch.float32) for _ in kind.moments]
+    found = [make(form.shape, form.stride, dtype=torch.float32) for _ in kind.moments]
     core().moments_read(form.rule, tensor_of(entry, None, None), *_two(found))
     return dict(zip(kind.moments, found, strict=True))
 
@@ -204,13 +226,32 @@ def write(kind: Kind, entry: Entry, moments: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}; its parameter has shape {tuple(form.shape)}"
             )
-        wanted = torch.empty_strided(form.shape, form.stride, dtype=torch.float32)
-        given.append(wanted.copy_(value.detach()))
+        given.append(_as_read(value.detach(), form))
     core().moments_write(form.rule, tensor_of(entry, None, None), *_two(given))
 
 
-def from_standard(kind: Kind, form: Form, standard: Mapping[str, Any]) -> Entry:
+def _as_read(value: Tensor, form: Form) -> Tensor:
+    """A moment as `read` returns it: itself, if it is so already."""
+    if (
+        type(value) is Tensor
+        and (value.dtype, value.device.type, value.layout) == (torch.float32, "cpu", torch.strided)
+        and value.stride() == form.stride
+        and not (value.is_neg() or value.data_ptr() % 4)
+    ):
+        return value
+    return torch.empty_strided(form.shape, form.stride, dtype=torch.float32).copy_(value)
+
+
+def from_standard(
+    kind: Kind, form: Form, standard: Mapping[str, Any], make: Empty = torch.empty_strided
+) -> Entry:
     """Our state in place of PyTorch's; what else lies there is taken along.
+
+    Args:
+        kind: of the optimizer.
+        form: of our state.
+        standard: PyTorch's.
+        make: makes the bytes.
 
     Raises:
         ValueError: it is not PyTorch's, or as `write`.
@@ -224,14 +265,18 @@ def from_standard(kind: Kind, form: Form, standard: Mapping[str, Any]) -> Entry:
             "it is of another optimizer, or of another implementation of this one"
         )
     if lacking:
-        return {**own, **empty(form)}
-    entry = empty(form, int(standard["step"]) if kind.counts else 1)
+        return {**own, **empty(form, make=make)}
+    entry = empty(form, int(standard["step"]) if kind.counts else 1, make)
     write(kind, entry, standard)
     return {**own, **entry}
 
 
 def to_standard(
-    kind: Kind, entry: Entry, dtype: torch.dtype, device: torch.device | str = "cpu"
+    kind: Kind,
+    entry: Entry,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    make: Empty = torch.empty_strided,
 ) -> dict[str, Any]:
     """PyTorch's state in place of ours; what else lies there is taken along.
 
@@ -240,6 +285,7 @@ def to_standard(
         entry: our state.
         dtype: of the moments.
         device: of the moments.
+        make: makes the moments in FP32.
     """
     standard = {name: value for name, value in entry.items() if name not in (STEP, BYTES, FORM)}
     if entry[STEP] == 0:
@@ -247,7 +293,7 @@ def to_standard(
     if kind.counts:
         wide = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
         standard["step"] = torch.tensor(float(entry[STEP]), dtype=wide)
-    for name, value in read(kind, entry).items():
+    for name, value in read(kind, entry, make).items():
         standard[name] = value.to(device, dtype)
     return standard
 

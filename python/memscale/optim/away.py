@@ -7,7 +7,8 @@ here (`away_step`), and the others are left to it. One without `_init_group`, or
 another `step`. An optimizer that has our state is taken over likewise: its bytes leave as they are.
 
 `optimizer.state[parameter]` has what is small, step counters among it, and a record of where the rest is.
-`state_dict`, `copy.deepcopy` and `pickle` bring everything back; copies are optimizers as they were before.
+`state_dict` has everything, in tensors over files (`mapped`). So have `copy.deepcopy` and `pickle`; copies
+are optimizers as they were before.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import signal
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from memscale.offload.engine import Offload
 from memscale.optim.alone import step_around, why_not_alone
-from memscale.optim.away_state import bring_back, brought_back, send_away
+from memscale.optim.away_state import bring_back, brought_back, copied, move, send_away
 from memscale.optim.away_step import step_group
 from memscale.optim.kinds import inner_of
+from memscale.optim.mapped import Empty, mapped_in
 from memscale.optim.pieces import AWAY, PIECE_ELEMENTS
 from memscale.optim.shelf import Shelf
 from memscale.optim.taken import _can_rewrap, _rewrap, is_taken
@@ -41,9 +44,13 @@ class _Away(torch.optim.Optimizer):
 
     _memscale_away_base: ClassVar[type[torch.optim.Optimizer]]
 
+    def _memscale_empty(self) -> Empty:
+        """Makes tensors for a state dict, beside the state."""
+        return mapped_in(_shelves[self].offload.settings.directory)
+
     def state_dict(self) -> dict[str, Any]:
-        """All of the state, which takes as much memory as if it had never left."""
-        with _here(self):
+        """All of the state: a copy, which later steps leave as it is, in files rather than in memory."""
+        with _with_state(self, copied):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -52,7 +59,7 @@ class _Away(torch.optim.Optimizer):
         send_away(self, self._memscale_away_base, _shelves[self])
 
     def __getstate__(self) -> dict[str, Any]:
-        with _here(self):
+        with _with_state(self, _whole):
             found = dict(super().__getstate__())
             found["state"] = defaultdict(dict, self.state)
         return found
@@ -107,15 +114,19 @@ def _anew(base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 
 
 @contextmanager
-def _here(optimizer: _Away) -> Iterator[None]:
-    """All state in memory for the time of a block; the blocks stay, so nothing is written again."""
-    away = {key: entry for key, entry in optimizer.state.items() if AWAY in entry}
+def _with_state(optimizer: _Away, form: Callable[[dict[str, Any], Empty], dict[str, Any]]) -> Iterator[None]:
+    """All state in another form for the time of a block; the blocks stay, so nothing is written again."""
+    before, make = dict(optimizer.state), optimizer._memscale_empty()
     try:
-        for parameter, entry in away.items():
-            optimizer.state[parameter] = brought_back(entry)
+        for key, entry in before.items():
+            optimizer.state[key] = form(entry, make) if isinstance(entry, dict) else entry
         yield
     finally:
-        optimizer.state.update(away)
+        optimizer.state.update(before)
+
+
+def _whole(entry: dict[str, Any], make: Empty) -> dict[str, Any]:
+    return brought_back(entry, make) if AWAY in entry else entry
 
 
 @contextmanager
@@ -168,7 +179,9 @@ def at_home(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
-        send(optimizer, shelf.offload, shelf.piece_elements)
+        values = (value for group in optimizer.param_groups for value in group["params"])
+        spared = [value for value in values if id(value) in shelf.spared]
+        send(optimizer, shelf.offload, shelf.piece_elements, spared)
 
 
 def away_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -208,7 +221,12 @@ def _reason(optimizer: torch.optim.Optimizer) -> str:
     return ""
 
 
-def send(optimizer: torch.optim.Optimizer, offload: Offload, piece_elements: int = PIECE_ELEMENTS) -> str:
+def send(
+    optimizer: torch.optim.Optimizer,
+    offload: Offload,
+    piece_elements: int = PIECE_ELEMENTS,
+    spared: Iterable[Tensor] = (),
+) -> str:
     """Sends the state of an optimizer away, in place. It may have stepped, and be held by whomever.
 
     Args:
@@ -216,6 +234,7 @@ def send(optimizer: torch.optim.Optimizer, offload: Offload, piece_elements: int
             wrapper of one.
         offload: where to: the optimizer's alone.
         piece_elements: of a parameter that pass at once.
+        spared: parameters whose state stays.
 
     Returns:
         "" or why it stays as it is.
@@ -228,12 +247,28 @@ def send(optimizer: torch.optim.Optimizer, offload: Offload, piece_elements: int
     optimizer = inner_of(optimizer)
     base = type(optimizer)
     offload.engine.step()  # opens it
-    shelf = Shelf(offload, piece_elements)
+    shelf = Shelf(offload, piece_elements, frozenset(map(id, spared)))
     optimizer.__class__ = _class_for(base, _form_of(base))
     _rewrap(optimizer)
     _shelves[optimizer] = shelf
     send_away(optimizer, base, shelf)
     return ""
+
+
+def spare(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Has the state of these in memory from now on, and that of all others away.
+
+    Args:
+        optimizer: one whose state is away.
+        parameters: of the optimizer.
+
+    Raises:
+        OSError: a piece could not be read. What was not read is away still.
+    """
+    optimizer = inner_of(optimizer)
+    shelf = _shelves[optimizer]
+    shelf.spared = frozenset(map(id, parameters))
+    move(optimizer, shelf)
 
 
 def take_back(optimizer: torch.optim.Optimizer) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from memscale.optim.alone import can_cut
 from memscale.optim.arrays import BYTES, FORM
 from memscale.optim.pieces import AWAY, LEAST_BYTES, Away, Layout, Own, Slots, is_dense, slots_of
 from memscale.optim.shelf import Job, Shelf, fetched
+
+if TYPE_CHECKING:
+    from memscale.optim.mapped import Empty
 
 Entry = dict[str, Any]
 
@@ -51,7 +54,7 @@ def layout_of(entry: Entry, parameter: Tensor, cut: bool) -> Layout:
 
 def depart(entry: Entry, layout: Layout, parameter: Tensor, shelf: Shelf) -> tuple[Entry, list[Job]]:
     """An entry in place of one that is here, and what fills it."""
-    away = Away(layout, parameter.numel(), shelf.piece_elements)
+    away = shelf.place_for(parameter, layout)
     names = (BYTES,) if isinstance(layout, Own) else tuple(slot.name for slot in layout.slots)
     rest = {name: value for name, value in entry.items() if name not in names}
 
@@ -86,19 +89,66 @@ def _with_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Entry, Tens
             yield group, parameter
 
 
-def brought_back(entry: Entry) -> Entry:
+def brought_back(entry: Entry, make: Empty = torch.empty_strided) -> Entry:
     """A state as it was when it was here. Where it was, it stays.
 
+    Args:
+        entry: the state.
+        make: makes the tensors.
+
     Raises:
-        OSError: a piece could not be read.
+        OSError: a piece could not be read, or a tensor could not be made.
         RuntimeError: a step ended in the middle.
     """
     away: Away = entry[AWAY]
     refuse_torn(away)
-    whole = away.layout.empty()
+    whole = away.layout.empty(make)
     for first, last, piece in fetched(away):
         away.layout.copy(whole, piece, first, last, out=False)
     return {**{name: value for name, value in entry.items() if name != AWAY}, **whole}
+
+
+def copied(entry: Entry, make: Empty) -> Entry:
+    """A state as PyTorch's state dict has it, that shares no memory with the optimizer's. Ours: as it is.
+
+    Raises:
+        OSError: as `brought_back`.
+        RuntimeError: as `brought_back`.
+    """
+    if FORM in entry:
+        return entry
+    here = {name: _copied(value, make) for name, value in entry.items() if name != AWAY}
+    if AWAY not in entry:
+        return here
+    return {**here, **brought_back({AWAY: entry[AWAY]}, make)}
+
+
+def _copied(value: Any, make: Empty) -> Any:
+    if not isinstance(value, Tensor) or value.device.type != "cpu":
+        return value
+    if type(value) is not Tensor or value.layout is not torch.strided or not is_dense(value):
+        return value.clone()
+    return make(value.shape, value.stride(), dtype=value.dtype).copy_(value)
+
+
+def move(optimizer: torch.optim.Optimizer, shelf: Shelf) -> None:
+    """Has pieces where the shelf wants them: first leaves what is to leave, then comes back what is to stay.
+
+    Raises:
+        OSError: a piece could not be read. It is away still.
+    """
+    coming: list[Job] = []
+    for parameter, entry in optimizer.state.items():
+        away: Away | None = entry.get(AWAY)
+        if away is None or away.here == (id(parameter) in shelf.spared):
+            continue
+        away.here = not away.here
+        jobs = [Job(away, index, lambda piece: piece) for index in range(len(away.bounds))]
+        if away.here:
+            coming += jobs
+        else:
+            shelf.run(jobs)
+    shelf.run(coming)
 
 
 def rest_from(entry: Entry) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memscale.optim import masters
+from memscale.optim import master_rests
 from memscale.optim.alone import Alone
 from memscale.optim.arrays import FORM, STEP, core, form_of
 from memscale.optim.away_state import (
@@ -52,7 +52,7 @@ def step_group(optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> list[T
         raise RuntimeError("an optimizer whose state is away cannot be stepped by compiled code")
     work: _Own | _Standard = _Standard(optimizer, base, group, shelf)
     if getattr(optimizer, "_memscale_kind", None) is not None:
-        masters.prepare(optimizer, group)
+        master_rests.prepare(optimizer, group)
         work = _Own(optimizer, group, shelf)
     jobs: list[Job] = []
     left = []
@@ -161,7 +161,7 @@ class _Standard:
                 self.shelf.run(jobs)
                 self.optimizer.state[parameter] = entry
             else:
-                entry = {**entry, AWAY: Away(layout, parameter.numel(), self.shelf.piece_elements)}
+                entry = {**entry, AWAY: self.shelf.place_for(parameter, layout)}
         return entry[AWAY], {name: value for name, value in entry.items() if name != AWAY}
 
     def _job(self, parameter: Tensor, gradient: _Gradient, away: Away, small: Entry, index: int) -> Job:
@@ -268,7 +268,9 @@ class _Own:
             refuse_torn(entry[AWAY])
             if entry[FORM] == form:
                 return entry
-            optimizer.state[parameter] = brought_back(entry)
+            optimizer.state[parameter] = entry = brought_back(entry)
+        if not entry:  # all zeros, made piece by piece
+            return {STEP: 0, FORM: form, AWAY: self.shelf.place_for(parameter, Own(form))}
         entry, jobs = depart(entry_of(optimizer, parameter), Own(form), parameter, self.shelf)
         self.shelf.run(jobs)
         optimizer.state[parameter] = entry
@@ -280,7 +282,9 @@ class _Own:
         is_last = index + 1 == len(away.bounds)
 
         def work(piece: Tensor | None) -> Tensor | None:
-            assert piece is not None and isinstance(away.layout, Own)
+            assert isinstance(away.layout, Own)
+            if piece is None:  # before the first step
+                piece = torch.zeros(away.size(index), dtype=torch.uint8)
             part = gradient.part(first, last)
             form = entry[FORM]
             types = {"weights": form.weights, "moments": form.moments, "gradient": GRADIENTS[part.dtype]}
@@ -289,6 +293,8 @@ class _Own:
             )
             core().step({**self.rule, **types}, [tensor])
             away.torn = True
+            if first == 0:
+                self.optimizer.state[parameter] = entry
             if is_last:
                 torch.autograd.graph.increment_version(parameter)
                 entry[STEP] += 1

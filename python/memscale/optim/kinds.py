@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import Parameter, is_lazy
 
 MOMENTS: Final = ("code8", "fp32")
 """Forms of the moments: a byte each and one per 128 for their scale, or FP32."""
@@ -20,6 +20,8 @@ MOMENTS: Final = ("code8", "fp32")
 GRADIENTS: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """Types of gradients, as the core names them."""
 
+_USUAL: Final = frozenset((torch.float32, torch.bfloat16))
+_STRIDED: Final = torch.strided
 _SWITCHES: Final = ("amsgrad", "capturable", "differentiable")
 
 
@@ -117,6 +119,28 @@ def gradient_refusal(parameter: Tensor, gradient: Tensor) -> str:
     if not (_is_plain(gradient) or _is_released(gradient)) or gradient.shape != parameter.shape:
         return "gradients that are not ordinary tensors"
     return ""
+
+
+def is_usual(parameter: Tensor, gradient: Tensor) -> bool:
+    """Whether both are as nearly all are, and lie in the same order: told with the fewest questions.
+
+    Then neither refusal applies. Otherwise one may or may not.
+    """
+    return (
+        type(parameter) is Parameter
+        and type(gradient) is Tensor
+        and parameter.is_cpu
+        and gradient.is_cpu
+        and parameter.dtype in _USUAL
+        and gradient.dtype in _USUAL
+        and gradient.layout is _STRIDED
+        and parameter.layout is _STRIDED
+        and gradient.shape == parameter.shape
+        and gradient.is_contiguous()
+        and parameter.is_contiguous()
+        and not gradient.is_neg()
+        and not parameter.is_neg()
+    )
 
 
 def _is_plain(tensor: Tensor) -> bool:

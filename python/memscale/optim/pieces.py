@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from memscale import _core
 from memscale.optim.arrays import BYTES, FORM, Form, Places, places
+
+if TYPE_CHECKING:
+    from memscale.optim.mapped import Empty
 
 AWAY: Final = "memscale_away"
 """What `optimizer.state` has for a parameter in place of the tensors that are away."""
@@ -30,7 +33,9 @@ PIECE_ELEMENTS: Final = 1 << 20
 LEAST_BYTES: Final = 64 << 10
 """Parameters that are smaller keep their state: a copy of its own would take longer than its bytes."""
 
-_LINE: Final = 64  # tensors begin on cache lines, as they do where PyTorch makes them
+LINE: Final = 64
+"""Tensors begin on cache lines, as they do where PyTorch makes them."""
+
 _SCALED: Final = 128  # elements that share a scale: MSC_OPTIM_BLOCK
 
 
@@ -66,11 +71,9 @@ class Slots(NamedTuple):
             found[slot.name] = flat if self.cut else flat.as_strided(slot.shape, slot.stride)
         return found
 
-    def empty(self) -> dict[str, Tensor]:
+    def empty(self, make: Empty) -> dict[str, Tensor]:
         """Tensors for the whole of it."""
-        return {
-            slot.name: torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype) for slot in self.slots
-        }
+        return {slot.name: make(slot.shape, slot.stride, dtype=slot.dtype) for slot in self.slots}
 
     def copy(self, whole: dict[str, Any], buffer: Tensor, first: int, last: int, out: bool) -> None:
         """Copies a piece from the whole into its bytes, or back."""
@@ -82,7 +85,7 @@ class Slots(NamedTuple):
         at = 0
         for slot in self.slots:
             size = slot.elements(first, last, self.cut) * slot.dtype.itemsize
-            size += -size % _LINE
+            size += -size % LINE
             yield slot, at, size
             at += size
 
@@ -101,9 +104,9 @@ class Own(NamedTuple):
         """Where the arrays of a piece lie among its bytes."""
         return places(self.form.kind, self.form.weights, self.form.moments, last - first)
 
-    def empty(self) -> dict[str, Any]:
+    def empty(self, make: Empty) -> dict[str, Any]:
         """An array for the whole of it."""
-        return {BYTES: torch.empty(self.form.places.total_bytes, dtype=torch.uint8), FORM: self.form}
+        return {BYTES: make((self.form.places.total_bytes,), (1,), dtype=torch.uint8), FORM: self.form}
 
     def copy(self, whole: dict[str, Any], buffer: Tensor, first: int, last: int, out: bool) -> None:
         """Copies a piece from the whole into its bytes, or back."""
@@ -126,10 +129,12 @@ class Away:
         bounds: first and last element of each piece.
         pieces: their blocks; a tensor of bytes where one could not leave, or could not be written.
         torn: a step ended in the middle: some pieces are those of the next step.
+        here: the pieces are in memory between steps, too.
     """
 
-    def __init__(self, layout: Layout, count: int, piece_elements: int) -> None:
+    def __init__(self, layout: Layout, count: int, piece_elements: int, here: bool = False) -> None:
         self.layout = layout
+        self.here = here
         self.bounds = bounds_of(count, piece_elements if layout.cut else count)
         self.pieces: list[_core.Block | Tensor | None] = [None] * len(self.bounds)
         self.torn = False
@@ -140,11 +145,15 @@ class Away:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pieces."""
-        return sum(self.layout.size(first, last) for first, last in self.bounds)
+        """Bytes of the pieces that are elsewhere."""
+        return sum(self.size(index) for index, piece in enumerate(self.pieces) if not _is_here(piece))
 
 
 Layout = Slots | Own
+
+
+def _is_here(piece: _core.Block | Tensor | None) -> bool:
+    return piece is None or isinstance(piece, Tensor)
 
 
 def bounds_of(count: int, length: int) -> tuple[tuple[int, int], ...]:

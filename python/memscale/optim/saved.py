@@ -21,7 +21,9 @@ from torch import Tensor
 
 from memscale import _core
 from memscale.optim.arrays import FORM, STEP, Entry, form_of, from_standard, rest_of, to_standard
+from memscale.optim.away_state import brought_back
 from memscale.optim.kinds import group_refusal, parameter_refusal
+from memscale.optim.pieces import AWAY
 
 if TYPE_CHECKING:
     from memscale.optim.taken import _Taken
@@ -51,18 +53,20 @@ def hooked(register: Callable[..., Any], hook: Callable[..., Any], **more: Any) 
 
 def as_standard(optimizer: _Taken, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state dict with our arrays, as PyTorch has packed it, in the form that is described above."""
-    kind = optimizer._memscale_kind
+    kind, make = optimizer._memscale_kind, optimizer._memscale_empty()
     standard: dict[Any, Any] = {}
     beside: dict[Any, Any] = {}
     for index, entry in state_dict["state"].items():
         if not (isinstance(entry, dict) and FORM in entry):
             standard[index] = entry
             continue
-        standard[index] = to_standard(kind, entry, torch.float32)
+        if AWAY in entry:
+            entry = brought_back(entry, make)
+        standard[index] = to_standard(kind, entry, torch.float32, make=make)
         beside[index] = {"step": entry[STEP]}
         rest = rest_of(entry)
         if rest is not None:
-            beside[index]["rest"] = rest.clone()
+            beside[index]["rest"] = make(rest.shape, rest.stride(), dtype=rest.dtype).copy_(rest)
     return {
         **state_dict,
         "state": standard,
@@ -87,7 +91,7 @@ def as_ours(optimizer: _Taken, state_dict: dict[str, Any], moments: str) -> dict
         for parameter, index in zip(group["params"], saved["params"], strict=True):
             if state.get(index) and not parameter_refusal(parameter):
                 form = form_of(kind, moments, parameter)
-                entry = from_standard(kind, form, state[index])
+                entry = from_standard(kind, form, state[index], optimizer._memscale_empty())
                 _complete(entry, beside.get(index, {}), kind.counts)
                 state[index] = {_READY: _Ready(entry)}
     return {**state_dict, "state": state}

@@ -3,9 +3,9 @@
 
     piece i + 1 is fetched      while piece i is computed in its buffer      and piece i − 1 is written
 
-So three pieces are in memory during a step, and none when it is over. A piece is on the disk or in a tensor
-at every moment: its place is given up when its bytes are in a buffer, and the buffer is given up when they
-are in their place again. What cannot be written stays in its buffer.
+So three pieces are in memory during a step, and none when it is over, but for those that are spared. A piece
+is on the disk or in a tensor at every moment: its place is given up when its bytes are in a buffer, and the
+buffer is given up when they are in their place again. What cannot be written stays in its buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from memscale import _core
 from memscale.errors import MemScaleError
 from memscale.offload.engine import Offload
-from memscale.optim.pieces import PIECE_ELEMENTS, Away
+from memscale.optim.pieces import PIECE_ELEMENTS, Away, Layout
 
 _LOGGER = logging.getLogger("memscale")
 
@@ -50,12 +50,23 @@ class Shelf:
     Args:
         offload: opens it.
         piece_elements: as `PIECE_ELEMENTS`.
+        spared: ids of the optimizer's parameters whose pieces stay in memory.
     """
 
-    def __init__(self, offload: Offload, piece_elements: int = PIECE_ELEMENTS) -> None:
+    def __init__(
+        self,
+        offload: Offload,
+        piece_elements: int = PIECE_ELEMENTS,
+        spared: frozenset[int] = frozenset(),
+    ) -> None:
         self.offload = offload
         self.piece_elements = piece_elements
+        self.spared = spared
         self._said = False
+
+    def place_for(self, parameter: Tensor, layout: Layout) -> Away:
+        """Where the state of a parameter is to be; it is not there yet."""
+        return Away(layout, parameter.numel(), self.piece_elements, id(parameter) in self.spared)
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Does jobs in their order.
@@ -110,6 +121,7 @@ class _Run:
             piece.get(buffer)
             self.ahead.append(buffer)
         else:
+            self.free = None
             self.ahead.append(piece)
 
     def _do(self, job: Job) -> None:
@@ -117,13 +129,13 @@ class _Run:
         before = away.pieces[index]
         if isinstance(before, _core.Block):
             before.arrive()
-        if before is None:
+        else:
             self.free = None  # nothing comes into it
         kept = job.work(self.ahead.popleft())
         away.pieces[index] = kept
         if isinstance(before, _core.Block):
             before.drop()  # its place is the next block's: a step takes no more room than lay there before
-        block = None if kept is None else self.shelf.put(kept)
+        block = None if kept is None or away.here else self.shelf.put(kept)
         if kept is not None and block is not None:
             away.pieces[index] = block
             self.leaving.append((job, block, kept))

@@ -17,11 +17,19 @@ from memscale.optim.arrays import (
     core,
     form_of,
     from_standard,
+    is_form_of,
     reformed,
     tensor_of,
     to_standard,
 )
-from memscale.optim.kinds import GRADIENTS, gradient_refusal, group_refusal, parameter_refusal, rule_of
+from memscale.optim.kinds import (
+    GRADIENTS,
+    gradient_refusal,
+    group_refusal,
+    is_usual,
+    parameter_refusal,
+    rule_of,
+)
 from memscale.optim.released import ReleasedGradient, plain
 
 if TYPE_CHECKING:
@@ -33,18 +41,23 @@ said_about: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref
 """Per optimizer, why parameters stay with PyTorch, as far as it has been said."""
 
 
+_Call = tuple[list[tuple[int, ...]], list[Entry], list[Tensor]]
+"""Tensors as the core takes them, their state, and the parameters."""
+
+
 class _Work:
     """The parameters of a group that are stepped here, in calls of the core: one per combination of types."""
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[str, str], tuple[list[tuple[int, ...]], list[Entry], list[Tensor]]] = {}
+        self.calls: dict[tuple[str, torch.dtype], _Call] = {}
         self.copies: list[Tensor] = []  # of gradients, while the core works on them
 
-    def add(self, entry: Entry, parameter: Tensor, gradient: Tensor) -> None:
-        if gradient.stride() != parameter.stride() or gradient.is_neg():
+    def add(self, entry: Entry, parameter: Tensor, gradient: Tensor, is_like: bool = False) -> None:
+        """`is_like`: the gradient is known to lie as the parameter does."""
+        if not is_like and (gradient.stride() != parameter.stride() or gradient.is_neg()):
             gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
             self.copies.append(gradient)
-        types = (entry[FORM].weights, GRADIENTS[gradient.dtype])
+        types = (entry[FORM].weights, gradient.dtype)
         call = self.calls.get(types)
         if call is None:
             call = self.calls[types] = ([], [], [])
@@ -54,11 +67,19 @@ class _Work:
 
     def run(self, rule: dict[str, Any]) -> None:
         for (weights, gradient), (tensors, entries, parameters) in self.calls.items():
-            core().step({**rule, "weights": weights, "gradient": gradient}, tensors)
+            core().step({**rule, "weights": weights, "gradient": GRADIENTS[gradient]}, tensors)
             for entry in entries:
                 entry[STEP] += 1
-            for parameter in parameters:
-                torch.autograd.graph.increment_version(parameter)
+            _note_change(parameters)
+
+
+def _note_change(parameters: list[Tensor]) -> None:
+    """Raises their versions: autograd does so where it is PyTorch that changes something."""
+    try:
+        torch.autograd.graph.increment_version(parameters)
+    except (RuntimeError, TypeError):  # PyTorch before 2.5 takes one at a time
+        for parameter in parameters:
+            torch.autograd.graph.increment_version(parameter)
 
 
 def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
@@ -77,6 +98,9 @@ def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
     for parameter in group["params"]:
         gradient = parameter.grad
         if gradient is None:
+            continue
+        if not refusal and is_usual(parameter, gradient):
+            work.add(entry_of(optimizer, parameter), parameter, gradient, is_like=True)
             continue
         why = refusal or parameter_refusal(parameter) or gradient_refusal(parameter, gradient)
         if why:
@@ -99,14 +123,11 @@ def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
 def entry_of(optimizer: _Taken, parameter: Tensor) -> Entry:
     """Our state of a parameter: as it is, new, or made of what there is. It is put in the optimizer."""
     kind = optimizer._memscale_kind
-    form = form_of(kind, optimizer._memscale_moments, parameter)
     found: Entry = optimizer.state.get(parameter, {})
-    if FORM not in found:
-        found = from_standard(kind, form, found)
-    elif found[FORM] != form:
-        found = reformed(kind, found, form)
-    else:
+    if FORM in found and is_form_of(found[FORM], kind, optimizer._memscale_moments, parameter):
         return found
+    form = form_of(kind, optimizer._memscale_moments, parameter)
+    found = reformed(kind, found, form) if FORM in found else from_standard(kind, form, found)
     optimizer.state[parameter] = found
     return found
 

@@ -17,16 +17,19 @@ import itertools
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from memscale.optim import masters, saved
+from memscale.optim import master_rests, saved
 from memscale.optim.alone import step_around
 from memscale.optim.arrays import FORM
 from memscale.optim.kinds import KINDS, MOMENTS, Kind, group_refusal, inner_of, kind_of, parameter_refusal
 from memscale.optim.steps import entry_of, give_back_state, said_about, step_group
+
+if TYPE_CHECKING:
+    from memscale.optim.mapped import Empty
 
 # ---- the classes -------------------------------------------------------------------------------------
 
@@ -47,6 +50,10 @@ class _Taken(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self, value: bool) -> None:
         self.__dict__["_step_supports_amp_scaling"] = value  # what the optimizer is given back with
 
+    def _memscale_empty(self) -> Empty:
+        """Makes tensors for a state dict."""
+        return torch.empty_strided
+
     def state_dict(self) -> dict[str, Any]:
         """The state in PyTorch's form, and what that has no place for beside it."""
         with saved.hooked(self.register_state_dict_post_hook, _as_saved, prepend=True):
@@ -55,7 +62,7 @@ class _Taken(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes PyTorch's form, with or without what is beside it."""
         load = functools.partial(saved.as_ours, moments=self._memscale_moments)
-        masters.keep_rests(self)
+        master_rests.keep_rests(self)
         with saved.hooked(self.register_load_state_dict_pre_hook, load):
             super().load_state_dict(state_dict)
 
@@ -81,7 +88,7 @@ class _TakenGroups(_Taken):
     """Of an optimizer whose step asks `_init_group`."""
 
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
-        masters.prepare(self, group)
+        master_rests.prepare(self, group)
         left = step_group(self, group)
         return super()._init_group({**group, "params": left}, *lists)  # type: ignore[misc]
 
@@ -95,14 +102,14 @@ class _TakenStep(_Taken):
 
         def step_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for group in groups:
-                masters.prepare(self, group)
+                master_rests.prepare(self, group)
             return [{**group, "params": step_group(self, group)} for group in groups]
 
         return step_around(self, self._memscale_base, closure, step_groups)
 
 
 def _as_saved(optimizer: _Taken, state_dict: dict[str, Any]) -> dict[str, Any]:
-    return masters.without_rests(optimizer, saved.as_standard(optimizer, state_dict))
+    return master_rests.without_rests(optimizer, saved.as_standard(optimizer, state_dict))
 
 
 def _class_for(base: type[torch.optim.Optimizer], kind: Kind, moments: str) -> type[_Taken]:

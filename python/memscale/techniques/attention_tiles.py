@@ -12,7 +12,6 @@ Rounds differently from plain PyTorch, as products of other shapes do.
 
 from __future__ import annotations
 
-import copy
 import dis
 import functools
 import inspect
@@ -29,7 +28,7 @@ from memscale.techniques import attention_products
 from memscale.techniques.attention_source import Report, saving_hooks
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.deferred_scores import DeferredScores, defer
-from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.forward_slot import ForwardSlot, StandIn, beneath_stand_ins, is_replaced
 
 NAME = "attention_tile"
 
@@ -82,14 +81,6 @@ class WatchedForward(StandIn):
         with _Watch(self.report):
             return self.original(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> WatchedForward:
-        module, original = self.copied_original(memo)
-        if id(self) in memo:  # copied on the way, as the copied module's forward
-            return memo[id(self)]  # type: ignore[no-any-return]
-        twin = WatchedForward(module, original)
-        twin.passive, twin.report = self.passive, copy.copy(self.report)
-        return twin
-
 
 class AttentionTiles:
     """Tiles of queries in one module, as planner and executor attach it.
@@ -135,15 +126,6 @@ class AttentionTiles:
         assert slot is not None
         slot.remove()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionTiles:
-        twin = AttentionTiles(copy.deepcopy(self.module, memo), self.path)
-        memo[id(self)] = twin
-        twin.beneath = copy.deepcopy(self.beneath, memo)
-        twin._slot = copy.deepcopy(self._slot, memo)
-        forward = None if twin._slot is None else twin._slot.stand_in
-        twin._report = forward.report if isinstance(forward, WatchedForward) else copy.copy(self._report)
-        return twin
-
 
 # ---- where it may attach -----------------------------------------------------------------------------
 
@@ -163,7 +145,7 @@ def find(model: nn.Module) -> list[AttentionTiles]:
         if isinstance(module, torch.jit.ScriptModule):
             continue
         key = type(module), tuple(type(child) for child in module.children())
-        if key not in known or "forward" in module.__dict__:
+        if key not in known or is_replaced(module):
             known[key] = _could_attend(module)
         if known[key]:
             found.append(AttentionTiles(module, path))
@@ -171,7 +153,8 @@ def find(model: nn.Module) -> list[AttentionTiles]:
 
 
 def _could_attend(module: nn.Module) -> bool:
-    forward = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
+    own = beneath_stand_ins(module.forward)
+    forward = inspect.unwrap(getattr(own, "__func__", own))
     if not isinstance(forward, FunctionType) or forward.__module__.startswith("torch."):
         return False
     names: set[str] = set()

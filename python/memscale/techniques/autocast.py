@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +15,6 @@ from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.techniques.loss_scale import LossScale
 from memscale.techniques.loss_scale_outputs import in_fp32
-
-_A_COPY = (
-    "a copied model computes in FP32: FP16 needs its loss scaled, and the optimizer of a copy is not known"
-)
 
 
 class Outcome:
@@ -90,18 +85,7 @@ class AutocastForward(StandIn):
             self.scale.armed = not on
         if on:
             self.outcome.reason = "the training loop opens autocast itself, and keeps its own"
-        elif self.scale is None and self.dtype is torch.float16:
-            on, self.outcome.reason = True, _A_COPY
         return on
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> AutocastForward:
-        module, original = self.copied_original(memo)
-        if id(self) in memo:  # copied on the way, as the copied module's forward
-            return memo[id(self)]  # type: ignore[no-any-return]
-        outcome = copy.deepcopy(self.outcome, memo)
-        twin = AutocastForward(module, original, self.kind, self.dtype, outcome)
-        twin.passive = self.passive
-        return twin
 
 
 class AutocastAttachment:
@@ -194,19 +178,6 @@ class AutocastAttachment:
         if self.scale is not None:
             self.scale.close()
             _uninstall()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> AutocastAttachment:
-        twin = AutocastAttachment(
-            copy.deepcopy(self._model(), memo),  # type: ignore[arg-type]  # alive: it is being copied
-            self.kind,
-            self.dtype,
-            copy.deepcopy(self.beneath, memo),
-        )
-        if id(self) not in memo:
-            memo[id(self)] = twin
-            twin._outcome = copy.deepcopy(self._outcome, memo)
-            twin._slot = copy.deepcopy(self._slot, memo)
-        return memo[id(self)]  # type: ignore[no-any-return]
 
 
 def _uninstall() -> None:

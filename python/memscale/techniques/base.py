@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from memscale.core.config import EffectiveConfig
     from memscale.core.hardware import Hardware
+    from memscale.core.step_amounts import Part
     from memscale.core.tracer import StepFacts
     from memscale.offload.engine import Offload
     from memscale.offload.limits import Link
@@ -73,6 +74,26 @@ class PathAttachment(StepAttachment, Protocol):
         """The step as it is to be traced, with this technique in its `path`. Afterwards `used` holds."""
 
 
+@runtime_checkable
+class PartialAttachment(PathAttachment, Protocol):
+    """A path technique that may leave parts as they are: a plan takes no more of it than the budget demands.
+
+    Attributes:
+        spared: names of parts that it leaves as they are.
+    """
+
+    spared: frozenset[str]
+
+    def parts(self) -> Sequence[Part]:
+        """All that could be spared, and what that brings, in a fixed order. Cheap; after `traced`."""
+
+    def become(self, other: PathAttachment) -> None:
+        """It is in force, and from now on spares what another one of its kind does.
+
+        What is to leave does so before anything comes back.
+        """
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What a step technique may ask beside the model, to see where it could attach.
@@ -83,6 +104,7 @@ class Surroundings:
         optimizer: the one that the caller has named, and that may be changed; None: not known.
         link: how tensors may leave the device, or why they may not; "" where nobody asked for it.
         offload: the executor's engine over that link, which is made when it is asked for; None in a trace.
+        spared: technique → names of the parts that it is to leave as they are.
     """
 
     hardware: Hardware
@@ -90,3 +112,4 @@ class Surroundings:
     optimizer: torch.optim.Optimizer | None = None
     link: Link | str = ""
     offload: Callable[[], Offload] | None = None
+    spared: Mapping[str, frozenset[str]] = field(default_factory=dict)

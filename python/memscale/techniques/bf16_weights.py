@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from memscale.core import sharding
 from memscale.core.gradient_buckets import replicas_of
-from memscale.optim import masters
+from memscale.optim import master_hooks, masters
 from memscale.optim.away import is_away
 from memscale.optim.kinds import group_refusal, inner_of, kind_of, parameter_refusal
 from memscale.optim.taken import hold, is_taken, let_go, moments_of
@@ -96,7 +96,7 @@ class Bf16Weights:
         reason = hold(optimizer)
         if reason:
             raise RuntimeError(f"weights cannot become BF16: the optimizer cannot be taken over ({reason})")
-        self._hooks = masters.hooks_for(weights, model)
+        self._hooks = master_hooks.hooks_for(weights, model)
         for hook in self._hooks:
             hook.put()
         try:

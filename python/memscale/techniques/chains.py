@@ -15,7 +15,6 @@ as when it was attached, is not checkpointed; its children run as they are.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,12 +69,6 @@ class _Run:
             child is not None and child is own() for (_, child), own in zip(there, self.children, strict=True)
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Run:
-        children = [copy.deepcopy(child(), memo) for child in self.children]
-        alive = [child for child in children if child is not None]
-        body, boundary = copy.deepcopy(self.body, memo), copy.deepcopy(self.boundary, memo)
-        return _Run(alive if len(alive) == len(children) else (), body, boundary)
-
 
 class ChainForward(StandIn):
     """Stands in for the forward of a `nn.Sequential`.
@@ -112,14 +105,6 @@ class ChainForward(StandIn):
                 value = child(value)  # type: ignore[misc]  # None fails as it does in the chain's own forward
                 index += 1
         return value
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ChainForward:
-        module, original = self.copied_original(memo)
-        if id(self) in memo:  # copied on the way, as the copied module's forward
-            return memo[id(self)]  # type: ignore[no-any-return]
-        twin = ChainForward(module, original, copy.deepcopy(self.runs, memo))
-        twin.passive = self.passive
-        return twin
 
 
 def _checkpointed(run: _Run, children: list[Any], value: Any) -> Any:
@@ -197,14 +182,3 @@ class ChainAttachment:
         slot, self.slot = self.slot, None
         assert slot is not None
         slot.remove()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ChainAttachment:
-        module = self._module()
-        assert module is not None
-        beneath = None if self._beneath is None else copy.deepcopy(self._beneath(), memo)
-        runs = copy.deepcopy(self.runs, memo)
-        twin = ChainAttachment(copy.deepcopy(module, memo), self.path, runs, beneath)
-        if id(self) not in memo:
-            memo[id(self)] = twin
-            twin.slot = copy.deepcopy(self.slot, memo)
-        return memo[id(self)]  # type: ignore[no-any-return]

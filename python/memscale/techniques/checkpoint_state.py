@@ -12,7 +12,6 @@ which is checked.
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 import weakref
@@ -100,10 +99,6 @@ class Body:
         """Buffers that the forward changes."""
         owners = [(owner(), name) for owner, name in self._buffers]
         return [(owner, name) for owner, name in owners if owner is not None]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Body:
-        buffers = [(copy.deepcopy(owner, memo), name) for owner, name in self.buffers]
-        return Body(self.path, buffers, self.python_random, self.foreign)
 
 
 class State:

@@ -29,7 +29,6 @@ which the compiler knows.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -378,15 +377,6 @@ class CheckpointedForward(StandIn):
         call = args, kwargs
         region = Region(self.body, (self.module,), self.original, call, self.operations, self.boundary)
         return region.first_run(args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CheckpointedForward:
-        module, original = self.copied_original(memo)
-        if id(self) in memo:  # copied on the way, as the copied module's forward
-            return memo[id(self)]  # type: ignore[no-any-return]
-        body, boundary = copy.deepcopy(self.body, memo), copy.deepcopy(self.boundary, memo)
-        twin = CheckpointedForward(module, original, body, self.operations, boundary)
-        twin.passive = self.passive
-        return twin
 
 
 class CheckpointAttachment:

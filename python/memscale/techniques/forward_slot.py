@@ -20,16 +20,17 @@ from typing import Any
 from torch import nn
 
 from memscale.errors import AttachError
+from memscale.techniques import plain_copies
 from memscale.techniques.compiled import eager, follows_weak_references
 
 _COMPILER_FOLLOWS = follows_weak_references()
 
 
-class StandIn:
+class StandIn(plain_copies.Ours):
     """A callable in place of a module's forward. Subclasses implement `__call__`.
 
-    Copies with the module, and pickles as the module's own forward, so that a saved model does not depend
-    on MemScale.
+    Copies of the module are without it. Where somebody else has kept it, a copy or a file has the module's
+    own forward instead.
 
     Attributes:
         passive: true once it has been removed. Whoever still calls it, having wrapped it, gets the original.
@@ -48,6 +49,7 @@ class StandIn:
         # A bound method would hold the module. And torch.compile cannot see through a weakref.WeakMethod.
         self._function: Any = original.__func__ if own else None  # type: ignore[attr-defined]
         self._original: Callable[..., Any] | None = None if own else original
+        self._is_inherited = own and all(value is not original for value in vars(module).values())
         self.passive = False
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             setattr(self, name, getattr(original, name, None))
@@ -93,22 +95,50 @@ class StandIn:
 
     def call_instead(self, original: Callable[..., Any]) -> None:
         """Another forward is to be called from now on as the original one."""
-        self._function, self._original = None, original
+        self._function, self._original, self._is_inherited = None, original, False
 
     def call_as(self, other: StandIn) -> None:
         """The original is from now on what it is for `other`."""
         self._function, self._original = other._function, other._original
+        self._is_inherited = other._is_inherited
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward."""
         return self.original(*args, **kwargs)
 
-    def __reduce__(self) -> Any:
-        return getattr, (self.module, "forward")  # when loaded: the class's own forward, bound
+    @property
+    def _bottom(self) -> StandIn:
+        """The one beneath which there is no other."""
+        beneath = self._original
+        return beneath._bottom if isinstance(beneath, StandIn) else self
 
-    def copied_original(self, memo: dict[int, Any]) -> tuple[nn.Module, Callable[..., Any]]:
-        """The copied module and its original forward, for a subclass's `__deepcopy__`."""
-        return copy.deepcopy(self.module, memo), copy.deepcopy(self.original, memo)
+    def without(self, key: str) -> Any:
+        """What was there; nothing, where that is the class's own."""
+        bottom = self._bottom
+        gone = bottom._is_inherited and hasattr(type(self.module), key)
+        return plain_copies.GONE if gone else bottom.original
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._bottom.original, memo)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.module, getattr(self, "__name__", None) or "forward")
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether another forward is in place of a module's own. Stand-ins that call through it are not."""
+    present = vars(module).get("forward")
+    while isinstance(present, StandIn) and present.calls_through:
+        if present._is_inherited:
+            return False
+        present = present._original
+    return present is not None
+
+
+def beneath_stand_ins(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """What a forward comes to, past stand-ins that call through."""
+    through = isinstance(forward, StandIn) and forward.calls_through
+    return forward.lowest.original if through else forward  # type: ignore[attr-defined]
 
 
 def _unbound(stand_in: StandIn, own: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -160,15 +190,6 @@ class ForwardSlot:
         """The stand-in to go beneath, which is there for as long as it is called or undone."""
         return None if self._above is None else self._above()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardSlot:
-        twin = ForwardSlot(copy.deepcopy(self.module, memo), self.path)
-        memo[id(self)] = twin
-        above = copy.deepcopy(self.above, memo)
-        twin._above = None if above is None else weakref.ref(above)
-        twin._before = copy.deepcopy(self._before, memo)
-        twin.stand_in = copy.deepcopy(self.stand_in, memo)
-        return twin
-
     def put(self, stand_in: StandIn) -> None:
         """Replaces `module.forward`.
 
@@ -176,7 +197,7 @@ class ForwardSlot:
             AttachError: the module does not let its forward be replaced (a scripted one, for instance).
         """
         above = self.above
-        if above is not None:
+        if above is not None:  # whose own slot keeps it out of copies
             above.call_instead(stand_in)
             self.stand_in = stand_in
             return
@@ -185,6 +206,7 @@ class ForwardSlot:
             self.module.forward = stand_in
         except (AttributeError, RuntimeError, TypeError) as error:
             raise AttachError(f"cannot replace the forward of module {self.path!r}: {error}") from error
+        plain_copies.begin(self.module)
         self.stand_in = stand_in
 
     def remove(self) -> None:
@@ -192,11 +214,13 @@ class ForwardSlot:
         stand_in, self.stand_in = self.stand_in, None
         assert stand_in is not None
         stand_in.passive = True
-        above = self.above
-        if above is not None:
-            if above.original is stand_in:
+        if self._above is not None:
+            above = self.above
+            if above is not None and above.original is stand_in:
                 above.call_as(stand_in)
-        elif self.module.__dict__.get("forward") is not stand_in:
+            return
+        plain_copies.end(self.module)
+        if self.module.__dict__.get("forward") is not stand_in:
             pass  # somebody else's is on top
         elif self._before is None:
             del self.module.__dict__["forward"]

@@ -27,8 +27,11 @@ from torch.utils import _foreach_utils
 
 from memscale.core import sharding
 from memscale.core.gradient_buckets import replicas_of
+from memscale.core.step_amounts import Part
 from memscale.errors import MemScaleError
 from memscale.offload.engine import Offload
+from memscale.optim.kinds import inner_of
+from memscale.optim.masters import told_dtypes
 from memscale.optim.release_window import ReleaseWindow
 from memscale.optim.released import ReleasedGradient, as_ordinary, release
 
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from memscale.core.hardware import Hardware
     from memscale.core.tracer import StepFacts
     from memscale.offload.limits import Link
-    from memscale.techniques.base import Surroundings
+    from memscale.techniques.base import PathAttachment, Surroundings
     from memscale.techniques.forward_slot import StandIn
 
 _LOGGER = logging.getLogger("memscale")
@@ -52,7 +55,8 @@ def find(model: nn.Module, around: Surroundings) -> Sequence[GradientOffload]:
     """The technique for a model, if it can have it."""
     if isinstance(around.link, str) or _reason(model, around.link):
         return ()
-    return (GradientOffload(model, around.link, around.hardware, around.offload),)
+    spared = around.spared.get(NAME, frozenset())
+    return (GradientOffload(model, around.link, around.hardware, around.offload, spared, around.optimizer),)
 
 
 def why_not(model: nn.Module, around: Surroundings) -> str:
@@ -70,15 +74,23 @@ def _reason(model: nn.Module, link: Link) -> str:
     return ""
 
 
-def names_of(model: nn.Module, least_bytes: int) -> frozenset[str]:
-    """Parameters whose gradients are worth it."""
-    return frozenset(
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-        and parameter.layout is torch.strided
-        and parameter.numel() * parameter.element_size() >= least_bytes
-    )
+def names_of(
+    model: nn.Module, least_bytes: int, half: frozenset[str] | None = None
+) -> dict[str, tuple[nn.Parameter, int]]:
+    """Parameters whose gradients are worth it, and the bytes of these.
+
+    Args:
+        model: whose.
+        least_bytes: that are worth it.
+        half: names of parameters that are BF16 in a traced step; None: parameters are what they are now.
+    """
+    told = {} if half is None else told_dtypes(model, half)
+    found = {}
+    for name, parameter in model.named_parameters():
+        size = parameter.numel() * told.get(id(parameter), parameter.dtype).itemsize
+        if parameter.requires_grad and parameter.layout is torch.strided and size >= least_bytes:
+            found[name] = parameter, size
+    return found
 
 
 class GradientOffload:
@@ -89,6 +101,8 @@ class GradientOffload:
         link: the way off its device.
         hardware: the device, for what a copy costs.
         offload: the executor's engine; None for one of its own.
+        spared: names of parameters whose gradients stay.
+        optimizer: knows the parameters' groups; None: they are one.
     """
 
     name = NAME
@@ -103,13 +117,19 @@ class GradientOffload:
         link: Link,
         hardware: Hardware,
         offload: Callable[[], Offload] | None = None,
+        spared: frozenset[str] = frozenset(),
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self._model = weakref.ref(model)  # the model owns the executor, which owns this
+        self._optimizer = None if optimizer is None else weakref.ref(inner_of(optimizer))
+        self.spared = spared
         self._offload = offload
         self.link = link
         self.hardware = hardware
         self.used = False
         self.window: ReleaseWindow | None = None
+        self._half: frozenset[str] = frozenset()
+        self._hooks: dict[str, Any] = {}
         self._handles: list[Any] = []
 
     @property
@@ -123,16 +143,14 @@ class GradientOffload:
         """The step with complete gradients gone."""
         self.used = True
         settings = self.link.settings
-        names = names_of(self.model, settings.least_bytes)
-        return replace(
-            step,
-            path=replace(
-                step.path,
-                gradient_window_bytes=max(1, settings.window_bytes),
-                released=names,
-                link_moves=self._moves,
-            ),
+        self._half = step.path.half
+        path = replace(
+            step.path,
+            gradient_window_bytes=max(1, settings.window_bytes),
+            released=frozenset(names_of(self.model, settings.least_bytes, self._half)) - self.spared,
+            link_moves=self._moves,
         )
+        return replace(step, path=path)
 
     @property
     def _moves(self) -> tuple[int, int]:
@@ -146,28 +164,65 @@ class GradientOffload:
         offload = Offload(settings) if self._offload is None else self._offload()
         window = self.window = ReleaseWindow(offload, settings.window_bytes)
         _allow_in_lists()
-        names = names_of(self.model, settings.least_bytes)
-        for name, parameter in self.model.named_parameters():
-            if name in names:
-                self._handles.append(_hook_in_front(parameter, _Completed(window)))
+        for name, (parameter, _) in names_of(self.model, settings.least_bytes).items():
+            if name not in self.spared:
+                self._hooks[name] = _hook_in_front(parameter, _Completed(window))
         self._handles.append(register_optimizer_step_pre_hook(_Stepping(window, True)))
         self._handles.append(register_optimizer_step_post_hook(_Stepping(window, False)))
+
+    def parts(self) -> list[Part]:
+        """The gradient of each parameter."""
+        optimizer, link = None if self._optimizer is None else self._optimizer(), self.link
+        groups = [] if optimizer is None else optimizer.param_groups
+        numbers = {id(value): number for number, group in enumerate(groups) for value in group["params"]}
+        return [
+            Part(NAME, name, size, _pass_ns(size, link), numbers.get(id(parameter), 0))
+            for name, (parameter, size) in names_of(self.model, link.settings.least_bytes, self._half).items()
+        ]
+
+    def become(self, other: PathAttachment) -> None:
+        """Spares what another one does; see `base.PartialAttachment`."""
+        assert isinstance(other, GradientOffload) and self.window is not None
+        self.spared = other.spared
+        coming = []
+        for name, (parameter, _) in names_of(self.model, self.link.settings.least_bytes).items():
+            if name in self.spared and name in self._hooks:
+                self._hooks.pop(name).remove()
+                coming.append(parameter)
+            elif name not in self.spared and name not in self._hooks:
+                hook = _Completed(self.window)
+                self._hooks[name] = _hook_in_front(parameter, hook)
+                hook.put(parameter)
+        self.window.clear()
+        for parameter in coming:
+            _bring_back(parameter)
 
     def undo(self) -> None:
         """Takes the hooks off, and makes every gradient an ordinary one.
 
         One that cannot be read back stays as it is, and goes on saying so to whoever looks at it.
         """
-        while self._handles:
-            self._handles.pop().remove()
+        for handle in (*self._hooks.values(), *self._handles):
+            handle.remove()
+        self._hooks, self._handles = {}, []
         self.window = None
         model = self._model()
         for parameter in () if model is None else model.parameters():
-            if isinstance(parameter.grad, ReleasedGradient):
-                try:
-                    parameter.grad = as_ordinary(parameter.grad)
-                except (OSError, MemScaleError) as error:
-                    _LOGGER.warning("a released gradient is lost: %s", error)
+            _bring_back(parameter)
+
+
+def _pass_ns(size: int, link: Link) -> int:
+    """Time of a copy out and one back."""
+    return 1000 * size // link.out_bytes_per_us + 1000 * size // link.in_bytes_per_us
+
+
+def _bring_back(parameter: Tensor) -> None:
+    """Makes a released gradient an ordinary one."""
+    if isinstance(parameter.grad, ReleasedGradient):
+        try:
+            parameter.grad = as_ordinary(parameter.grad)
+        except (OSError, MemScaleError) as error:
+            _LOGGER.warning("a released gradient is lost: %s", error)
 
 
 class _Completed:
@@ -179,11 +234,11 @@ class _Completed:
     def __call__(self, parameter: Tensor) -> None:
         window = self.window
         window.begin_backward()
-        self._put(parameter)
+        self.put(parameter)
         with window.lock:
             window.trim()
 
-    def _put(self, parameter: Tensor) -> None:
+    def put(self, parameter: Tensor) -> None:
         """Puts a released gradient in place of an ordinary one, which nothing here has any more then."""
         gradient = parameter.grad
         made = None if gradient is None else release(gradient, self.window)
@@ -202,8 +257,7 @@ class _Stepping:
 
     def __call__(self, *unused: Any) -> None:
         self.window.in_step = self.begins
-        if not self.begins:
-            self.window.clear()
+        self.window.clear()  # when it begins, of what clipping used last
 
 
 def _allow_in_lists() -> None:

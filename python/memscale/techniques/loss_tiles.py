@@ -11,7 +11,6 @@ Rounds differently from plain PyTorch, as products of other shapes do; see tiled
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.deferred_logits import defer
-from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.forward_slot import ForwardSlot, StandIn, beneath_stand_ins
 from memscale.techniques.head_call import HeadCall
 from memscale.techniques.head_products import own_saves
 from memscale.techniques.logit_steps import is_plain
@@ -97,14 +96,6 @@ class TiledHeadForward(StandIn):
             self._forms[key] = _probe(self.original, hidden)
         return self._forms[key]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TiledHeadForward:
-        module, original = self.copied_original(memo)
-        if id(self) in memo:  # copied on the way, as the copied module's forward
-            return memo[id(self)]  # type: ignore[no-any-return]
-        twin = TiledHeadForward(module, original)
-        twin.passive, twin.used = self.passive, self.used
-        return twin
-
 
 def _why_not(module: nn.Module, hidden: Tensor) -> str:
     """Why a head is to run as it is; "" if it need not."""
@@ -140,7 +131,7 @@ def _linear(
     module: nn.Module, original: Callable[..., Any], hidden: Tensor
 ) -> tuple[Tensor, Tensor | None] | None:
     """Weight and bias of a head that is `nn.Linear`, whatever its class is called."""
-    if getattr(original, "__func__", None) is not nn.Linear.forward:
+    if getattr(beneath_stand_ins(original), "__func__", None) is not nn.Linear.forward:
         return None
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     if weight is None or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
@@ -243,14 +234,6 @@ class LossTileAttachment:
         slot, self._slot = self._slot, None
         assert slot is not None
         slot.remove()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LossTileAttachment:
-        twin = LossTileAttachment(copy.deepcopy(self.module, memo), self.path)
-        memo[id(self)] = twin
-        twin.beneath = copy.deepcopy(self.beneath, memo)
-        twin._slot = copy.deepcopy(self._slot, memo)
-        twin._forward = copy.deepcopy(self._forward, memo)
-        return twin
 
 
 # ---- where it may attach -----------------------------------------------------------------------------

@@ -17,7 +17,6 @@ compiler ends its graph at hooks.
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -54,14 +53,6 @@ class OffloadedForward(StandIn):
                 return self.original(*args, **kwargs)
         finally:
             _here.inside = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OffloadedForward:
-        module, original = self.copied_original(memo)
-        if id(self) in memo:  # copied on the way, as the copied module's forward
-            return memo[id(self)]  # type: ignore[no-any-return]
-        twin = OffloadedForward(module, original, copy.deepcopy(self.offload, memo), self.saves)
-        twin.passive = self.passive
-        return twin
 
 
 class OffloadAttachment:

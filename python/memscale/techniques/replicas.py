@@ -8,13 +8,13 @@ with the original's weights on the original's device, whatever the replica holds
 
 from __future__ import annotations
 
-import copy
 import weakref
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import nn
 
 from memscale.techniques.forward_slot import StandIn
+from memscale.techniques.plain_copies import Ours
 
 _NAME = "_replicate_for_data_parallel"  # nn.Module's own, called for each replica
 _WHY = (
@@ -53,7 +53,7 @@ def _has_executor(module: nn.Module) -> bool:
     return "_memscale_executor" in module.__dict__
 
 
-class ReplicaGuard:
+class ReplicaGuard(Ours):
     """Lies on a wrapped model, in front of the method that makes a replica."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -74,12 +74,3 @@ class ReplicaGuard:
     def __call__(self) -> NoReturn:
         """Refuses."""
         raise TypeError(_WHY)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ReplicaGuard:
-        module = copy.deepcopy(self._module(), memo)
-        assert module is not None
-        memo.setdefault(id(self), ReplicaGuard(module))
-        return memo[id(self)]  # type: ignore[no-any-return]
-
-    def __reduce__(self) -> Any:
-        return getattr, (self._module(), _NAME)  # when loaded: the class's own method, bound

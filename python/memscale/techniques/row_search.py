@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from memscale.core import model_state
+from memscale.techniques.forward_slot import is_replaced
 from memscale.techniques.row_facts import RowFacts, prove, rows_are_apart, takes_one
 from memscale.techniques.row_proof import NotRowWiseError
 from memscale.techniques.row_tiles import RowTiles, hooked
@@ -109,9 +110,9 @@ def _strange(parts: Sequence[nn.Module], method: str) -> str:
     for part in parts:
         if isinstance(part, torch.jit.ScriptModule):
             return "it is scripted"
-        if "forward" in part.__dict__ and (method == "forward" or part is not parts[0]):
+        if is_replaced(part) and (method == "forward" or part is not parts[0]):
             return f"the forward of a {type(part).__name__} in it was replaced"
-    if method in parts[0].__dict__:
+    if is_replaced(parts[0]) if method == "forward" else method in parts[0].__dict__:
         return f"its {method} was replaced"
     return hooked(parts[1:])
 

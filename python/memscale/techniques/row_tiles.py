@@ -35,7 +35,6 @@ what it drops in the plain step.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -46,6 +45,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_globals
 
 from memscale.errors import AttachError
+from memscale.techniques import plain_copies
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.techniques.row_dropout import Dropping, OtherDropoutError, dropouts_of
@@ -165,20 +165,6 @@ class TiledForward(StandIn):
             return "its parts are not those that it had"
         return hooked(parts[1:] if self.method == "forward" else parts)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TiledForward:
-        module, original = self.copied_original(memo)
-        if id(self) in memo:  # copied on the way, as the copied module's forward
-            return memo[id(self)]  # type: ignore[no-any-return]
-        alive = [copy.deepcopy(part(), memo) for part in self.parts]
-        parts = [part for part in alive if part is not None]
-        what = RowTiles(module, self.path, self.facts, self.argument, self.method)
-        twin = TiledForward(module, original, what, parts)
-        twin.passive, twin.done = self.passive, _Done(self.done.used, self.done.reason)
-        return twin
-
-    def __reduce__(self) -> Any:
-        return getattr, (self.module, self.method)  # when loaded: the class's own method, bound
-
 
 def roots_of(module: nn.Module, facts: RowFacts, method: str) -> tuple[nn.Module, ...]:
     """What a forward runs: the module; of another method, the children that it needs."""
@@ -269,6 +255,7 @@ class RowTiles:
             raise AttachError(f"module {self.path!r}: its {self.method} was replaced by somebody else")
         else:
             self.module.__dict__[self.method] = stand_in
+            plain_copies.begin(self.module)
         self.slot, self._stand_in = slot, stand_in
 
     def undo(self) -> None:
@@ -279,12 +266,6 @@ class RowTiles:
             return
         assert self._stand_in is not None
         self._stand_in.passive = True
+        plain_copies.end(self.module)
         if self.module.__dict__.get(self.method) is self._stand_in:  # else somebody else's is on top
             del self.module.__dict__[self.method]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RowTiles:
-        twin = RowTiles(copy.deepcopy(self.module, memo), self.path, self.facts, self.argument, self.method)
-        memo[id(self)] = twin
-        twin.slot = copy.deepcopy(self.slot, memo)
-        twin._stand_in = copy.deepcopy(self._stand_in, memo)
-        return twin

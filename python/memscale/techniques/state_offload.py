@@ -17,13 +17,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from memscale.core.away_layout import can_tell
+from memscale.core.away_layout import AwayLayout, can_tell
+from memscale.core.eight_bit_layout import layout_of
+from memscale.core.optimizer_path import OptimizerPath
+from memscale.core.step_amounts import Part
 from memscale.offload.engine import Offload
-from memscale.optim.away import is_away, send, take_back, why_not_away
+from memscale.optim.away import is_away, send, spare, take_back, why_not_away
 from memscale.optim.away_state import is_worth_it
 from memscale.optim.kinds import inner_of
+from memscale.optim.masters import told_dtypes
 from memscale.optim.pieces import LEAST_BYTES, PIECE_ELEMENTS
 from memscale.optim.taken import base_of, is_taken
 
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from memscale.core.hardware import Hardware
     from memscale.core.tracer import StepFacts
     from memscale.offload.limits import Link
-    from memscale.techniques.base import Surroundings
+    from memscale.techniques.base import PathAttachment, Surroundings
     from memscale.techniques.forward_slot import StandIn
 
 _LOGGER = logging.getLogger("memscale")
@@ -47,7 +51,7 @@ def find(model: nn.Module, around: Surroundings) -> Sequence[StateOffload]:
     optimizer, link = around.optimizer, around.link
     if optimizer is None or isinstance(link, str) or _reason(optimizer, link):
         return ()
-    return (StateOffload(optimizer, link, around.hardware),)
+    return (StateOffload(model, optimizer, link, around.hardware, around.spared.get(NAME, frozenset())),)
 
 
 def why_not(model: nn.Module, around: Surroundings) -> str:
@@ -78,9 +82,11 @@ class StateOffload:
     """State of one optimizer in a file, as planner and executor attach it.
 
     Args:
+        model: gives parameters their names.
         optimizer: whose.
         link: the way off the device.
         hardware: the device, for what a copy costs.
+        spared: names of parameters whose state stays.
     """
 
     name = NAME
@@ -88,8 +94,18 @@ class StateOffload:
     reason = ""
     stays = False
 
-    def __init__(self, optimizer: torch.optim.Optimizer, link: Link, hardware: Hardware) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        link: Link,
+        hardware: Hardware,
+        spared: frozenset[str] = frozenset(),
+    ) -> None:
+        self._model = weakref.ref(model)
         self._optimizer = weakref.ref(inner_of(optimizer))
+        self._told = OptimizerPath()
+        self.spared = spared
         self.beneath: StandIn | None = None
         self.link = link
         self.hardware = hardware
@@ -101,8 +117,51 @@ class StateOffload:
         rate = self.hardware.cost.bytes_of("move")
         link = self.link
         moves = 1024 * rate // link.out_bytes_per_us, 1024 * rate // link.in_bytes_per_us
-        path = replace(step.path, state_chunk_bytes=2 * 4 * PIECE_ELEMENTS, link_moves=moves)
-        return replace(step, path=path)
+        self._told = replace(
+            step.path,
+            state_chunk_bytes=2 * 4 * PIECE_ELEMENTS,
+            link_moves=moves,
+            state_here=self.spared,
+        )
+        return replace(step, path=self._told)
+
+    def parts(self) -> list[Part]:
+        """The state of each parameter that has a name in the model."""
+        model, optimizer, link = self._model(), self._optimizer(), self.link
+        if model is None or optimizer is None:
+            return []
+        names = {id(value): name for name, value in model.named_parameters()}
+        told = told_dtypes(model, self._told.half)
+
+        def as_told(parameter: Tensor) -> Tensor:
+            dtype = told.get(id(parameter))
+            return parameter if dtype is None else torch.empty_like(parameter, dtype=dtype, device="meta")
+
+        layout = layout_of(optimizer, self._told, as_told, lambda value: names.get(id(value), ""))
+        assert isinstance(layout, AwayLayout)
+        found = []
+        for group, _, name, size in layout.leaving():
+            if name:
+                ns = 1000 * size // link.out_bytes_per_us + 1000 * size // link.in_bytes_per_us
+                found.append(Part(NAME, name, size, ns, group))
+        return found
+
+    def _spared_parameters(self) -> list[Tensor]:
+        model = self._model()
+        named = () if model is None else model.named_parameters()
+        return [value for name, value in named if name in self.spared]
+
+    def become(self, other: PathAttachment) -> None:
+        """Spares what another one does; see `base.PartialAttachment`."""
+        optimizer = self._optimizer()
+        assert isinstance(other, StateOffload)
+        if self.spared == other.spared or optimizer is None:
+            return
+        self.spared = other.spared
+        try:
+            spare(optimizer, self._spared_parameters())
+        except (OSError, RuntimeError) as error:
+            _LOGGER.warning("optimizer state cannot be brought back: %s", error)
 
     def attach(self) -> None:
         """Sends the state away.
@@ -115,7 +174,7 @@ class StateOffload:
         assert optimizer is not None
         # An engine of its own: the state stays in it from plan to plan, and is no part of the recorded order.
         settings = replace(self.link.settings, least_bytes=1, prefetch_count=0, trace_count=0)
-        if reason := send(optimizer, Offload(settings)):
+        if reason := send(optimizer, Offload(settings), spared=self._spared_parameters()):
             raise RuntimeError(f"optimizer state cannot leave: {reason}")
 
     def undo(self) -> None:

@@ -22,6 +22,7 @@ from memscale.techniques import (
     row_search,
     row_tiles,
     state_offload,
+    weight_offload,
 )
 from memscale.techniques.base import StepAttachment, Surroundings
 
@@ -47,6 +48,8 @@ class StepTechnique:
         wanted: whether a configuration has it.
         find: where it could attach.
         why_not: why it found nothing.
+        last: it is looked at only where nothing without it fits.
+        even_spared: it takes less memory even where it leaves all parts as they are.
     """
 
     name: str
@@ -56,6 +59,8 @@ class StepTechnique:
     wanted: Callable[[EffectiveConfig], bool]
     find: Find
     why_not: WhyNot = lambda model, around: ""
+    last: bool = False
+    even_spared: bool = False
 
 
 STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
@@ -102,6 +107,16 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         why_not=bf16_weights.why_not,
     ),
     StepTechnique(
+        name=weight_offload.NAME,
+        what="weights in a file: a forward and a backward read the blocks that they are at",
+        exact=True,
+        asked=False,
+        wanted=lambda config: config.enable_offloading and config.async_offload,
+        find=weight_offload.find,
+        why_not=weight_offload.why_not,
+        last=True,
+    ),
+    StepTechnique(
         name=state_offload.NAME,
         what="optimizer state in a file: a step reads and writes it piece by piece",
         exact=True,
@@ -109,6 +124,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         wanted=lambda config: config.enable_offloading and config.async_offload,
         find=state_offload.find,
         why_not=state_offload.why_not,
+        even_spared=True,  # it steps piece by piece all the same
     ),
     StepTechnique(
         name=gradient_offload.NAME,

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memscale.techniques.forward_slot import is_replaced
 from memscale.techniques.tile_parts import GradientSum, Sums
 
 _DTYPES = (torch.float32, torch.float64)
@@ -97,14 +98,17 @@ def summed_inside(layers: Sequence[nn.Module], weights: Set[int], sums: Sums) ->
         weights: ids of the tile's own weights, whose gradients are wanted.
         sums: has a sum for each of them while backward runs.
     """
-    free = [layer for layer in layers if "forward" not in layer.__dict__]
+    free = {layer: vars(layer).get("forward") for layer in layers if not is_replaced(layer)}
     try:
         for layer in free:
             layer.__dict__["forward"] = functools.partial(_forward, layer, weights, sums)
         yield
     finally:
-        for layer in free:
-            layer.__dict__.pop("forward", None)
+        for layer, before in free.items():
+            if before is None:
+                layer.__dict__.pop("forward", None)
+            else:
+                layer.__dict__["forward"] = before
 
 
 def _forward(layer: Any, weights: Set[int], sums: Sums, /, *args: Any, **kwargs: Any) -> Tensor:

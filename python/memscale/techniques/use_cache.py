@@ -21,6 +21,8 @@ from typing import Any
 
 from torch import nn
 
+from memscale.techniques import plain_copies
+
 _FLAG = "gradient_checkpointing"
 
 
@@ -61,6 +63,13 @@ class CacheSwitch:
         # Weakly: the model itself may be among them, and it owns the executor that owns this.
         self._flagged = [weakref.ref(module) for module in modules_with_checkpoints(model)]
         self._on = [ref for ref in self._flagged if _is_on(ref())]
+        self._twins: dict[int, Any] = {}  # by the id of a configuration: what copies of the model have for it
+        held = {id(config) for config in self.configs}
+        touched = (
+            module for module in model.modules() if any(id(part) in held for part in vars(module).values())
+        )
+        modules = {id(module): module for module in (*modules_with_checkpoints(model), *touched)}
+        self._touched = [weakref.ref(module) for module in modules.values()]
 
     @property
     def checkpoints(self) -> int:
@@ -85,6 +94,11 @@ class CacheSwitch:
         for config in self.configs:
             config.use_cache = False
         self._set(False)
+        self._twins = {
+            id(config): copy.copy(config) for config in self.configs if hasattr(config, "__dict__")
+        }
+        for module in self._alive():
+            plain_copies.begin(module, self._put_right)
 
     def hold(self) -> None:
         """Switches checkpoints off that have been switched on since: a trainer does so when it begins."""
@@ -95,24 +109,34 @@ class CacheSwitch:
 
     def undo(self) -> None:
         """Switches them on where they were."""
+        for module in self._alive():
+            plain_copies.end(module, self._put_right)
         for config in self.configs:
             config.use_cache = True
         self._set(True)
+
+    def _alive(self) -> list[nn.Module]:
+        return [module for module in (ref() for ref in self._touched) if module is not None]
+
+    def _put_right(self, module: nn.Module, attributes: dict[str, Any]) -> None:
+        """Switches on in the attributes of a copy what is on without this.
+
+        A configuration that modules share is one in their copies, too: the same for all of them.
+        """
+        if _FLAG in attributes and any(ref() is module for ref in self._on):
+            attributes[_FLAG] = True
+        for key, value in attributes.items():
+            twin = self._twins.get(id(value))
+            if twin is not None:
+                vars(twin).clear()
+                vars(twin).update(vars(value))
+                twin.use_cache = True
+                attributes[key] = twin
 
     def _set(self, value: bool) -> None:
         for module in (ref() for ref in self._on):
             if module is not None:
                 setattr(module, _FLAG, value)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CacheSwitch:
-        twin = CacheSwitch.__new__(CacheSwitch)
-        memo[id(self)] = twin
-        twin.configs = copy.deepcopy(self.configs, memo)
-        alive = [(ref, module) for ref in self._flagged if (module := ref()) is not None]
-        copies = {ref: weakref.ref(copy.deepcopy(module, memo)) for ref, module in alive}
-        twin._flagged = list(copies.values())
-        twin._on = [copies[ref] for ref in self._on if ref in copies]
-        return twin
 
 
 def _is_on(module: nn.Module | None) -> bool:

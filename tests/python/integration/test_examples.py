@@ -59,6 +59,15 @@ def test_predict(tmp_path: Path) -> None:
     assert planned > plain > 8
 
 
+def test_resume(tmp_path: Path) -> None:
+    lines = run(tmp_path, "06_resume.py").stdout.splitlines()
+    assert lines == [
+        "a run ended with signal 9 in step 3",
+        "goes on with step 3",
+        "weights bit-equal to those of a run that was not killed: yes",
+    ]
+
+
 def test_examples_are_short() -> None:
     for path in EXAMPLES.glob("*.py"):
         limit = 300 if path.name == "demo.py" else 120

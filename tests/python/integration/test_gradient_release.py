@@ -110,7 +110,7 @@ def released(folder: Path) -> tuple[Chain, torch.optim.Optimizer]:
     model = model_of()
     made = OPTIMIZERS["fused"](model.parameters())
     plain = memscale.plan(model, sample_input=X, optimizer=made).plain.device_used_peak_bytes
-    memscale.wrap(model, config(folder, plain * 85 // 100), sample_input=X, optimizer=made)
+    memscale.wrap(model, config(folder, plain * 80 // 100), sample_input=X, optimizer=made)
     plan = executor_of(model).plan
     assert plan is not None and [choice.technique for choice in plan.steps if choice.technique == NAME]
     return model, made
@@ -136,8 +136,8 @@ def test_the_budget_holds_and_every_bit_stays(name: str, tied: bool, accumulate:
     (plain, expected, _), (found, model, _) = kept
     plans = [planned.plan for planned in executor_of(model)._known.values()]
     assert all(plan.fits and NAME in [choice.technique for choice in plan.steps] for plan in plans)
-    predicted = max(plan.predicted.device_used_peak_bytes for plan in plans)
-    assert 0.98 * predicted <= peak <= predicted <= budget
+    peaks = [plan.predicted.device_used_peak_bytes for plan in plans]
+    assert 0.98 * peaks[-1] <= peak <= max(peaks) <= budget  # the first one's step is not run when batches add up
     assert all(map(torch.equal, plain, found))
     assert all(map(torch.equal, expected.parameters(), model.parameters()))
     memscale.detach(model)

@@ -100,7 +100,7 @@ class Watch:
             parameter.register_post_accumulate_grad_hook(self.look)
 
     def look(self, *_: object) -> None:
-        for tier in self.most if executor_of(self.model)._offload else ():
+        for tier in self.most if executor_of(self.model).in_force.offload else ():
             taken = engine_of(self.model).counters().get(f"taken_bytes_{tier}", 0)
             self.most[tier] = max(self.most[tier], taken)
 

@@ -232,7 +232,7 @@ def test_wrapping_again_between_forward_and_backward(tmp_path: Path) -> None:
 
 
 def test_saving_and_copying_between_forward_and_backward(tmp_path: Path) -> None:
-    """A pickled model is a plain model; one that is copied has an engine of its own."""
+    """Copies are plain models, also while a graph of the original waits."""
     import copy
     import pickle
 

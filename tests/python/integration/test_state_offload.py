@@ -92,14 +92,15 @@ def test_the_budget_holds_and_every_bit_stays(name: str, tmp_path: Path) -> None
         kept.append((train(model, optimizer), model, optimizer))
 
     plain_peak = peak_bytes(partial(run, None))
-    budget = plain_peak * 95 // 100
+    budget = plain_peak * (90 if name == "SGD" else 75) // 100
     peak = peak_bytes(partial(run, budget))
     (plain, expected, standard), (found, model, optimizer) = kept
     plans = [planned.plan for planned in executor_of(model)._known.values()]
     assert all(plan.fits and NAME in [choice.technique for choice in plan.steps] for plan in plans)
     predicted = max(plan.predicted.device_used_peak_bytes for plan in plans)
     assert 0.98 * predicted <= peak <= predicted <= budget
-    assert away_bytes(optimizer) >= (4 if name == "SGD" else 8) * DEPTH * WIDTH * WIDTH
+    amounts = plans[-1].steps[0].amounts
+    assert away_bytes(optimizer) == sum(amount.leaving_bytes for amount in amounts) > 0
     memscale.detach(model)
     assert type(optimizer) is type(standard)
     assert all(map(torch.equal, plain + train(expected, standard), found + train(model, optimizer)))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -53,10 +52,6 @@ class _Again(StandIn):
             torch.utils.checkpoint.checkpoint(self.original, part, use_reentrant=False) for part in x.chunk(8)
         ]
         return torch.cat(parts)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Again:
-        owner = copy.deepcopy(self.owner, memo)
-        return _Again(owner)
 
 
 class Slices:

@@ -209,7 +209,7 @@ class TestPrecision:
             handle = executor.model.register_forward_hook(lambda *_: None)
             made = step(executor, *rest)
             handle.remove()
-            seen.append((bool(executor._attached), made["loss", ""].dtype is torch.float32))
+            seen.append((bool(executor.in_force.attached), made["loss", ""].dtype is torch.float32))
             return made
 
         monkeypatch.setattr(verification, "_step", noted)

@@ -327,12 +327,16 @@ def _forced(
     executor._take_over()
     try:
         try:
-            executor._attach(replace(facts.planned, plan=plan, places=tuple(attaching.places), link=LINK))
+            executor.in_force.attach(
+                replace(facts.planned, plan=plan, places=tuple(attaching.places), link=LINK)
+            )
         except AttachError as error:
             raise Refused(str(error)) from error
         places = set(attaching.places)
-        steps = [item for item in executor._attached if (item.name, getattr(item, "path", None)) in places]
-        assert places == {(item.name, item.path) for item in (*steps, *executor._path)}
+        steps = [
+            item for item in executor.in_force.attached if (item.name, getattr(item, "path", None)) in places
+        ]
+        assert places == {(item.name, item.path) for item in (*steps, *executor.in_force.path)}
         yield Forced(len(choices), steps, list(attaching.notes))
     finally:
         executor.stop()

@@ -114,7 +114,7 @@ def executor_of(model: nn.Module) -> Executor:
 
 def engine_of(model: nn.Module) -> Offload:
     """The engine of a wrapped model's plan."""
-    engine = executor_of(model)._offload
+    engine = executor_of(model).in_force.offload
     assert engine is not None
     return engine
 

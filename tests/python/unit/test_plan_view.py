@@ -298,5 +298,5 @@ def test_json_keeps_what_is_new() -> None:
     assert again.window_in_bytes == 7
     assert again.frontier == plan.frontier
     data = plan.to_dict()
-    with pytest.raises(ValueError, match="plan version is 2; allowed: 5"):
+    with pytest.raises(ValueError, match="plan version is 2; allowed: 6"):
         Plan.from_dict({**data, "version": 2})

@@ -426,19 +426,11 @@ class TestAttachment:
         slot.remove()
         assert "forward" not in model.__dict__
 
-    def test_copies_compute_as_the_original(self, attached: tuple[nn.Module, AutocastAttachment]) -> None:
+    def test_copies_are_plain(self, attached: tuple[nn.Module, AutocastAttachment]) -> None:
         model, _ = attached
         twin = copy.deepcopy(model)
-        assert twin.__dict__["forward"].module is twin
-        assert same_bits(twin(torch.ones(1, 4)), model(torch.ones(1, 4)))
-
-    def test_copies_of_a_wrapped_model_can_be_detached(self) -> None:
-        model, x = small(), torch.randn(3, 4)
-        memscale.wrap(model, ROOMY, sample_input=x)
-        twin = copy.deepcopy(model)
-        assert same_bits(twin(x), model(x)) and twin(x).dtype is torch.bfloat16
-        memscale.detach(twin)
-        assert twin(x).dtype is torch.float32 and model(x).dtype is torch.bfloat16
+        assert twin(torch.ones(1, 4)).dtype is torch.float32
+        assert model(torch.ones(1, 4)).dtype is torch.bfloat16
 
     def test_a_saved_model_is_plain(self, attached: tuple[nn.Module, AutocastAttachment]) -> None:
         model, _ = attached

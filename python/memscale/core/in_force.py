@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The techniques of a plan on a model: attached in order, undone in reverse.
+
+path        what changes data and optimizer (`PathAttachment`); stays while a plan is made
+attached    on top of these: the cache's switch, step techniques, checkpoints, chains, offload
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from memscale.core.step_ways import placed
+from memscale.offload.engine import Boundary, Offload
+from memscale.techniques.base import Attachment, PartialAttachment, PathAttachment, Surroundings
+from memscale.techniques.bf16_weights import Bf16Weights
+from memscale.techniques.chains import ChainAttachment, ChainRun
+from memscale.techniques.checkpoint_state import BufferRef
+from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.offloading import OffloadAttachment
+from memscale.techniques.use_cache import CacheSwitch
+
+if TYPE_CHECKING:
+    from memscale.core.config import Config
+    from memscale.core.known_optimizers import KnownOptimizers
+    from memscale.core.plan import Choice
+    from memscale.core.planner import Planned
+    from memscale.techniques.forward_slot import StandIn
+
+
+class InForce:
+    """What is attached to one model.
+
+    Args:
+        model: the model; it owns this.
+        config: as the caller gave it.
+        optimizers: of the model.
+
+    Attributes:
+        watch: the executor's stand-in before the model's forward; the model's own techniques go beneath it.
+        attached: all but those of the path, in the order in which they were attached.
+        path: path techniques, likewise.
+        offload: the engine that plans use, once one of them has.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, optimizers: KnownOptimizers) -> None:
+        self._model = weakref.ref(model)
+        self._config = config
+        self._optimizers = optimizers
+        self._run_with: frozenset[str] = frozenset()  # those of the path that a forward has run with
+        self.watch: StandIn | None = None
+        self.attached: list[Attachment] = []
+        self.path: list[PathAttachment] = []
+        self.offload: Offload | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        model = self._model()
+        if model is None:
+            raise ReferenceError("the wrapped model is gone")
+        return model
+
+    @property
+    def has_half(self) -> bool:
+        """Weights are BF16, and need autocast in evaluation, too."""
+        return any(isinstance(item, Bf16Weights) for item in self.path)
+
+    @property
+    def staying(self) -> frozenset[str]:
+        """Path techniques that later plans have, too."""
+        return frozenset(item.name for item in self.path if item.stays and item.name in self._run_with)
+
+    @property
+    def switches(self) -> list[CacheSwitch]:
+        """What the model does on its own and has been switched off."""
+        return [item for item in self.attached if isinstance(item, CacheSwitch)]
+
+    def has_run(self) -> None:
+        """A forward has run with what is in force."""
+        if self.path:
+            self._run_with = frozenset(item.name for item in self.path)
+
+    def exchange(self, planned: Planned) -> None:
+        """Attaches a plan in place of what is in force, which comes back if that fails."""
+        before, path = list(self.attached), list(self.path)
+        self.undo()
+        try:
+            self.attach(planned)
+        except BaseException:
+            self.undo()
+            self.have_path(path)
+            for attachment in before:
+                attachment.attach()
+                self.attached.append(attachment)
+            raise
+
+    def undo(self) -> None:
+        """Takes all techniques off but those of the path."""
+        while self.attached:
+            self.attached.pop().undo()
+
+    @contextmanager
+    def bare(self, keep: Collection[str] = ()) -> Iterator[None]:
+        """Runs the block on the model without techniques, then attaches them again.
+
+        Path techniques stay attached: a trace is told of them, and others may be in the middle of a step.
+
+        Args:
+            keep: names of step techniques that stay.
+        """
+        undone = list(self.attached)
+        self.undo()
+        kept = [attachment for attachment in undone if attachment.name in keep]
+        for attachment in kept:
+            attachment.attach()
+        try:
+            yield
+        finally:
+            for attachment in reversed(kept):
+                attachment.undo()
+            for attachment in undone:
+                attachment.attach()
+                self.attached.append(attachment)
+
+    def attach(self, planned: Planned) -> None:
+        """Attaches what a plan has. Path techniques that are in force already stay.
+
+        Raises:
+            AttachError: a technique could not be attached; those before it are.
+        """
+        off = planned.cache_off or planned.plan.active
+        parts: list[Attachment] = [CacheSwitch(self.model)] if off else []
+        steps = placed(self.model, self._around(planned), planned.places)
+        self.have_path([item for item in steps if isinstance(item, PathAttachment)])
+        for item in steps:
+            if not isinstance(item, PathAttachment):
+                item.beneath = None if item.path else self.watch
+                parts.append(item)
+        chains: dict[str, list[ChainRun]] = {}
+        for run in runs_of(planned.plan.active):
+            path, offload = run[0].module, self._offload_of(planned) if run[0].offloads else None
+            if offload is not None and not run[0].boundary:
+                watch = None if path else self.watch
+                module, saves = self.model.get_submodule(path), run[0].moved or None
+                parts.append(OffloadAttachment(module, path, offload, saves, watch))
+                continue
+            boundary = None if offload is None else Boundary(offload, run[0].moved or None)
+            facts = self._written(planned, run), planned.trace.python_random, self._foreign(planned, run)
+            if len(run) == 1:
+                kept = frozenset(map(_operation, run[0].kept))
+                module = self.model.get_submodule(path)
+                parts.append(CheckpointAttachment(module, path, *facts, kept=kept, boundary=boundary))
+            else:
+                chain, _, first = path.rpartition(".")
+                last = run[-1].module.rpartition(".")[2]
+                chains.setdefault(chain, []).append(ChainRun(first, last, *facts, boundary))
+        for chain, runs in chains.items():
+            # The executor must go on seeing the batches of a model that is a chain itself.
+            watch = None if chain else self.watch
+            parts.append(ChainAttachment(self.model.get_submodule(chain), chain, runs, beneath=watch))
+        for part in parts:
+            part.attach()
+            self.attached.append(part)
+
+    def _around(self, planned: Planned) -> Surroundings:
+        offload = None if planned.link is None else functools.partial(self._offload_of, planned)
+        named, link = self._optimizers.named, planned.link or ""
+        config = self._config.effective()
+        return Surroundings(planned.hardware, config, named, link, offload, planned.spared)
+
+    def have_path(self, wanted: Sequence[PathAttachment]) -> None:
+        """Has these path techniques in force and no others.
+
+        Those that are in force already stay, up to the first that does not: what lies on top of that one is
+        taken off, too, and attached again.
+        """
+        kept = 0
+        for present, item in zip(self.path, wanted, strict=False):
+            if (present.name, present.path) != (item.name, item.path):
+                break
+            if isinstance(present, PartialAttachment):
+                present.become(item)
+            kept += 1
+        while len(self.path) > kept:
+            self.path.pop().undo()
+        for item in wanted[kept:]:
+            item.attach()
+            self.path.append(item)
+            self._run_with -= {item.name}
+
+    def _offload_of(self, planned: Planned) -> Offload:
+        """The engine for a plan; one for all plans that want the same."""
+        assert planned.link is not None  # a plan offloads only over a link
+        settings = planned.link.settings
+        if self.offload is None or self.offload.settings != settings:
+            self.offload = Offload(settings)
+        return self.offload
+
+    def _written(self, planned: Planned, run: list[Choice]) -> list[BufferRef]:
+        """Buffers that the modules of a run change, each once."""
+        names = {name for choice in run for name in planned.trace.written_buffers.get(choice.module, [])}
+        return [(self.model.get_submodule(owner), name) for owner, name in sorted(names)]
+
+    def _foreign(self, planned: Planned, run: list[Choice]) -> list[weakref.ref[Tensor]]:
+        """Tensors from outside that the modules of a run read, each once."""
+        reads = [read for choice in run for read in planned.trace.foreign_reads.get(choice.module, [])]
+        return list({id(read()): read for read in reads}.values())
+
+
+def runs_of(active: Sequence[Choice]) -> list[list[Choice]]:
+    """Groups choices into what is run again as one: a module, or consecutive children of a chain."""
+    runs: list[list[Choice]] = []
+    latest: dict[str, list[Choice]] = {}  # chain → its last run so far
+    for choice in active:
+        chain = choice.module.rpartition(".")[0]
+        if choice.joined:
+            latest[chain].append(choice)
+        else:
+            latest[chain] = [choice]
+            runs.append(latest[chain])
+    return runs
+
+
+def _operation(text: str) -> tuple[str, int]:
+    """`"addmm#0"` as name and ordinal."""
+    name, _, ordinal = text.rpartition("#")
+    return name, int(ordinal)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in front of a wrapped model's own forward, and lets the executor look at each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memscale.techniques.bf16_weights import Bf16Weights
+from memscale.techniques.checkpointing import runs_plain
+from memscale.techniques.compiled import outside_compiler
+from memscale.techniques.forward_slot import StandIn
+
+if TYPE_CHECKING:
+    from memscale.core.executor import Executor
+
+
+class WatchedForward(StandIn):
+    """Stands in for the wrapped model's `forward`."""
+
+    calls_through = True
+
+    def __init__(self, executor: Executor, original: Callable[..., Any]) -> None:
+        super().__init__(executor.model, original)
+        self.executor = executor
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The original, for accelerate, which finds its way back to a model's own forward by this name."""
+        return self.original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward, planned."""
+        if torch.compiler.is_compiling():  # traced: nothing can be looked at here
+            if self.executor.awaits_batch and not self.passive and torch.is_grad_enabled():
+                outside_compiler(self.executor.before_forward, self.run_original, args, kwargs)
+            if self.executor.has_half and not self.passive and not torch.is_grad_enabled():
+                return Bf16Weights.evaluate(self.run_original, args, kwargs)
+            return self.run_original(*args, **kwargs)
+        if self.passive or self.executor.idle or runs_plain():
+            if self.executor.has_half and not (self.passive or self.executor.idle):
+                return Bf16Weights.evaluate(self.original, args, kwargs)
+            return self.original(*args, **kwargs)
+        failures = self.executor.failures
+        self.executor.before_forward(self.original, args, kwargs)
+        try:
+            output = self.original(*args, **kwargs)
+        except BaseException:
+            if self.executor.failures > failures:  # the batch is at fault, and says nothing of the next one
+                self.executor.forget_failure()
+            raise
+        self.executor.after_forward(output)
+        return output

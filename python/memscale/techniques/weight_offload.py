@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in a file between their uses; a forward and a backward have the blocks that they are at.
+
+    memory   a window of two blocks, in place of all weights that are streamed
+    time     two reads of each block per forward and backward, one ahead of its use; a step of the optimizer
+             reads and writes what is trained, in the file's pages
+
+Nothing is rounded, and nothing is computed otherwise. It is the dearest technique: a plan takes it where
+nothing else meets the budget, and streams no more than the budget demands.
+
+`weights/stream.py` does it, `weights/units.py` says which weights come together.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from torch import nn
+
+from memscale.core import sharding
+from memscale.core.gradient_buckets import replicas_of
+from memscale.core.optimizer_path import Streamed
+from memscale.core.step_amounts import Part
+from memscale.weights.saves import can_save
+from memscale.weights.stream import opened, stream_of, window_bytes
+from memscale.weights.units import UnitFound, units_of
+
+if TYPE_CHECKING:
+    from memscale.core.hardware import Hardware
+    from memscale.core.tracer import StepFacts
+    from memscale.offload.limits import Link
+    from memscale.techniques.base import PathAttachment, Surroundings
+    from memscale.techniques.forward_slot import StandIn
+
+_LOGGER = logging.getLogger("memscale")
+
+NAME: Final = "weight_offload"
+
+_ON_CARD = "weights stay on a card: streaming them has been run on the CPU only"
+_SHARDED = "weights are sharded by fully_shard, which brings them itself"
+_REPLICATED = "DistributedDataParallel sends weights of its own accord"
+_OLD = "this PyTorch does not tell which hooks on saved tensors are in force"
+
+
+def find(model: nn.Module, around: Surroundings) -> Sequence[WeightOffload]:
+    """The technique for a model, if it can have it."""
+    if isinstance(around.link, str) or _reason(model, around.link, around.hardware):
+        return ()
+    units, _ = _units(model, around.link)
+    return (WeightOffload(model, units, around.link, around.hardware, around.spared.get(NAME, frozenset())),)
+
+
+def why_not(model: nn.Module, around: Surroundings) -> str:
+    """Why a model cannot have it; "" where nobody asked."""
+    return around.link if isinstance(around.link, str) else _reason(model, around.link, around.hardware)
+
+
+def _reason(model: nn.Module, link: Link, hardware: Hardware) -> str:
+    if link.settings.device.type != "cpu" or hardware.device_kind != "cpu":
+        return _ON_CARD
+    if replicas_of(model):
+        return _REPLICATED
+    if any(sharding.is_sharded(parameter) for parameter in model.parameters()):
+        return _SHARDED
+    if not can_save():
+        return _OLD
+    units, left = _units(model, link)
+    if not units:
+        reasons = f" ({next(iter(left.values()))})" if left else ""
+        return f"no block of weights has {link.settings.least_bytes} bytes or more{reasons}"
+    total = sum(unit.nbytes() for unit in units)
+    if total > link.settings.file_bytes:
+        return f"the file may take {link.settings.file_bytes} bytes, less than {total}"
+    return ""
+
+
+def _units(model: nn.Module, link: Link) -> tuple[list[UnitFound], dict[str, str]]:
+    stream = stream_of(model)
+    streamed = frozenset() if stream is None else stream.streamed_ids
+    return units_of(model, link.settings.least_bytes, streamed)
+
+
+class WeightOffload:
+    """Streamed weights of a model, as planner and executor attach them.
+
+    Args:
+        model: whose.
+        units: that could be streamed.
+        link: the way off the device.
+        hardware: the device, for what a copy costs.
+        spared: paths of units that stay in memory.
+    """
+
+    name = NAME
+    path = ""
+    reason = ""
+    stays = True  # bringing all weights back for one step, and sending them away for the next, costs more
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[UnitFound],
+        link: Link,
+        hardware: Hardware,
+        spared: frozenset[str] = frozenset(),
+    ) -> None:
+        self._model = weakref.ref(model)  # the model owns the executor, which owns this
+        self.units = units
+        self.link = link
+        self.hardware = hardware
+        self.spared = spared
+        self.beneath: StandIn | None = None
+        self.used = False
+        self._half: frozenset[str] = frozenset()
+
+    @property
+    def _wanted(self) -> list[UnitFound]:
+        return [unit for unit in self.units if unit.path not in self.spared]
+
+    @property
+    def what(self) -> str:
+        """What it does, for people."""
+        count = len(self._wanted)
+        return f"weights in a file between uses: {count} of {len(self.units)} blocks, two in memory at a time"
+
+    def traced(self, step: StepFacts) -> StepFacts:
+        """The step with the weights gone, but for the window."""
+        half = self._half = step.path.half
+        wanted = self._wanted
+        self.used = bool(wanted)
+        sizes = [unit.nbytes(half) for unit in wanted if unit.owners]
+        streamed = Streamed(
+            names=frozenset(name for unit in wanted for name in unit.names),
+            window_bytes=window_bytes(sizes),
+            block_bytes=sum(sizes),
+            trained_bytes=sum(map(self._trained_bytes, wanted)),
+        )
+        rate = self.hardware.cost.bytes_of("move")
+        link = self.link
+        moves = 1024 * rate // link.out_bytes_per_us, 1024 * rate // link.in_bytes_per_us
+        return replace(step, path=replace(step.path, streamed=streamed, link_moves=moves))
+
+    def _trained_bytes(self, unit: UnitFound) -> int:
+        return sum(
+            (2 if name in self._half else value.element_size()) * value.numel()
+            for name, value in zip(unit.names, unit.parameters, strict=True)
+            if value.requires_grad
+        )
+
+    def parts(self) -> Sequence[Part]:
+        """The units, and what each costs when it is streamed."""
+        return [Part(NAME, unit.path, unit.nbytes(self._half), self._ns(unit)) for unit in self.units]
+
+    def _ns(self, unit: UnitFound) -> int:
+        trained = self._trained_bytes(unit)
+        back = trained + (2 * unit.nbytes(self._half) if unit.owners else 0)
+        link = self.link
+        return 1000 * back // link.in_bytes_per_us + 1000 * trained // link.out_bytes_per_us
+
+    def attach(self) -> None:
+        """Sends the weights away.
+
+        Raises:
+            OSError: there is no room for their files.
+            AttachError: a module does not let its forward be replaced.
+        """
+        try:
+            self._stream(self._wanted)
+        except BaseException:
+            self.undo()
+            raise
+
+    def _stream(self, units: Sequence[UnitFound]) -> None:
+        model = self._model()
+        assert model is not None
+        for unit in units:
+            stream = stream_of(model)
+            if stream is None or not stream.has(unit):
+                self._bring_back([unit.path])  # its parameters have been exchanged, or have got other data
+                opened(model, self.link.settings.directory).add(unit)
+
+    def become(self, other: PathAttachment) -> None:
+        """Streams what another one does, and no more."""
+        assert isinstance(other, WeightOffload)
+        self.spared, self.units = other.spared, other.units
+        self._stream(self._wanted)
+        self._bring_back([unit.path for unit in self.units if unit.path in self.spared])
+
+    def undo(self) -> None:
+        """Brings the weights back. Those of which that fails stay in their files, and go on being right."""
+        model = self._model()
+        stream = None if model is None else stream_of(model)
+        if stream is not None:
+            self._bring_back(list(stream.units))
+
+    def _bring_back(self, paths: Sequence[str]) -> None:
+        model = self._model()
+        stream = None if model is None else stream_of(model)
+        for path in paths:
+            if stream is not None and path in stream.units:
+                try:
+                    stream.remove(path)
+                except OSError as error:
+                    _LOGGER.warning("weights of %r stay in their file: %s", path, error)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What autograd saves of a streamed weight: where it lies, not the memory that it has just now.
+
+While a module that has streamed weights runs, saved tensors are looked at. What lies on the memory of a
+weight (the weight, its transpose, a part of it) is saved as its place, and backward gets it from the block
+that is there then. Everything else goes to the hooks that are in force around the module, a checkpoint's for
+instance, or is saved as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from memscale.weights.unit import Unit, Weight
+
+if TYPE_CHECKING:
+    from memscale.weights.stream import Stream
+
+_CHANGED = (
+    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+    "a tensor of shape {} is at version {}; expected version {} instead"
+)
+
+
+class SavedWeight:
+    """A weight, or a view of one, in an autograd graph.
+
+    Attributes:
+        offset: of its first element from the weight's, in bytes.
+    """
+
+    __slots__ = ("dtype", "offset", "shape", "stride", "unit", "version", "weight")
+
+    def __init__(self, unit: Unit, weight: Weight, tensor: Tensor, begin: int) -> None:
+        self.unit = unit
+        self.weight = weight
+        self.dtype = tensor.dtype
+        self.shape = tuple(tensor.shape)
+        self.stride = tensor.stride()
+        self.offset = int(tensor.storage_offset()) * tensor.element_size() - begin
+        self.version = weight.parameter._version
+
+    def check(self) -> None:
+        """Raises as autograd does if the weight has been written to since."""
+        version = self.weight.parameter._version
+        if version != self.version:
+            raise RuntimeError(_CHANGED.format(list(self.shape), version, self.version))
+
+
+class _Other:
+    """A save that stays as it is. Under hooks nobody else compares versions."""
+
+    __slots__ = ("alias", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.alias = tensor.detach()  # an output would hold the graph that holds it
+        self.version = tensor._version
+
+    def tensor(self) -> Tensor:
+        """It."""
+        if self.alias._version != self.version:
+            shape = list(self.alias.shape)
+            raise RuntimeError(_CHANGED.format(shape, self.alias._version, self.version))
+        return self.alias
+
+
+def can_save() -> bool:
+    """Whether this PyTorch tells which hooks are in force."""
+    names = ("_top_saved_tensors_default_hooks", "_saved_tensors_hooks_is_enabled")
+    return all(hasattr(torch._C._autograd, name) for name in names)
+
+
+def hooks(stream: Stream) -> Any:
+    """A context in which weights are saved as places; None where nothing is saved, or may be looked at."""
+    autograd: Any = torch._C._autograd
+    if not torch.is_grad_enabled() or not autograd._saved_tensors_hooks_is_enabled():
+        return None
+    around = autograd._top_saved_tensors_default_hooks(False)
+
+    def pack(tensor: Tensor) -> object:
+        found = _place_of(stream, tensor)
+        if found is not None:
+            return found
+        if around is not None:
+            return around[0](tensor)
+        return _Other(tensor) if type(tensor) in (Tensor, nn.Parameter) else tensor
+
+    def unpack(saved: Any) -> Tensor:
+        if isinstance(saved, SavedWeight):
+            return stream.saved(saved)
+        if isinstance(saved, _Other):
+            return saved.tensor()
+        found: Tensor = saved if around is None else around[1](saved)
+        return found
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _place_of(stream: Stream, tensor: Tensor) -> SavedWeight | None:
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    found = stream.places.get(tensor.untyped_storage()._cdata)
+    if found is None:
+        return None
+    unit, weight = found
+    if weight is not None:
+        return SavedWeight(unit, weight, tensor, 0)
+    weight = unit.weight_at(int(tensor.storage_offset()) * tensor.element_size())
+    return SavedWeight(unit, weight, tensor, weight.place.offset)

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of a model that are in memory while they are used, and in a file otherwise.
+
+    at home   between uses: `parameter.data` is a tensor over the file, which any code may read and write.
+              Optimizers step it there
+    forward   a module that has such weights runs: their block is read, and `parameter.data` is in it until
+              the module returns. The next block is read meanwhile
+    backward  autograd saves where a weight lies (`saves`), and its block is read again when it asks. A
+              checkpoint's second run is a forward like the first, with the same block
+
+Nothing is computed otherwise. A block is used again for other weights only if nobody else holds its memory,
+so whoever keeps a view of a weight keeps the weight.
+
+Blocks are kept within a forward and within a backward, and not between the two or around an optimizer's step:
+what anybody writes to a weight then, by whatever way, is at home and is read with the next block.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from memscale.core.graph_builder import GraphRecorder
+from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.weights.saves import SavedWeight, hooks
+from memscale.weights.unit import Unit, Weight, view_of
+from memscale.weights.units import UnitFound
+from memscale.weights.window import Window
+
+_LOGGER = logging.getLogger("memscale")
+
+_streams: weakref.WeakKeyDictionary[nn.Module, Stream] = weakref.WeakKeyDictionary()
+
+
+class Stream:
+    """The streamed weights of one model.
+
+    Args:
+        model: whose.
+        directory: of the files.
+
+    Attributes:
+        places: address of a storage → unit, and the weight that it is the home of; None: the unit's block.
+    """
+
+    def __init__(self, model: nn.Module, directory: str) -> None:
+        self._model = weakref.ref(model)
+        self.directory = directory
+        self.units: dict[str, Unit] = {}
+        self.places: dict[int, tuple[Unit, Weight | None]] = {}
+        self.window = Window(self._came, self._went)
+        self.lock = threading.RLock()
+        self._process = os.getpid()
+        self._forwards = 0  # of the model, that run now
+        self._backward = -1
+        self._root: ForwardSlot | None = None
+        self._slots: dict[str, list[ForwardSlot]] = {}  # by unit
+        self._step_hook: Any = None
+        self._said: set[Unit] = set()
+
+    # ---- units -------------------------------------------------------------------------------------
+
+    def add(self, found: UnitFound) -> None:
+        """Streams a unit.
+
+        Raises:
+            OSError: there is no room for its file.
+            AttachError: a module does not let its forward be replaced.
+        """
+        model = self._model()
+        assert model is not None
+        slots: list[ForwardSlot] = []
+        try:
+            unit = Unit(found.path, list(found.parameters), self.directory, not found.owners)
+            self._begin(model)  # the model may have weights itself, whose use is within its forward
+            for owner in found.owners:
+                module = model.get_submodule(owner.path)
+                used = {id(value) for value in owner.parameters}
+                weights = [weight for weight in unit.weights if id(weight.parameter) in used]
+                slot = ForwardSlot(module, owner.path, _through(model) if module is model else None)
+                slot.put(_UsingForward(module, slot.present, _Use(self, unit, weights, owner.name)))
+                slots.append(slot)
+        except BaseException:
+            for slot in reversed(slots):
+                slot.remove()
+            if not self.units:
+                self._end()
+            raise
+        unit.leave_memory()
+        self.units[unit.path], self._slots[unit.path] = unit, slots
+        for weight in unit.weights:
+            self.places[weight.home.untyped_storage()._cdata] = unit, weight
+        self._measure()
+
+    def remove(self, path: str) -> None:
+        """Makes the weights of a unit ordinary ones.
+
+        Raises:
+            OSError: the file cannot be read. The weights that are not back stay at home, and are right.
+        """
+        unit = self.units[path]
+        with self.lock:
+            self.window.end_read(unit)
+            unit.settle()
+            unit.return_to_memory()
+            self.window.drop(unit)
+        del self.units[path]
+        for weight in unit.weights:
+            self.places.pop(weight.home.untyped_storage()._cdata, None)
+        for slot in reversed(self._slots.pop(path)):
+            slot.remove()
+        self._measure()
+        if not self.units:
+            self._end()
+
+    def _begin(self, model: nn.Module) -> None:
+        if self._root is None:
+            root = ForwardSlot(model, "", _through(model))
+            root.put(_RootForward(model, root.present, self))
+            self._root = root
+            self._step_hook = register_optimizer_step_post_hook(_Stepped(weakref.ref(self)))
+
+    def _end(self) -> None:
+        if self._root is not None:
+            self._root.remove()
+            self._root = None
+            self._step_hook.remove()
+        self.window.close()
+        model = self._model()
+        if model is not None:
+            _streams.pop(model, None)
+
+    def _measure(self) -> None:
+        self.window.most_bytes = window_bytes(
+            unit.nbytes for unit in self.units.values() if not unit.is_read_in_place
+        )
+
+    def _came(self, unit: Unit) -> None:
+        assert unit.block is not None
+        self.places[unit.block.untyped_storage()._cdata] = unit, None
+
+    def _went(self, unit: Unit) -> None:
+        assert unit.block is not None
+        self.places.pop(unit.block.untyped_storage()._cdata, None)
+
+    def has(self, found: UnitFound) -> bool:
+        """Whether a unit is streamed as it is now, or its weights stay."""
+        unit = self.units.get(found.path)
+        if unit is None or unit.stays:
+            return unit is not None
+        streamed = {id(weight.parameter) for weight in unit.weights if weight.is_streamed}
+        return streamed == set(map(id, found.parameters))
+
+    @property
+    def streamed_ids(self) -> frozenset[int]:
+        """Ids of the parameters that are streamed, but for those that stay."""
+        return frozenset(
+            id(weight.parameter)
+            for unit in self.units.values()
+            for weight in unit.weights
+            if weight.is_streamed and not unit.stays
+        )
+
+    # ---- passes ------------------------------------------------------------------------------------
+
+    @property
+    def serves(self) -> bool:
+        """Whether forwards are to have their weights: not in a trace, nor in a forked process."""
+        return os.getpid() == self._process and not _is_transformed()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a forward of the model or a backward runs: weights come to memory in these only."""
+        return self._forwards > 0 or torch._C._current_graph_task_id() != -1
+
+    def begin_forward(self) -> None:
+        """The model's forward begins."""
+        with self.lock, _no_inference():
+            if self._forwards == 0:
+                self.window.order.begin()
+                self._clear(is_final=True)
+                self.let_pages_go()
+            self._forwards += 1
+
+    def end_forward(self) -> None:
+        """It is over."""
+        with self.lock, _no_inference():
+            self._forwards -= 1
+            if self._forwards == 0:
+                self._clear(is_final=False)
+
+    def _clear(self, is_final: bool) -> None:
+        """Lets blocks go. Says once of a unit that it could not."""
+        for unit in self.window.clear(is_final):
+            if unit not in self._said:
+                self._said.add(unit)
+                _LOGGER.warning(
+                    "weights of %r stay in memory for as long as somebody holds them, or a view of one",
+                    unit.path,
+                )
+
+    def _end_backward(self) -> None:
+        with self.lock, _no_inference():
+            self._backward = -1
+            if self._forwards == 0:
+                self._clear(is_final=False)
+
+    def _in_backward(self) -> None:
+        task = torch._C._current_graph_task_id()
+        if task not in (-1, self._backward):
+            self._backward = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def let_pages_go(self) -> None:
+        """Takes the pages of files out of this process."""
+        for unit in self.units.values():
+            unit.home.let_pages_go()
+
+    # ---- uses --------------------------------------------------------------------------------------
+
+    def begin_use(self, unit: Unit, weights: list[Weight]) -> None:
+        """A module is about to use weights.
+
+        Raises:
+            OSError: they could not be read.
+        """
+        with self.lock, _no_inference():
+            self._in_backward()
+            self.window.fetch(unit)
+            unit.begin_use(weights)
+
+    def end_use(self, unit: Unit, weights: list[Weight]) -> None:
+        """It has used them."""
+        with self.lock, _no_inference():
+            unit.end_use(weights)
+
+    def saved(self, saved: SavedWeight) -> Tensor:
+        """The tensor that autograd has saved.
+
+        Raises:
+            RuntimeError: the weight has been written to since.
+            OSError: it could not be read.
+        """
+        saved.check()
+        weight, unit = saved.weight, saved.unit
+        with self.lock, _no_inference():
+            if not weight.is_streamed:
+                now = weight.parameter
+                begin = int(now.storage_offset()) * now.element_size()
+                return view_of(now.detach(), saved.dtype, begin + saved.offset, saved.shape, saved.stride)
+            if unit.is_read_in_place or os.getpid() != self._process:
+                return view_of(weight.home, saved.dtype, saved.offset, saved.shape, saved.stride)
+            self._in_backward()
+            self.window.fetch(unit)
+            assert unit.block is not None
+            begin = weight.place.offset
+            return view_of(unit.block, saved.dtype, begin + saved.offset, saved.shape, saved.stride)
+
+
+def stream_of(model: nn.Module) -> Stream | None:
+    """The stream of a model that has one."""
+    return _streams.get(model)
+
+
+def opened(model: nn.Module, directory: str) -> Stream:
+    """The stream of a model: the one that it has, or a new one."""
+    stream = _streams.get(model)
+    if stream is None:
+        stream = _streams[model] = Stream(model, directory)
+    return stream
+
+
+def window_bytes(sizes: Any) -> int:
+    """Memory for blocks of these sizes: that in use, and the next one."""
+    return sum(sorted(sizes)[-2:])
+
+
+@dataclass
+class _Use:
+    """What a module uses.
+
+    Attributes:
+        stream: brings it.
+        unit: that it is in.
+        weights: of the unit.
+        name: of one that is the module's own.
+    """
+
+    stream: Stream
+    unit: Unit
+    weights: list[Weight]
+    name: str
+
+    def is_of(self, module: nn.Module) -> bool:
+        """Whether the module has its weights: a trace, and `functional_call`, put others in their place."""
+        value = module._parameters.get(self.name)
+        return any(weight.parameter is value for weight in self.weights)
+
+
+class _RootForward(StandIn):
+    """Stands in for the model's forward: a pass begins with it."""
+
+    calls_through = True
+
+    def __init__(self, module: nn.Module, original: Callable[..., Any], stream: Stream) -> None:
+        super().__init__(module, original)
+        self.stream = stream
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward."""
+        if torch.compiler.is_compiling():
+            return self.run_original(*args, **kwargs)
+        stream = self.stream
+        if self.passive or not stream.serves:
+            return self.original(*args, **kwargs)
+        stream.begin_forward()
+        try:
+            return self.original(*args, **kwargs)
+        finally:
+            stream.end_forward()
+
+
+class _UsingForward(StandIn):
+    """Stands in for the forward of a module that has streamed weights."""
+
+    calls_through = True
+
+    def __init__(self, module: nn.Module, original: Callable[..., Any], use: _Use) -> None:
+        super().__init__(module, original)
+        self.use = use
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward with its weights in memory."""
+        if torch.compiler.is_compiling():
+            return self.run_original(*args, **kwargs)
+        use = self.use
+        if self.passive or not use.stream.serves or not use.is_of(self.module):
+            return self.original(*args, **kwargs)
+        with hooks(use.stream) or nullcontext():
+            if not use.stream.is_running:
+                return self.original(*args, **kwargs)
+            use.stream.begin_use(use.unit, use.weights)
+            try:
+                return self.original(*args, **kwargs)
+            finally:
+                use.stream.end_use(use.unit, use.weights)
+
+
+class _Stepped:
+    """Hears that an optimizer has stepped, and lets the pages go that it has touched."""
+
+    def __init__(self, stream: weakref.ref[Stream]) -> None:
+        self.stream = stream
+
+    def __call__(self, *unused: Any) -> None:
+        stream = self.stream()
+        if stream is not None:
+            stream.let_pages_go()
+
+
+def _through(module: nn.Module) -> StandIn | None:
+    """The executor's stand-in for a module's forward, to go beneath."""
+    present = module.__dict__.get("forward")
+    return present if isinstance(present, StandIn) and present.calls_through else None
+
+
+def _is_transformed() -> bool:
+    """Whether a forward runs for a trace, on fakes, or under functorch."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and any(
+        isinstance(mode, GraphRecorder) or getattr(mode, "_mode_key", None) is not None
+        for mode in _get_current_dispatch_mode_stack()
+    )
+
+
+def _no_inference() -> Any:
+    """What is made for weights inside of inference mode has to be of use outside."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A unit: parameters that come and go together, as one block of memory.
+
+    block   │ weight │ bias │ weight │ ...      one tensor of bytes, each parameter at a place of its own
+    home    the same, in a file
+
+A parameter's data are at home, or in the block while a module's forward uses it. In between they go home as
+soon as nobody else holds the block. Whoever holds a view of a weight thus goes on seeing the weight: as long
+as there is such a view, the weight stays in the block that the view looks at.
+"""
+
+from __future__ import annotations
+
+import bisect
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from memscale.weights.home import Home
+
+_LINE = 64  # parameters begin on cache lines, as they do where PyTorch makes them
+_PAGE = 4096
+
+
+class Place(NamedTuple):
+    """Where a parameter lies in its block, in bytes."""
+
+    offset: int
+    nbytes: int
+
+
+class Weight:
+    """A parameter of a unit.
+
+    Attributes:
+        parameter: the caller's, which stays the same object.
+        place: in the block, and in the file.
+        home: its bytes in the file.
+        users: forwards that use it now.
+        in_block: its data are in the block.
+        version: of the parameter, when block and home had the same bytes last.
+        was_left: its data were in the block while anybody could write to them.
+        is_streamed: False once the caller has given it other data, or it is back in memory for good.
+    """
+
+    def __init__(self, parameter: nn.Parameter, place: Place, home: Tensor) -> None:
+        self.parameter = parameter
+        self.place = place
+        self.home = home
+        self.home_address: int = home.data_ptr()
+        self.users = 0
+        self.in_block = False
+        self.version = parameter._version
+        self.was_left = False
+        self.is_streamed = True
+
+    def view(self, block: Tensor) -> Tensor:
+        """Its tensor in a block."""
+        value = self.parameter
+        return view_of(block, value.dtype, self.place.offset, tuple(value.shape), value.stride())
+
+
+class Unit:
+    """Parameters that come and go together.
+
+    Args:
+        path: of the module, or of the first module that has the parameter.
+        parameters: as they are, in memory.
+        directory: of its file.
+        is_read_in_place: a forward reads a few rows of it at home (embeddings), and no block of it is made.
+
+    Attributes:
+        block: its memory; None: only the file has it.
+        pending: fills the block.
+        users: forwards that use one of its weights.
+        lingers: somebody else held the block when that was looked at last.
+        stays: somebody went on holding it. From then on the block is where its weights lie.
+
+    Raises:
+        OSError: there is no room for its file.
+    """
+
+    def __init__(
+        self, path: str, parameters: list[nn.Parameter], directory: str, is_read_in_place: bool
+    ) -> None:
+        self.path = path
+        self.is_read_in_place = is_read_in_place
+        places, self.nbytes = places_of([value.nbytes for value in parameters])
+        self.home = Home(directory, self.nbytes)
+        self.weights: list[Weight] = []
+        self.block: Tensor | None = None
+        self.pending: Future[None] | None = None
+        self.users = 0
+        self.lingers = False
+        self.stays = False
+        for value, place in zip(parameters, places, strict=True):
+            home = self.home.tensor(place.offset, value.dtype, value.shape, value.stride())
+            with torch._C._DisableTorchDispatch():
+                home.copy_(value.detach())
+            self.weights.append(Weight(value, place, home))
+        self.home.let_pages_go()
+        self._offsets = [place.offset for place in places]
+
+    def weight_at(self, offset: int) -> Weight:
+        """The weight that has a byte of the block."""
+        return self.weights[bisect.bisect_right(self._offsets, offset) - 1]
+
+    def leave_memory(self) -> None:
+        """Gives the parameters their data at home. Their memory is free then."""
+        for weight in self.weights:
+            weight.parameter.data = weight.home
+
+    # ---- use ---------------------------------------------------------------------------------------
+
+    def begin_use(self, weights: list[Weight]) -> None:
+        """Has weights in the block, which is there."""
+        assert self.block is not None
+        for weight in weights:
+            self._come(weight)
+            weight.users += 1
+        self.users += 1
+
+    def _come(self, weight: Weight) -> None:
+        parameter = weight.parameter
+        if weight.in_block or not weight.is_streamed:
+            return
+        if parameter.data_ptr() != weight.home_address:
+            weight.is_streamed = False  # the caller has given it other data
+            return
+        assert self.block is not None
+        parameter.data = weight.view(self.block)
+        weight.in_block = True
+
+    def end_use(self, weights: list[Weight]) -> None:
+        """They are not used any more."""
+        for weight in weights:
+            weight.users -= 1
+        self.users -= 1
+        self.settle()
+
+    def settle(self) -> None:
+        """Sends weights home that are not used, unless somebody else holds the block.
+
+        Raises:
+            OSError: what has been written to the block could not be written to the file. It stays in memory.
+        """
+        if self.block is None or self.stays:
+            return
+        here = [weight for weight in self.weights if weight.in_block]
+        self.lingers = _is_held(self.block, len(here))
+        for weight in here:
+            if self.lingers:
+                weight.was_left = True
+            elif not weight.users:
+                self._go(weight)
+
+    def _go(self, weight: Weight) -> None:
+        parameter = weight.parameter
+        if not self._is_in_block(weight):
+            weight.is_streamed = weight.in_block = False  # the caller has given it other data
+            return
+        if weight.was_left or parameter._version != weight.version:
+            self.lingers = True  # if this fails
+            self.home.write(self._address(weight), *weight.place)
+            self.lingers = False
+        parameter.data = weight.home
+        weight.in_block = weight.was_left = False
+        weight.version = parameter._version
+
+    def _is_in_block(self, weight: Weight) -> bool:
+        parameter = weight.parameter
+        return parameter.data_ptr() == self._address(weight) and parameter.dtype is weight.home.dtype
+
+    def _address(self, weight: Weight) -> int:
+        assert self.block is not None
+        return int(self.block.data_ptr()) + weight.place.offset
+
+    def note_filled(self) -> None:
+        """The block is about to be filled."""
+        for weight in self.weights:
+            weight.version = weight.parameter._version
+
+    def refresh(self) -> None:
+        """Fills the places anew of weights that have been written at home since."""
+        for weight in self.weights:
+            if not weight.in_block and weight.version != weight.parameter._version and weight.is_streamed:
+                weight.version = weight.parameter._version
+                self.home.read(self._address(weight), *weight.place)
+
+    def linger(self) -> None:
+        """Somebody holds the block: all weights lie in it, so that what is written to them is seen there."""
+        for weight in self.weights:
+            if not weight.in_block and weight.is_streamed:
+                self.home.read(self._address(weight), *weight.place)
+                self._come(weight)
+            weight.was_left = True
+
+    # ---- back --------------------------------------------------------------------------------------
+
+    def return_to_memory(self) -> None:
+        """Gives the parameters memory of their own again, but for those that lie in a block that is held.
+
+        Raises:
+            OSError: the file cannot be read. Those that are not back yet are at home still.
+        """
+        for weight in self.weights:
+            parameter = weight.parameter
+            if weight.is_streamed and not weight.in_block and parameter.data_ptr() == weight.home_address:
+                with torch._C._DisableTorchDispatch():
+                    made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
+                self.home.read(made.data_ptr(), *weight.place)
+                parameter.data = made
+            weight.is_streamed = weight.in_block = False
+
+
+def places_of(sizes: list[int]) -> tuple[list[Place], int]:
+    """Where parameters of these sizes lie in a block, and its size."""
+    places, at = [], 0
+    for size in sizes:
+        places.append(Place(at, size))
+        at += size + -size % _LINE
+    return places, at + -at % _PAGE
+
+
+def view_of(
+    memory: Tensor, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor:
+    """A tensor on the memory of another, `offset` bytes from its storage's begin; to autograd no view."""
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        made = torch.empty(0, dtype=dtype, device=memory.device)
+        return made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
+
+
+def holders(tensor: Tensor) -> int:
+    """How many have the storage of a tensor."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+def _is_held(block: Tensor, parameters: int) -> bool:
+    """Whether anybody else than the unit, and so many of its parameters, has the block."""
+    return holders(block) > ALONE + parameters
+
+
+def _alone() -> int:
+    with torch._C._DisableTorchDispatch():
+        return holders(torch.empty(1))
+
+
+ALONE = _alone()
+"""What `holders` finds where one tensor has a storage."""

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which weights of a model can be streamed, and which of them together.
+
+block of a list   one unit: a child of `nn.ModuleList` or `nn.Sequential`, at any depth
+module            one unit, where it is in no such block
+shared weight     a unit of its own, where modules of several units have it
+embedding         the same; a forward reads the rows that it needs in the file
+the rest          stays: what is small, what is no plain tensor, what somebody else holds
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from memscale.optim.pieces import is_dense
+from memscale.weights.unit import ALONE, holders, places_of
+
+_LISTS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+_WORTH_PARTING: Final = 8
+"""Times the bytes that a unit must have, from which on a block is parted into the lists inside it."""
+
+_Owners = list[tuple[str, str, nn.Module]]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A module whose forward uses weights of a unit.
+
+    Attributes:
+        path: the module's.
+        name: of one of its own weights.
+        parameters: those that are in memory while it runs: its own, and those of modules below it, which it
+            may use without calling them, as attention does.
+    """
+
+    path: str
+    name: str
+    parameters: tuple[nn.Parameter, ...]
+
+
+@dataclass(frozen=True)
+class UnitFound:
+    """A unit that could be streamed.
+
+    Attributes:
+        path: of the block; of a shared weight, its name.
+        names: of the parameters, as `named_parameters` has them.
+        parameters: the same.
+        owners: modules whose forwards need a block; none where a few rows are read in the file.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    owners: tuple[Owner, ...]
+
+    def nbytes(self, half: frozenset[str] = frozenset()) -> int:
+        """Bytes of a block, with weights of these names in 16 bits."""
+        sizes = [
+            2 * value.numel() if name in half else value.nbytes
+            for name, value in zip(self.names, self.parameters, strict=True)
+        ]
+        return places_of(sizes)[1]
+
+
+def units_of(
+    model: nn.Module, least_bytes: int, streamed: frozenset[int] = frozenset()
+) -> tuple[list[UnitFound], dict[str, str]]:
+    """The units of a model in module order, and why parameters stay that could be worth it: name → reason.
+
+    Args:
+        model: any.
+        least_bytes: of a unit.
+        streamed: ids of parameters that are streamed now; they are found again.
+    """
+    blocks = _blocks(model, least_bytes)
+    having: dict[int, _Owners] = {}
+    for path, module in model.named_modules():
+        for name, value in module._parameters.items():
+            if value is not None:
+                having.setdefault(id(value), []).append((path, name, module))
+    groups: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    left: dict[str, str] = {}
+    for name, value in model.named_parameters():
+        owners = having[id(value)]
+        places = {blocks.get(path, path) for path, _, _ in owners}
+        reason = "" if id(value) in streamed else _refusal(value, owners)
+        if reason:
+            left[name] = reason
+        else:
+            groups.setdefault(places.pop() if len(places) == 1 else name, []).append((name, value))
+    units = [_unit(path, members, having) for path, members in groups.items()]
+    return [unit for unit in units if unit.nbytes() >= least_bytes], left
+
+
+def _unit(path: str, members: list[tuple[str, nn.Parameter]], having: dict[int, _Owners]) -> UnitFound:
+    owners: dict[str, tuple[str, dict[int, nn.Parameter]]] = {}
+    mine = {id(value): value for _, value in members}
+    for _, value in members:
+        for place, name, module in having[id(value)]:
+            inside = list(module.parameters())
+            # A module around others would have its block in memory beside theirs all the time.
+            if type(module) is not nn.Embedding and 2 * len(mine.keys() & set(map(id, inside))) >= len(
+                inside
+            ):
+                owners.setdefault(place, (name, {id(item): item for item in inside if id(item) in mine}))
+    return UnitFound(
+        path,
+        tuple(name for name, _ in members),
+        tuple(value for _, value in members),
+        tuple(Owner(place, name, tuple(used.values())) for place, (name, used) in owners.items()),
+    )
+
+
+# ---- blocks ------------------------------------------------------------------------------------------
+
+
+def _blocks(model: nn.Module, least_bytes: int) -> dict[str, str]:
+    """Path of a module → path of the block that it is in, of those that are in one."""
+    found: dict[str, str] = {}
+    for path, module in _tops(model, "", least_bytes):
+        for inner, _ in module.named_modules(prefix=path):
+            found.setdefault(inner, path)
+    return found
+
+
+def _tops(module: nn.Module, path: str, least_bytes: int) -> Iterator[tuple[str, nn.Module]]:
+    """The blocks in a module: outermost children of lists, but parted where that leaves large ones."""
+    for name, child in module.named_children():
+        inner = f"{path}.{name}" if path else name
+        is_parted = isinstance(child, _LISTS) or _has_blocks(child, least_bytes)
+        if isinstance(module, _LISTS) and not is_parted:
+            yield inner, child
+        else:
+            yield from _tops(child, inner, least_bytes)
+
+
+def _has_blocks(module: nn.Module, least_bytes: int) -> bool:
+    """Whether most of a module is in a list of several, and worth parting."""
+    total = _bytes(module)
+    return total >= _WORTH_PARTING * least_bytes and any(
+        isinstance(inner, _LISTS) and len(inner) > 1 and 2 * _bytes(inner) >= total
+        for inner in module.modules()
+        if inner is not module
+    )
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(value.numel() * value.element_size() for value in module.parameters())
+
+
+# ---- what stays --------------------------------------------------------------------------------------
+
+
+def _refusal(value: nn.Parameter, owners: _Owners) -> str:
+    if type(value) is not nn.Parameter or value.layout is not torch.strided or value.is_complex():
+        return "it is no plain tensor"
+    if value.device.type != "cpu":
+        return "it lies on a card"
+    storage = value.untyped_storage()
+    if value.numel() == 0 or not is_dense(value) or storage.nbytes() != value.nbytes or value.is_shared():
+        return "it shares its memory with others"
+    if holders(value) != ALONE:
+        return "somebody else holds its memory"
+    for _, _, module in owners:
+        if isinstance(module, torch.jit.ScriptModule):
+            return "a scripted module has it"
+        if writes_past_versions(type(module)):
+            return f"{type(module).__name__} may write to it through `.data`"
+    return ""
+
+
+def writes_past_versions(kind: type[Any]) -> bool:
+    """Whether a forward, or what it calls of its own, names `data`: writes to that change no version."""
+    if kind.__module__.startswith("torch."):
+        return False
+    seen: set[str] = set()
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        code = getattr(getattr(kind, name, None), "__code__", None)
+        if name in seen or not isinstance(code, CodeType):
+            continue
+        seen.add(name)
+        names = set(_names(code))
+        if "data" in names:
+            return True
+        waiting += names
+    return False
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    inner = (item for item in code.co_consts if isinstance(item, CodeType))
+    return itertools.chain(code.co_names, *map(_names, inner))

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks in memory: those in use, the one that comes next, and as many of before as there is room for.
+
+    use of unit i     waits for its block, and asks for that of unit i + 1 in the order of the last pass
+    room              the block that was used longest ago leaves; its memory is the next one's
+
+A pass is a forward and what comes until the next one. A block leaves only where `Unit.settle` finds that
+nobody holds it, so a late use can be slow and never wrong. A thread reads; nobody has its memory meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from memscale.weights.unit import Unit
+
+
+class Order:
+    """In which order units are used, to know the next one."""
+
+    def __init__(self) -> None:
+        self._recorded: list[Unit] = []
+        self._present: list[Unit] = []
+        self._position = 0
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._recorded, self._present, self._position = self._present, [], 0
+
+    def next_after(self, unit: Unit) -> Unit | None:
+        """A unit is used. Returns the one that followed at this place of the last pass."""
+        if not self._present or self._present[-1] is not unit:
+            self._present.append(unit)
+            self._position = self._found(unit) + 1
+        return self._recorded[self._position] if self._position < len(self._recorded) else None
+
+    def _found(self, unit: Unit) -> int:
+        with contextlib.suppress(ValueError):
+            return self._recorded.index(unit, self._position)
+        with contextlib.suppress(ValueError):
+            return self._recorded.index(unit)
+        return len(self._recorded)
+
+    def forget(self, unit: Unit) -> None:
+        """It is streamed no more."""
+        self._recorded = [item for item in self._recorded if item is not unit]
+        self._present = [item for item in self._present if item is not unit]
+        self._position = 0
+
+
+class Window:
+    """Blocks in memory.
+
+    Args:
+        came: told of a unit that has got a block, before that is filled.
+        went: told of one whose block goes.
+
+    Attributes:
+        most_bytes: of all blocks, unless more is in use at once.
+        counters: what it has done so far.
+    """
+
+    def __init__(self, came: Callable[[Unit], None], went: Callable[[Unit], None]) -> None:
+        self.most_bytes = 0
+        self.order = Order()
+        self.counters = {"read_bytes": 0, "read_count": 0, "waited_for": 0, "over_window": 0}
+        self._came, self._went = came, went
+        self._units: dict[Unit, None] = {}  # that have a block, the one used last at the end
+        self._free: list[Tensor] = []
+        self._reader: ThreadPoolExecutor | None = None
+
+    @property
+    def here_bytes(self) -> int:
+        """Of all blocks, used or free."""
+        return sum(unit.nbytes for unit in self._units) + sum(map(_size, self._free))
+
+    def fetch(self, unit: Unit) -> None:
+        """Has a unit's block filled, and asks for the next unit's.
+
+        Raises:
+            OSError: it could not be read.
+        """
+        following = self.order.next_after(unit)
+        if unit.block is None:
+            self._start(unit, self._room(unit.nbytes, (unit,), may_exceed=True))
+        self._wait(unit)
+        unit.refresh()
+        if unit in self._units:  # not one that stays
+            self._units[unit] = self._units.pop(unit)
+        if following is not None and following is not unit and following.block is None:
+            self._start(following, self._room(following.nbytes, (unit, following), may_exceed=False))
+
+    def clear(self, is_final: bool) -> list[Unit]:
+        """Lets all blocks go that are not used. Returns the units whose blocks somebody holds.
+
+        Args:
+            is_final: what is held still stays for good.
+        """
+        held = []
+        for unit in list(self._units):
+            if unit.users:
+                continue
+            if self._leaves(unit):
+                self._free.append(self._taken(unit))
+                continue
+            unit.linger()
+            held.append(unit)
+            if is_final:
+                del self._units[unit]
+                unit.stays = True
+        while self._free and self.here_bytes > self.most_bytes:
+            self._free.pop()
+        return held
+
+    def drop(self, unit: Unit) -> None:
+        """Lets the block of a unit go that is streamed no more."""
+        if unit in self._units:
+            self._taken(unit)
+        elif unit.block is not None:
+            self._went(unit)
+            unit.block = None
+        self.order.forget(unit)
+
+    def close(self) -> None:
+        """Ends the thread and frees all that is free."""
+        self._free.clear()
+        if self._reader is not None:
+            self._reader.shutdown()
+            self._reader = None
+
+    # ---- memory ------------------------------------------------------------------------------------
+
+    def _room(self, nbytes: int, but: Iterable[Unit], may_exceed: bool) -> Tensor | None:
+        """Memory for a block; None where there is none within the window."""
+        while True:
+            for index, memory in enumerate(self._free):
+                if _size(memory) == nbytes:
+                    return self._free.pop(index)
+            if self.here_bytes + nbytes <= self.most_bytes:
+                break
+            if self._free:
+                self._free.pop()
+                continue
+            leaving = next((unit for unit in self._units if unit not in but and self._leaves(unit)), None)
+            if leaving is None:
+                if not may_exceed:
+                    return None
+                self.counters["over_window"] += 1
+                break
+            self._free.append(self._taken(leaving))
+        with torch._C._DisableTorchDispatch():
+            return torch.empty(nbytes, dtype=torch.uint8)
+
+    def _leaves(self, unit: Unit) -> bool:
+        """Whether the block of a unit can go."""
+        if unit.users:
+            return False
+        self.end_read(unit)
+        unit.settle()
+        return not unit.lingers
+
+    def _taken(self, unit: Unit) -> Tensor:
+        """The memory of a unit, which has none then."""
+        self._went(unit)
+        block, unit.block = unit.block, None
+        del self._units[unit]
+        assert block is not None
+        return block
+
+    # ---- reading -----------------------------------------------------------------------------------
+
+    def _start(self, unit: Unit, memory: Tensor | None) -> None:
+        if memory is None:
+            return
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(1, "memscale-weights")
+        unit.block = memory
+        self._units[unit] = None
+        self._came(unit)
+        unit.note_filled()
+        unit.pending = self._reader.submit(unit.home.read, memory.data_ptr(), 0, unit.nbytes)
+        self.counters["read_count"] += 1
+        self.counters["read_bytes"] += unit.nbytes
+
+    def _wait(self, unit: Unit) -> None:
+        pending = unit.pending
+        if pending is None:
+            return
+        self.counters["waited_for"] += not pending.done()
+        try:
+            pending.result()
+        except OSError:
+            unit.pending = None
+            self._free.append(self._taken(unit))
+            raise
+        unit.pending = None
+
+    def end_read(self, unit: Unit) -> None:
+        """Waits for a block that nobody needs any more."""
+        if unit.pending is not None:
+            with contextlib.suppress(OSError):
+                unit.pending.result()
+            unit.pending = None
+
+
+def _size(memory: Tensor) -> int:
+    return int(memory.numel())

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State and gradients away, as much as the budget demands: the predicted peak is the measured one.
+
+On shapes with large embeddings, tied weights, convolutions and recurrent layers, under every kind of step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memscale
+from memscale import AsyncOffloadConfig, Config
+from memscale.core import step_ways
+from memscale.core.plan import Plan
+from memscale.offload import limits
+from memscale.offload.engine import why_not
+from memscale.optim.away import away_bytes
+from zoo.training import peak_bytes
+
+WHY_NOT = why_not(torch.device("cpu"))
+pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
+
+NAMES = ("state_offload", "gradient_offload")
+Batch = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def these_alone_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other techniques could meet the budgets, too."""
+    monkeypatch.setattr(limits, "_file_rates", lambda _: (2_000, 2_000))
+    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name in NAMES)
+    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+
+
+# ---- models and steps ---------------------------------------------------------------------------------
+
+
+def words(count: int) -> Tensor:
+    return torch.randint(0, count, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+def opt() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 320, "ffn_dim": 1100, "word_embed_proj_dim": 320, "max_position_embeddings": 64}
+    made = transformers.OPTConfig(vocab_size=5000, num_hidden_layers=2, num_attention_heads=5, **sizes)
+    return transformers.OPTForCausalLM(made)  # type: ignore[no-any-return]
+
+
+def falcon() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    made = transformers.FalconConfig(
+        vocab_size=5000, hidden_size=320, num_hidden_layers=2, num_attention_heads=5, ffn_hidden_size=1100
+    )
+    return transformers.FalconForCausalLM(made)  # type: ignore[no-any-return]
+
+
+class Pictures(nn.Module):
+    """A classifier with a wide last convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [3, 64, 288, 520]
+        layers: list[nn.Module] = []
+        for before, width in itertools.pairwise(widths):
+            layers += [nn.Conv2d(before, width, 3, 2, 1), nn.BatchNorm2d(width), nn.ReLU()]
+        self.body = nn.Sequential(*layers, nn.Flatten())
+        self.head = nn.Linear(16 * widths[-1], 130)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.head(self.body(x)), labels)
+
+
+class Recurrent(nn.Module):
+    """A language model with parameters in PyTorch's own lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(3000, 300), nn.Linear(410, 3000)
+        self.layers = nn.LSTM(300, 410, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(self.layers(self.embed(x))[0])[:, :-1]
+        return nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
+    "opt": (opt, {"input_ids": words(5000), "labels": words(5000)}),
+    "falcon": (falcon, {"input_ids": words(5000), "labels": words(5000)}),
+    "pictures": (Pictures, {"x": torch.linspace(-1, 1, 12288).view(4, 3, 32, 32), "labels": torch.arange(4)}),
+    "recurrent": (Recurrent, {"x": words(3000)}),
+}
+
+
+def by_decay(model: nn.Module) -> list[dict[str, Any]]:
+    """Two groups; no state of the second one is large."""
+    return [
+        {"params": [value for value in model.parameters() if value.dim() > 1]},
+        {"params": [value for value in model.parameters() if value.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def by_half(model: nn.Module) -> list[dict[str, Any]]:
+    """Two groups in another order than the model's."""
+    every = list(model.parameters())
+    half = len(every) // 2
+    return [{"params": every[half:], "lr": 1e-4}, {"params": every[:half]}]
+
+
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "one by one": lambda model: torch.optim.AdamW(by_decay(model), lr=1e-3, foreach=False),
+    "lists": lambda model: torch.optim.Adam(
+        by_half(model), lr=1e-3, foreach=True, amsgrad=True, weight_decay=0.1
+    ),
+    "fused": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True),
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01),
+    "8 bits": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+}
+
+
+def config(folder: Path, budget: int, **more: Any) -> Config:
+    engine = AsyncOffloadConfig(tiers=("file",), directory=str(folder))
+    return Config(memory_budget=budget, enable_logging=False, async_config=engine, **more)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, steps: int = 2) -> list[Tensor]:
+    torch.manual_seed(3)
+    found = []
+    for _ in range(steps):
+        output = model(**batch)
+        loss = output if isinstance(output, Tensor) else output.loss
+        loss.backward()
+        found += [loss.detach(), nn.utils.clip_grad_norm_(model.parameters(), 1.0)]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def plan_of(model: Any) -> Plan:
+    found = model._memscale_executor.plan
+    assert isinstance(found, Plan)
+    return found
+
+
+# ---- tests --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "share", "techniques"),
+    [
+        ("opt", "lists", 70, {"state_offload"}),
+        ("opt", "8 bits", 85, {"state_offload", "gradient_offload"}),
+        ("falcon", "one by one", 65, {"state_offload", "gradient_offload"}),
+        ("pictures", "SGD", 90, {"state_offload"}),
+        ("recurrent", "lists", 60, {"state_offload", "gradient_offload"}),
+        ("recurrent", "fused", 65, {"state_offload", "gradient_offload"}),
+    ],
+)
+def test_the_predicted_peak_is_the_measured_one(
+    name: str, how: str, share: int, techniques: set[str], tmp_path: Path
+) -> None:
+    build, batch = MODELS[name]
+    more = {"use_8bit_optimizer": True} if how == "8 bits" else {}
+    kept: list[Any] = []
+
+    def run(budget: int) -> None:
+        torch.manual_seed(0)
+        model = build().train()
+        optimizer = OPTIMIZERS[how](model)
+        memscale.wrap(model, config(tmp_path, budget, **more), batch, optimizer=optimizer)
+        kept.append((train(model, optimizer, batch), model, optimizer))
+
+    budget = peak_bytes(partial(run, 1 << 34)) * share // 100
+    peak = peak_bytes(partial(run, budget))
+    (expected, plain, _), (found, model, optimizer) = kept
+    assert not plan_of(plain).does_something
+    plan = plan_of(model)
+    predicted = plan.predicted.device_used_peak_bytes
+    assert 0.98 * predicted <= peak <= predicted <= budget
+    assert {step.technique for step in plan.steps} == techniques
+    away = sum(
+        amount.leaving_bytes for step in plan.steps for amount in step.amounts if step.technique == NAMES[0]
+    )
+    assert away_bytes(optimizer) == away
+    assert all(map(torch.equal, expected, found))
+    assert all(map(torch.equal, plain.parameters(), model.parameters()))
+    memscale.detach(plain)
+    memscale.detach(model)
+
+
+class Chain(nn.Module):
+    """Small layers, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.body = nn.Sequential(*[nn.Linear(300, 300) for _ in range(8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_lower_budget_never_has_a_higher_peak(tmp_path: Path) -> None:
+    model, x = Chain(), torch.ones(2, 300)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    plain = memscale.plan(model, sample_input=x, optimizer=optimizer).plain.device_used_peak_bytes
+    plans = [
+        memscale.plan(
+            model, config=config(tmp_path, plain * share // 100), sample_input=x, optimizer=optimizer
+        )
+        for share in (60, 74, 80, 86, 92, 106)
+    ]
+    peaks = [plan.predicted.device_used_peak_bytes for plan in plans]
+    times = [plan.predicted.step_time_ns for plan in plans]
+    assert peaks == sorted(peaks) and times == sorted(times, reverse=True)
+    fitting = [plan for plan in plans if plan.fits]
+    leaving = [sum(row.leaving_bytes for step in plan.steps for row in step.amounts) for plan in fitting]
+    assert leaving == sorted(leaving, reverse=True) and len(set(leaving)) > 3
+    assert plans[-1].fits and not plans[-1].does_something
+    assert Plan.from_json(fitting[0].to_json()).steps == fitting[0].steps
+    assert len({plan.digest for plan in fitting}) == len(set(leaving))
+    text = fitting[1].explain()
+    assert "group 0: " in text and " stay: " in text
+
+
+def test_a_new_plan_has_another_amount(tmp_path: Path) -> None:
+    """What stays and what leaves changes in place, between two steps of one optimizer."""
+    kept = []
+    for budget in (1 << 34, 16 << 20):
+        model = Chain()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        memscale.wrap(model, config(tmp_path, budget, enable_checkpointing=False), optimizer=optimizer)
+        found, away = [], []
+        for rows in (2, 600, 2, 800):
+            found += train(model, optimizer, {"x": torch.linspace(-1, 1, rows * 300).view(rows, 300)})
+            away.append(away_bytes(optimizer))
+        kept.append((found, [*model.parameters()], away))
+        memscale.detach(model)
+    (expected, plain, nothing), (found, values, away) = kept
+    assert nothing == [0] * 4 and away[0] == 0 < away[1] == away[2] < away[3]
+    assert all(map(torch.equal, expected, found)) and all(map(torch.equal, plain, values))

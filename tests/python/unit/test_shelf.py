@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State that is away while memory is short, and with numbers that are none."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memscale
+from away_samples import CUT, PIECE, equal, opened, pair, parameters, step
+from memscale.optim import shelf, take_over
+from memscale.optim.away import send
+
+
+def states(optimizer: torch.optim.Optimizer) -> Any:
+    return copy.deepcopy(optimizer.state_dict()["state"])
+
+
+def weights(values: list[nn.Parameter]) -> list[Tensor]:
+    return [value.detach().clone() for value in values]
+
+
+@pytest.mark.parametrize("moments", [None, "code8"])
+def test_no_memory_for_a_piece(moments: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each parameter is stepped or not, with its state; or the optimizer says that one is of no use."""
+    real, failed, torn = shelf._Run._buffer, 0, 0
+
+    def stepped(fails_at: int) -> tuple[list[Tensor], Any]:
+        """Weights and states after two steps; the second one's allocation of that number fails."""
+        nonlocal failed
+        values = parameters()
+        optimizer = CUT["adamw"](values)
+        if moments is not None:
+            assert take_over(optimizer, moments) == ""
+        assert send(optimizer, opened(), PIECE) == ""
+        step(values, optimizer, 1)
+        calls = 0
+
+        def short(run: Any, size: int) -> Tensor:
+            nonlocal calls, failed
+            calls += 1
+            if calls == fails_at:
+                failed += 1
+                raise MemoryError
+            return real(run, size)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shelf._Run, "_buffer", short)
+            try:
+                step(values, optimizer, 1, seed=2)
+            except MemoryError:
+                assert calls == fails_at
+        return weights(values), states(optimizer)
+
+    after = stepped(0)
+    values = parameters()
+    optimizer = CUT["adamw"](values)
+    if moments is not None:
+        assert take_over(optimizer, moments) == ""
+    step(values, optimizer, 1)
+    before = weights(values), states(optimizer)
+    for fails_at in range(1, 60, 4):
+        try:
+            found = stepped(fails_at)
+        except RuntimeError as error:
+            assert "from a checkpoint" in str(error)
+            torn += 1
+            continue
+        for index, value in enumerate(found[0]):
+            one = before if torch.equal(value, before[0][index]) else after
+            assert torch.equal(value, one[0][index]) and equal(found[1][index], one[1][index])
+    assert failed > torn > 0
+
+
+def test_numbers_that_are_none(tmp_path: Path) -> None:
+    """They go where PyTorch lets them go, and through a checkpoint."""
+    both, optimizers = pair(CUT["adamw"])
+    for values, optimizer in zip(both, optimizers, strict=True):
+        step(values, optimizer, 1)
+        for value, bad in zip(values, (float("nan"), 0.0, float("inf"), 1e-45, 3e38), strict=True):
+            assert value.grad is not None
+            value.grad[(-1,) * value.dim()] = bad
+        optimizer.step()
+        memscale.save(optimizer.state_dict(), tmp_path / "state")
+        optimizer.load_state_dict(torch.load(tmp_path / "state", mmap=True))
+        step(values, optimizer, 1, seed=2)
+    bits = [[value.detach().contiguous().view(torch.int32) for value in values] for values in both]
+    assert equal(*bits)
+    assert not bool(both[0][0].isfinite().all())
+    moments = [
+        [entry["exp_avg"].contiguous().view(torch.int32) for _, entry in sorted(states(optimizer).items())]
+        for optimizer in optimizers
+    ]
+    assert equal(*moments)
