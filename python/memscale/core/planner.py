@@ -219,9 +219,7 @@ class Planner:
         def again(way: Tried, spared: Spared) -> Tried:
             unused = all_spared(way.parts, spared)
             rest = tuple(
-                item
-                for item in way.way
-                if item.name not in unused or item.even_spared or item in self._asked
+                item for item in way.way if item.name not in unused or item.even_spared or item in self._asked
             )
             return self._tried(rest, args, kwargs, cache_off, plain, spared)
 

@@ -132,7 +132,7 @@ class ReleasedGradients:
 
 
 class _Uses(TorchDispatchMode):
-    """Counts gradients as they come back, one after the other, to the operations of optimizers that are run."""
+    """Counts gradients as they come back, one after the other, to operations of optimizers that are run."""
 
     def __init__(self, released: ReleasedGradients, totals: dict[int, int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

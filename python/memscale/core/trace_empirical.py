@@ -25,6 +25,7 @@ from memscale.core.fake_optimizer import fake_optimizers, free_switches
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot
 from memscale.core.loss import loss_of
+from memscale.core.natural_ends import NaturalEnds
 from memscale.core.target import Target
 from memscale.core.trace_static import DRAWS, HIGHEST_DRAW
 from memscale.errors import AttachError
@@ -35,13 +36,16 @@ from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
 class _HeldTensor:
     """What stands in the autograd graph for a tensor saved outside checkpointed blocks: the tensor itself."""
 
-    __slots__ = ("slot", "tensor")
+    __slots__ = ("ends", "slot", "tensor")
 
-    def __init__(self, slot: Slot, tensor: Tensor) -> None:
+    def __init__(self, slot: Slot, tensor: Tensor, ends: NaturalEnds) -> None:
         self.slot = slot
-        self.tensor = tensor.detach()
+        self.tensor = tensor
+        self.ends = ends
 
     def __del__(self) -> None:
+        if self.ends.is_held_elsewhere(self.tensor):  # what backward has made of it lives on
+            self.slot.recorder.unpacked_as(self.slot, self.tensor.untyped_storage())
         self.slot.drop()
 
 
@@ -59,9 +63,23 @@ class _RealRecorder(GraphRecorder):
         self.before: dict[int, tuple[Tensor, Tensor]] = {}
         self.draw = draw
         self.has_drawn = False
+        self.ends = NaturalEnds(self._end)
+        self._over: set[int] = set()
+
+    def _end(self, buffer: int) -> None:
+        if buffer not in self._over:
+            self._over.add(buffer)
+            super()._end(buffer)
+
+    def alias_of(self, tensor: Tensor) -> Tensor:
+        """What the trace itself may hold of a tensor without the step seeming to."""
+        buffer = self.buffer_of(tensor)
+        return self.ends.alias(tensor, buffer if buffer in self._made_in_forward else None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation. A checkpoint's second run, which is not recorded, gets the same numbers."""
+        if not self.paused:
+            self.ends.look()
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if func._schema.name in DRAWS and result.numel() == 1:
             result.fill_(self.draw)
@@ -85,7 +103,7 @@ class _RealRecorder(GraphRecorder):
 class _RealSaves:
     """Pack and unpack outside checkpointed blocks, and the observer inside them."""
 
-    def __init__(self, recorder: GraphRecorder) -> None:
+    def __init__(self, recorder: _RealRecorder) -> None:
         self.recorder = recorder
 
     def pack(self, tensor: Tensor) -> object:
@@ -93,7 +111,9 @@ class _RealSaves:
             return tensor
         if tensor.layout is not torch.strided:
             return tensor
-        return _HeldTensor(self.recorder.save(tensor), tensor)
+        with self.unseen():
+            alias = self.recorder.alias_of(tensor)
+        return _HeldTensor(self.recorder.save(tensor), alias, self.recorder.ends)
 
     def unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
@@ -114,9 +134,19 @@ class _RealSaves:
         """See `checkpointing.SaveObserver`."""
         save.drop()
 
-    def recomputing(self, begins: bool) -> None:
+    def on_hold(self, tensor: Tensor) -> Tensor:
         """See `checkpointing.SaveObserver`."""
-        self.recorder.paused = begins
+        with self.unseen():
+            return self.recorder.alias_of(tensor).requires_grad_(tensor.requires_grad)
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """See `checkpointing.SaveObserver`."""
+        paused, self.recorder.paused = self.recorder.paused, True
+        try:
+            yield
+        finally:
+            self.recorder.paused = paused
 
 
 def repeated_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -22,7 +22,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ class Stream:
         self._forwards = 0  # of the model, that run now
         self._backward = -1
         self._root: ForwardSlot | None = None
-        self._slots: dict[str, list[ForwardSlot]] = {}  # by unit
+        self._slots: dict[str, ForwardSlot] = {}  # by path of the module
         self._step_hook: Any = None
         self._said: set[Unit] = set()
 
@@ -80,25 +80,18 @@ class Stream:
         """
         model = self._model()
         assert model is not None
-        slots: list[ForwardSlot] = []
         try:
             unit = Unit(found.path, list(found.parameters), self.directory, not found.owners)
             self._begin(model)  # the model may have weights itself, whose use is within its forward
             for owner in found.owners:
-                module = model.get_submodule(owner.path)
                 used = {id(value) for value in owner.parameters}
                 weights = [weight for weight in unit.weights if id(weight.parameter) in used]
-                slot = ForwardSlot(module, owner.path, _through(model) if module is model else None)
-                slot.put(_UsingForward(module, slot.present, _Use(self, unit, weights, owner.name)))
-                slots.append(slot)
+                self._uses(owner.path).append(_Use(unit, weights, owner.name))
         except BaseException:
-            for slot in reversed(slots):
-                slot.remove()
-            if not self.units:
-                self._end()
+            self._forget(found.path)
             raise
         unit.leave_memory()
-        self.units[unit.path], self._slots[unit.path] = unit, slots
+        self.units[unit.path] = unit
         for weight in unit.weights:
             self.places[weight.home.untyped_storage()._cdata] = unit, weight
         self._measure()
@@ -118,9 +111,30 @@ class Stream:
         del self.units[path]
         for weight in unit.weights:
             self.places.pop(weight.home.untyped_storage()._cdata, None)
-        for slot in reversed(self._slots.pop(path)):
-            slot.remove()
+        self._forget(path)
         self._measure()
+
+    def _uses(self, path: str) -> list[_Use]:
+        """What a module uses, by the stand-in for its forward, which is put there where there is none."""
+        slot = self._slots.get(path)
+        if slot is None:
+            model = self._model()
+            assert model is not None
+            module = model.get_submodule(path)
+            slot = ForwardSlot(module, path, None if path else _through(model))
+            slot.put(_UsingForward(module, slot.present, self))
+            self._slots[path] = slot
+        assert isinstance(slot.stand_in, _UsingForward)
+        return slot.stand_in.uses
+
+    def _forget(self, path: str) -> None:
+        """Takes the uses of a unit off, and what is left when nothing is streamed."""
+        for place, slot in list(self._slots.items()):
+            uses = self._uses(place)
+            uses[:] = [use for use in uses if use.unit.path != path]
+            if not uses:
+                slot.remove()
+                del self._slots[place]
         if not self.units:
             self._end()
 
@@ -288,16 +302,14 @@ def window_bytes(sizes: Any) -> int:
 
 @dataclass
 class _Use:
-    """What a module uses.
+    """What a module uses of a unit.
 
     Attributes:
-        stream: brings it.
-        unit: that it is in.
+        unit: that it is.
         weights: of the unit.
         name: of one that is the module's own.
     """
 
-    stream: Stream
     unit: Unit
     weights: list[Weight]
     name: str
@@ -336,25 +348,26 @@ class _UsingForward(StandIn):
 
     calls_through = True
 
-    def __init__(self, module: nn.Module, original: Callable[..., Any], use: _Use) -> None:
+    def __init__(self, module: nn.Module, original: Callable[..., Any], stream: Stream) -> None:
         super().__init__(module, original)
-        self.use = use
+        self.stream = stream
+        self.uses: list[_Use] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward with its weights in memory."""
         if torch.compiler.is_compiling():
             return self.run_original(*args, **kwargs)
-        use = self.use
-        if self.passive or not use.stream.serves or not use.is_of(self.module):
+        stream = self.stream
+        if self.passive or not stream.serves:
             return self.original(*args, **kwargs)
-        with hooks(use.stream) or nullcontext():
-            if not use.stream.is_running:
-                return self.original(*args, **kwargs)
-            use.stream.begin_use(use.unit, use.weights)
-            try:
-                return self.original(*args, **kwargs)
-            finally:
-                use.stream.end_use(use.unit, use.weights)
+        uses = [use for use in self.uses if use.is_of(self.module)]
+        with ExitStack() as stack:
+            if uses and (looking := hooks(stream)) is not None:
+                stack.enter_context(looking)
+            for use in uses if stream.is_running else ():
+                stream.begin_use(use.unit, use.weights)
+                stack.callback(stream.end_use, use.unit, use.weights)
+            return self.original(*args, **kwargs)
 
 
 class _Stepped:

@@ -156,7 +156,6 @@ def plan_of(model: Any) -> Plan:
 @pytest.mark.parametrize(
     ("name", "how", "share", "techniques"),
     [
-        ("opt", "lists", 70, {"state_offload"}),
         ("opt", "8 bits", 85, {"state_offload", "gradient_offload"}),
         ("falcon", "one by one", 65, {"state_offload", "gradient_offload"}),
         ("pictures", "SGD", 90, {"state_offload"}),

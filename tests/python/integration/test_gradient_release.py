@@ -136,8 +136,8 @@ def test_the_budget_holds_and_every_bit_stays(name: str, tied: bool, accumulate:
     (plain, expected, _), (found, model, _) = kept
     plans = [planned.plan for planned in executor_of(model)._known.values()]
     assert all(plan.fits and NAME in [choice.technique for choice in plan.steps] for plan in plans)
-    peaks = [plan.predicted.device_used_peak_bytes for plan in plans]
-    assert 0.98 * peaks[-1] <= peak <= max(peaks) <= budget  # the first one's step is not run when batches add up
+    peaks = [plan.predicted.device_used_peak_bytes for plan in plans]  # the first one's step may not be run
+    assert 0.98 * peaks[-1] <= peak <= max(peaks) <= budget
     assert all(map(torch.equal, plain, found))
     assert all(map(torch.equal, expected.parameters(), model.parameters()))
     memscale.detach(model)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-
 from torch.utils.flop_counter import FlopCounterMode
 
 from memscale.techniques import attention_tiles, loss_tiles, row_search
@@ -227,6 +226,72 @@ def test_every_bit_with_late_reads(name: str, monkeypatch: pytest.MonkeyPatch) -
     with streamed(model) as stream:
         assert same(trained(model, Loop(steps=2)), trained(built(MODELS[name]), Loop(steps=2)))
         assert stream.window.counters["waited_for"] > 4
+
+
+def test_what_is_written_to_a_weight_that_somebody_holds() -> None:
+    """By a way that no version counts, while a function keeps a view of it."""
+    model, plain = (built(MODELS["kept by a function"]) for _ in range(2))
+    with streamed(model):
+        for item in (model, plain):
+            output = item(batch(0))
+            for value in item.parameters():
+                value.data.mul_(1.01)
+            del output
+        for number in range(2):
+            assert torch.equal(model(batch(number)), plain(batch(number)))
+    assert same([value.detach() for value in model.parameters()], list(plain.state_dict().values()))
+
+
+def test_who_keeps_a_saved_weight_sees_what_is_written_to_it() -> None:
+    kept: list[Tensor] = []
+
+    class Showing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            return x @ weight
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            x, weight = ctx.saved_tensors
+            kept.append(weight)
+            return gradient @ weight.t(), x.t() @ gradient
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Showing.apply(x, self.weight)  # type: ignore[no-untyped-call,no-any-return]
+
+    model = built(lambda: nn.Sequential(Layer(), Layer()))
+    with streamed(model):
+        model(torch.randn(3, WIDTH)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        weights = list(model.parameters())
+        for _ in range(2):
+            assert torch.equal(kept[0], weights[1]) and torch.equal(kept[1], weights[0])
+            model(torch.randn(3, WIDTH))
+
+
+def test_hooks_around_get_what_is_no_weight() -> None:
+    def saves(model: nn.Module) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            if not (isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)):
+                found.append(tuple(tensor.shape))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss_of(model, 0).backward()
+        return found
+
+    model, plain = built(Stack), built(Stack)
+    with streamed(model):
+        found = saves(model)
+    assert found and found == saves(plain)
 
 
 def test_a_block_comes_once_in_forward_and_once_in_backward() -> None:
