@@ -279,6 +279,7 @@ def _check(run: Run, model: nn.Module) -> None:
 def serve() -> None:
     """Runs what its input says, and answers with the status of each run."""
     torch.set_num_threads(1)
+    memscale.plan(Network(), sample_input=batch())  # imports what every run needs
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

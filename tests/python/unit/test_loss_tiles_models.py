@@ -411,8 +411,7 @@ def test_nothing_is_left_after_undo_and_copies_work() -> None:
     with tiled(net, used=True):
         shifted_loss(net(tokens()), tokens()).backward()
         twin = copy.deepcopy(net)
-        assert isinstance(twin(tokens()), DeferredLogits)
-        assert twin.head.forward.module is twin.head
+        assert type(twin(tokens())) is Tensor and "forward" not in vars(twin.head)
     after = {name: dict(vars(module)) for name, module in net.named_modules()}
     assert {name: set(own) for name, own in before.items()} == {name: set(own) for name, own in after.items()}
     assert type(net(tokens())) is Tensor

@@ -79,6 +79,11 @@ def test_tensors_as_any_other(dtype: torch.dtype, tmp_path: Path) -> None:
         assert torch.equal(other, made) and other.stride() == stride and not is_mapped(other)
     assert not list(tmp_path.iterdir())
     assert not [path for path in map(_target, Path("/proc/self/fd").iterdir()) if str(tmp_path) in path]
+    part = made[1]
+    del made
+    assert str(tmp_path) in Path("/proc/self/maps").read_text() and torch.equal(part, values[1])
+    del part
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     few = mapped_in("")((LEAST_BYTES - 1,), (1,), dtype=torch.uint8)
     assert not is_mapped(few)
 

@@ -108,12 +108,9 @@ def test_attaching_to_a_method_leaves_no_trace() -> None:
     plain = gradients(model, batch())
     with tiled(model) as found:
         assert model.it.feed_forward_chunk is model.it.__dict__["feed_forward_chunk"]
-        twin, tiles = copy.deepcopy((model, found[0]))
-        assert twin.it.feed_forward_chunk is not model.it.feed_forward_chunk
-        assert error(gradients(twin, batch()), plain) < 1e-5
-        assert tiles.used and not found[0].used
-        tiles.undo()
+        twin = copy.deepcopy(model)
         assert "feed_forward_chunk" not in twin.it.__dict__
+        assert error(gradients(twin, batch()), plain) < 1e-6 and not found[0].used
         file = io.BytesIO()
         torch.save(model, file)
         assert error(gradients(model, batch()), plain) < 1e-5
