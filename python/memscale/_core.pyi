@@ -272,7 +272,7 @@ class Graph:
             parent: Id of the nearest enclosing module, or -1.
             flags: ``MODULE_…`` combined.
             structure: Equal for modules of equal structure; 0: unknown, equal to nothing.
-            state_bytes: What a second execution needs beside inputs, such as random state; twice while it runs.
+            state_bytes: What a second execution needs beside inputs, such as random state; twice in it.
 
         Returns:
             The id of the module.

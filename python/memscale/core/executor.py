@@ -170,6 +170,7 @@ class Executor(Ours):
     def stop(self) -> None:
         """Undoes everything, in reverse order."""
         metrics.detach(self)
+        plan_log.announce_return(self, self._optimizers.named)
         self.in_force.undo()
         self.in_force.have_path([])
         self._optimizer_hook()

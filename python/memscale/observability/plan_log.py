@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memscale import _core
 from memscale.core import sharding
 from memscale.core.units import format_bytes
 from memscale.core.verification import PRECISION
 from memscale.observability import logs
+from memscale.optim.away import away_bytes
 
 if TYPE_CHECKING:
     from memscale.core.config import Config
@@ -51,6 +53,8 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
     planned = executor.planned
     assert planned is not None
     plan = planned.plan
+    if replaced is None or replaced.trace.method != planned.trace.method:
+        _warn_of_recording(planned)
     if replaced is not None:
         if plan.digest != replaced.plan.digest:
             logs.LOGGER.info(
@@ -103,6 +107,40 @@ def _what_changed(facts: StepFacts) -> str:
     if facts.optimizer is not None:
         parts.append(type(facts.optimizer).__name__)
     return ", ".join(parts) or "changed batch"
+
+
+def announce_return(executor: Executor, optimizer: torch.optim.Optimizer | None) -> None:
+    """Warns where state that is about to come back to memory is too much for the budget.
+
+    Args:
+        executor: about to end.
+        optimizer: of the model; None: not known, and its state has stayed.
+    """
+    planned, back = executor.planned, 0 if optimizer is None else away_bytes(optimizer)
+    if planned is None or not back:
+        return
+    here = sum(tensor.nbytes for tensor in (*executor.model.parameters(), *executor.model.buffers()))
+    if here + back > planned.plan.budget_bytes:
+        logs.LOGGER.warning(
+            "%s of optimizer state come back to memory: with the model's %s that is above the budget of %s",
+            format_bytes(back),
+            format_bytes(here),
+            format_bytes(planned.plan.budget_bytes),
+        )
+
+
+def _warn_of_recording(planned: Planned) -> None:
+    """A step that is recorded runs for real before there is a plan for it."""
+    if planned.trace.method != "empirical":
+        return
+    plain, budget = _core.replay(planned.trace.graph)["peak_bytes"], planned.plan.budget_bytes
+    if plain > budget:
+        logs.LOGGER.warning(
+            "planned from a step that really ran: the plain step takes %s, and only repeated blocks are "
+            "checkpointed while it is recorded, so recording may have peaked above the budget of %s",
+            format_bytes(plain),
+            format_bytes(budget),
+        )
 
 
 def _warn_unmet(planned: Planned) -> None:

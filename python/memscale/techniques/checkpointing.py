@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -66,8 +66,11 @@ class SaveObserver(Protocol):
     def on_release(self, save: object) -> None:
         """Autograd dropped it."""
 
-    def recomputing(self, begins: bool) -> None:
-        """A second run begins or ends; what happens in between is not part of the plain step."""
+    def on_hold(self, tensor: Tensor) -> Tensor:
+        """An argument is to be held for a second run; the result is held in its place."""
+
+    def unseen(self) -> AbstractContextManager[None]:
+        """Inside the block happens what is not part of the plain step, such as a second run."""
 
 
 _observer: SaveObserver | None = None
@@ -83,6 +86,10 @@ def observed_by(observer: SaveObserver) -> Iterator[None]:
         yield
     finally:
         _observer = before
+
+
+def _unseen() -> AbstractContextManager[None]:
+    return nullcontext() if _observer is None else _observer.unseen()
 
 
 class _Stop(BaseException):
@@ -161,7 +168,10 @@ class Region:
         self.boundary = boundary if _observer is None else None
         self.leaves, self.spec = _flatten(call)
         self.versions = [(i, leaf._version) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
-        self.state = State.before(body, modules, self.leaves)
+        if _observer is not None:
+            self.leaves = [_observer.on_hold(leaf) if type(leaf) is Tensor else leaf for leaf in self.leaves]
+        with _unseen():
+            self.state = State.before(body, modules, self.leaves)
         # By number; None where the save itself stays.
         self.saves: list[weakref.ref[_Saved] | None] = []
         # Graph task → index → (tensor, version at its save). One backward call is one graph task.
@@ -184,7 +194,8 @@ class Region:
                     result = self.run(*args, **kwargs)
         if self.kept is not None and all(save is None for save in self.saves):
             self.kept = None  # nothing was dropped, so nothing will be asked for
-        self.state.forget_unused_rng()
+        with _unseen():
+            self.state.forget_unused_rng()
         if self.boundary is not None:
             self.send_away(self.boundary)
         return result
@@ -261,9 +272,7 @@ class Region:
         kept, self.kept = self.kept, None
         try:
             with ExitStack() as stack:
-                if _observer is not None:
-                    _observer.recomputing(True)
-                    stack.callback(_observer.recomputing, False)
+                stack.enter_context(_unseen())
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(self.state.restored())
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value))
@@ -278,6 +287,8 @@ class Region:
                 raise
         finally:
             del args, kwargs
+            # A graph of the second run that the forward has kept somewhere holds `pack`, and with it these.
+            wanted.clear()
             if kept is not None:
                 kept.clear()
         if stopped:

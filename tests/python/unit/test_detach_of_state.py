@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`detach` brings state back to memory: it says where that is too much, and fails without harm."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memscale
+from memscale import AsyncOffloadConfig, Config
+from memscale.core import step_ways
+from memscale.offload import limits
+from memscale.optim.away import away_bytes
+from memscale.techniques import state_offload
+
+WIDTH = 512
+X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    for _ in range(2):
+        model(X).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [value.detach().clone() for value in model.parameters()]
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+@pytest.fixture
+def wrapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model that has trained with state in a file, above whose budget that state is."""
+    rows = tuple(item for item in step_ways.STEP_TECHNIQUES if item.name == state_offload.NAME)
+    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+    model, optimizer = made()
+    weights = sum(value.nbytes for value in model.parameters())
+    engine = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path))
+    config = Config(memory_budget=weights * 29 // 10, enable_logging=False, async_config=engine)
+    memscale.wrap(model, config, sample_input=X, optimizer=optimizer)
+    train(model, optimizer)
+    assert away_bytes(optimizer) > weights * 19 // 10
+    return model, optimizer
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    return sum(words in record.message for record in caplog.records)
+
+
+def test_what_comes_back_above_the_budget_is_said(
+    wrapped: tuple[nn.Module, torch.optim.Optimizer],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("memscale"), "propagate", True)
+    model, optimizer = wrapped
+    memscale.detach(model)
+    assert warnings_of(caplog, "come back to memory") == 1 and not away_bytes(optimizer)
+    plain, standard = made()
+    train(plain, standard)
+    assert all(map(torch.equal, train(plain, standard), train(model, optimizer)))
+
+
+def test_what_cannot_come_back_stays_and_works_once_it_can(
+    wrapped: tuple[nn.Module, torch.optim.Optimizer],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("memscale"), "propagate", True)
+    model, optimizer = wrapped
+    away = away_bytes(optimizer)
+
+    def fails(*args: Any) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(state_offload, "take_back", fails)
+        memscale.detach(model)
+    assert warnings_of(caplog, "cannot be brought back: the disk is gone") == 1
+    assert "_memscale_executor" not in vars(model) and away_bytes(optimizer) == away
+    plain, standard = made()
+    train(plain, standard)
+    assert all(map(torch.equal, train(plain, standard), train(model, optimizer)))
