@@ -7,12 +7,14 @@ The model is loaded from a checkpoint that is mapped (`torch.load(mmap=True)`), 
 of `memscale.wrap`, and compared with plain PyTorch, which has all of it in memory. Each run is a process of
 its own, and the streamed one has a limit on its data segment (RLIMIT_DATA): what it had before the model was
 there, the budget, and SLACK for the heap's own needs. Mappings of files do not count for such a limit, so
-resident memory is measured, too, both kinds.
+resident memory is measured, too, both kinds; and where the system lets this process make control groups, it
+is run once more in one that may have the budget and SLACK in all, pages of files among them.
 
     anon    most resident memory without a file, beyond what was there before the model
     file    most resident pages of files, likewise: the system takes these back when it needs them
     same    losses, and the digest of all weights and of the optimizer's state, are those of the plain run
     plain_under_limit   what becomes of the plain run under the same limit
+    group_bytes, group_to_plain   most memory of all kinds in a control group that has no more, and the time
 
 Exit status 1 where the limit was not held, or anything differs.
 """
@@ -25,6 +27,8 @@ import json
 import mmap
 import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +39,7 @@ from typing import Any
 
 import torch
 from common import Table, median, parser
+from memory_group import MemoryGroup
 from torch import Tensor, nn
 
 import memscale
@@ -57,6 +62,9 @@ COLUMNS = (
     "steps",
     "same",
     "plain_under_limit",
+    "group_bytes",
+    "group_to_plain",
+    "plain_in_group",
 )
 
 SLACK = 48 << 20
@@ -131,7 +139,7 @@ def loaded(given: argparse.Namespace) -> LanguageModel:
     with torch.device("meta"):
         model = LanguageModel(given.width, given.blocks)
     torch.serialization.set_default_mmap_options(mmap.MAP_SHARED)
-    state = torch.load(Path(given.directory) / _CHECKPOINT, mmap=True)
+    state = torch.load(given.checkpoint, mmap=True)
     model.load_state_dict(state, assign=True)
     return model.train()
 
@@ -176,9 +184,13 @@ def warm(directory: str) -> None:
 def child(given: argparse.Namespace) -> dict[str, Any]:
     """One run, in this process."""
     warm(given.directory)
+    group = None
+    if given.limit == "group":
+        group = MemoryGroup(given.group)
+        group.join(given.budget + SLACK)
     watch = Watch()
     limit = 0
-    if given.limit:
+    if given.limit == "data":
         limit = watch.before["VmData"] + given.budget + SLACK
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
     streams = given.run == "streamed"
@@ -213,19 +225,37 @@ def child(given: argparse.Namespace) -> dict[str, Any]:
         found["blocks"] = 0 if stream is None else len(stream.units)
         found["read_bytes"] = 0 if stream is None else stream.window.counters["read_bytes"]
     resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    if group is not None:
+        found["group_bytes"] = group.lift()
     return {**found, "digest": digest(model, optimizer)}
 
 
-def run(given: argparse.Namespace, way: str, budget: int, limit: bool) -> dict[str, Any]:
+def run(given: argparse.Namespace, way: str, budget: int, limit: str) -> dict[str, Any]:
     """One run, in a process of its own; what it said where it failed."""
+    group = f"memscale-{os.getpid()}-{way}"
     words = [sys.executable, __file__, "--run", way, "--budget", str(budget), "--directory", given.directory]
     words += ["--width", str(given.width), "--blocks", str(given.blocks), "--steps", str(given.steps)]
-    done = subprocess.run(words + ["--limit"] * limit, capture_output=True, text=True, env=_environment())
+    # A copy: weights that stay where they are mapped are trained in it.
+    with tempfile.NamedTemporaryFile(dir=given.directory) as checkpoint:
+        shutil.copyfile(Path(given.directory) / _CHECKPOINT, checkpoint.name)
+        words += ["--limit", limit, "--group", group, "--checkpoint", checkpoint.name]
+        done = subprocess.run(words, capture_output=True, text=True, env=_environment())
+    MemoryGroup(group, make=False).remove()
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        return {"run": way, "failed": lines[-1]}
+        killed = done.returncode == -signal.SIGKILL
+        return {"run": way, "failed": "killed by the system" if killed else lines[-1]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def can_group() -> bool:
+    """Whether this process may make control groups."""
+    try:
+        MemoryGroup(f"memscale-{os.getpid()}-try").remove()
+    except OSError:
+        return False
+    return True
 
 
 def _environment() -> dict[str, str]:
@@ -250,12 +280,17 @@ def compare(given: argparse.Namespace, table: Table) -> list[str]:
     """Runs all, adds a row; returns what is wrong."""
     count, size = save(given)
     budget = size * given.share // 100
-    plain = run(given, "plain", budget, limit=False)
-    ours = run(given, "streamed", budget, limit=True)
-    refused = run(given, "plain", budget, limit=True)
+    plain = run(given, "plain", budget, "none")
+    ours = run(given, "streamed", budget, "data")
+    refused = run(given, "plain", budget, "data")
+    grouped, refused_grouped = (
+        run(given, way, budget, "group") if can_group() else {"failed": "not possible here"}
+        for way in ("streamed", "plain")
+    )
     if "failed" in plain or "failed" in ours:
         return [f"{item['run']}: {item['failed']}" for item in (plain, ours) if "failed" in item]
-    same = (plain["losses"], plain["digest"]) == (ours["losses"], ours["digest"])
+    runs = [ours, *([] if "failed" in grouped else [grouped])]
+    same = all((item["losses"], item["digest"]) == (plain["losses"], plain["digest"]) for item in runs)
     row = {
         "parameters": count,
         "weight_bytes": size,
@@ -265,13 +300,22 @@ def compare(given: argparse.Namespace, table: Table) -> list[str]:
         "to_plain": ours["ms"] / plain["ms"],
         "steps": given.steps,
         "same": same,
-        "plain_under_limit": "trains" if "failed" not in refused else refused["failed"].split(":")[0],
+        "plain_under_limit": _outcome(refused),
+        "group_bytes": grouped.get("group_bytes", _outcome(grouped)),
+        "group_to_plain": grouped["ms"] / plain["ms"] if "ms" in grouped else "",
+        "plain_in_group": _outcome(refused_grouped),
     }
     table.add(*(row[name] for name in COLUMNS))
     wrong = [] if same else ["the streamed run differs from the plain one"]
     wrong += [] if ours["fits"] else ["the plan does not fit its budget"]
     wrong += [] if ours["anon_bytes"] <= budget + SLACK else ["more resident memory than the budget"]
+    if "failed" in grouped and can_group():
+        wrong.append(f"in a control group: {grouped['failed']}")
     return wrong
+
+
+def _outcome(found: dict[str, Any]) -> str:
+    return str(found["failed"]).split(":")[0] if "failed" in found else "trains"
 
 
 def main() -> int:
@@ -284,7 +328,9 @@ def main() -> int:
     made.add_argument("--steps", type=int, default=4)
     made.add_argument("--run", choices=("plain", "streamed"), help=argparse.SUPPRESS)
     made.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
-    made.add_argument("--limit", action="store_true", help=argparse.SUPPRESS)
+    made.add_argument("--limit", choices=("none", "data", "group"), default="none", help=argparse.SUPPRESS)
+    made.add_argument("--group", default="", help=argparse.SUPPRESS)
+    made.add_argument("--checkpoint", default="", help=argparse.SUPPRESS)
     given = made.parse_args()
     if given.run:
         print(json.dumps(child(given)))

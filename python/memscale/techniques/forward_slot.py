@@ -179,6 +179,10 @@ class ForwardSlot:
         assert module is not None
         return module
 
+    def is_of(self, module: nn.Module) -> bool:
+        """Whether it is this module's."""
+        return self._module() is module
+
     @property
     def present(self) -> Callable[..., Any]:
         """What a stand-in is to call as the original."""
@@ -210,7 +214,10 @@ class ForwardSlot:
         self.stand_in = stand_in
 
     def remove(self) -> None:
-        """Restores what was there. What somebody else has put on top stays, and the stand-in passes on."""
+        """Restores what was there. What somebody else has put on top stays, and the stand-in passes on.
+
+        A module that another one has replaced, and that is gone, has nothing to restore.
+        """
         stand_in, self.stand_in = self.stand_in, None
         assert stand_in is not None
         stand_in.passive = True
@@ -218,6 +225,8 @@ class ForwardSlot:
             above = self.above
             if above is not None and above.original is stand_in:
                 above.call_as(stand_in)
+            return
+        if self._module() is None:
             return
         plain_copies.end(self.module)
         if self.module.__dict__.get("forward") is not stand_in:

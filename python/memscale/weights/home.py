@@ -44,7 +44,7 @@ class Home:
         number, path = tempfile.mkstemp(prefix="memscale-", dir=directory or None)
         try:
             os.unlink(path)
-            os.posix_fallocate(number, 0, nbytes)  # a page without a place would end the process later
+            _reserve(number, nbytes, directory)
             self._map = mmap.mmap(number, nbytes)
         except BaseException:
             os.close(number)
@@ -105,6 +105,17 @@ class Home:
 
 
 _MAP_FIXED = 0x10
+
+
+def _reserve(number: int, nbytes: int, directory: str) -> None:
+    """Has places on the disk: a page without one would end the process later."""
+    try:
+        os.posix_fallocate(number, 0, nbytes)
+    except OSError as error:
+        where = directory or tempfile.gettempdir()
+        raise OSError(
+            error.errno, f"{error.strerror}: no room for {nbytes} bytes of weights in {where!r}"
+        ) from None
 
 
 def _numel(shape: Sequence[int]) -> int:

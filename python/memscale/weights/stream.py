@@ -116,21 +116,23 @@ class Stream:
 
     def _uses(self, path: str) -> list[_Use]:
         """What a module uses, by the stand-in for its forward, which is put there where there is none."""
+        model = self._model()
+        assert model is not None
+        module = model.get_submodule(path)
         slot = self._slots.get(path)
+        if slot is not None and not slot.is_of(module):  # another module is there now
+            slot.remove()
+            slot = None
         if slot is None:
-            model = self._model()
-            assert model is not None
-            module = model.get_submodule(path)
             slot = ForwardSlot(module, path, None if path else _through(model))
             slot.put(_UsingForward(module, slot.present, self))
             self._slots[path] = slot
-        assert isinstance(slot.stand_in, _UsingForward)
-        return slot.stand_in.uses
+        return _uses_of(slot)
 
     def _forget(self, path: str) -> None:
         """Takes the uses of a unit off, and what is left when nothing is streamed."""
         for place, slot in list(self._slots.items()):
-            uses = self._uses(place)
+            uses = _uses_of(slot)
             uses[:] = [use for use in uses if use.unit.path != path]
             if not uses:
                 slot.remove()
@@ -368,6 +370,11 @@ class _UsingForward(StandIn):
                 stream.begin_use(use.unit, use.weights)
                 stack.callback(stream.end_use, use.unit, use.weights)
             return self.original(*args, **kwargs)
+
+
+def _uses_of(slot: ForwardSlot) -> list[_Use]:
+    assert isinstance(slot.stand_in, _UsingForward)
+    return slot.stand_in.uses
 
 
 class _Stepped:

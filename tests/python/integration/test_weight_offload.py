@@ -167,3 +167,30 @@ def test_why_not(tmp_path: Path) -> None:
     assert "somebody else holds its memory" in notes(held)
     del view
     assert NAME not in notes(held)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("is_kept", [False, True], ids=["gone", "kept"])
+def test_a_module_in_a_block_is_replaced(tmp_path: Path, is_kept: bool) -> None:
+    kept, runs = [], []
+    for budget in (None, 9 << 20):
+        model: Any = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if budget is not None:
+            memscale.wrap(model, config(tmp_path, budget), sample_input=X, optimizer=optimizer)
+            assert streamed_paths(model)
+        found = train(model, optimizer)
+        kept += [model[4][0]] if is_kept else []
+        torch.manual_seed(2)
+        model[4][0] = nn.Linear(WIDTH, WIDTH)
+        optimizer.add_param_group({"params": list(model[4][0].parameters())})
+        found += train(model, optimizer)
+        if budget is not None:
+            memscale.detach(model)
+            assert stream_of(model) is None
+        assert all("forward" not in vars(module) for module in [*model.modules(), *kept])
+        runs.append(
+            [*found, *model.parameters(), *(value for module in kept for value in module.parameters())]
+        )
+        kept.clear()
+    assert all(map(torch.equal, *runs))
