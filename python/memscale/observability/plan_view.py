@@ -18,6 +18,7 @@ __all__ = ["bound_words", "explain", "frontier_rows", "summary_lines"]
 
 _FRONTIER_POINTS: Final = 12
 _LOG_PARTS: Final = 12
+_AMOUNTS: Final = ("leaving_bytes", "staying_bytes")
 _HEADERS: Final = ("n", "modules", "type", "technique", "frees each", "costs each", "why")
 
 
@@ -109,10 +110,15 @@ def _bound_line(plan: Plan) -> list[str]:
 
 
 def _step_words(step: StepChoice) -> str:
-    """A step technique and where it is attached, in a line."""
-    where = ", ".join(few(range_parts(step.modules), _LOG_PARTS)) if any(step.modules) else ""
-    kinds = " or ".join(step.types)
-    return f"{step.technique} {len(step.modules)} × {kinds}: {where}" if where else step.technique
+    """A step technique and where it is attached, or how much of it is used, in a line."""
+    if any(step.modules):
+        where = ", ".join(few(range_parts(step.modules), _LOG_PARTS))
+        return f"{step.technique} {len(step.modules)} × {' or '.join(step.types)}: {where}"
+    if not step.amounts:
+        return step.technique
+    leaving, staying = (sum(getattr(item, name) for item in step.amounts) for name in _AMOUNTS)
+    stays = f", {format_bytes(staying)} stay" if staying else ""
+    return f"{step.technique}: {format_bytes(leaving)} leave{stays}"
 
 
 def _step_lines(step: StepChoice) -> list[str]:
@@ -132,8 +138,8 @@ def _step_lines(step: StepChoice) -> list[str]:
 def _amount_words(amount: Amount) -> str:
     """How much of a technique is used for a parameter group, in a line."""
     leaves = f"{format_bytes(amount.leaving_bytes)} of {amount.leaving} leave in {amount.ns / 1e6:.2f} ms"
-    stays = f"{format_bytes(amount.staying_bytes)} of {amount.staying} stay"
-    return f"group {amount.group}: {leaves}, {stays}: {amount.reason}"
+    stays = f", {format_bytes(amount.staying_bytes)} of {amount.staying} stay" if amount.staying else ""
+    return f"group {amount.group}: {leaves}{stays}: {amount.reason}"
 
 
 def _techniques(active: tuple[Choice, ...]) -> list[str]:
