@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_map_only
 
 from memscale import _core
@@ -77,7 +78,9 @@ class StaticRecorder(GraphRecorder):
         super().__init__(graph, target)
         self.draw = draw
         self.has_drawn = False
-        self._known: set[int] = set()  # storages of real floating-point tensors made of ones alone
+        # Storages of real floating-point tensors made of ones alone. With a weak reference to each, or another
+        # tensor's storage could come to lie where one has been.
+        self._known: dict[int, StorageWeakRef] = {}
 
     def _is_known(self, tensor: Tensor) -> bool:
         small = tensor.numel() <= _KNOWN_ELEMENTS and not tensor.is_cuda
@@ -90,7 +93,7 @@ class StaticRecorder(GraphRecorder):
         operands = tensors_of(args) + tensors_of(kwargs.values())
         if any(isinstance(tensor, FakeTensor) or not self._is_known(tensor) for tensor in operands):
             for tensor in self.written(func, info, args, kwargs) if self._known and info.writes else ():
-                self._known.discard(tensor.untyped_storage()._cdata)  # holds what nobody knows
+                self._known.pop(tensor.untyped_storage()._cdata, None)  # holds what nobody knows
             return super().execute(func, info, args, kwargs)
         if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
             return super().execute(func, info, args, kwargs)  # somebody else's tensor is not to be changed
@@ -104,7 +107,8 @@ class StaticRecorder(GraphRecorder):
                 result.fill_(self.draw)
                 self.has_drawn = True
         if _is_mask(func, tensors_of(result)) or not all(map(_may_be_real, operands)):
-            self._known.update(tensor.untyped_storage()._cdata for tensor in tensors_of(result))
+            storages = [tensor.untyped_storage() for tensor in tensors_of(result)]
+            self._known.update((storage._cdata, StorageWeakRef(storage)) for storage in storages)
         return result
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import memscale
 from memscale.core.fake_optimizer import free_switches
@@ -72,3 +73,21 @@ def test_switches_of_an_optimizer() -> None:
         """Takes the arguments, and has no such thing."""
 
     assert free_switches(AdamW8bit(weights), by_default=True) == ()
+
+
+class AskedAgain(nn.Module):
+    """Asks numbers that lie where a mask of ones has been."""
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        torch.ones(words.shape)  # is gone at once
+        if bool((words.float() > 0).any()):
+            x = torch.exp(x)
+        return torch.tanh(x).sum()
+
+
+def test_memory_of_a_mask_says_nothing_of_the_next_tensor_there() -> None:
+    weight = torch.ones(4, 64, requires_grad=True)
+    config = memscale.Config(use_empirical_fallback=False)
+    for _ in range(5):
+        with pytest.raises(DataDependentOutputException):
+            memscale.plan(AskedAgain(), None, config, (weight, torch.ones(4, dtype=torch.int64)))
