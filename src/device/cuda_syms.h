@@ -5,7 +5,7 @@
  *
  * A symbol's suffix belongs to its meaning: cuMemAlloc without _v2 still exists and takes 32-bit sizes. cuda.h
  * hides that behind macros; who opens the library by name must write the suffix. All of these have been in
- * every driver since CUDA 7.
+ * every driver since CUDA 11.0.
  *
  * Include cuda_types.h first.
  */

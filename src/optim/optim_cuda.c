@@ -237,6 +237,8 @@ msc_status msc__card_step_all(msc__card *card, const msc_optim_rule *rule, const
     for (i = 0; status == MSC_OK && i < tensor_count; i++)
         if (tensors[i].count > 0)
             status = check_tensor(rule, &tensors[i], err);
+    if (status == MSC_OK)
+        status = msc__device_check_process(card->device, err); /* a parent's lock may be taken for ever */
     if (status != MSC_OK)
         return status;
     msc__mutex_lock(&card->call);

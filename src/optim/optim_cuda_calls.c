@@ -68,6 +68,8 @@ msc_status msc__card_norm_all(msc__card *card, const msc_optim_array *arrays, ui
 
     for (i = 0; status == MSC_OK && i < array_count; i++)
         status = msc__card_aligned("values", arrays[i].values, msc__float_bytes(arrays[i].type), err);
+    if (status == MSC_OK)
+        status = msc__device_check_process(card->device, err);
     if (status != MSC_OK)
         return status;
     msc__mutex_lock(&card->call);
@@ -87,6 +89,9 @@ static msc_status change(msc__card *card, msc__card_kernel kernel, const msc__ca
 
     if (arrays->count == 0)
         return MSC_OK;
+    status = msc__device_check_process(card->device, err);
+    if (status != MSC_OK)
+        return status;
     msc__mutex_lock(&card->call);
     status = msc__card_run(card, kernel, msc__strips(arrays->count), arrays, err);
     msc__mutex_unlock(&card->call);

@@ -17,6 +17,7 @@
  */
 #include "optim/optim_pool.h"
 
+#include <fenv.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -24,6 +25,20 @@
 
 /* A thread's share: so many chunks that the last ones of all threads end at about the same time. */
 #define CHUNKS_EACH 128u
+
+/*
+ * Rounding and what becomes of denormal numbers are settings of a thread (torch.set_flush_denormal changes the
+ * caller's), and which thread does what is chance: all compute with the defaults.
+ */
+static void do_plainly(msc__pool_work work, void *job, uint64_t begin, uint64_t end)
+{
+    fenv_t found;
+
+    (void)fegetenv(&found);
+    (void)fesetenv(FE_DFL_ENV);
+    work(job, begin, end);
+    (void)fesetenv(&found);
+}
 
 static void take_chunks(msc__pool *pool)
 {
@@ -33,7 +48,7 @@ static void take_chunks(msc__pool *pool)
 
         if (begin >= pool->items)
             return;
-        pool->work(pool->job, begin, begin + (left < pool->chunk ? left : pool->chunk));
+        do_plainly(pool->work, pool->job, begin, begin + (left < pool->chunk ? left : pool->chunk));
     }
 }
 
@@ -184,7 +199,7 @@ void msc__pool_run(msc__pool *pool, uint64_t items, uint64_t grain, msc__pool_wo
     if (chunk < grain)
         chunk = grain;
     if (pool->thread_count == 1 || chunk >= items || pool->process != msc__fork_count())
-        work(job, 0, items);
+        do_plainly(work, job, 0, items);
     else
         share(pool, items, chunk, work, job);
 }

@@ -2,8 +2,11 @@
 /*
  * `GOMP_parallel` is what GCC's compilers call for a parallel region (libgomp's ABI, which LLVM's and Intel's runtimes have
  * too). It is taken from the library that PyTorch's kernels are in: a process may have a second runtime, and its
- * threads would only get in the way of the first.
+ * threads would only get in the way of the first. If a program has another one in front (LD_PRELOAD), PyTorch's calls
+ * go there, and so do these.
  */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
+
 #include "optim/optim_team.h"
 
 #include <dlfcn.h>
@@ -22,7 +25,11 @@ msc__team msc__team_find(void)
     if (msc__fork_count() != 0)
         return team;
     team.library = dlopen(LIBRARY, RTLD_NOW | RTLD_NOLOAD); /* only if it is there */
-    found = team.library != NULL ? dlsym(team.library, SYMBOL) : NULL;
+    if (team.library == NULL)
+        return team;
+    found = dlsym(RTLD_DEFAULT, SYMBOL);
+    if (found == NULL)
+        found = dlsym(team.library, SYMBOL);
     if (found == NULL)
         msc__team_leave(&team);
     else

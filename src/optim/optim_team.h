@@ -18,7 +18,8 @@ typedef struct msc__team {
     void *library;     /* whose dependency has `run`; held open as long as the team is used */
 } msc__team;
 
-/** What there is. None in a child of fork: the runtime believes that its parent's threads are still there. */
+/** What there is. None in a child of fork, if this library was there before: the runtime believes that its parent's
+ * threads are still there. */
 msc__team msc__team_find(void);
 void msc__team_leave(msc__team *team);
 

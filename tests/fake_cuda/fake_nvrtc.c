@@ -25,7 +25,7 @@ struct msc__rtc_program_object {
     bool machine_code;
 };
 
-static const int known_archs[] = {70, 80, 90};
+static const int known_archs[] = {50, 60, 61, 70, 80, 90};
 static int live_count;
 
 #define DECLARE(member, symbol, parameters)                                                                  \
