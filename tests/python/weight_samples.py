@@ -107,6 +107,9 @@ class Odd(nn.Module):
             return F.linear(x, self.weight)
         if self.way == "without its module":
             return F.linear(x, self.inner.weight) + F.linear(x, self.weight.t(), self.inner.bias)
+        if self.way == "conjugate":
+            turned = torch.view_as_complex(self.weight.view(WIDTH, WIDTH // 2, 2)).conj()
+            return x * torch.view_as_real(turned * turned.exp()).reshape(WIDTH, WIDTH).mean(0)
         assert self.way == "saved as it is"
         return x * self.weight.mean(0) + x * self.weight[0] + x.exp() * 1e-3
 
@@ -122,9 +125,22 @@ class PastVersions(Odd):
         self.weight.data.mul_(0.99)
 
 
+def shrink_all(module: nn.Module, *unused: object) -> None:
+    """A hook, or what a forward calls: writes to weights where nobody counts it."""
+    for value in module.parameters():
+        value.data.mul_(0.99)
+
+
+class Helped(Odd):
+    """Has somebody else do it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shrink_all(self)
+        return super().forward(x)
+
+
 def odd_stack(way: str) -> nn.Module:
-    kind = PastVersions if way == "saved as it is, written past versions" else Odd
-    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *[kind(way.split(",")[0]) for _ in range(4)])
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *[Odd(way) for _ in range(4)])
 
 
 class Recurrent(nn.Module):

@@ -7,6 +7,7 @@ attached    on top of these: the cache's switch, step techniques, checkpoints, c
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from collections.abc import Collection, Iterator, Sequence
@@ -88,16 +89,19 @@ class InForce:
 
     def exchange(self, planned: Planned) -> None:
         """Attaches a plan in place of what is in force, which comes back if that fails."""
-        before, path = list(self.attached), list(self.path)
+        before = list(self.attached)
+        path = [(item, copy.copy(item)) for item in self.path]  # a plan may change them in place
         self.undo()
         try:
             self.attach(planned)
         except BaseException:
             self.undo()
-            self.have_path(path)
-            for attachment in before:
-                attachment.attach()
-                self.attached.append(attachment)
+            try:
+                self.have_path([was if item in self.path else item for item, was in path])
+            finally:
+                for attachment in before:
+                    attachment.attach()
+                    self.attached.append(attachment)
             raise
 
     def undo(self) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from memscale.core.scaling import Scaling
 
 _MOST_TRIED: Final = 3
-"""Cards that are tried for a plain run. What a step takes differs little from card to card, so that the first
-one is right unless it holds the run by a hair."""
+"""Cards that are tried for a plain run, of those with a price and of the others. What a step takes differs
+little from card to card, so that the first one is right unless it holds the run by a hair."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def savings_of(asked: Asked, terms: Terms) -> Savings:
     assert asked.plain.plain is not None and asked.planned.plan is not None
     plain = asked.plain.plain
     needed_bytes = budget_for(plain.device_used_peak_bytes)
-    needed = _needed(asked, terms, needed_bytes)
+    needed, tried = _needed(asked, terms, needed_bytes)
     hardware, reference = needed if terms.compare == "needed" and needed else (asked.hardware, asked.plain)
     assert reference.plain is not None
     batch, why_not = _batch_of(asked.planned)
@@ -114,7 +114,7 @@ def savings_of(asked: Asked, terms: Terms) -> Savings:
         needed_device_bytes=None if needed is None else needed[0].total_bytes,
         plan=_words(asked),
         steps=terms.steps,
-        notes=tuple(_notes(asked, terms, (same, largest), why_not, needed)),
+        notes=tuple(_notes(asked, terms, (same, largest), why_not, needed, tried)),
     )
 
 
@@ -195,18 +195,21 @@ def _plan_at(scaling: Scaling | None, batch: int) -> Plan | None:
 # ---- the device that the plain run needs -------------------------------------------------------------
 
 
-def _needed(asked: Asked, terms: Terms, needed_bytes: int) -> tuple[Hardware, Prediction] | None:
-    """The smallest device that holds the plain run, and the prediction on it; None if there is none."""
-    plain = asked.plain
+def _needed(asked: Asked, terms: Terms, needed_bytes: int) -> tuple[tuple[Hardware, Prediction] | None, int]:
+    """The smallest device that holds the plain run, and the prediction on it; None if there is none.
+
+    Beside it: how many were tried.
+    """
+    plain, tried = asked.plain, 0
     assert plain.plain is not None
     if plain.plain.fits:
-        return asked.hardware, plain
+        return (asked.hardware, plain), tried
     config = asked.config.replace(memory_budget=None, force_optimize=False, strict_budget=False)
     for hardware in _candidates(asked, terms, config, needed_bytes):
-        prediction = asked.on(hardware, config)
+        prediction, tried = asked.on(hardware, config), tried + 1
         if prediction.plain is not None and prediction.plain.fits:
-            return hardware, prediction
-    return None
+            return (hardware, prediction), tried
+    return None, tried
 
 
 def _candidates(asked: Asked, terms: Terms, config: Config, needed_bytes: int) -> Iterator[Hardware]:
@@ -214,7 +217,7 @@ def _candidates(asked: Asked, terms: Terms, config: Config, needed_bytes: int) -
 
     The device itself with a larger budget, if it has the memory. Else cards that compute all that it does: of
     its capability or a later one. The smallest first, of equal ones the older; where the user gave prices of
-    some that would do, the cheapest of those.
+    some that would do, the cheapest of those before the others.
     """
     here = asked.hardware
     if here.total_bytes > 0 and budget_bytes(config, here).bytes >= needed_bytes:
@@ -232,7 +235,8 @@ def _candidates(asked: Asked, terms: Terms, config: Config, needed_bytes: int) -
     cards.sort(key=lambda card: (-(-card.total_bytes // GIB), card.capability, card.name))
     priced = [card for card in cards if card.name in terms.prices]
     priced.sort(key=lambda card: terms.prices[card.name])
-    yield from map(_hardware, (priced or cards)[:_MOST_TRIED])
+    rest = [card for card in cards if card.name not in terms.prices]
+    yield from map(_hardware, [*priced[:_MOST_TRIED], *rest[:_MOST_TRIED]])
 
 
 def _hardware(card: Card) -> Hardware:
@@ -288,11 +292,12 @@ def _notes(
     found: tuple[Comparison, Comparison | None],
     why_not: str,
     needed: tuple[Hardware, Prediction] | None,
+    tried: int,
 ) -> Iterator[str]:
     """What to know about the numbers."""
     planned, (same, largest) = asked.planned.plan, found
     assert planned is not None and same.plain is not None
-    yield from _verdict(asked, terms, needed)
+    yield from _verdict(asked, terms, needed, tried)
     if not planned.predicted.fits:
         yield f"no plan makes it fit, the smallest is shown; what would: {'; '.join(planned.advice)}"
     if largest is not None:
@@ -308,7 +313,9 @@ def _notes(
     yield "times are those of the cost model: good for comparing, not for scheduling"
 
 
-def _verdict(asked: Asked, terms: Terms, needed: tuple[Hardware, Prediction] | None) -> Iterator[str]:
+def _verdict(
+    asked: Asked, terms: Terms, needed: tuple[Hardware, Prediction] | None, tried: int
+) -> Iterator[str]:
     """Whether a plan is needed at all, and what a run without one would need."""
     plain, planned = asked.plain.plain, asked.planned.plan
     assert plain is not None and planned is not None
@@ -319,7 +326,8 @@ def _verdict(asked: Asked, terms: Terms, needed: tuple[Hardware, Prediction] | N
         else:
             yield "the plain run fits too; the plan was asked for"
     elif needed is None:
-        yield f"{need}: no card of the table holds it"
+        none = f"none of the {tried} that were tried holds it" if tried else "no card of the table holds it"
+        yield f"{need}: {none}"
     elif needed[0] is asked.hardware:
         yield f"{need}, which this device has; it was given {format_bytes(plain.budget_bytes)}"
     else:

@@ -78,8 +78,8 @@ class StaticRecorder(GraphRecorder):
         super().__init__(graph, target)
         self.draw = draw
         self.has_drawn = False
-        # Storages of real floating-point tensors made of ones alone. With a weak reference to each, or another
-        # tensor's storage could come to lie where one has been.
+        # Storages of real floating-point tensors made of ones alone. With a weak reference to each, or
+        # another tensor's storage could come to lie where one has been.
         self._known: dict[int, StorageWeakRef] = {}
 
     def _is_known(self, tensor: Tensor) -> bool:

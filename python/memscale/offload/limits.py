@@ -8,7 +8,9 @@ itself, so the file is the only tier that saves any.
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -23,6 +25,11 @@ from memscale.offload.engine import Offload, OffloadSettings, why_not
 if TYPE_CHECKING:
     from memscale.core.config import EffectiveConfig
     from memscale.core.hardware import Hardware
+
+_LOGGER = logging.getLogger("memscale")
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""How a mount point spells blanks and the like."""
 
 _WINDOW_SHARE, _WINDOW_MOST = 32, 64 << 20
 _PREFETCH_SHARE, _PREFETCH_MOST = 16, 256 << 20
@@ -163,8 +170,46 @@ def _file_room(directory: str) -> int | str:
         return f"async_config.directory {directory!r} is not a folder"
     if not os.access(directory, os.W_OK):
         return f"async_config.directory {directory!r} cannot be written to"
+    _say_if_in_memory(os.path.realpath(directory))
     room = _most_of(shutil.disk_usage(directory).free)
     return room if room > 0 else f"async_config.directory {directory!r} has no room: the disk is full"
+
+
+@functools.lru_cache(maxsize=64)
+def _say_if_in_memory(folder: str) -> None:
+    """Warns, once for a folder, of one that lies in memory. It may be wanted: a test, a swap partition."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            kind = file_system_of(folder, file.read())
+    except OSError:  # not Linux
+        return
+    if kind in ("tmpfs", "ramfs"):
+        _LOGGER.warning(
+            "%r lies in memory (%s): what leaves for a file there takes memory all the same; "
+            "AsyncOffloadConfig(directory=...) names another folder",
+            folder,
+            kind,
+        )
+
+
+def file_system_of(path: str, mounts: str) -> str:
+    """The type of the file system that a path lies on; "" where that is not told.
+
+    Args:
+        path: a real one, from the root.
+        mounts: as in `/proc/self/mountinfo`.
+    """
+    longest, found = "", ""
+    for line in mounts.splitlines():
+        about, _, system = line.partition(" - ")
+        fields = about.split(" ")
+        if len(fields) < 5 or not system:
+            continue
+        point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), fields[4])
+        lies_there = path == point or path.startswith(point.rstrip("/") + "/")
+        if lies_there and len(point) >= len(longest):  # of those at one place the last is in force
+            longest, found = point, system.split(" ")[0]
+    return found
 
 
 def _file_rates(directory: str) -> tuple[int, int]:
@@ -184,7 +229,7 @@ def _measured(directory: str, disk: int) -> tuple[int, int]:
         engine = Offload(room).engine
     except OSError:
         return _FILE_BYTES_PER_US, _FILE_BYTES_PER_US
-    tensors = [torch.ones(_PROBE_BLOCK // 4) for _ in range(_PROBE_BYTES // _PROBE_BLOCK)]
+    tensors = [torch.ones(_PROBE_BLOCK // 4, device="cpu") for _ in range(_PROBE_BYTES // _PROBE_BLOCK)]
     best = [0.0, 0.0]
     for _ in range(2):  # the first reserves disk space
         began = time.perf_counter()

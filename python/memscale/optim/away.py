@@ -145,8 +145,8 @@ def _whole_step() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if asked:
-        before(*asked[0])
+        if asked:  # where the block has raised, too: its error is this one's context
+            before(*asked[0])
 
 
 # ---- taking over and giving back ---------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from memscale.optim.mapped import Empty
 
 Entry = dict[str, Any]
+
+_in_memory = partial(torch.empty_strided, device="cpu")  # whatever the default device is
 
 
 def is_worth_it(parameter: Tensor) -> bool:
@@ -62,7 +65,7 @@ def depart(entry: Entry, layout: Layout, parameter: Tensor, shelf: Shelf) -> tup
         first, last = away.bounds[index]
 
         def work(_: Tensor | None) -> Tensor:
-            piece = torch.empty(layout.size(first, last), dtype=torch.uint8)
+            piece = torch.empty(layout.size(first, last), dtype=torch.uint8, device="cpu")
             layout.copy(entry, piece, first, last, out=True)
             return piece
 
@@ -89,7 +92,7 @@ def _with_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Entry, Tens
             yield group, parameter
 
 
-def brought_back(entry: Entry, make: Empty = torch.empty_strided) -> Entry:
+def brought_back(entry: Entry, make: Empty = _in_memory) -> Entry:
     """A state as it was when it was here. Where it was, it stays.
 
     Args:

@@ -95,7 +95,7 @@ class _Gradient:
     def begin(self, first: int, last: int) -> None:
         """Asks for a part."""
         if isinstance(self.gradient, ReleasedGradient):
-            part = torch.empty(last - first, dtype=self.gradient.dtype)
+            part = torch.empty(last - first, dtype=self.gradient.dtype, device=self.gradient.device)
             self._asked[first] = part, start(self.gradient, first, last, part)
 
     def part(self, first: int, last: int) -> Tensor:
@@ -207,7 +207,7 @@ def _kept(
     if not layout.slots:
         return None
     if piece is None:
-        piece = torch.empty(layout.size(*bounds), dtype=torch.uint8)
+        piece = torch.empty(layout.size(*bounds), dtype=torch.uint8, device="cpu")
     for name, view in layout.views(piece, *bounds).items():
         if after[name].data_ptr() != view.data_ptr():
             view.copy_(after[name])
@@ -284,7 +284,7 @@ class _Own:
         def work(piece: Tensor | None) -> Tensor | None:
             assert isinstance(away.layout, Own)
             if piece is None:  # before the first step
-                piece = torch.zeros(away.size(index), dtype=torch.uint8)
+                piece = torch.zeros(away.size(index), dtype=torch.uint8, device="cpu")
             part = gradient.part(first, last)
             form = entry[FORM]
             types = {"weights": form.weights, "moments": form.moments, "gradient": GRADIENTS[part.dtype]}

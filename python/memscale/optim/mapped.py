@@ -25,6 +25,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_ENGINE_DIRECTORY: Final = "/tmp"
+"""As in src/offload/offload.c."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -37,8 +39,8 @@ class Empty(Protocol):
 
 
 def mapped_in(directory: str) -> Empty:
-    """Makes tensors in a folder; "" for the system's folder of temporary files."""
-    return functools.partial(_mapped, directory or tempfile.gettempdir())
+    """Makes tensors in a folder; "" for the one that the C engine takes then, whatever TMPDIR says."""
+    return functools.partial(_mapped, directory or _ENGINE_DIRECTORY)
 
 
 def _mapped(directory: str, size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype) -> Tensor:

@@ -160,7 +160,7 @@ class _Run:
         if free is not None and free.numel() == size:
             return free
         del free  # before the next one is made
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def _leave_in_order(self) -> None:
         """After an error: what was asked for has come, and what was being written is written."""
@@ -188,7 +188,7 @@ def fetched(away: Away) -> Iterator[tuple[int, int, Tensor]]:
         assert piece is not None
         if isinstance(piece, _core.Block):
             if buffer is None or buffer.numel() < piece.nbytes:
-                buffer = torch.empty(piece.nbytes, dtype=torch.uint8)
+                buffer = torch.empty(piece.nbytes, dtype=torch.uint8, device="cpu")
             part = buffer[: piece.nbytes]
             try:
                 piece.get(part)

@@ -87,13 +87,15 @@ def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
 
     Raises:
         RuntimeError: a compiler is tracing: it would run this now, and never again.
-        ValueError: a setting is out of range, or a parameter has got another size. Nothing has changed then.
+        ValueError: a setting is out of range, or a parameter has got another size. No weight has changed then
+            where all have the same types and gradients that are here; others may have been stepped before.
+        OSError: a gradient that was away could not be read. Those before it are stepped.
     """
     if torch._guards.TracingContext.try_get() is not None:
         raise RuntimeError("an optimizer with MemScale's state cannot be stepped by compiled code")
     kind, work = optimizer._memscale_kind, _Work()
     left: list[Tensor] = []
-    released: list[tuple[Tensor, Tensor]] = []
+    released: list[tuple[Entry, Tensor, Tensor]] = []
     refusal = group_refusal(kind, group)
     for parameter in group["params"]:
         gradient = parameter.grad
@@ -107,15 +109,15 @@ def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
             _release(optimizer, group, parameter, why)
             left.append(parameter)
         elif isinstance(gradient, ReleasedGradient):
-            released.append((parameter, gradient))
+            released.append((entry_of(optimizer, parameter), parameter, gradient))
         else:
             work.add(entry_of(optimizer, parameter), parameter, gradient)
     rule = {**rule_of(kind, group), "moments": optimizer._memscale_moments}
     work.run(rule)
-    for parameter, gradient in released:  # one at a time is here
+    for entry, parameter, gradient in released:  # one at a time is here
         with plain(gradient) as tensor:
             alone = _Work()
-            alone.add(entry_of(optimizer, parameter), parameter, tensor)
+            alone.add(entry, parameter, tensor)
             alone.run(rule)
     return left
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memscale.techniques.compiled import never_compiled
+from memscale.weights.stream import lasting_address
 
 BufferRef = tuple[nn.Module, str]
 """A registered buffer, as its module and its name there."""
@@ -59,7 +60,7 @@ def check_version(tensor: Tensor, version: int, path: str, origin: str = "") -> 
 
 def _stamp(tensor: Tensor) -> Stamp:
     has_storage = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
-    return tensor._version, tensor.untyped_storage()._cdata if has_storage else 0
+    return tensor._version, lasting_address(tensor) if has_storage else 0
 
 
 def _check_stamp(tensor: Tensor, stamp: Stamp, path: str) -> None:

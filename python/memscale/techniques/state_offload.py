@@ -24,7 +24,7 @@ from memscale.core.eight_bit_layout import layout_of
 from memscale.core.optimizer_path import OptimizerPath
 from memscale.core.step_amounts import Part
 from memscale.offload.engine import Offload
-from memscale.optim.away import is_away, send, spare, take_back, why_not_away
+from memscale.optim.away import away_bytes, is_away, send, spare, take_back, why_not_away
 from memscale.optim.away_state import is_worth_it
 from memscale.optim.kinds import inner_of
 from memscale.optim.masters import told_dtypes
@@ -73,8 +73,11 @@ def _reason(optimizer: torch.optim.Optimizer, link: Link) -> str:
     large = [value.nbytes for value in parameters if value.requires_grad and is_worth_it(value)]
     if not large:
         return f"no parameter has {LEAST_BYTES} bytes or more"
-    if _STATE_FACTOR * sum(large) > link.settings.file_bytes:
-        return f"the file may take {link.settings.file_bytes} bytes, less than {_STATE_FACTOR * sum(large)}"
+    # What is away already has its room: the link counts what is free beside it. Other techniques may want the
+    # same room; where it does not suffice for all, what comes last stays in memory, and is said.
+    needed = _STATE_FACTOR * sum(large) - (away_bytes(inner) if is_away(inner) else 0)
+    if needed > link.settings.file_bytes:
+        return f"the file may take {link.settings.file_bytes} bytes, less than {needed}"
     return ""
 
 

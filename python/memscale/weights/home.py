@@ -49,7 +49,7 @@ class Home:
         except BaseException:
             os.close(number)
             raise
-        self._file, self._process = number, os.getpid()
+        self._file, self._process, self._is_parted = number, os.getpid(), False
         weakref.finalize(self, os.close, number)
         _homes.add(self)
 
@@ -77,6 +77,10 @@ class Home:
         self._pass(os.pwritev, "written", address, offset, nbytes)
 
     def _pass(self, call: Any, what: str, address: int, offset: int, nbytes: int) -> None:
+        if self._process != os.getpid():  # the file is the parent's
+            mine = self._address() + offset
+            ctypes.memmove(*((mine, address) if call is os.pwritev else (address, mine)), nbytes)
+            return
         done = 0
         while done < nbytes:
             size = min(_PIECE, nbytes - done)
@@ -94,14 +98,19 @@ class Home:
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_DONTNEED)
 
+    def _address(self) -> int:
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
     def part_from_parent(self) -> None:
         """In a forked process: writes to the mapping stay in this process from now on."""
+        if self._is_parted:  # and a child of that one has its pages
+            return
+        self._is_parted = True
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
-        libc.mmap(address, self.nbytes, access, flags, self._file, 0)
+        libc.mmap(self._address(), self.nbytes, access, flags, self._file, 0)
 
 
 _MAP_FIXED = 0x10

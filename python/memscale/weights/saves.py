@@ -102,6 +102,8 @@ def hooks(stream: Stream) -> Any:
 def _place_of(stream: Stream, tensor: Tensor) -> SavedWeight | None:
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return None
+    if tensor.is_conj() or tensor.is_neg():  # more than a place; the block stays as long as the view
+        return None
     found = stream.places.get(tensor.untyped_storage()._cdata)
     if found is None:
         return None

@@ -21,7 +21,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +81,8 @@ class Stream:
         model = self._model()
         assert model is not None
         try:
-            unit = Unit(found.path, list(found.parameters), self.directory, not found.owners)
+            owners = tuple(owner.path for owner in found.owners)
+            unit = Unit(found.path, list(found.parameters), self.directory, owners)
             self._begin(model)  # the model may have weights itself, whose use is within its forward
             for owner in found.owners:
                 used = {id(value) for value in owner.parameters}
@@ -159,7 +160,7 @@ class Stream:
 
     def _measure(self) -> None:
         self.window.most_bytes = window_bytes(
-            unit.nbytes for unit in self.units.values() if not unit.is_read_in_place
+            (unit.nbytes, unit.owners) for unit in self.units.values() if not unit.is_read_in_place
         )
 
     def _came(self, unit: Unit) -> None:
@@ -289,6 +290,18 @@ def stream_of(model: nn.Module) -> Stream | None:
     return _streams.get(model)
 
 
+def lasting_address(tensor: Tensor) -> int:
+    """The address of a tensor's storage; of a streamed weight, which comes and goes, of that at home."""
+    address = tensor.untyped_storage()._cdata
+    for stream in _streams.values():
+        if address in stream.places:
+            unit, weight = stream.places[address]
+            if weight is None:
+                weight = unit.weight_at(int(tensor.storage_offset()) * tensor.element_size())
+            return weight.home.untyped_storage()._cdata
+    return address
+
+
 def opened(model: nn.Module, directory: str) -> Stream:
     """The stream of a model: the one that it has, or a new one."""
     stream = _streams.get(model)
@@ -297,9 +310,24 @@ def opened(model: nn.Module, directory: str) -> Stream:
     return stream
 
 
-def window_bytes(sizes: Any) -> int:
-    """Memory for blocks of these sizes: that in use, and the next one."""
-    return sum(sorted(sizes)[-2:])
+def window_bytes(blocks: Iterable[tuple[int, Iterable[str]]]) -> int:
+    """Memory for the blocks that a module uses together, and the next one.
+
+    Args:
+        blocks: bytes of each, and the paths of the modules that use it.
+    """
+    by_size = sorted(((size, set(paths)) for size, paths in blocks), key=lambda block: -block[0])
+    together: dict[str, int] = {}
+    for size, paths in by_size:
+        for path in paths:
+            together[path] = together.get(path, 0) + size
+    return max(
+        (
+            used + next((size for size, paths in by_size if path not in paths), 0)
+            for path, used in together.items()
+        ),
+        default=0,
+    )
 
 
 @dataclass

@@ -12,6 +12,7 @@ as there is such a view, the weight stays in the block that the view looks at.
 from __future__ import annotations
 
 import bisect
+import sys
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -56,6 +57,11 @@ class Weight:
         self.was_left = False
         self.is_streamed = True
 
+    def has_form(self) -> bool:
+        """Whether the parameter has the type, sizes and strides that it had."""
+        now, home = self.parameter, self.home
+        return now.dtype is home.dtype and now.shape == home.shape and now.stride() == home.stride()
+
     def view(self, block: Tensor) -> Tensor:
         """Its tensor in a block."""
         value = self.parameter
@@ -69,7 +75,8 @@ class Unit:
         path: of the module, or of the first module that has the parameter.
         parameters: as they are, in memory.
         directory: of its file.
-        is_read_in_place: a forward reads a few rows of it at home (embeddings), and no block of it is made.
+        owners: paths of the modules that use it. None: a forward reads a few rows of it at home (embeddings),
+            and no block of it is made.
 
     Attributes:
         block: its memory; None: only the file has it.
@@ -83,10 +90,10 @@ class Unit:
     """
 
     def __init__(
-        self, path: str, parameters: list[nn.Parameter], directory: str, is_read_in_place: bool
+        self, path: str, parameters: list[nn.Parameter], directory: str, owners: tuple[str, ...]
     ) -> None:
         self.path = path
-        self.is_read_in_place = is_read_in_place
+        self.owners = owners
         places, self.nbytes = places_of([value.nbytes for value in parameters])
         self.home = Home(directory, self.nbytes)
         self.weights: list[Weight] = []
@@ -102,6 +109,11 @@ class Unit:
             self.weights.append(Weight(value, place, home))
         self.home.let_pages_go()
         self._offsets = [place.offset for place in places]
+
+    @property
+    def is_read_in_place(self) -> bool:
+        """No block of it is made."""
+        return not self.owners
 
     def weight_at(self, offset: int) -> Weight:
         """The weight that has a byte of the block."""
@@ -126,7 +138,7 @@ class Unit:
         parameter = weight.parameter
         if weight.in_block or not weight.is_streamed:
             return
-        if parameter.data_ptr() != weight.home_address:
+        if parameter.data_ptr() != weight.home_address or not weight.has_form():
             weight.is_streamed = False  # the caller has given it other data
             return
         assert self.block is not None
@@ -149,7 +161,7 @@ class Unit:
         if self.block is None or self.stays:
             return
         here = [weight for weight in self.weights if weight.in_block]
-        self.lingers = _is_held(self.block, len(here))
+        self.lingers = is_held(self.block, 1 + len(here))
         for weight in here:
             if self.lingers:
                 weight.was_left = True
@@ -170,8 +182,7 @@ class Unit:
         weight.version = parameter._version
 
     def _is_in_block(self, weight: Weight) -> bool:
-        parameter = weight.parameter
-        return parameter.data_ptr() == self._address(weight) and parameter.dtype is weight.home.dtype
+        return weight.parameter.data_ptr() == self._address(weight) and weight.has_form()
 
     def _address(self, weight: Weight) -> int:
         assert self.block is not None
@@ -207,9 +218,12 @@ class Unit:
         """
         for weight in self.weights:
             parameter = weight.parameter
-            if weight.is_streamed and not weight.in_block and parameter.data_ptr() == weight.home_address:
+            at_home = parameter.data_ptr() == weight.home_address and weight.has_form()
+            if weight.is_streamed and not weight.in_block and at_home:
                 with torch._C._DisableTorchDispatch():
-                    made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
+                    made = torch.empty_strided(
+                        parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu"
+                    )
                 self.home.read(made.data_ptr(), *weight.place)
                 parameter.data = made
             weight.is_streamed = weight.in_block = False
@@ -233,20 +247,22 @@ def view_of(
         return made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
 
-def holders(tensor: Tensor) -> int:
-    """How many have the storage of a tensor."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+def _holders(tensor: Tensor) -> tuple[int, int]:
+    """How many tensors have the storage of one, and how many references there are to that as an object."""
+    storage = tensor.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata)), sys.getrefcount(storage)
 
 
-def _is_held(block: Tensor, parameters: int) -> bool:
-    """Whether anybody else than the unit, and so many of its parameters, has the block."""
-    return holders(block) > ALONE + parameters
+def is_held(tensor: Tensor, tensors: int = 1) -> bool:
+    """Whether anybody else than so many tensors has the storage of one."""
+    uses, references = _holders(tensor)
+    return uses > _ALONE[0] + tensors - 1 or references > _ALONE[1]
 
 
-def _alone() -> int:
+def _alone() -> tuple[int, int]:
     with torch._C._DisableTorchDispatch():
-        return holders(torch.empty(1))
+        return _holders(torch.empty(1, device="cpu"))
 
 
-ALONE = _alone()
-"""What `holders` finds where one tensor has a storage."""
+_ALONE = _alone()
+"""What `_holders` finds where one tensor has a storage."""

@@ -10,17 +10,19 @@ the rest          stays: what is small, what is no plain tensor, what somebody e
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from memscale.optim.pieces import is_dense
-from memscale.weights.unit import ALONE, holders, places_of
+from memscale.weights.unit import is_held, places_of
 
 _LISTS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -81,6 +83,8 @@ def units_of(
         least_bytes: of a unit.
         streamed: ids of parameters that are streamed now; they are found again.
     """
+    if reason := _unseen_writes(model):
+        return [], {"": reason}
     blocks = _blocks(model, least_bytes)
     having: dict[int, _Owners] = {}
     for path, module in model.named_modules():
@@ -107,10 +111,7 @@ def _unit(path: str, members: list[tuple[str, nn.Parameter]], having: dict[int, 
     for _, value in members:
         for place, name, module in having[id(value)]:
             inside = list(module.parameters())
-            # A module around others would have its block in memory beside theirs all the time.
-            if type(module) is not nn.Embedding and 2 * len(mine.keys() & set(map(id, inside))) >= len(
-                inside
-            ):
+            if _uses_all(module, mine, inside):
                 owners.setdefault(place, (name, {id(item): item for item in inside if id(item) in mine}))
     return UnitFound(
         path,
@@ -118,6 +119,15 @@ def _unit(path: str, members: list[tuple[str, nn.Parameter]], having: dict[int, 
         tuple(value for _, value in members),
         tuple(Owner(place, name, tuple(used.values())) for place, (name, used) in owners.items()),
     )
+
+
+def _uses_all(module: nn.Module, mine: Mapping[int, nn.Parameter], inside: list[nn.Parameter]) -> bool:
+    """Whether a module's forward is to have a block of the unit; an embedding reads a few rows of it."""
+    if type(module) is nn.Embedding:
+        return False
+    # A module around others would have its block in memory beside theirs all the time.
+    is_around = any(next(child.parameters(), None) is not None for child in module.children())
+    return not is_around or 2 * len(mine.keys() & set(map(id, inside))) >= len(inside)
 
 
 # ---- blocks ------------------------------------------------------------------------------------------
@@ -165,36 +175,58 @@ def _refusal(value: nn.Parameter, owners: _Owners) -> str:
         return "it is no plain tensor"
     if value.device.type != "cpu":
         return "it lies on a card"
-    storage = value.untyped_storage()
-    if value.numel() == 0 or not is_dense(value) or storage.nbytes() != value.nbytes or value.is_shared():
+    whole = value.untyped_storage().nbytes() == value.nbytes
+    if value.numel() == 0 or not is_dense(value) or not whole or value.is_shared():
         return "it shares its memory with others"
-    if holders(value) != ALONE:
+    if is_held(value):
         return "somebody else holds its memory"
     for _, _, module in owners:
         if isinstance(module, torch.jit.ScriptModule):
             return "a scripted module has it"
-        if writes_past_versions(type(module)):
-            return f"{type(module).__name__} may write to it through `.data`"
     return ""
 
 
+def _unseen_writes(model: nn.Module) -> str:
+    """Why weights may be written to in the middle of a forward with no version to show it; "" if not.
+
+    Whose forward, or whose hooks, name `data` may write to any weight of the model.
+    """
+    for module in model.modules():
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        kind: Any = type(module)
+        if writes_past_versions(kind) or any(_names_data(hook, kind) for hook in hooks):
+            return f"the forward of a {kind.__name__}, or a hook on it, may write to weights through `.data`"
+    return ""
+
+
+@functools.cache
 def writes_past_versions(kind: type[Any]) -> bool:
-    """Whether a forward, or what it calls of its own, names `data`: writes to that change no version."""
-    if kind.__module__.startswith("torch."):
-        return False
-    seen: set[str] = set()
-    waiting = ["forward"]
+    """Whether a forward, or what it calls, names `data`: writes to that change no version."""
+    return _names_data(getattr(kind, "forward", None), kind)
+
+
+def _names_data(function: Any, kind: type[Any]) -> bool:
+    """Whether a function names `data`, or one that it names: a method of the class, or of its own module."""
+    seen: set[CodeType] = set()
+    waiting: list[Any] = [function]
     while waiting:
-        name = waiting.pop()
-        code = getattr(getattr(kind, name, None), "__code__", None)
-        if name in seen or not isinstance(code, CodeType):
+        found = waiting.pop()
+        found = inspect.unwrap(getattr(found, "__func__", found)) if callable(found) else None
+        code = getattr(found, "__code__", None)
+        if not isinstance(code, CodeType) or code in seen or _is_torchs(found):
             continue
-        seen.add(name)
+        seen.add(code)
         names = set(_names(code))
         if "data" in names:
             return True
-        waiting += names
+        around = getattr(found, "__globals__", {})
+        waiting += [getattr(kind, name, None) for name in names]
+        waiting += [around[name] for name in names if isinstance(around.get(name), FunctionType)]
     return False
+
+
+def _is_torchs(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "torch"
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -154,7 +154,7 @@ class Window:
                 break
             self._free.append(self._taken(leaving))
         with torch._C._DisableTorchDispatch():
-            return torch.empty(nbytes, dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def _leaves(self, unit: Unit) -> bool:
         """Whether the block of a unit can go."""
@@ -179,11 +179,11 @@ class Window:
             return
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, "memscale-weights")
+        unit.note_filled()
+        unit.pending = self._reader.submit(unit.home.read, memory.data_ptr(), 0, unit.nbytes)
         unit.block = memory
         self._units[unit] = None
         self._came(unit)
-        unit.note_filled()
-        unit.pending = self._reader.submit(unit.home.read, memory.data_ptr(), 0, unit.nbytes)
         self.counters["read_count"] += 1
         self.counters["read_bytes"] += unit.nbytes
 

@@ -93,7 +93,7 @@ class Run:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with pytest.MonkeyPatch.context() as patch:
         trace_too = functools.partial(Offload, faults={"trace_count": 4096})
-        patch.setattr("memscale.core.executor.Offload", trace_too)
+        patch.setattr("memscale.core.in_force.Offload", trace_too)
         made = Run(tmp_path_factory.mktemp("run"))
     yield made
     memscale.detach(made.model)
@@ -252,7 +252,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def three_steps(
     folder: Path, faults: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch, backward: bool = True
 ) -> Network:
-    monkeypatch.setattr("memscale.core.executor.Offload", functools.partial(Offload, faults=faults))
+    monkeypatch.setattr("memscale.core.in_force.Offload", functools.partial(Offload, faults=faults))
     model, x = Network(), batch()
     memscale.wrap(model, config(folder), sample_input=x)
     for _ in range(3):

@@ -176,3 +176,41 @@ def test_plans_made_in_turn_share_an_engine(tmp_path: Path, monkeypatch: pytest.
         assert isinstance(made, Link) and made.settings.file_bytes <= free * 8 // 10
         found.add(made.settings)
     assert len(found) == 1
+
+
+MOUNTS = """\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw
+28 27 0:25 / /a\\040disk rw - xfs /dev/vdb rw
+29 27 0:26 / /twice rw - xfs /dev/vdc rw
+30 29 0:27 / /twice rw - ramfs ramfs rw
+no line of a mount
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/dev/shm", "tmpfs"),
+        ("/dev/shm/x/y", "tmpfs"),
+        ("/dev/shmx", "ext4"),
+        ("/a disk/x", "xfs"),
+        ("/twice/x", "ramfs"),
+        ("", ""),
+    ],
+)
+def test_file_systems(path: str, kind: str) -> None:
+    assert limits.file_system_of(path, MOUNTS) == kind
+
+
+def test_a_folder_in_memory_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "file_system_of", lambda *_: "tmpfs")
+    limits._say_if_in_memory.cache_clear()
+    for _ in range(2):
+        assert isinstance(limits._file_room(str(tmp_path)), int)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and f"{str(tmp_path)!r} lies in memory (tmpfs)" in said[0]

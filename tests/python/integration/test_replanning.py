@@ -400,3 +400,47 @@ def test_a_sample_that_is_given_in_inference_mode_is_planned_as_training() -> No
     with torch.inference_mode():
         plan = memscale.plan(model, config=SMALLEST, sample_input=batch)
     assert plan.predicted.allocated_peak_bytes == plain.predicted.allocated_peak_bytes and plan.active
+
+
+class Part:
+    """A technique that a plan changes in place, and that can only spare something."""
+
+    name, path, reason = "part", "", ""
+    used = stays = True
+    beneath = None
+
+    def __init__(self, spared: frozenset[str]) -> None:
+        self.spared = spared
+
+    def traced(self, step: Any) -> Any:
+        return step
+
+    def parts(self) -> list[Any]:
+        return []
+
+    def attach(self) -> None:
+        pass
+
+    def undo(self) -> None:
+        pass
+
+    def become(self, other: Any) -> None:
+        self.spared = other.spared
+        if not self.spared:
+            raise OSError("no room")
+
+
+def test_what_was_in_force_comes_back_when_a_technique_cannot_be_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = Trainer(config=SMALLEST)
+    trainer.step(rows(64))
+    executor = trainer.model._memscale_executor
+    assert isinstance(executor, Executor) and executor.planned is not None
+    in_force, present = executor.in_force, Part(frozenset({"one"}))
+    in_force.path, before = [present], list(in_force.attached)
+    monkeypatch.setattr(in_force, "attach", lambda _: in_force.have_path([Part(frozenset())]))
+    with pytest.raises(OSError, match="no room"):
+        in_force.exchange(executor.planned)
+    assert before and in_force.attached == before
+    assert in_force.path == [present] and present.spared == {"one"}

@@ -17,8 +17,8 @@ from memscale import AsyncOffloadConfig, Config
 from memscale.core import step_ways
 from memscale.core.executor import Executor
 from memscale.offload import limits
-from memscale.offload.engine import why_not
-from memscale.optim.away import away_bytes, is_away
+from memscale.offload.engine import Offload, OffloadSettings, why_not
+from memscale.optim.away import away_bytes, is_away, send, take_back
 from zoo.training import peak_bytes
 
 WHY_NOT = why_not(torch.device("cpu"))
@@ -140,3 +140,23 @@ def test_why_not(tmp_path: Path) -> None:
     assert "takes is not known" in notes(model, torch.optim.RMSprop(model.parameters()))
     small = nn.Linear(WIDTH, 2)
     assert "no parameter has 65536 bytes or more" in notes(small, torch.optim.AdamW(small.parameters()))
+
+
+def test_room_that_the_state_has_already_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free is what the optimizer's own file has left."""
+    model = model_of()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    train(model, optimizer, 1)
+    weights = sum(value.nbytes for value in model.parameters())
+
+    def notes() -> str:
+        settings = config(tmp_path, 1000)
+        return "\n".join(memscale.plan(model, config=settings, sample_input=X, optimizer=optimizer).notes)
+
+    monkeypatch.setattr(limits, "_file_room", lambda _: 2 * weights + (1 << 20))
+    assert f"{NAME}: the file may take" in notes()
+    settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
+    assert send(optimizer, Offload(settings)) == ""
+    assert away_bytes(optimizer) > 0.9 * weights
+    assert "the file may take" not in notes()
+    take_back(optimizer)

@@ -21,7 +21,7 @@ from matrix.architectures import ARCHITECTURES, Architecture
 from matrix.cells import REFUSED, Outcome, outcome
 from matrix.modes import MODES, Mode
 from matrix.techniques import LINK, TECHNIQUES, Attaching, Columns, Technique, column_name
-from memscale.core import executor
+from memscale.core import in_force
 from memscale.offload.engine import Offload, OffloadSettings
 
 
@@ -124,7 +124,7 @@ def _engines(run: Drawn, folder: Path) -> Iterator[None]:
     file = replace(run.settings, directory=str(folder) if run.settings.file_bytes else "")
     with (
         mock.patch.object(techniques, "LINK", replace(LINK, settings=file)),
-        mock.patch.object(executor, "Offload", opened),
+        mock.patch.object(in_force, "Offload", opened),
     ):
         yield
 

@@ -181,3 +181,20 @@ def test_nothing_is_left_on_the_disk(tmp_path: Path) -> None:
     step(values, optimizer, 1)
     assert not list(tmp_path.iterdir())
     take_back(optimizer)
+
+
+def test_ctrl_c_is_not_lost_when_the_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = parameters()
+    optimizer = CUT["adamw"](values)
+    assert send(optimizer, opened(), PIECE) == ""
+
+    def fails(*_: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ValueError("in the step")
+
+    monkeypatch.setattr(Alone, "step", fails)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        step(values, optimizer, 1)
+    assert isinstance(caught.value.__context__, ValueError)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -88,6 +88,12 @@ def test_tensors_as_any_other(dtype: torch.dtype, tmp_path: Path) -> None:
     assert not is_mapped(few)
 
 
+def test_without_a_folder_it_is_that_of_the_c_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = mapped_in("")((LEAST_BYTES,), (1,), dtype=torch.uint8)
+    assert made.numel() == LEAST_BYTES and str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
 def _target(link: Path) -> str:
     try:
         return os.readlink(link)

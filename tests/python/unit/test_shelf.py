@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import memscale
 from away_samples import CUT, PIECE, equal, opened, pair, parameters, step
 from memscale.optim import shelf, take_over
-from memscale.optim.away import send
+from memscale.optim.away import send, take_back
 
 
 def states(optimizer: torch.optim.Optimizer) -> Any:
@@ -97,3 +97,24 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
         for optimizer in optimizers
     ]
     assert equal(*moments)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_another_default_device(own: bool) -> None:
+    """State is on the CPU, wherever new tensors are by default."""
+    both = parameters(), parameters()
+    for index, values in enumerate(both):
+        optimizer = CUT["sgd"](values)
+        if own:
+            take_over(optimizer, "fp32")
+        step(values, optimizer, 1)
+        for value in values:
+            value.grad = torch.ones_like(value)
+        if index == 1:
+            with torch.device("meta"):
+                assert send(optimizer, opened(), PIECE) == ""
+                optimizer.step()
+                take_back(optimizer)
+        else:
+            optimizer.step()
+    assert equal(weights(both[0]), weights(both[1]))

@@ -21,11 +21,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from memscale.techniques import attention_tiles, loss_tiles, row_search
 from memscale.weights import home
-from memscale.weights.stream import stream_of
+from memscale.weights.stream import stream_of, window_bytes
+from memscale.weights.units import units_of
 from weight_samples import (
     WIDTH,
     Convolutions,
+    Helped,
     Loop,
+    Odd,
+    PastVersions,
     Recurrent,
     Stack,
     adapted,
@@ -34,6 +38,7 @@ from weight_samples import (
     loss_of,
     odd_stack,
     same,
+    shrink_all,
     streamed,
     trained,
 )
@@ -71,7 +76,7 @@ WAYS = (
     "given new data",
     "without its module",
     "saved as it is",
-    "saved as it is, written past versions",
+    "conjugate",
 )
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "stack": Stack,
@@ -86,7 +91,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-HOLDING = ("kept by a function", "view cached")
+HOLDING = ("kept by a function", "view cached", "conjugate")
 """Somebody has a view of a weight when its module's forward is over."""
 
 
@@ -154,7 +159,9 @@ def test_every_bit_of_models(name: str) -> None:
     with streamed(model) as stream:
         assert same(trained(model), plain_run(name, ""))
         used = stream.window.counters
-        assert used["read_count"] > (3 if name == "view cached" else 8)  # which stay in memory from then on
+        assert used["read_count"] > (
+            3 if name in ("view cached", "conjugate") else 8
+        )  # which stay in memory from then on
         assert bool(used["over_window"]) == (name in HOLDING)
         staying = {path for path, unit in stream.units.items() if unit.stays}
         assert bool(staying) == (name == "view cached")
@@ -449,6 +456,53 @@ def test_parts_of_the_model_called_alone() -> None:
         assert stream.window.counters["read_count"] <= 2  # in backward only
         theirs = [value.grad for value in plain.parameters() if value.grad is not None]
         assert same([value.grad for value in model.parameters() if value.grad is not None], theirs)
+
+
+@pytest.mark.parametrize("kind", [PastVersions, Helped, Odd], ids=["method", "function", "hook"])
+def test_models_that_write_past_versions_keep_their_weights(kind: type[Odd]) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), kind("saved as it is"))
+    if kind is Odd:
+        assert units_of(model, 1)[0]
+        model[0].register_forward_pre_hook(shrink_all)
+    found, left = units_of(model, 1)
+    assert not found
+    assert "through `.data`" in next(iter(left.values()))
+
+
+def test_a_storage_that_somebody_keeps() -> None:
+    model: Any = built(Stack)
+    kept: list[Any] = []
+
+    def look(module: Any, args: Any) -> None:
+        if not kept:
+            kept.append(module.weight.untyped_storage())
+
+    first = model.head
+    first.register_forward_pre_hook(look)
+    with streamed(model):
+        trained(model, Loop(steps=2))
+        there = torch.empty(0).set_(kept[0], first.weight.storage_offset(), first.weight.shape)
+        assert torch.equal(there, first.weight)
+        del there
+
+
+def test_data_of_another_form_stay_the_callers() -> None:
+    model, plain = built(Stack), built(Stack)
+    with streamed(model):
+        for item in (model, plain):
+            trained(item, Loop(steps=1))
+            square = next(value for value in item.parameters() if value.shape == (WIDTH, WIDTH))
+            square.data = square.data.t()
+        assert same(trained(model), trained(plain))
+        square = next(value for value in model.parameters() if value.shape == (WIDTH, WIDTH))
+        square.data = square.data.t()
+
+
+def test_a_module_that_uses_several_blocks_has_them_together() -> None:
+    blocks = [(5, ["a"]), (3, ["a", "b"]), (4, ["c"])]
+    assert window_bytes(blocks) == 5 + 3 + 4
+    assert window_bytes([(5, ["a"]), (3, ["b"]), (4, ["c"])]) == 5 + 4
+    assert window_bytes([]) == 0
 
 
 def test_threads() -> None:
