@@ -40,7 +40,8 @@ def save(obj: object, path: str | os.PathLike[str], **kwargs: Any) -> None:
 
     Raises:
         TypeError: `path` is no path but an open file, of which nothing could be promised.
-        OSError: the disk is full, or the file cannot be written. It is as it was.
+        OSError: the disk is full, or the file cannot be written. It is as it was, unless the error says
+            that the new one is in place, which then may not outlast a power cut.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
@@ -93,8 +94,8 @@ def _create(folder: str, name: str, before: os.stat_result | None) -> tuple[str,
         path = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.memscale")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         try:
-            _lock(descriptor)
-            if os.fstat(descriptor).st_nlink:  # nobody took it for a leftover before it was locked
+            # Before that, another save may take it for a leftover: it holds it then, or has removed it.
+            if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 if before is not None:
                     _keep(descriptor, before)
                 return path, descriptor
@@ -103,15 +104,20 @@ def _create(folder: str, name: str, before: os.stat_result | None) -> tuple[str,
                 os.unlink(path)
             os.close(descriptor)
             raise
+        with contextlib.suppress(OSError):
+            os.unlink(path)
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool:
-    """Whether a file is locked now. Some file systems have no locks: there nothing counts as a leftover."""
+def _lock(descriptor: int) -> bool | None:
+    """Whether a file is locked now; False: by somebody else.
+
+    None: the file system has no locks. There nothing counts as a leftover.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except OSError as error:
+        return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
     return True
 
 
@@ -169,12 +175,17 @@ def _write(obj: object, descriptor: int, kwargs: dict[str, Any]) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Has the new name on the disk."""
+    """Has the new name on the disk.
+
+    Raises:
+        OSError: the new file is in place, but nobody knows whether its name is on the disk.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:  # a file system that has no such thing
-            raise
+            what = f"{error.strerror}: the new file is in place, but may not outlast a power cut"
+            raise OSError(error.errno, what, folder) from error
     finally:
         os.close(descriptor)

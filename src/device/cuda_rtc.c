@@ -26,7 +26,7 @@
 
 #define MOST_ARCHS 64
 #define LEAST_CAPABILITY 70 /* of cards whose kernels take constants by reference */
-#define LOG_SHOWN 300 /* characters of the compiler's messages that fit into an error */
+#define LOG_SHOWN 300       /* characters of the compiler's messages that fit into an error */
 
 typedef struct entry {
     const char *symbol;
@@ -109,8 +109,8 @@ static msc_status choose(const msc__rtc *rtc, int capability, char option[48], b
 
     if (capability < LEAST_CAPABILITY)
         return msc__fail(err, MSC_EUNSUPPORTED,
-                         "kernels need a card of compute capability 7.0, and this one has %d.%d", capability / 10,
-                         capability % 10);
+                         "kernels need a card of compute capability 7.0, and this one has %d.%d",
+                         capability / 10, capability % 10);
     if (status == MSC_OK && count > MOST_ARCHS)
         return msc__fail(err, MSC_EUNSUPPORTED, "NVRTC knows %d kinds of cards, here is room for %d", count,
                          MOST_ARCHS);

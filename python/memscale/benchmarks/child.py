@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures one job, in a process of its own: `python -m memscale.benchmarks.child RESULT < JOB`.
+"""Measures one job, in a process of its own: `python -m memscale.benchmarks.child RESULT PARENT < JOB`.
 
     time    gradients of one step (not taken), then all training steps, the warm-up not counted
     peak    the same training again, shorter, under the profiler: on a CPU only. On a card the peak is that of
@@ -13,8 +13,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +34,7 @@ __all__ = ["main", "measure"]
 _PEAK_STEPS = 2
 """Profiled steps after the warm-up."""
 
-_OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+_OUT_OF_MEMORY = (MemoryError, torch.cuda.OutOfMemoryError)  # its name in PyTorch 2.4 too
 
 
 def measure(job: Job, report: Callable[[dict[str, Any]], None] = lambda found: None) -> dict[str, Any]:
@@ -84,6 +86,7 @@ def _timed(job: Job, mark: Callable[[], object]) -> dict[str, Any]:
         "losses": [loss.item() for loss in run.losses],
         "resident_bytes": memory.resident_bytes(),
         "resident_base_bytes": base,
+        "engine_bytes": memory.engine_bytes(),
         **_plan_of(run),
     }
 
@@ -125,8 +128,21 @@ def _plan_of(run: Run) -> dict[str, Any]:
     }
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent is gone: a killed benchmark must not train on."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.killpg(0, signal.SIGKILL)  # the runner made a group for us: nobody else is in it
+
+    if os.getpgid(0) == os.getpid():
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> int:
     """Reads the job, measures it, writes the result."""
+    _end_with(int(sys.argv[2]))
     job, target = Job.from_dict(json.load(sys.stdin)), Path(sys.argv[1])
     found: dict[str, Any] = {}
 

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from memscale.benchmarks.registry import BENCHMARK_MODELS, SCALES
 from memscale.errors import MemScaleError
@@ -31,11 +33,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--peers", action="store_true", help="every peer that is installed, on the same work")
     made.add_argument("--frontier", action="store_true", help="memory against step time, over budgets")
     made.add_argument("--sweep", action="store_true", help="25 points over model, batch, sequence and dtype")
-    made.add_argument("--points", type=int, metavar="N", help="of the sweep (default: 25)")
+    made.add_argument("--points", type=_count, metavar="N", help="of the sweep (default: 25)")
     made.add_argument("--quick", action="store_true", help="tiny shapes and one model, to see that it works")
     made.add_argument("--scale", choices=SCALES, help="of the models (default: full on a card, else reduced)")
     made.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a card")
-    made.add_argument("--steps", type=int, metavar="N", help="training steps per run (default: 20)")
+    made.add_argument("--steps", type=_count, metavar="N", help="training steps per run (default: 20)")
     made.add_argument("--minutes", type=float, metavar="N", help="begin nothing after that many minutes")
     made.add_argument("--out", type=Path, default=Path("memscale-benchmarks"), metavar="DIR",
                       help="folder of rows, logs and pictures (default: memscale-benchmarks)")  # fmt: skip
@@ -44,7 +46,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--resume", action="store_true", help="leave out what DIR has good rows of")
     made.add_argument("--directory", metavar="DIR", help="where files may lie that stand for host memory")
     made.add_argument("--json", action="store_true", help="print one JSON document, not tables")
+    made.add_argument("--debug", action="store_true", help="show where an error comes from")
     return made
+
+
+def _count(text: str) -> int:
+    """A whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: at least 1")
+    return value
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,6 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: without the program's name; None: those of this process.
     """
     options = parser().parse_args(arguments)
+    before = _end_as_interrupted()
     try:
         from memscale.benchmarks.program import run
 
@@ -63,6 +75,23 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print("memscale bench: PyTorch is not installed: pip install torch", file=sys.stderr)
         return _BAD_ARGUMENTS
+    except KeyboardInterrupt:  # before or after the measurements, which keep what they have themselves
+        return _INTERRUPTED
     except (MemScaleError, ValueError, OSError) as error:
+        if options.debug:
+            raise
         print(f"memscale bench: {error}", file=sys.stderr)
         return _BAD_ARGUMENTS
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _end_as_interrupted() -> Any:
+    """Lets SIGTERM end the program as Ctrl-C does: rows stay, processes and folders do not.
+
+    Returns what was in force, or None outside of the main thread, which has the signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, signal.default_int_handler)

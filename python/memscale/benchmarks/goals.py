@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from memscale.benchmarks.registry import BENCHMARK_MODELS
-from memscale.benchmarks.rows import Row
-from memscale.benchmarks.table import beaten, reductions
+from memscale.benchmarks.rows import Row, taken_bytes
+from memscale.benchmarks.table import beaten, not_finite, reductions
 from memscale.benchmarks.ways import is_ours
 
 __all__ = ["goals"]
@@ -50,14 +50,16 @@ def _missed(row: Row, scale: str) -> str:
     """Why a row misses its goal; "" if it does not."""
     if row["status"] != "ok":
         return str(row["status"])
+    if not_finite(row):
+        return "losses not finite"
     found = []
     memory, time = row["of_plain_memory"], row["of_plain_time" if scale == "reduced" else "of_bf16_time"]
     most = MOST_OF_PLAIN_TIME if scale == "reduced" else MOST_OF_BF16_TIME
     if scale == "full":
         model = next(model for model in BENCHMARK_MODELS if model.name == row["model"])
         most_bytes = model.resident_bytes if row["way"] == "resident" else model.smallest_bytes
-        if row["allocated_bytes"] > most_bytes:
-            found.append(f"{row['allocated_bytes'] / 1e9:.2f} GB")
+        if taken_bytes(row) > most_bytes:
+            found.append(f"{taken_bytes(row) / 1e9:.2f} GB")
     elif memory is None:
         return "no plain run"
     elif memory > SHARES[row["way"]]:

@@ -48,12 +48,16 @@ class Job:
     def key(self) -> tuple[str, ...]:
         """What tells it from others: a row with the same key is its result."""
         shape = self.shape
-        return (self.model, self.scale, str(shape.batch), str(shape.length), self.precision, self.way)
+        values = (
+            self.model, self.scale, shape.batch, shape.length, self.precision, self.way, self.device,
+            self.steps, self.budget_bytes,
+        )  # fmt: skip
+        return tuple(map(str, values))
 
     @property
     def label(self) -> str:
         """In a few words."""
-        return f"{self.model}, {self.way}"
+        return f"{self.model} {self.shape.batch}×{self.shape.length}, {self.way}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""

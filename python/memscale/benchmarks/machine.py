@@ -69,7 +69,13 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """Of the source tree that this package lies in; "" for an installed one."""
+    """Of the source tree that this package lies in; "" for an installed one.
+
+    Who stages the package outside of its tree, as bench/gpu/run.sh does, names it in MEMSCALE_COMMIT.
+    """
+    named = os.environ.get("MEMSCALE_COMMIT")
+    if named:
+        return named
     folder = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Peaks", "cpu_peaks", "cuda_peaks", "resident_bytes", "restart_resident_peak"]
+__all__ = ["Peaks", "cpu_peaks", "cuda_peaks", "engine_bytes", "resident_bytes", "restart_resident_peak"]
 
 _MARK = "memscale.benchmarks.mark"
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -52,9 +52,15 @@ def cpu_peaks(work: Callable[[Callable[[], None]], object]) -> Peaks:
             pass
 
     gc.collect()
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with _quiet():
+        profiled.start()
+    try:
         work(mark)
-    events: list[Any] = list(profiled.profiler.kineto_results.events())
+    finally:
+        profiled.stop()
+    inner: Any = profiled.profiler
+    events: list[Any] = list(inner.kineto_results.events())
     at = next(event.start_ns() for event in events if event.name() == _MARK)
     changes = sorted(
         ((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"),
@@ -101,6 +107,14 @@ def resident_bytes() -> int:
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most << 10
+
+
+def engine_bytes() -> int:
+    """Host memory of open offload engines, which PyTorch does not see: staging, and blocks not in a file."""
+    from memscale.offload.engine import Offload
+
+    counters = [found.counters() for found in gc.get_objects() if type(found) is Offload]
+    return sum(count.get(f"taken_bytes_{tier}", 0) for count in counters for tier in ("pinned", "host"))
 
 
 def restart_resident_peak() -> bool:

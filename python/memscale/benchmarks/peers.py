@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peers: what others offer for the same work, each with the settings that its documentation recommends.
 
-Every peer trains under BF16 autocast, which all of them recommend or allow; it is compared with MemScale at
-its own peak. A peer that is missing, or cannot run here, is a row with the reason.
+Every peer trains under BF16 autocast, which all of them recommend or allow, but those that have a BF16 of
+their own: DeepSpeed and torchao-offload-bf16. It is compared with MemScale at its own peak. A peer that is
+missing, or cannot run here, is a row with the reason.
 """
 
 from __future__ import annotations
@@ -73,8 +74,16 @@ def prepare_peer(job: Job, model: nn.Module) -> Loop:
 # ---- PyTorch -----------------------------------------------------------------------------------------
 
 
-def _adamw(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, **settings)
+_WEIGHT_DECAY: Final = 0.01
+"""PyTorch's, for every peer: DeepSpeed's own is 0."""
+
+
+def _adamw(job: Job, model: nn.Module, fused: bool | None = None) -> torch.optim.Optimizer:
+    """PyTorch's, as the trainers of Hugging Face make it: fused on a card."""
+    fused = job.device == "cuda" if fused is None else fused
+    return torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, weight_decay=_WEIGHT_DECAY, fused=fused or None
+    )
 
 
 def _checkpoint(job: Job, model: nn.Module) -> Loop:
@@ -82,16 +91,16 @@ def _checkpoint(job: Job, model: nn.Module) -> Loop:
 
     for block in blocks_of(model):
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    return Loop(model, _adamw(model))
+    return Loop(model, _adamw(job, model))
 
 
 def _save_on_cpu(job: Job, model: nn.Module) -> Loop:
     around = functools.partial(torch.autograd.graph.save_on_cpu, pin_memory=True)
-    return Loop(model, _adamw(model), around)
+    return Loop(model, _adamw(job, model), around)
 
 
 def _fused(job: Job, model: nn.Module) -> Loop:
-    return Loop(model, _adamw(model, fused=True))
+    return Loop(model, _adamw(job, model, fused=True))
 
 
 # ---- Hugging Face ------------------------------------------------------------------------------------
@@ -106,12 +115,12 @@ def _checkpointed(model: Any, **more: Any) -> None:
 
 def _hf_checkpoint(job: Job, model: nn.Module) -> Loop:
     _checkpointed(model)
-    return Loop(model, _adamw(model))
+    return Loop(model, _adamw(job, model))
 
 
 def _hf_checkpoint_offload(job: Job, model: nn.Module) -> Loop:
     _checkpointed(model, offload=True)
-    return Loop(model, _adamw(model))
+    return Loop(model, _adamw(job, model))
 
 
 def _hf_stack(job: Job, model: nn.Module) -> Loop:
@@ -120,17 +129,19 @@ def _hf_stack(job: Job, model: nn.Module) -> Loop:
 
 
 def _trl(job: Job, model: nn.Module) -> Loop:
+    importlib.import_module("accelerate").PartialState()  # TRL's messages need it, as in its trainers
     trl = importlib.import_module("trl.models.activation_offloading")
     _checkpointed(model)  # TRL's trainers switch it on, and their documentation asks for both
-    context = trl.get_act_offloading_ctx_manager(model)
-    return Loop(model, _adamw(model), lambda: context)
+    # It looks for the head under names that a BERT does not have, and only warns where it finds none.
+    context = trl.get_act_offloading_ctx_manager(model, warn_if_no_head=job.shape.kind != "bert")
+    return Loop(model, _adamw(job, model), lambda: context)
 
 
 def _accelerate(job: Job, model: nn.Module) -> Loop:
     accelerator = importlib.import_module("accelerate").Accelerator(
         mixed_precision="bf16", cpu=job.device == "cpu"
     )
-    prepared, optimizer = accelerator.prepare(model, _adamw(model, fused=True))
+    prepared, optimizer = accelerator.prepare(model, _adamw(job, model, fused=True))
     return Loop(prepared, optimizer, backward=accelerator.backward, autocast=False)
 
 
@@ -139,24 +150,35 @@ def _accelerate(job: Job, model: nn.Module) -> Loop:
 
 def _bitsandbytes(job: Job, model: nn.Module) -> Loop:
     optim = importlib.import_module("bitsandbytes.optim")
-    return Loop(model, optim.AdamW8bit(model.parameters(), lr=LEARNING_RATE))
+    return Loop(model, optim.AdamW8bit(model.parameters(), lr=LEARNING_RATE, weight_decay=_WEIGHT_DECAY))
 
 
 def _bitsandbytes_paged(job: Job, model: nn.Module) -> Loop:
     optim = importlib.import_module("bitsandbytes.optim")
-    return Loop(model, optim.PagedAdamW8bit(model.parameters(), lr=LEARNING_RATE))
+    return Loop(model, optim.PagedAdamW8bit(model.parameters(), lr=LEARNING_RATE, weight_decay=_WEIGHT_DECAY))
 
 
 def _torchao(job: Job, model: nn.Module) -> Loop:
     optim = importlib.import_module("torchao.optim")
-    return Loop(model, optim.AdamW8bit(model.parameters(), lr=LEARNING_RATE))
+    return Loop(model, optim.AdamW8bit(model.parameters(), lr=LEARNING_RATE, weight_decay=_WEIGHT_DECAY))
 
 
 def _torchao_offload(job: Job, model: nn.Module) -> Loop:
     optimizer = importlib.import_module("torchao.optim").CPUOffloadOptimizer(
-        model.parameters(), torch.optim.AdamW, offload_gradients=True, fused=True, lr=LEARNING_RATE
+        model.parameters(),
+        torch.optim.AdamW,
+        offload_gradients=True,
+        fused=True,
+        lr=LEARNING_RATE,
+        weight_decay=_WEIGHT_DECAY,
     )
     return Loop(model, optimizer)
+
+
+def _torchao_offload_bf16(job: Job, model: nn.Module) -> Loop:
+    loop = _torchao_offload(job, model.to(torch.bfloat16))
+    loop.autocast = False
+    return loop
 
 
 # ---- kernels and engines -----------------------------------------------------------------------------
@@ -174,10 +196,11 @@ def _liger(job: Job, model: Any) -> Loop:
             hidden, labels = model.transformer(batch["input_ids"])[0][:, :-1], batch["labels"][:, 1:]
             decoder = model.lm_head
         flat = hidden.flatten(0, 1).to(torch.get_autocast_dtype(job.device))
-        value: Tensor = loss(decoder.weight.to(flat.dtype), flat, labels.flatten(), decoder.bias)
+        bias = None if decoder.bias is None else decoder.bias.to(flat.dtype)
+        value: Tensor = loss(decoder.weight.to(flat.dtype), flat, labels.flatten(), bias)
         return value
 
-    return Loop(model, _adamw(model, fused=True), forward=forward)
+    return Loop(model, _adamw(job, model, fused=True), forward=forward)
 
 
 def _deepspeed(job: Job, model: nn.Module) -> Loop:
@@ -190,6 +213,7 @@ def _deepspeed_3(job: Job, model: nn.Module) -> Loop:
 
 def _deepspeed_with(job: Job, model: nn.Module, zero: dict[str, Any]) -> Loop:
     deepspeed = importlib.import_module("deepspeed")
+    _checkpointed(model)  # its tutorial runs with --checkpoint-activations
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -199,7 +223,7 @@ def _deepspeed_with(job: Job, model: nn.Module, zero: dict[str, Any]) -> Loop:
     settings = {
         "train_micro_batch_size_per_gpu": job.shape.batch,
         "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
+        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": _WEIGHT_DECAY}},
         "zero_optimization": {**zero, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
     }
     engine, optimizer, _, _ = deepspeed.initialize(model=model, config=settings)
@@ -239,7 +263,8 @@ PEERS: Final = (
     ),
     Peer(
         "trl-offload", "trl", "OffloadActivations with streams, beside gradient checkpointing",
-        "https://huggingface.co/docs/trl/main/en/reducing_memory_usage", _trl, ("trl",), _NO_DEVICE,
+        "https://huggingface.co/docs/trl/main/en/reducing_memory_usage", _trl, ("trl", "accelerate"),
+        _NO_DEVICE,
     ),
     Peer(
         "hf-checkpoint-offload", "transformers", "activation_checkpointing_enable(offload=True)",
@@ -252,11 +277,18 @@ PEERS: Final = (
         _NO_DEVICE,
     ),
     Peer(
-        "deepspeed-zero2", "deepspeed", "ZeRO stage 2, optimizer in host memory, BF16",
+        "torchao-offload-bf16", "torchao", "the same with the whole model in BF16, as its README recommends",
+        "https://github.com/pytorch/ao/blob/main/torchao/optim/README.md", _torchao_offload_bf16,
+        ("torchao",), _NO_DEVICE,
+    ),
+    Peer(
+        "deepspeed-zero2", "deepspeed",
+        "ZeRO stage 2, optimizer in host memory, BF16, gradient checkpointing",
         "https://www.deepspeed.ai/tutorials/zero-offload/", _deepspeed, ("deepspeed",), _NO_DEVICE,
     ),
     Peer(
-        "deepspeed-zero3", "deepspeed", "ZeRO stage 3, optimizer and parameters in host memory, BF16",
+        "deepspeed-zero3", "deepspeed",
+        "ZeRO stage 3, optimizer and parameters in host memory, BF16, gradient checkpointing",
         "https://www.deepspeed.ai/docs/config-json/#parameter-offloading", _deepspeed_3, ("deepspeed",),
         _NO_DEVICE,
     ),
@@ -266,7 +298,8 @@ PEERS: Final = (
         (), _NO_DEVICE,
     ),
     Peer(
-        "bitsandbytes-paged", "bitsandbytes", "PagedAdamW8bit",
+        "bitsandbytes-paged", "bitsandbytes",
+        "PagedAdamW8bit; its pages are unified memory, which PyTorch's peak does not count",
         "https://huggingface.co/docs/bitsandbytes/main/en/optimizers", _bitsandbytes_paged,
         ("bitsandbytes",), "its pages are CUDA's unified memory",
     ),

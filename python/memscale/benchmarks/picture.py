@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memscale.benchmarks.registry import BENCHMARK_MODELS
-from memscale.benchmarks.rows import Row
+from memscale.benchmarks.rows import Row, taken_bytes
 from memscale.benchmarks.ways import is_ours
 
 __all__ = ["draw", "frontier_of"]
@@ -18,8 +18,8 @@ __all__ = ["draw", "frontier_of"]
 def frontier_of(rows: Sequence[Row]) -> list[Row]:
     """The rows that no other row beats in both memory and time, by falling memory."""
     best: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row["step_ms"], row["allocated_bytes"])):
-        if not best or row["allocated_bytes"] < best[-1]["allocated_bytes"]:
+    for row in sorted(rows, key=lambda row: (row["step_ms"], taken_bytes(row))):
+        if not best or taken_bytes(row) < taken_bytes(best[-1]):
             best.append(row)
     return best
 
@@ -53,17 +53,17 @@ def _panel(axis: Any, rows: Sequence[Row], title: str) -> None:
     others = [row for row in rows if row not in mine]
     curve = frontier_of(mine)
     axis.plot(
-        [row["step_ms"] for row in curve], [row["allocated_bytes"] / 1e6 for row in curve],
+        [row["step_ms"] for row in curve], [taken_bytes(row) / 1e6 for row in curve],
         "o-", color="tab:green", label="MemScale, over budgets", zorder=3,
     )  # fmt: skip
     for row in others:
         plain = row["way"].startswith("plain")
-        place = row["step_ms"], row["allocated_bytes"] / 1e6
+        place = row["step_ms"], taken_bytes(row) / 1e6
         axis.plot(*place, "s" if plain else "x", color="black" if plain else "tab:red")
         axis.annotate(row["way"], place, fontsize=7, xytext=(3, 3), textcoords="offset points")
     axis.set_title(title)
     axis.set_xlabel("step time, ms (median)")
-    axis.set_ylabel("peak, MB of tensors")
+    axis.set_ylabel("peak, MB")
     axis.set_ylim(bottom=0)
     axis.set_xlim(0, 1.2 * max(row["step_ms"] for row in rows))  # room for the names
     axis.grid(alpha=0.3)

@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import importlib.util
 import itertools
-import json
 import math
 import re
 import sys
@@ -19,7 +18,8 @@ from typing import Final
 
 from memscale.benchmarks import suite, sweep, table, ways
 from memscale.benchmarks.goals import goals
-from memscale.benchmarks.peers import PEERS
+from memscale.benchmarks.job import Job
+from memscale.benchmarks.peers import PEERS, Peer
 from memscale.benchmarks.picture import draw
 from memscale.benchmarks.progress import Progress
 from memscale.benchmarks.registry import BenchmarkModel, chosen
@@ -56,15 +56,16 @@ def run(options: argparse.Namespace) -> bool:
         tasks, total = _tasks(options, settings, models)
         interrupted, left_out = _measure(options, tasks, total, rows)
     if options.frontier:
-        missing = draw(rows.rows, options.png or options.out / "frontier.png")
+        missing = draw(rows.of(settings.scale, settings.device), options.png or options.out / "frontier.png")
         if missing:
             print(missing, file=sys.stderr)
     rows.save(left_out=left_out, interrupted=interrupted, scale=settings.scale, device=settings.device)
     if options.json:
-        print(json.dumps(rows.document(), indent=1))
+        print(rows.text())
     else:
-        print(table.report(rows.rows, settings.scale, left_out))
-        for line in goals(rows.rows, settings.scale):
+        shown = rows.of(settings.scale, settings.device)
+        print(table.report(shown, settings.scale, left_out))
+        for line in goals(shown, settings.scale):
             print(line)
     return interrupted
 
@@ -82,7 +83,7 @@ def _settings(options: argparse.Namespace, rows: list[Row], folder: str) -> Sett
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA card")
     scale = options.scale or ("tiny" if options.quick else "full" if device == "cuda" else "reduced")
-    steps = options.steps or (_QUICK_STEPS if options.quick else _STEPS)
+    steps = (_QUICK_STEPS if options.quick else _STEPS) if options.steps is None else options.steps
     if steps < 2:
         raise ValueError("--steps: at least 2")
     return Settings(scale, device, steps, min(_WARM_UP, steps - 1), folder, rows)
@@ -105,18 +106,22 @@ def _tasks(
         parts.append(suite.frontier(settings, models))
         total += len(suite.FRONTIER) * len(models)
     if options.sweep:
-        count = options.points or (_QUICK_POINTS if options.quick else sweep.POINTS)
-        parts.append(suite.sweep(settings, sweep.points(models, settings.scale, count)))
-        total += 2 * count
+        count = (
+            (_QUICK_POINTS if options.quick else sweep.POINTS) if options.points is None else options.points
+        )
+        points = sweep.points(models, settings.scale, count)
+        parts.append(suite.sweep(settings, points))
+        total += 2 * len(points)
     return itertools.chain(*parts), total
 
 
 def _measure(
     options: argparse.Namespace, tasks: Iterator[Task], total: int, rows: Rows
 ) -> tuple[bool, list[str]]:
-    """Runs the tasks. Returns whether it was interrupted, and what there was no time for."""
+    """Runs the tasks. Returns whether it was interrupted, and what was not measured."""
     end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     left_out: list[str] = []
+    unfinished: Job | None = None
     with Progress(total) as progress:
         try:
             for task in tasks:
@@ -124,33 +129,39 @@ def _measure(
                 if rows.has(job):
                     continue
                 left = end - time.monotonic()
-                if left <= 0:
+                if left <= 0 and not isinstance(task, Skipped):
                     left_out.append(job.label)
                     continue
+                unfinished = job
                 progress.start(job.label)
                 row = _one(task, min(_MOST_SECONDS, left), options.out / "logs", rows)
                 if row["status"] == "timeout" and left < _MOST_SECONDS:  # the run's time, not the job's
                     left_out.append(job.label)
                     continue
                 rows.add(row)
+                unfinished = None
                 progress.end(job.label, _words(row))
         except KeyboardInterrupt:
-            return True, left_out
+            rest = [task for task in tasks if isinstance(task, Job) and not rows.has(task)]
+            return True, left_out + [job.label for job in (unfinished, *rest) if job is not None]
     return False, left_out
 
 
 def _one(task: Task, deadline_s: float, logs: Path, rows: Rows) -> Row:
     """The row of one task."""
     if isinstance(task, Skipped):
-        more = {"documentation": task.peer.documentation, "peer_version": task.peer.version}
+        more = _about(task.peer)
         return make_row(task.job, {"status": "skipped", "reason": task.reason}, rows.rows, **more)
     job = dataclasses.replace(task, deadline_s=deadline_s)
     logs.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.+-]+", "-", f"{len(rows.rows):03} {job.suite} {job.label}")
     found = run_job(job, logs / f"{name}.log")
     peer = next((peer for peer in PEERS if peer.name == job.way), None)
-    more = {} if peer is None else {"documentation": peer.documentation, "peer_version": peer.version}
-    return make_row(job, found, rows.rows, **more)
+    return make_row(job, found, rows.rows, **_about(peer))
+
+
+def _about(peer: Peer | None) -> dict[str, str]:
+    return {} if peer is None else {"documentation": peer.documentation, "peer_version": peer.version}
 
 
 def _words(row: Row) -> str:

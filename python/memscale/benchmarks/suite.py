@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from memscale.benchmarks.job import Job
 from memscale.benchmarks.peers import PEERS, Peer
 from memscale.benchmarks.registry import BenchmarkModel
-from memscale.benchmarks.rows import Row, reference_of
+from memscale.benchmarks.rows import Row, reference_of, result_of
 from memscale.benchmarks.sweep import Point
 from memscale.benchmarks.ways import WAYS, at_peer
 
@@ -46,6 +46,7 @@ class Settings:
         warm_up: of these.
         directory: for files that stand for host memory.
         rows: what has been measured so far.
+        tried: keys of plain runs that this run has asked for.
     """
 
     scale: str
@@ -54,6 +55,7 @@ class Settings:
     warm_up: int
     directory: str
     rows: list[Row]
+    tried: set[tuple[str, ...]] = field(default_factory=set)
 
     def job(self, suite: str, model: BenchmarkModel, way: str, **more: Any) -> Job:
         """A job of a model as it is in the registry."""
@@ -77,6 +79,12 @@ class Settings:
         row = reference_of(self.rows, job, precision)
         return None if row is None else row["allocated_bytes"]
 
+    def untried(self, job: Job) -> bool:
+        """Whether this run has not asked for a plain run yet; from now on it has."""
+        new = job.key not in self.tried
+        self.tried.add(job.key)
+        return new
+
 
 @dataclass(frozen=True)
 class Skipped:
@@ -84,7 +92,7 @@ class Skipped:
 
     job: Job
     reason: str
-    peer: Peer
+    peer: Peer | None = None
 
 
 Task = Job | Skipped
@@ -98,9 +106,24 @@ def registry(
         for way in (name for name in WAYS if name in ways):
             precision = "bf16-amp" if way == "plain-bf16" else "fp32"
             job = settings.job("registry", model, way, precision=precision)
-            yield settings.job(
-                "registry", model, way, precision=precision, budget_bytes=_budget(settings, model, job)
-            )
+            if way in ("plain-fp32", "plain-bf16"):
+                settings.untried(job)
+                yield job
+                continue
+            plain = settings.job("registry", model, "plain-fp32")
+            budget = _budget(settings, model, job)
+            if budget is None and settings.untried(plain):
+                yield plain
+                budget = _budget(settings, model, job)
+            yield _after(settings, plain, dataclasses.replace(job, budget_bytes=budget))
+
+
+def _after(settings: Settings, first: Job, job: Job) -> Task:
+    """A job whose budget comes from another one, which has been tried: without one it says nothing."""
+    row = result_of(settings.rows, first)
+    if job.budget_bytes is None and row is not None:
+        return Skipped(job, f"no peak of {first.way} ({row['status']}) to take the budget from")
+    return job  # without a budget: there was no time for the first, nor is there for this one
 
 
 def _budget(settings: Settings, model: BenchmarkModel, job: Job) -> int | None:
@@ -123,7 +146,7 @@ def peers(settings: Settings, models: Sequence[BenchmarkModel]) -> Iterator[Task
     for model in models:
         for way, precision in (("plain-fp32", "fp32"), ("plain-bf16", "bf16-amp")):
             job = settings.job("registry", model, way, precision=precision)
-            if settings.plain(job, precision) is None:
+            if settings.plain(job, precision) is None and settings.untried(job):
                 yield job
         for peer in PEERS:
             if peer.why_not(settings.device):
@@ -131,9 +154,8 @@ def peers(settings: Settings, models: Sequence[BenchmarkModel]) -> Iterator[Task
             job = _peer_job(settings, model, peer)
             yield job
             peak = _measured(settings, job)
-            if peak is not None:
-                way = at_peer(peer.name)
-                yield settings.job("peers", model, way, budget_bytes=peak, steps=settings.few())
+            ours = settings.job("peers", model, at_peer(peer.name), budget_bytes=peak, steps=settings.few())
+            yield _after(settings, job, ours)
 
 
 def _peer_job(settings: Settings, model: BenchmarkModel, peer: Peer) -> Job:
@@ -141,27 +163,22 @@ def _peer_job(settings: Settings, model: BenchmarkModel, peer: Peer) -> Job:
 
 
 def _measured(settings: Settings, job: Job) -> int | None:
-    wanted = ("ok", job.suite, job.model, job.way)
-    for row in settings.rows:
-        if (row["status"], row["suite"], row["model"], row["way"]) == wanted:
-            peak: int = row["allocated_bytes"]
-            return peak
-    return None
+    row = result_of(settings.rows, job)
+    return row["allocated_bytes"] if row is not None and row["status"] == "ok" else None
 
 
 def frontier(settings: Settings, models: Sequence[BenchmarkModel]) -> Iterator[Task]:
     """MemScale over budgets; the curve of the picture."""
     for model in models:
         plain_job = settings.job("registry", model, "plain-fp32")
-        if settings.plain(plain_job) is None:
+        if settings.plain(plain_job) is None and settings.untried(plain_job):
             yield plain_job
         plain = settings.plain(plain_job)
-        if plain is None:
-            continue
         for percent in FRONTIER:
             way = f"budget {percent}%"
-            budget = plain * percent // 100
-            yield settings.job("frontier", model, way, budget_bytes=budget, steps=settings.few())
+            budget = None if plain is None else plain * percent // 100
+            ours = settings.job("frontier", model, way, budget_bytes=budget, steps=settings.few())
+            yield _after(settings, plain_job, ours)
 
 
 def sweep(settings: Settings, found: Sequence[Point]) -> Iterator[Task]:
@@ -172,9 +189,8 @@ def sweep(settings: Settings, found: Sequence[Point]) -> Iterator[Task]:
         plain = settings.job("sweep", point.model, way, precision=point.precision, **shared)
         yield plain
         peak = settings.plain(plain, point.precision)
-        if peak is None:
-            continue
-        budget = int(SWEEP_SHARE * peak)
-        yield settings.job(
+        budget = None if peak is None else int(SWEEP_SHARE * peak)
+        ours = settings.job(
             "sweep", point.model, "resident", precision=point.precision, budget_bytes=budget, **shared
         )
+        yield _after(settings, plain, ours)

@@ -8,6 +8,7 @@ The generator is Python's own, so that a seed means the same points everywhere.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,15 +51,26 @@ def hypercube(count: int, dimensions: int, seed: int) -> list[tuple[float, ...]]
 def points(
     models: Sequence[BenchmarkModel], scale: str, count: int = POINTS, seed: int = SEED
 ) -> list[Point]:
-    """The points of a sweep over some models."""
-    made = []
-    for model, batch, length, precision in hypercube(count, 4, seed):
-        chosen = _at(models, model)
-        shape = dataclasses.replace(
-            chosen.shape(scale), batch=_at(_BATCHES[scale], batch), length=_at(_LENGTHS[scale], length)
-        )
-        made.append(Point(chosen, shape, _at(_PRECISIONS, precision)))
-    return made
+    """The points of a sweep over some models: so many different ones, or all that there are."""
+    most = len(models) * len(_BATCHES[scale]) * len(_LENGTHS[scale]) * len(_PRECISIONS)
+    made: dict[Point, None] = {}  # in order
+    for again in itertools.count():
+        # Parts are narrower than the choices, so that two places may be one point: a further cube fills up.
+        for place in hypercube(count, 4, seed + again):
+            if len(made) < min(count, most):
+                made[_point(models, scale, place)] = None
+        if len(made) == min(count, most):
+            break
+    return list(made)
+
+
+def _point(models: Sequence[BenchmarkModel], scale: str, place: Sequence[float]) -> Point:
+    model, batch, length, precision = place
+    chosen = _at(models, model)
+    shape = dataclasses.replace(
+        chosen.shape(scale), batch=_at(_BATCHES[scale], batch), length=_at(_LENGTHS[scale], length)
+    )
+    return Point(chosen, shape, _at(_PRECISIONS, precision))
 
 
 def _at(values: Sequence[T], place: float) -> T:

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from memscale.benchmarks.peers import PEERS
-from memscale.benchmarks.rows import Row
+from memscale.benchmarks.rows import Row, taken_bytes
 from memscale.benchmarks.ways import is_ours
 
-__all__ = ["beaten", "reductions", "report"]
+__all__ = ["beaten", "not_finite", "reductions", "report"]
 
 _SIZES = {
     "full": "",
@@ -46,8 +47,8 @@ def report(rows: Sequence[Row], scale: str, left_out: Sequence[str]) -> str:
 # ---- the registry ------------------------------------------------------------------------------------
 
 _HEAD = (
-    "model", "way", "peak MB", "reserved", "× plain", "predicted", "step ms", "quartiles", "× plain",
-    "× bf16", "loss", "gradients", "remark",
+    "model", "way", "peak MB", "engine MB", "reserved", "× plain", "predicted", "step ms", "quartiles",
+    "× plain", "× bf16", "loss", "gradients", "remark",
 )  # fmt: skip
 
 
@@ -56,6 +57,7 @@ def _main_row(row: Row) -> list[str]:
         row["model"],
         row["way"],
         _mb(row["allocated_bytes"]),
+        _mb(row.get("engine_bytes") or None),
         _mb(row["reserved_bytes"]),
         _number(row["of_plain_memory"], ".3f"),
         _number(row.get("predicted_off_percent"), "+.1f", " %"),
@@ -78,7 +80,15 @@ def _spread(row: Row) -> str:
 def _loss(row: Row) -> str:
     if row.get("losses_equal"):
         return "equal"
+    if not_finite(row):
+        return "not finite"
     return _number(row.get("loss_off_percent"), ".2f", " % off")
+
+
+def not_finite(row: Row) -> bool:
+    """Whether a loss of it, or of what it is compared with, was infinite or no number."""
+    off = row.get("loss_off_percent")
+    return off is not None and not math.isfinite(float(off))  # text, where it came from a JSON file
 
 
 def _gradients(row: Row) -> str:
@@ -110,7 +120,8 @@ def beaten(row: Row, rows: Sequence[Row]) -> list[Row]:
         and ours["suite"] != "sweep"
         and ours["status"] == "ok"
         and is_ours(ours["way"])
-        and ours["allocated_bytes"] <= row["allocated_bytes"]
+        and taken_bytes(ours) <= taken_bytes(row)
+        and not not_finite(ours)
         and ours["step_ms"] <= row["step_ms"]
     ]
 
@@ -122,7 +133,7 @@ def _peer_row(row: Row, rows: Sequence[Row]) -> list[str]:
         verdict = "no"
         if better:
             best = min(better, key=lambda ours: float(ours["step_ms"]))
-            memory = best["allocated_bytes"] / row["allocated_bytes"]
+            memory = taken_bytes(best) / taken_bytes(row)
             verdict = f"{memory:.2f} of its memory at {best['step_ms'] / row['step_ms']:.2f} of its time"
     return [
         row["model"],
@@ -147,14 +158,14 @@ def _peer_list() -> str:
 def reductions(rows: Sequence[Row]) -> list[tuple[Row, Row, float]]:
     """Plain run, MemScale's, and the share of the peak that is gone, of each point that has both."""
     found = []
-    point = ("model", "batch", "length", "precision")
+    point = ("model", "scale", "batch", "length", "precision")
     for row in rows:
         if row["suite"] != "sweep" or row["way"].startswith("plain") or row["status"] != "ok":
             continue
         for plain in rows:
             same = plain["suite"] == "sweep" and plain["way"].startswith("plain") and plain["status"] == "ok"
             if same and all(plain[name] == row[name] for name in point):
-                found.append((plain, row, 1 - row["allocated_bytes"] / plain["allocated_bytes"]))
+                found.append((plain, row, 1 - taken_bytes(row) / taken_bytes(plain)))
                 break
     return found
 
@@ -164,12 +175,23 @@ def _sweep(rows: Sequence[Row]) -> str:
     lines = [
         [
             plain["model"], str(plain["batch"]), str(plain["length"]), plain["precision"],
-            _mb(plain["allocated_bytes"]), _mb(ours["allocated_bytes"]), f"{100 * gone:.1f} %",
+            _mb(plain["allocated_bytes"]), _mb(ours["allocated_bytes"]),
+            _mb(ours.get("engine_bytes") or None), f"{100 * gone:.1f} %",
             f"{ours['step_ms'] / plain['step_ms']:.2f}",
         ]
         for plain, ours, gone in found
     ]  # fmt: skip
-    head = ("model", "batch", "length", "plain run", "plain MB", "MemScale MB", "reduction", "× time")
+    head = (
+        "model",
+        "batch",
+        "length",
+        "plain run",
+        "plain MB",
+        "MemScale MB",
+        "engine MB",
+        "reduction",
+        "× time",
+    )
     text = "Sweep\n" + _table(head, lines)
     if found:
         shares = [100 * gone for _, _, gone in found]

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import traceback
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from memscale import __version__
@@ -12,6 +14,7 @@ from memscale.cli.arguments import Options
 from memscale.cli.problems import DOES_NOT_FIT, FITS, UsageError, one_line
 from memscale.cli.progress import Progress
 from memscale.cli.text import safe
+from memscale.errors import MemScaleError
 
 if TYPE_CHECKING:
     from memscale.cli.estimate import Answer, Subject
@@ -86,9 +89,17 @@ def _savings(options: Options, answer: Answer, terms: Any) -> Savings:
     try:
         return savings_of(asked, terms)
     except Exception as error:
+        if not isinstance(error, MemScaleError) and _is_ours(error):
+            raise
         raise UsageError(
             f"a step of another size raised {type(error).__name__}: {one_line(error)}"
         ) from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it was raised in this package, which is a mistake of it, and not by the model or its sample."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent.parent)
 
 
 def _prices(given: tuple[tuple[str, float], ...]) -> dict[str, float] | None:

@@ -97,7 +97,7 @@ class Savings:
         largest_batch: each with the largest batch that fits; None where the batch cannot be told.
         needed_bytes: budget that the plain run needs for the batch that was given.
         needed_device: smallest device that holds it, or the cheapest of those with a price; this one if it
-            does; None if no card of the table does.
+            does; None if none of those tried does.
         needed_device_bytes: its memory.
         plan: what the plan does, in words; "" for nothing.
         steps: of the run; None: not given.

@@ -292,13 +292,14 @@ def stream_of(model: nn.Module) -> Stream | None:
 
 def lasting_address(tensor: Tensor) -> int:
     """The address of a tensor's storage; of a streamed weight, which comes and goes, of that at home."""
-    address = tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
     for stream in _streams.values():
         if address in stream.places:
             unit, weight = stream.places[address]
             if weight is None:
                 weight = unit.weight_at(int(tensor.storage_offset()) * tensor.element_size())
-            return weight.home.untyped_storage()._cdata
+            address = weight.home.untyped_storage()._cdata
+            break
     return address
 
 

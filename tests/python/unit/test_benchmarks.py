@@ -6,7 +6,9 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ from memscale.benchmarks.runner import run_job
 from memscale.benchmarks.sweep import hypercube, points
 from memscale.benchmarks.ways import WAYS
 from memscale.errors import MemScaleError
+from memscale.offload.engine import Offload, OffloadSettings
 
 TINY = BENCHMARK_MODELS[0].tiny
 BERT = Shape("bert", 2, 64, 2, 512, 2, 64)
@@ -104,7 +107,10 @@ def test_every_part_of_every_dimension_has_one_point(count: int, dimensions: int
 
 def test_the_sweep_covers_models_sizes_and_precisions() -> None:
     found = points(BENCHMARK_MODELS, "full")
-    assert len(found) == 25
+    assert len(found) == len(set(found)) == 25
+    for scale in ("reduced", "tiny"):
+        assert len(set(points(BENCHMARK_MODELS, scale))) == 25
+    assert len(points(BENCHMARK_MODELS[:1], "tiny")) == 8  # all there are
     assert {point.model.name for point in found} == {model.name for model in BENCHMARK_MODELS}
     assert {point.shape.batch for point in found} == {1, 2, 4, 8, 16}
     assert {point.shape.length for point in found} == {64, 128, 256, 512}
@@ -248,6 +254,91 @@ def test_what_was_found_before_a_crash_is_kept() -> None:
     assert (found["status"], found["step_ms"]) == ("failed", 5.0)
 
 
+def test_what_a_process_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys; open(sys.argv[1], 'w').write('{\"status\": \"ok\"}');"
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
+    )
+    log = tmp_path / "log"
+    began = time.monotonic()
+    found = run_job(job(deadline_s=30.0), log, (sys.executable, "-c", code))
+    assert found["status"] == "ok" and time.monotonic() - began < 20
+    left = Path(f"/proc/{log.read_text().splitlines()[-1]}/stat")
+    while left.exists() and left.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() - began < 20  # a signal takes a moment
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("losses", [[1.0, float("nan")], [float("inf"), 0.5]])
+def test_losses_that_are_not_finite_are_said(losses: list[float], tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "a.csv", tmp_path / "a.json")
+    rows.add(make_row(job(), HASTY, rows.rows))
+    rows.add(make_row(job("resident"), {**HASTY, "losses": losses}, rows.rows))
+    text = (tmp_path / "a.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    again = Rows(tmp_path / "a.csv", tmp_path / "a.json", resume=True)
+    for found in (rows.rows, again.rows):
+        assert "not finite" in table.report(found, "reduced", [])
+        assert "gpt2-medium (losses not finite)" in goals(found, "reduced")[0]
+
+
+def test_the_engines_memory_counts_on_a_cpu_host(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "a.csv", tmp_path / "a.json")
+    rows.add(make_row(job(), HASTY, rows.rows))
+    ours = make_row(job("smallest"), {**HASTY, "allocated_bytes": 20, "engine_bytes": 30}, rows.rows)
+    assert ours["of_plain_memory"] == 0.5
+    peer = {**ours, "suite": "peers", "way": "torchao", "allocated_bytes": 49, "engine_bytes": None}
+    assert not table.beaten(peer, [ours]) and table.beaten({**peer, "allocated_bytes": 50}, [ours])
+
+
+def test_open_engines_are_found() -> None:
+    before = memory.engine_bytes()
+    offload = Offload(OffloadSettings(torch.device("cpu"), file_bytes=1 << 26))
+    assert offload.engine is not None and memory.engine_bytes() == before + (16 << 20)
+
+
+def test_a_run_before_is_kept_under_another_name(tmp_path: Path) -> None:
+    Rows(tmp_path / "a.csv", tmp_path / "a.json").add(make_row(job(), HASTY, []))
+    Rows(tmp_path / "a.csv", tmp_path / "a.json").save()
+    assert json.loads((tmp_path / "a-1.json").read_text())["rows"]
+
+
+def test_rows_of_other_settings_do_not_count(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "a.csv", tmp_path / "a.json")
+    rows.add(make_row(job(), HASTY, rows.rows))
+    assert rows.has(job()) and rows.of("tiny", "cpu") and not rows.of("tiny", "cuda")
+    for other in ({"steps": 4}, {"device": "cuda"}, {"budget_bytes": 1}):
+        assert not rows.has(job(**other))
+    rows.rows[0]["machine"] = "another"
+    assert not rows.has(job()) and not rows.of("tiny", "cpu")
+
+
+def test_without_a_plain_run_nothing_runs_without_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def out_of_memory(asked: Job, log: Path) -> dict[str, Any]:
+        begun.append(asked.way)
+        return {"status": "oom", "reason": "too large"}
+
+    monkeypatch.setattr(program, "run_job", out_of_memory)
+    assert run(tmp_path, "--ways", "resident,wrap", "--frontier", "--sweep", "--points", "1") == 0
+    assert begun[0] == "plain-fp32" and all(way.startswith("plain") for way in begun) and len(begun) == 2
+    rows = json.loads((tmp_path / "benchmarks.json").read_text())["rows"]
+    skipped = [row["suite"] for row in rows if row["status"] == "skipped"]
+    assert skipped == ["registry"] * 2 + ["frontier"] * len(suite.FRONTIER) + ["sweep"]
+
+
+def test_sigterm_is_an_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(program, "run_job", lambda *_: signal.raise_signal(signal.SIGTERM))
+    assert run(tmp_path, "--ways", "plain-fp32,wrap") == 130
+    assert signal.getsignal(signal.SIGTERM) == before
+    left = json.loads((tmp_path / "benchmarks.json").read_text())["left_out"]
+    assert [label.rpartition(", ")[2] for label in left] == ["plain-fp32", "wrap"]
+
+
 def test_a_failure_has_a_row_without_figures(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "a.csv", tmp_path / "a.json")
     rows.add(make_row(job(), {"status": "oom", "reason": "CUDA out of memory"}, rows.rows))
@@ -322,7 +413,7 @@ def test_without_time_the_rest_is_named(
     monkeypatch.setattr(program, "run_job", lambda *_: pytest.fail("nothing may begin"))
     assert run(tmp_path, "--minutes", "0", "--ways", "plain-fp32,wrap") == 0
     assert (
-        "Not measured, for want of time: gpt2-medium, plain-fp32; gpt2-medium, wrap"
+        "Not measured, for want of time: gpt2-medium 2×64, plain-fp32; gpt2-medium 2×64, wrap"
         in capsys.readouterr().out
     )
 
@@ -335,7 +426,13 @@ def test_what_the_end_of_the_time_cuts_off_is_named_too(
     assert json.loads((tmp_path / "benchmarks.json").read_text())["rows"][0]["status"] == "timeout"
     assert run(tmp_path, "--ways", "plain-fp32", "--minutes", "1") == 0
     assert json.loads((tmp_path / "benchmarks.json").read_text())["rows"] == []
-    assert "for want of time: gpt2-medium, plain-fp32" in capsys.readouterr().out
+    assert "for want of time: gpt2-medium 2×64, plain-fp32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [("--steps", "0"), ("--points", "0"), ("--points", "-3")])
+def test_counts_below_one_are_refused(wrong: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--quick", *wrong])
 
 
 @pytest.mark.parametrize("wrong", [("--ways", "fast"), ("--models", "gpt5"), ("--steps", "1")])

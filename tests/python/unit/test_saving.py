@@ -117,6 +117,20 @@ def test_it_is_on_the_disk_before_it_is_in_place(target: Path, monkeypatch: pyte
     assert order == ["fsync file", "replace file", "fsync folder"]
 
 
+def test_a_folder_that_cannot_be_synced(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="the new file is in place"):
+        memscale.save(NEW, target)
+    assert number(target) == 1 and names(target.parent) == ["run.pt"]
+
+
 # ---- failures ----------------------------------------------------------------------------------------
 
 
@@ -204,7 +218,7 @@ def test_the_file_of_a_living_process_stays(target: Path) -> None:
 def test_taken_for_a_leftover_before_it_was_locked(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, seen = saving._lock, list[int]()
 
-    def late(descriptor: int) -> bool:
+    def late(descriptor: int) -> bool | None:
         if not seen:
             Path(os.readlink(f"/proc/self/fd/{descriptor}")).unlink()
         seen.append(descriptor)
@@ -213,6 +227,30 @@ def test_taken_for_a_leftover_before_it_was_locked(target: Path, monkeypatch: py
     monkeypatch.setattr(saving, "_lock", late)
     memscale.save(NEW, target)
     assert len(seen) == 2 and number(target) == 1 and names(target.parent) == ["run.pt"]
+
+
+def test_another_save_holds_it_before_it_was_locked(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be removed at any moment until the other has closed it, so it is not the one to write."""
+    real, held = saving._lock, list[int]()
+
+    def late(descriptor: int) -> bool | None:
+        if not held:
+            other = os.open(os.readlink(f"/proc/self/fd/{descriptor}"), os.O_RDWR)
+            held.append(other)
+            assert real(other)
+        return real(descriptor)
+
+    real_write = saving._write
+
+    def removed_meanwhile(*args: Any) -> None:
+        Path(os.readlink(f"/proc/self/fd/{held[0]}")).unlink(missing_ok=True)
+        real_write(*args)
+
+    monkeypatch.setattr(saving, "_lock", late)
+    monkeypatch.setattr(saving, "_write", removed_meanwhile)
+    memscale.save(NEW, target)
+    os.close(held[0])
+    assert number(target) == 1 and names(target.parent) == ["run.pt"]
 
 
 def test_a_file_system_without_locks(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,6 +279,29 @@ def test_prices_are_found_by_name_size_and_kind() -> None:
     assert alone.price(card, asked=False) is None, "the price of one card says nothing of another"
 
 
+def test_a_price_of_a_card_that_does_not_hold_it_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first card tried, the only one with a price, misses by a hair."""
+    config = memscale.Config(memory_budget="50MiB")
+    fitting = memscale.predict(net(), None, None, sample(), "cpu")
+    tight = memscale.predict(net(), None, config, sample, "RTX 2060")
+    assert tight.plain is not None and fitting.plain is not None
+    tight = replace(tight, plain=replace(tight.plain, device_used_peak_bytes=9 << 30))
+    seen: list[str] = []
+
+    def on(hardware: Any, _: Any) -> Any:
+        seen.append(hardware.name)
+        return tight if "3090" in hardware.name or holds_none else fitting
+
+    asked = Asked(resolve_device("RTX 2060"), config, tight, tight, on)
+    terms = Terms(price_per_hour={"RTX 3090": 1})
+    for holds_none in (False, True):
+        seen.clear()
+        found = savings_of(asked, terms)
+        assert seen[0] == "NVIDIA GeForce RTX 3090" and len(seen) == (4 if holds_none else 2)
+        assert (found.needed_device is None) == holds_none
+    assert "none of the 4 that were tried holds it" in found.explain()
+
+
 # ---- command line ----------------------------------------------------------------------------------
 
 
@@ -313,3 +336,21 @@ def test_the_command_line_refuses_in_a_line(capsys: pytest.CaptureFixture[str]) 
     program("estimate", "cli_samples:sized", "--savings", "--price", "banana=1").refused(
         "price_per_hour='banana'"
     )
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_only_what_the_model_raises_is_a_step_of_another_size(
+    ours: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*_: Any) -> None:
+        raise IndexError("of the model")
+
+    if ours:
+        monkeypatch.setattr("memscale.core.savings_build._plan_at", None)
+    else:
+        monkeypatch.setattr("memscale.core.savings_build.savings_of", raising)
+    words = ("--batch", 64, "--seq", 64, "--device", "cpu", "--budget", "50MiB", "--savings")
+    said = Runner(capsys)("estimate", "cli_samples:sized", *words)
+    assert said.code == 2
+    assert ("a step of another size" in said.err) == (not ours)
+    assert ("--debug shows where" in said.err) == ours

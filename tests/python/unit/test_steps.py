@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gradient_samples import gradient_of
 from memscale.optim import take_over
 from memscale.optim.kinds import gradient_refusal, is_usual, parameter_refusal
 
@@ -104,3 +105,16 @@ def test_versions_where_pytorch_takes_one_at_a_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.autograd.graph, "increment_version", one)
     _, weights = _stepped()
     assert [weight._version for weight in weights] == wanted and min(wanted) > 0
+
+
+def test_a_state_that_cannot_be_taken_is_told_before_any_weight_changes() -> None:
+    """One of a gradient that may be away, too."""
+    small, large = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(20, 31))
+    optimizer = torch.optim.SGD([small, large], lr=0.1, momentum=0.9)
+    take_over(optimizer, "fp32")
+    small.grad = torch.ones(8)
+    large.grad, _ = gradient_of(torch.ones(20, 31))
+    optimizer.state[large] = {"momentum_buffer": torch.zeros(3)}
+    with pytest.raises(ValueError):
+        optimizer.step()
+    assert torch.equal(small, torch.ones(8))

@@ -121,7 +121,7 @@ static void refused_programs(void **state)
     (void)state;
     fixture_open(&fix, &options);
     if (capability < 70) {
-        refused(&fix, &text, MSC_EUNSUPPORTED, "compute capability 6.1");
+        refused(&fix, &text, MSC_EUNSUPPORTED, "compute capability 7.0, and this one has 6.1");
         fixture_close(&fix);
         return;
     }
