@@ -192,7 +192,7 @@ static void split_rest8(void *weight, void *rest, const msc__f32 *restrict from,
 
 MSC__INLINE void ask_for(const msc__f32 *here)
 {
-    __builtin_prefetch((const void *)((uintptr_t)here + AHEAD));
+    __builtin_prefetch((const char *)here + AHEAD);
 }
 
 MSC__INLINE void adam_line(const msc__optim_numbers *by, int l2, msc__f32 *restrict w,
