@@ -40,7 +40,17 @@ def figures_of(results: Results) -> dict[str, Figure]:
     groups: tuple[Callable[[Results], Named], ...] = (
         *(_host, _standin, _published, _truth, _predict, _by_hand, _budgets, _selective, _planner_of_torch),
         *(_brute_force, _startup, _simulator, _snapshot, _step_time, _decision, _loss_tile, _mlp_tile),
-        *(_attention_tile, _checkpoint, _offload, _engine_file, _hooks, _away, _optimizer_step, _convergence),
+        *(
+            _attention_tile,
+            _checkpoint,
+            _offload,
+            _engine_file,
+            _hooks,
+            _away,
+            _weights,
+            _optimizer_step,
+            _convergence,
+        ),
     )
     return dict(pair for group in groups for pair in group(results))
 
@@ -408,18 +418,23 @@ def _engine_file(results: Results) -> Named:
 
 
 def _hooks(results: Results) -> Named:
-    rows = results.rows("offload_hooks", "2ae4fa3cf602", storages="own")
-    yield "hooks_runs", Figure(in_words(len(rows.values("date"))), rows)
-    leaves, theirs = rows.where(hooks="engine, leaves"), rows.where(hooks="PyTorch's part")
-    disturbed = max(leaves, key=lambda row: float(row["save_ns"]))  # told beside the others, not left out
-    others = leaves.where(date=lambda date: date != disturbed["date"])
+    rows = results.rows("offload_hooks", "e293307b6bf7", storages="own")
+    leaves, least = rows.where(hooks="engine, leaves"), rows.where(hooks="detach and empty_like, builtins")
     yield "hooks_stays", _spread(rows.where(hooks="engine, stays"), "save_beyond_builtin_ns", "{:.1f}", 1e-3)
-    yield "hooks_save", _spread(others, "save_beyond_builtin_ns", "{:.1f}", 1e-3)
-    yield "hooks_unpack", _spread(others, "unpack_beyond_builtin_ns", "{:.1f}", 1e-3)
-    yield "hooks_save_theirs", _one(theirs, "save_ns", "{:.2f}", 1e-3)
-    yield "hooks_unpack_theirs", _one(theirs, "unpack_ns", "{:.2f}", 1e-3)
-    worst = [float(disturbed[f"{what}_beyond_builtin_ns"]) / 1000 for what in ("save", "unpack")]
-    yield "hooks_disturbed", Figure(" and ".join(f"{value:.1f}" for value in worst), Rows([disturbed]))
+    for what in ("save", "unpack"):
+        yield f"hooks_{what}", _spread(leaves, f"{what}_beyond_builtin_ns", "{:.1f}", 1e-3)
+        (ours,), (theirs,) = (part.numbers(f"{what}_ns") for part in (leaves, least))
+        yield f"hooks_{what}_beyond", Figure(f"{(ours - theirs) / 1000:.1f}", Rows([*leaves, *least]))
+
+
+def _weights(results: Results) -> Named:
+    rows = results.rows("weight_stream", "a02d491216e9")
+    (weights,), (budget,) = rows.numbers("weight_bytes"), rows.numbers("budget_bytes")
+    yield "weights_size", Figure(f"{weights / 1e6:.0f} MB", rows)
+    yield "weights_budget", Figure(f"{budget / 1e6:.0f} MB", rows)
+    yield "weights_group", _one(rows, "group_bytes", "{:.0f} MB", 1e-6)
+    yield "weights_time", _one(rows, "to_plain", "{:.1f}")
+    yield "weights_group_time", _one(rows, "group_to_plain", "{:.1f}")
 
 
 def _away(results: Results) -> Named:
@@ -431,7 +446,7 @@ def _away(results: Results) -> Named:
 
 
 def _optimizer_step(results: Results) -> Named:
-    rows = results.rows("optimizer_step", "2ae4fa3cf602")
+    rows = results.rows("optimizer_step", "e293307b6bf7")
     for name, way in (("5_bytes", "ours bf16 + 8-bit"), ("fp32", "ours fp32")):
         part = rows.where(way=way)
         yield f"step_{name}", Figure(" and ".join(f"{value:.2f}" for value in part.numbers("ratio")), part)
