@@ -442,3 +442,12 @@ def test_the_instruments_see_a_leaking_technique() -> None:
     before = objects()
     kept += [[] for _ in range(1000)]
     assert objects() - before >= 1000
+
+
+def test_the_instruments_forget_what_an_earlier_measurement_saw() -> None:
+    """Addresses that the profiler once saw begin, and not end, come back as the memory of another test."""
+    seen: list[torch.Tensor] = []
+    net_bytes(lambda: seen.extend(torch.ones(513) for _ in range(50)))
+    seen.clear()
+    unseen = [torch.ones(513) for _ in range(100)]
+    assert net_bytes(lambda: (unseen.clear(), torch.ones(1))) == 0

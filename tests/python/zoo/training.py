@@ -8,7 +8,7 @@ import gc
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,16 +168,39 @@ def quiet_profiler() -> Iterator[None]:
         os.close(null)
 
 
-def memory_changes(work: Callable[[], object]) -> list[int]:
-    """Bytes that PyTorch's CPU allocator handed out, and, below 0, took back during `work`, in order."""
+def memory_changes(work: Callable[[], object], alive: dict[int, int] | None = None) -> list[int]:
+    """Bytes that PyTorch's CPU allocator handed out, and, below 0, took back during `work`, in order.
+
+    The end of memory counts if it began in `work` or is in `alive`: bytes by address, brought up to date.
+    The profiler keeps addresses between profiles: it takes what an earlier test began for ended here.
+    """
     from torch.profiler import ProfilerActivity, profile
 
-    gc.collect()  # garbage of an earlier test that dies meanwhile would count as negative
+    gc.collect()  # the garbage of an earlier test is not this one's
     with quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = _memory_events(profiler.profiler.kineto_results.experimental_event_tree())
     assert events, "the profiler saw no memory event"
-    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    alive, changes = {} if alive is None else alive, []
+    for address, change in events:
+        if change > 0:
+            alive[address] = change
+        elif address not in alive:
+            continue
+        changes.append(change if change > 0 else -alive.pop(address))
+    return changes
+
+
+def _memory_events(roots: Iterable[Any]) -> list[tuple[int, int]]:
+    """Address and bytes of each event of memory in the profiler's trees, in order of time."""
+    found, open_events = [], list(roots)
+    while open_events:
+        event = open_events.pop()
+        open_events += event.children
+        if event.name == "[memory]":
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+    return [(address, change) for _, address, change in sorted(found)]
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
