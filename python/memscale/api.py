@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions. The life of a `wrap` call is `_begin`, from top to bottom."""
+"""The public functions. The life of a `wrap` call goes on in `core/wrapping.py`."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import os
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -14,9 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from memscale.core.arguments import effective_config, model_of, optimizer_of, require_sample
 from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.core.devices import resolve_device
-from memscale.core.eight_bit import OWN, is_8bit, with_8bit_state
+from memscale.core.eight_bit import with_8bit_state
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.hardware import Hardware
 from memscale.core.plan import Plan
@@ -28,21 +27,21 @@ from memscale.core.savings import Savings
 from memscale.core.savings_build import Asked, Terms, savings_of
 from memscale.core.tracer import StepFacts
 from memscale.core.verification import VerifyReport, compare
-from memscale.errors import ConfigError
+from memscale.core.wrapping import (
+    begin,
+    begin_in_8bit,
+    begin_with,
+    counted_in_8bit,
+    give_back_of,
+    say_where_8bit_is,
+)
 from memscale.observability import logs
-from memscale.optim import convert_state, give_back, is_taken, take_over
-from memscale.optim.kinds import inner_of
+from memscale.optim import is_taken
 from memscale.optim.taken import is_held
-from memscale.techniques.loss_scale import LossScale
-from memscale.techniques.replicas import refuse, wrapped_one
+from memscale.techniques.replicas import wrapped_one
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
-
-_TAKEN: weakref.WeakKeyDictionary[nn.Module, weakref.ref[torch.optim.Optimizer]] = weakref.WeakKeyDictionary()
-"""Optimizers that have our state as long as their model is wrapped."""
-
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 def wrap(
@@ -87,15 +86,15 @@ def wrap(
         >>> memscale.wrap(model, memscale.Config(memory_budget="1GiB")) is model
         True
     """
-    settings = _resolve(config, async_offload, async_config)
+    settings = effective_config(config, async_offload, async_config)
     integration = _integration_of(target)
     if integration is None:
-        _begin_in_8bit(_model_of(target), settings, sample_input, optimizer)
+        begin_in_8bit(model_of(target), settings, sample_input, optimizer)
     elif optimizer is not None:
         raise TypeError("optimizer is given beside a trainer, which brings its own")
     else:
-        integration.begin(target, settings, sample_input, _begin)
-        _say_where_8bit_is(settings)
+        integration.begin(target, settings, sample_input, begin)
+        say_where_8bit_is(settings)
     return target
 
 
@@ -121,8 +120,8 @@ def optimize(
         >>> with memscale.optimize(model, optimizer, sample_input=batch) as executor:
         ...     print(executor.plan.explain())
     """
-    settings = _resolve(config)
-    executor = _begin_in_8bit(_model_of(model), settings, sample_input, optimizer)
+    settings = effective_config(config)
+    executor = begin_in_8bit(model_of(model), settings, sample_input, optimizer)
     try:
         yield executor
     finally:
@@ -163,18 +162,16 @@ def apply_all_optimizations(
     Example:
         >>> model, optimizer = memscale.apply_all_optimizations(model, optimizer, sample_input=batch)
     """
-    module, settings = (
-        _model_of(model),
-        _resolve(Config(OptimizationMode.AGGRESSIVE) if config is None else config),
-    )
-    if _optimizer_of(optimizer, module) is None:
+    module = model_of(model)
+    settings = effective_config(Config(OptimizationMode.AGGRESSIVE) if config is None else config)
+    if optimizer_of(optimizer, module) is None:
         raise TypeError("optimizer is None; allowed: a torch.optim.Optimizer")
     logs.setup(settings)
     used, fresh = optimizer, not is_taken(optimizer) or is_held(optimizer)
     if settings.use_8bit_optimizer:
         used, line = with_8bit_state(optimizer, settings.eight_bit_backend)
         logs.LOGGER.info("%s", line)
-    _begin_with(module, settings, sample_input, used, fresh)
+    begin_with(module, settings, sample_input, used, fresh)
     return model, used
 
 
@@ -190,12 +187,12 @@ def detach(model: Any) -> None:
     integration = _integration_of(model)
     if integration is not None:
         integration.end(model)
-    executor = _model_of(model).__dict__.get(EXECUTOR)
+    executor = model_of(model).__dict__.get(EXECUTOR)
     if executor is None:
         logs.LOGGER.warning("detach: this model is not wrapped")
         return
     executor.stop()
-    _give_back(_model_of(model))
+    give_back_of(model_of(model))
 
 
 def plan(
@@ -216,13 +213,12 @@ def plan(
         TypeError: no `sample_input`, or one of a wrong type.
         Exception: the model rejects the sample.
     """
-    module, settings = _model_of(model), _resolve(config)
-    if sample_input is None:
-        raise TypeError("plan needs sample_input: one training batch, or a callable that makes one")
+    module, settings = model_of(model), effective_config(config)
+    require_sample(sample_input, "plan")
     args, kwargs = normalize_sample(sample_input)
-    step = StepFacts(optimizer=_optimizer_of(optimizer, module), training=None if module.training else True)
+    step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
-    with _counted_in_8bit(settings, optimizer), nullcontext() if executor is None else executor.bare():
+    with counted_in_8bit(settings, optimizer), nullcontext() if executor is None else executor.bare():
         return make_plan(module, settings, args, kwargs, step).plan
 
 
@@ -261,13 +257,12 @@ def predict(
         >>> memscale.predict(model, sample_input=torch.empty(8, 4096, device="meta"), device="RTX 3090").fits
         True
     """
-    module, settings = _model_of(model), _resolve(config)
-    if sample_input is None:
-        raise TypeError("predict needs sample_input: one training batch, or a callable that makes one")
+    module, settings = model_of(model), effective_config(config)
+    require_sample(sample_input, "predict")
     hardware = resolve_device(device, module)
-    step = StepFacts(optimizer=_optimizer_of(optimizer, module), training=None if module.training else True)
+    step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)
     here = optimizer if hardware.device_kind == "cpu" else None  # cards have no kernels for our state
-    around = functools.partial(_counted_in_8bit, settings, here)
+    around = functools.partial(counted_in_8bit, settings, here)
     return predict_step(module, settings, sample_input, step, hardware, around)
 
 
@@ -308,14 +303,11 @@ def estimate_savings(
     Example:
         >>> print(memscale.estimate_savings(model, sample_input=batch, device="RTX 3090").explain())
     """
-    module, settings = _model_of(model), _resolve(config)
+    module, settings = model_of(model), effective_config(config)
     terms = Terms(compare, price_per_hour, steps)
-    if sample_input is None:
-        raise TypeError(
-            "estimate_savings needs sample_input: one training batch, or a callable that makes one"
-        )
+    require_sample(sample_input, "estimate_savings")
     hardware = resolve_device(device, module)
-    trained = _optimizer_of(optimizer, module)
+    trained = optimizer_of(optimizer, module)
     step = StepFacts(optimizer=trained, training=None if module.training else True)
 
     def on(other: Hardware, settings: Config) -> Prediction:
@@ -323,7 +315,7 @@ def estimate_savings(
 
     plain = planned = on(hardware, settings)
     if settings.use_8bit_optimizer and trained is not None and hardware.device_kind == "cpu":
-        around = functools.partial(_counted_in_8bit, settings, trained)
+        around = functools.partial(counted_in_8bit, settings, trained)
         planned = predict_step(module, settings, sample_input, step, hardware, around)
     return savings_of(Asked(hardware, settings, plain, planned, on), terms)
 
@@ -355,135 +347,21 @@ def verify(
         TypeError: the model is a part of a wrapped one, or an argument is of a wrong type.
         VerificationError: the model is sharded, and accumulates gradients without reducing them.
     """
-    module = wrapped_one(_model_of(model))
+    module = wrapped_one(model_of(model))
     args, kwargs = normalize_sample(sample_input)
     facts = StepFacts(training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
     if executor is not None and executor.plan is not None:
         return compare(executor, args, kwargs, facts)
-    settings = _resolve(config).replace(force_optimize=True, enable_logging=False, strict_budget=False)
-    optimizer = _optimizer_of(optimizer, module)
+    settings = effective_config(config).replace(
+        force_optimize=True, enable_logging=False, strict_budget=False
+    )
+    optimizer = optimizer_of(optimizer, module)
     with (
-        _counted_in_8bit(settings, optimizer),
+        counted_in_8bit(settings, optimizer),
         optimize(module, optimizer, settings, sample_input) as temporary,
     ):
         return compare(temporary, args, kwargs, facts)
-
-
-def _begin(
-    model: nn.Module,
-    config: Config,
-    sample_input: Any,
-    optimizer: torch.optim.Optimizer | None = None,
-    grads_present: bool = False,
-) -> Executor:
-    """The pipeline, in order: sample, old plan off, log, new executor (profile → decide → attach)."""
-    refuse(model)
-    sample = None if sample_input is None else normalize_sample(sample_input)
-    wrapped: Executor | None = model.__dict__.get(EXECUTOR)
-    if wrapped is not None:
-        wrapped.stop()
-    logs.setup(config)
-    executor = Executor(model, config, optimizer)
-    if wrapped is not None and isinstance(executor.loss_scale, LossScale):
-        executor.loss_scale.take_over(wrapped.loss_scale)
-    try:
-        executor.start(sample, grads_present)
-    except BaseException:
-        if wrapped is not None:
-            wrapped.resume()
-        raise
-    return executor
-
-
-def _begin_in_8bit(
-    model: nn.Module, config: Config, sample_input: Any, optimizer: torch.optim.Optimizer | None
-) -> Executor:
-    """`_begin`, with 8-bit state in the loop's optimizer if that is asked for and can be done in place."""
-    optimizer = _optimizer_of(optimizer, model)
-    logs.setup(config)
-    fresh = optimizer is not None and (not is_taken(optimizer) or is_held(optimizer))
-    if optimizer is None or config.eight_bit_backend not in ("auto", OWN):
-        if optimizer is None or not is_8bit(optimizer):
-            _say_where_8bit_is(config)
-    elif config.use_8bit_optimizer and not is_8bit(optimizer):
-        line = with_8bit_state(optimizer, OWN)[1]
-        hint = "" if is_taken(optimizer) else "; memscale.apply_all_optimizations may know another"
-        logs.LOGGER.info("%s%s", line, hint)
-    return _begin_with(model, config, sample_input, optimizer, fresh)
-
-
-def _begin_with(
-    model: nn.Module,
-    config: Config,
-    sample_input: Any,
-    optimizer: torch.optim.Optimizer | None,
-    fresh: bool,
-) -> Executor:
-    """`_begin` for an optimizer that may have been taken over, `fresh`: in this call."""
-    optimizer = inner_of(optimizer)
-    if optimizer is not None and not config.use_8bit_optimizer and _taken_for(model) is optimizer:
-        _give_back(model)  # first: the plan counts the state that it finds
-    try:
-        executor = _begin(model, config, sample_input, optimizer)
-    except BaseException:
-        if fresh and optimizer is not None and not is_held(optimizer):
-            give_back(optimizer)
-        raise
-    if optimizer is not None or not config.use_8bit_optimizer:
-        _give_back(model, unless=optimizer)
-    if optimizer is not None and is_taken(optimizer) and not is_held(optimizer):
-        if fresh:
-            convert_state(optimizer)
-        if fresh or _is_held(optimizer):
-            _TAKEN[model] = weakref.ref(optimizer)
-    return executor
-
-
-@contextmanager
-def _counted_in_8bit(config: Config, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """For the time of a block, plans count an optimizer's state as `wrap` makes it. No bit of it changes."""
-    taken = (
-        optimizer is not None
-        and config.use_8bit_optimizer
-        and config.eight_bit_backend in ("auto", OWN)
-        and not is_held(optimizer)
-        and not take_over(optimizer, convert=False)
-    )
-    try:
-        yield
-    finally:
-        if taken and optimizer is not None:
-            give_back(optimizer)
-
-
-def _taken_for(model: nn.Module) -> torch.optim.Optimizer | None:
-    held = _TAKEN.get(model)
-    return None if held is None else held()
-
-
-def _is_held(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer has our state for the sake of a model, which may be one of several."""
-    return any(held() is optimizer for held in _TAKEN.values())
-
-
-def _give_back(model: nn.Module, unless: torch.optim.Optimizer | None = None) -> None:
-    """Ends what `_begin_with` began: the optimizer of a model is as it was, but for what it has learned."""
-    optimizer = _taken_for(model)
-    if optimizer is unless and optimizer is not None:
-        return
-    _TAKEN.pop(model, None)
-    if optimizer is not None and not _is_held(optimizer):
-        give_back(optimizer)
-
-
-def _say_where_8bit_is(config: Config) -> None:
-    """What `wrap` and `optimize` cannot do: the loop goes on with the optimizer that it has."""
-    if config.use_8bit_optimizer:
-        logs.LOGGER.info(
-            "8-bit optimizer state: not used, the loop keeps its own optimizer; "
-            "memscale.apply_all_optimizations returns one with 8-bit state"
-        )
 
 
 _INTEGRATIONS = {("transformers.trainer", "Trainer"): "memscale.integrations.trainer"}
@@ -497,65 +375,3 @@ def _integration_of(target: Any) -> Any:
         if name is not None:
             return importlib.import_module(name)
     return None
-
-
-def _model_of(target: Any) -> nn.Module:
-    if isinstance(target, nn.Module):
-        return target
-    inner = getattr(target, "model", None)
-    if isinstance(inner, nn.Module) and callable(getattr(target, "train", None)):
-        return inner
-    raise TypeError(
-        f"target is a {type(target).__name__}; allowed: an nn.Module, or a trainer with .model (a module) "
-        "and .train"
-    )
-
-
-def _optimizer_of(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
-    """The optimizer that was given, out of its wrapper; None where none was."""
-    if optimizer is None:
-        return None
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        kind = optimizer.__name__ if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
-        raise TypeError(f"optimizer is {kind}; allowed: a torch.optim.Optimizer, or None")
-    inner: torch.optim.Optimizer = inner_of(optimizer)
-    mine = {id(parameter) for parameter in model.parameters()}
-    if mine and not any(id(value) in mine for group in inner.param_groups for value in group["params"]):
-        raise ValueError(
-            f"optimizer is {type(optimizer).__name__} of other parameters: it trains none of this "
-            f"{type(model).__name__}'s; make it from model.parameters()"
-        )
-    return inner
-
-
-def _resolve(
-    config: Config | None, async_offload: bool | None = None, async_config: AsyncOffloadConfig | None = None
-) -> Config:
-    """The configuration with the arguments and the environment applied; the caller's object stays."""
-    if config is None:
-        config = Config()
-    if not isinstance(config, Config):
-        raise TypeError(f"config is a {type(config).__name__}; allowed: a memscale.Config or None")
-    if async_offload is None:
-        async_offload = _environment_switch("MEMSCALE_ASYNC_OFFLOAD")
-    if async_config is not None:
-        config = config.replace(async_config=async_config)
-    if async_offload is None or async_offload == config.async_offload:
-        return config
-    if not isinstance(async_offload, bool):
-        raise TypeError(f"async_offload is {async_offload!r}; allowed: True, False or None")
-    return config.replace(async_offload=async_offload, **({} if async_offload else {"async_config": None}))
-
-
-def _environment_switch(name: str) -> bool | None:
-    text = os.environ.get(name)
-    if text is None:
-        return None
-    word = text.strip().lower()
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise ConfigError(
-        f"environment variable {name} is {text!r}; allowed: {', '.join(_TRUE + _FALSE[:-1])}", name
-    )

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the public functions are given, checked: the model, its optimizer, the configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from memscale.core.config import AsyncOffloadConfig, Config
+from memscale.errors import ConfigError
+from memscale.optim.kinds import inner_of
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+def model_of(target: Any) -> nn.Module:
+    """The module that was given, or that of a trainer.
+
+    Raises:
+        TypeError: `target` is neither.
+    """
+    if isinstance(target, nn.Module):
+        return target
+    inner = getattr(target, "model", None)
+    if isinstance(inner, nn.Module) and callable(getattr(target, "train", None)):
+        return inner
+    raise TypeError(
+        f"target is a {type(target).__name__}; allowed: an nn.Module, or a trainer with .model (a module) "
+        "and .train"
+    )
+
+
+def optimizer_of(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
+    """The optimizer that was given, out of its wrapper; None where none was.
+
+    Raises:
+        TypeError: it is no optimizer.
+        ValueError: it trains no parameter of the model.
+    """
+    if optimizer is None:
+        return None
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = optimizer.__name__ if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+        raise TypeError(f"optimizer is {kind}; allowed: a torch.optim.Optimizer, or None")
+    inner: torch.optim.Optimizer = inner_of(optimizer)
+    mine = {id(parameter) for parameter in model.parameters()}
+    if mine and not any(id(value) in mine for group in inner.param_groups for value in group["params"]):
+        raise ValueError(
+            f"optimizer is {type(optimizer).__name__} of other parameters: it trains none of this "
+            f"{type(model).__name__}'s; make it from model.parameters()"
+        )
+    return inner
+
+
+def require_sample(sample_input: Any, function: str) -> None:
+    """Refuses a call without a batch, where no first training batch can bring one.
+
+    Args:
+        sample_input: what the public function was given.
+        function: its name.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if sample_input is None:
+        raise TypeError(f"{function} needs sample_input: one training batch, or a callable that makes one")
+
+
+def effective_config(
+    config: Config | None, async_offload: bool | None = None, async_config: AsyncOffloadConfig | None = None
+) -> Config:
+    """The configuration with the arguments and the environment applied; the caller's object stays.
+
+    Args:
+        config: as it was given; None for the defaults.
+        async_offload: overrides the environment variable `MEMSCALE_ASYNC_OFFLOAD`, which overrides `config`.
+        async_config: overrides `config.async_config`.
+
+    Raises:
+        TypeError: `config` or `async_offload` is of a wrong type.
+        ConfigError: the environment variable is no switch, or fields contradict each other.
+    """
+    if config is None:
+        config = Config()
+    if not isinstance(config, Config):
+        raise TypeError(f"config is a {type(config).__name__}; allowed: a memscale.Config or None")
+    if async_offload is None:
+        async_offload = _environment_switch("MEMSCALE_ASYNC_OFFLOAD")
+    if async_config is not None:
+        config = config.replace(async_config=async_config)
+    if async_offload is None or async_offload == config.async_offload:
+        return config
+    if not isinstance(async_offload, bool):
+        raise TypeError(f"async_offload is {async_offload!r}; allowed: True, False or None")
+    return config.replace(async_offload=async_offload, **({} if async_offload else {"async_config": None}))
+
+
+def _environment_switch(name: str) -> bool | None:
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ConfigError(
+        f"environment variable {name} is {text!r}; allowed: {', '.join(_TRUE + _FALSE[:-1])}", name
+    )

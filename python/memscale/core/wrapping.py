@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From checked arguments to a wrapped model: the life of a `wrap` call is `begin`, from top to bottom.
+
+Around it stands what becomes of an optimizer with `use_8bit_optimizer`. It has our state as long as a model
+that it trains is wrapped:
+
+    begin_in_8bit ──► begin_with ──► begin      `wrap` and `optimize`: state in place, where that is possible
+    apply_all_optimizations ──► begin_with      the optimizer may be another one, and has been taken over
+    give_back_of                                `detach`, or a `wrap` without 8-bit state
+    counted_in_8bit                             `plan`, `predict`: counted, and not a bit of it changed
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from memscale.core.arguments import optimizer_of
+from memscale.core.config import Config
+from memscale.core.eight_bit import OWN, is_8bit, with_8bit_state
+from memscale.core.executor import EXECUTOR, Executor
+from memscale.core.profiler import normalize_sample
+from memscale.observability import logs
+from memscale.optim import convert_state, give_back, is_taken, take_over
+from memscale.optim.kinds import inner_of
+from memscale.optim.taken import is_held
+from memscale.techniques.loss_scale import LossScale
+from memscale.techniques.replicas import refuse
+
+_TAKEN: weakref.WeakKeyDictionary[nn.Module, weakref.ref[torch.optim.Optimizer]] = weakref.WeakKeyDictionary()
+"""Optimizers that have our state as long as their model is wrapped."""
+
+
+def begin(
+    model: nn.Module,
+    config: Config,
+    sample_input: Any,
+    optimizer: torch.optim.Optimizer | None = None,
+    grads_present: bool = False,
+) -> Executor:
+    """The pipeline, in order: sample, old plan off, log, new executor (profile → decide → attach)."""
+    refuse(model)
+    sample = None if sample_input is None else normalize_sample(sample_input)
+    wrapped: Executor | None = model.__dict__.get(EXECUTOR)
+    if wrapped is not None:
+        wrapped.stop()
+    logs.setup(config)
+    executor = Executor(model, config, optimizer)
+    if wrapped is not None and isinstance(executor.loss_scale, LossScale):
+        executor.loss_scale.take_over(wrapped.loss_scale)
+    try:
+        executor.start(sample, grads_present)
+    except BaseException:
+        if wrapped is not None:
+            wrapped.resume()
+        raise
+    return executor
+
+
+def begin_in_8bit(
+    model: nn.Module, config: Config, sample_input: Any, optimizer: torch.optim.Optimizer | None
+) -> Executor:
+    """`begin`, with 8-bit state in the loop's optimizer if that is asked for and can be done in place."""
+    optimizer = optimizer_of(optimizer, model)
+    logs.setup(config)
+    fresh = optimizer is not None and (not is_taken(optimizer) or is_held(optimizer))
+    if optimizer is None or config.eight_bit_backend not in ("auto", OWN):
+        if optimizer is None or not is_8bit(optimizer):
+            say_where_8bit_is(config)
+    elif config.use_8bit_optimizer and not is_8bit(optimizer):
+        line = with_8bit_state(optimizer, OWN)[1]
+        hint = "" if is_taken(optimizer) else "; memscale.apply_all_optimizations may know another"
+        logs.LOGGER.info("%s%s", line, hint)
+    return begin_with(model, config, sample_input, optimizer, fresh)
+
+
+def begin_with(
+    model: nn.Module,
+    config: Config,
+    sample_input: Any,
+    optimizer: torch.optim.Optimizer | None,
+    fresh: bool,
+) -> Executor:
+    """`begin` for an optimizer that may have been taken over, `fresh`: in this call."""
+    optimizer = inner_of(optimizer)
+    if optimizer is not None and not config.use_8bit_optimizer and _taken_for(model) is optimizer:
+        give_back_of(model)  # first: the plan counts the state that it finds
+    try:
+        executor = begin(model, config, sample_input, optimizer)
+    except BaseException:
+        if fresh and optimizer is not None and not is_held(optimizer):
+            give_back(optimizer)
+        raise
+    if optimizer is not None or not config.use_8bit_optimizer:
+        give_back_of(model, unless=optimizer)
+    if optimizer is not None and is_taken(optimizer) and not is_held(optimizer):
+        if fresh:
+            convert_state(optimizer)
+        if fresh or _is_held_for_a_model(optimizer):
+            _TAKEN[model] = weakref.ref(optimizer)
+    return executor
+
+
+@contextmanager
+def counted_in_8bit(config: Config, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """For the time of a block, plans count an optimizer's state as `wrap` makes it. No bit of it changes."""
+    taken = (
+        optimizer is not None
+        and config.use_8bit_optimizer
+        and config.eight_bit_backend in ("auto", OWN)
+        and not is_held(optimizer)
+        and not take_over(optimizer, convert=False)
+    )
+    try:
+        yield
+    finally:
+        if taken and optimizer is not None:
+            give_back(optimizer)
+
+
+def give_back_of(model: nn.Module, unless: torch.optim.Optimizer | None = None) -> None:
+    """Ends what `begin_with` began: the optimizer of a model is as it was, but for what it has learned."""
+    optimizer = _taken_for(model)
+    if optimizer is unless and optimizer is not None:
+        return
+    _TAKEN.pop(model, None)
+    if optimizer is not None and not _is_held_for_a_model(optimizer):
+        give_back(optimizer)
+
+
+def say_where_8bit_is(config: Config) -> None:
+    """What `wrap` and `optimize` cannot do: the loop goes on with the optimizer that it has."""
+    if config.use_8bit_optimizer:
+        logs.LOGGER.info(
+            "8-bit optimizer state: not used, the loop keeps its own optimizer; "
+            "memscale.apply_all_optimizations returns one with 8-bit state"
+        )
+
+
+def _taken_for(model: nn.Module) -> torch.optim.Optimizer | None:
+    """The optimizer that has our state for this model's sake, if there is one."""
+    held = _TAKEN.get(model)
+    return None if held is None else held()
+
+
+def _is_held_for_a_model(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has our state for the sake of a model, which may be one of several."""
+    return any(held() is optimizer for held in _TAKEN.values())
