@@ -35,6 +35,20 @@ _LARGEST_NUMBER: Final = 1 << 24
 _MOST_CASES: Final = 16
 _MOST_STEPS: Final = 10**15
 
+_OVERVIEW: Final = """\
+Says what a PyTorch training step takes before it runs, and what a plan makes of it. No GPU is needed or
+touched, but by bench, which trains the benchmark models.
+"""
+
+_EXAMPLES: Final = """\
+examples:
+  memscale estimate gpt2 --batch 4 --seq 512 --gpu "RTX 3090"
+  memscale plan train.py:build --budget 8GiB --frontier
+  memscale report gpt2-medium --batch 8 --gpu "RTX 3060" -o report.html
+
+memscale COMMAND --help lists what a command takes. In Python: memscale.wrap, memscale.predict.
+"""
+
 _EPILOG: Final = """\
 MODEL is one of
   gpt2, meta-llama/Llama-3.1-8B      a Hugging Face model: only its configuration is read
@@ -59,8 +73,8 @@ class Options:
     """A parsed command line.
 
     Attributes:
-        command: "estimate", "plan", "report" or "snapshot".
-        model: MODEL, or the snapshot's path.
+        command: "estimate", "plan", "report", "snapshot" or "env".
+        model: MODEL, or the snapshot's path; "" for "env".
         batches, lengths: sizes to look at; empty: not given.
         dtype, task, mode: None: not given.
         optimizer: name; None: not given.
@@ -74,7 +88,7 @@ class Options:
     """
 
     command: str
-    model: str
+    model: str = ""
     batches: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     dtype: str | None = None
@@ -132,33 +146,35 @@ def parse(arguments: list[str] | None) -> Options:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="memscale",
-        description="Says what a PyTorch training step takes before it runs. No GPU is needed or touched.",
-    )
+        prog="memscale", description=_OVERVIEW, epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"memscale {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     estimate = _command(commands, "estimate", "what fits, where the bytes go, what would help", _EPILOG)
     _add_step(estimate, many=True)
-    estimate.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
-    estimate.add_argument("--verbose", action="store_true", help="print every module and choice")
+    _add_form(estimate, "print every module and choice")
     _add_savings(estimate)
     plan = _command(commands, "plan", "what would be done with each module, and why", _EPILOG)
     _add_step(plan, many=False)
     plan.add_argument("--frontier", action="store_true", help="also what other budgets would bring")
     plan.add_argument("--save", metavar="FILE", help="write the plan as JSON, for Plan.from_json")
-    plan.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
-    plan.add_argument("--verbose", action="store_true", help="print a row for every module")
-    report = _command(commands, "report", "the same as one HTML file, and as a trace for Perfetto", _EPILOG)
+    _add_form(plan, "print a row for every module")
+    words = "estimate and plan as one HTML file, and as a trace for Perfetto"
+    report = _command(commands, "report", words, _EPILOG)
     _add_step(report, many=False)
-    report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="default: report.html")
+    report.add_argument(
+        "-o", "--output", default="report.html", metavar="FILE", help="the page (default: report.html)"
+    )
     report.add_argument(
         "--trace", metavar="FILE", help="also write a trace to open in ui.perfetto.dev or chrome://tracing"
     )
     snapshot = _command(commands, "snapshot", "what a torch.cuda.memory snapshot holds", _SNAPSHOT_EPILOG)
     snapshot.add_argument("model", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
-    snapshot.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
-    snapshot.add_argument("--verbose", action="store_true", help="print 100 lines of the program, not 8")
+    _add_form(snapshot, "print 100 lines of the program, not 8")
     commands.add_parser("bench", help="memory, time and loss of the benchmark models, beside other tools")
+    env = _command(commands, "env", "versions, device and settings, for a report of a problem")
+    _add_form(env)
     return parser
 
 
@@ -169,6 +185,13 @@ def _command(commands: Any, name: str, words: str, epilog: str = "") -> argparse
     )  # fmt: skip
     command.add_argument("--debug", action="store_true", help="show where an error comes from")
     return command
+
+
+def _add_form(command: argparse.ArgumentParser, verbose: str = "") -> None:
+    """Arguments that choose the form of the answer; `verbose` says what there is more of, "" that nothing."""
+    command.add_argument("--json", dest="as_json", action="store_true", help="print one JSON document")
+    if verbose:
+        command.add_argument("--verbose", action="store_true", help=verbose)
 
 
 def _add_step(command: argparse.ArgumentParser, many: bool) -> None:
@@ -185,19 +208,25 @@ def _add_step(command: argparse.ArgumentParser, many: bool) -> None:
     )  # fmt: skip
     command.add_argument(
         "--dtype", choices=DTYPES, metavar="TYPE",
-        help=f"{', '.join(DTYPES)}: of weights, or FP32 weights and autocast (default: fp32)",
+        help="fp32, bf16: of the weights; bf16-amp, fp16-amp: FP32 weights under autocast (default: fp32)",
     )  # fmt: skip
     command.add_argument(
         "--optimizer", type=str.lower, choices=OPTIMIZERS, metavar="NAME",
         help=f"{', '.join(OPTIMIZERS)} (default: adamw)",
     )  # fmt: skip
-    command.add_argument("--task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
+    command.add_argument(
+        "--task", choices=TASKS, metavar="TASK",
+        help=f"of a Hugging Face model: {', '.join(TASKS)} (default: what its configuration says)",
+    )  # fmt: skip
     place = command.add_mutually_exclusive_group()
     place.add_argument(
         "--gpu", dest="devices", type=words, metavar=f"NAME{more}",
-        help='cards, such as "RTX 3090", "A100 40GB", or memory, such as 24GiB',
+        help='a card, such as "RTX 3090" or "A100 40GB", or its memory, such as 24GiB',
     )  # fmt: skip
-    place.add_argument("--device", choices=("cpu", "cuda"), help="this machine, or the card in it")
+    place.add_argument(
+        "--device", choices=("cpu", "cuda"),
+        help="this machine, or the card in it (default: the card, if there is one)",
+    )  # fmt: skip
     command.add_argument(
         "--budget", dest="budget", type=_size, metavar="SIZE",
         help="most memory to use, such as 8GiB (default: 85 %% of the device)",
@@ -214,13 +243,15 @@ def _add_savings(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--compare", choices=("same", "needed"),
-        help="plain run on the same device, or on the smallest card that holds it (default: same)",
+        help="with --savings: plain run on this device, or the smallest card that holds it (default: same)",
     )  # fmt: skip
     command.add_argument(
         "--price", dest="prices", type=_named_price, action=_Gathered, metavar="[NAME=]N",
-        help="price of an hour of the device, or of a card; may be repeated",
+        help="with --savings: price of an hour of the device, or of a card; may be repeated",
     )  # fmt: skip
-    command.add_argument("--steps", type=_one_count, metavar="N", help="steps of the whole run")
+    command.add_argument(
+        "--steps", type=_one_count, metavar="N", help="with --savings: steps of the whole run"
+    )
 
 
 class _Gathered(argparse.Action):

@@ -70,6 +70,10 @@ def _command(name: str) -> Callable[[Options], int]:
         from memscale.cli import snapshot
 
         return snapshot.run
+    if name == "env":
+        from memscale.cli import env
+
+        return env.run
     from memscale.cli import estimate
 
     return estimate.run
