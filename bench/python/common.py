@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from memscale.core.hardware_host import processor_name
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 
@@ -62,20 +64,9 @@ def _commit() -> str:
         return ""
 
 
-def processor() -> str:
-    """Name of the processor, as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def provenance() -> dict[str, str]:
     """The columns that every row begins with. A "+" after the commit: the tree had changes."""
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else processor_name()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": _commit(),

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from memscale import __version__
+from memscale.core.hardware_host import processor_name
 from memscale.core.present_gpu import present_gpu
 from memscale.errors import MemScaleError
 
@@ -34,7 +35,7 @@ def _constant() -> dict[str, str]:
     affinity = getattr(os, "sched_getaffinity", None)
     return {
         "commit": _commit(),
-        "machine": _card() or _processor(),
+        "machine": _card() or processor_name(),
         "cores": str(os.cpu_count() if affinity is None else len(affinity(0))),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -56,16 +57,6 @@ def _card() -> str:
         return present_gpu().name if torch.cuda.is_available() else ""
     except MemScaleError:
         return torch.cuda.get_device_name()
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _commit() -> str:

@@ -294,7 +294,7 @@ class _Builder:
             return self._recognised(self._built, batch, length)
         self._require(batch, self.batch_name, "--batch", _BATCH_NAMES)
         self._require(length, self.length_name, "--seq", _LENGTH_NAMES)
-        sample = _fit_for_trace(sample, _dtype_of(model, self.request.dtype))
+        sample = _fit_for_trace(sample, _dtype_of(self.request.dtype))
         return Case(model, sample, make_optimizer(self.request.optimizer, model), batch, length)
 
     def with_data(self, batch: int | None, length: int | None) -> Case:
@@ -400,7 +400,7 @@ def _batches_of(model: nn.Module, name: str) -> hf.Built:
     return built
 
 
-def _dtype_of(model: nn.Module, asked: str | None) -> torch.dtype | None:
+def _dtype_of(asked: str | None) -> torch.dtype | None:
     """What to bring a batch's floating-point tensors to; None: leave them."""
     return None if asked is None else _WEIGHTS.get(asked)
 

@@ -190,12 +190,12 @@ def _measured(hardware: Hardware) -> CostRates | None:
             if device.type == "cuda":
                 stack.enter_context(torch.cuda.device(device))
                 stack.callback(torch.cuda.empty_cache)
-            return _measure(device, hardware)
+            return _measure(device)
     except Exception:  # no operator, no memory: a plan must not fail for want of a stop-watch
         return None
 
 
-def _measure(device: torch.device, hardware: Hardware) -> CostRates | None:
+def _measure(device: torch.device) -> CostRates | None:
     import torch
 
     from memscale.core import calibration_measures as measures

@@ -436,8 +436,8 @@ def _whole_loss(args: Sequence[Any], result: Any) -> Any:
     return torch.empty(args[0].numel(), dtype=result.dtype, device=result.device)[0]
 
 
-def _folded_view(args: Sequence[Any], result: Any) -> Any:
-    """The result is a view of a buffer as large as the input."""
+def folded_view(args: Sequence[Any], result: Any) -> Any:
+    """The result of `col2im` is a view of a buffer as large as the input, on the CPU as on a card."""
     if args[0].numel() <= result.numel():
         return result
     base = torch.empty(args[0].numel(), dtype=result.dtype, device=result.device)
@@ -456,7 +456,7 @@ _MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "aten::mkldnn_rnn_layer": _recurrent_reserve,
     "aten::native_layer_norm": _full_statistics,
     "aten::native_batch_norm": _full_statistics,
-    "aten::col2im": _folded_view,
+    "aten::col2im": folded_view,
     "aten::mse_loss": _whole_loss,
     "aten::smooth_l1_loss": _whole_loss,
     "aten::binary_cross_entropy": _whole_loss,

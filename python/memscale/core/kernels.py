@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memscale.core import wrapped_numbers
-from memscale.core.cuda_scratch import mended
+from memscale.core.cuda_scratch import folded_view, mended
 from memscale.core.scratch import RULES, Scratch, nbytes, scratch_bytes
 from memscale.core.scratch_probe import MEASURES, Measure, measured_scratch
 from memscale.core.work import FLOPS, refinement, static_class
@@ -255,21 +255,9 @@ def _as_gradient(args: Sequence[Any], result: Any) -> Any:
 def _whole_loss(args: Sequence[Any], result: Any) -> Any:
     """The kernel writes every element into the loss's storage and then shrinks its shape, not its storage."""
     reduction = args[2] if len(args) > 2 else 1
-    if reduction == 0 or result.dim() > 0:
+    if reduction == 0 or result.dim() > 0 or args[0].numel() == 0:
         return result
-    return (
-        torch.empty(args[0].numel(), dtype=result.dtype, device=result.device)[0]
-        if args[0].numel()
-        else result
-    )
-
-
-def _folded_view(args: Sequence[Any], result: Any) -> Any:
-    """The kernel returns a view of a buffer as large as its input."""
-    if args[0].numel() <= result.numel():
-        return result
-    base = torch.empty(args[0].numel(), dtype=result.dtype, device=result.device)
-    return base.as_strided(result.shape, result.stride())
+    return torch.empty(args[0].numel(), dtype=result.dtype, device=result.device)[0]
 
 
 _MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
@@ -282,7 +270,7 @@ _MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "native_group_norm_backward": _own_dtype,
     "mse_loss": _whole_loss,
     "smooth_l1_loss": _whole_loss,
-    "col2im": _folded_view,
+    "col2im": folded_view,
     "log_sigmoid_forward": _all_row_major,
     "rrelu_with_noise": _all_row_major,
     "glu_backward": _all_row_major,

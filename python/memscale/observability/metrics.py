@@ -184,5 +184,5 @@ def _client(module: str = "prometheus_client") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MemScaleError(
-            f"metrics need prometheus_client: pip install memscale[metrics] ({error})"
+            f"metrics need prometheus_client: pip install 'memscale[metrics]' ({error})"
         ) from error

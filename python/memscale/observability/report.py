@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from memscale.core.plan import Plan
 from memscale.core.units import format_bytes
 from memscale.errors import MemScaleError
-from memscale.observability import report_charts
+from memscale.observability import report_charts, report_timelines
 from memscale.observability.plan_rows import PlanRow, plan_rows
 from memscale.observability.plan_words import bytes_range, ms_range
-from memscale.observability.report_charts import CATEGORY_ORDER, Curve
 from memscale.observability.report_detail import Detail, category_steps
 from memscale.observability.report_offload import offload_chart, tier_rows
+from memscale.observability.report_timelines import CATEGORY_ORDER, Curve
 
 if TYPE_CHECKING:
     from memscale.core.prediction import Holder, Prediction
@@ -121,7 +121,7 @@ def _charts(
     budget = plan.budget_bytes - plan.predicted.context_bytes
     drawn = {
         "timelines": "",
-        "measured": report_charts.measured(curves, plan.budget_bytes) if curves else "",
+        "measured": report_timelines.measured(curves, plan.budget_bytes) if curves else "",
         "categories": report_charts.categories(plan) if plan.predicted.by_category else "",
         "saved": "",
         "changes": "",
@@ -130,9 +130,9 @@ def _charts(
         "frontier": report_charts.frontier(plan) if plan.frontier else "",
     }
     if detail.views:
-        drawn["timelines"] = report_charts.stacks(detail.views, detail.reserved, budget)
+        drawn["timelines"] = report_timelines.stacks(detail.views, detail.reserved, budget)
     elif plan.predicted.timeline.live_bytes:
-        drawn["timelines"] = report_charts.timelines(plan)
+        drawn["timelines"] = report_timelines.timelines(plan)
     if plan.does_something:
         changes = category_steps(plan.plain, plan.predicted)
         drawn["changes"] = report_charts.waterfall(changes, "from the plain to the planned peak by category")
@@ -152,7 +152,7 @@ def _optional(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MemScaleError(f"a report needs {name}: pip install memscale[report] ({error})") from error
+        raise MemScaleError(f"a report needs {name}: pip install 'memscale[report]' ({error})") from error
 
 
 # ---- rows ------------------------------------------------------------------------------------------

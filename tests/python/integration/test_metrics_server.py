@@ -193,8 +193,8 @@ def test_without_the_package_training_goes_on(
     memscale.wrap(wrapped, config(free_port()), sample_input=batch())
     wrapped(batch()).sum().backward()
     (record,) = caplog.records
-    assert "pip install memscale[metrics]" in record.getMessage() and record.levelno == logging.WARNING
-    with pytest.raises(MemScaleError, match=re.escape("pip install memscale[metrics]")):
+    assert "pip install 'memscale[metrics]'" in record.getMessage() and record.levelno == logging.WARNING
+    with pytest.raises(MemScaleError, match=re.escape("pip install 'memscale[metrics]'")):
         metrics.render(wrapped)
     memscale.detach(wrapped)
 

@@ -256,6 +256,6 @@ def test_missing_package_says_what_to_install(
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MemScaleError, match=re.escape("pip install memscale[report]")):
+    with pytest.raises(MemScaleError, match=re.escape("pip install 'memscale[report]'")):
         write_report(sample(), tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

@@ -14,7 +14,7 @@ from memscale.cli.predicting import Predicted, predict_case, resolve
 from memscale.cli.workload import Case
 from memscale.core.config import Config
 from memscale.core.plan import Plan
-from memscale.observability import report_charts
+from memscale.observability import report_charts, report_timelines
 from memscale.observability.report import write_report
 from memscale.observability.report_charts import Block, Step
 from memscale.observability.report_detail import Detail, category_steps
@@ -129,8 +129,8 @@ def test_names_from_outside_are_escaped_in_every_chart(on_card: Predicted) -> No
     drawn = [
         report_charts.segments([[Block(MIB, "c-input", bad), Block(MIB, "", bad)]], bad),
         report_charts.waterfall([Step(bad, MIB, "plain", total=True), Step(bad, -5, "good")], bad),
-        report_charts.measured({bad: [(0.0, 1), (1.0, MIB)]}, MIB),
-        report_charts.stacks({bad: on_card.detail().views["plain"]}, {}, MIB),
+        report_timelines.measured({bad: [(0.0, 1), (1.0, MIB)]}, MIB),
+        report_timelines.stacks({bad: on_card.detail().views["plain"]}, {}, MIB),
     ]
     for chart in drawn:
         assert "<script" not in chart
