@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import threading
 from pathlib import Path
 from typing import Any, Final
 
-from memscale.benchmarks.registry import BENCHMARK_MODELS, SCALES
+from memscale.benchmarks.registry import BENCHMARK_MODELS, SCALES, WAYS
 from memscale.errors import MemScaleError
 
 __all__ = ["main", "parser"]
@@ -29,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     )
     names = ", ".join(model.name for model in BENCHMARK_MODELS)
     made.add_argument("--models", metavar="NAME[,…]", help=f"of {names} (default: all)")
-    made.add_argument("--ways", metavar="NAME[,…]", help="of the registry's ways (default: all; '' for none)")
+    made.add_argument("--ways", metavar="NAME[,…]", help=f"of {', '.join(WAYS)} (default: all; '' for none)")
     made.add_argument("--peers", action="store_true", help="every peer that is installed, on the same work")
     made.add_argument("--frontier", action="store_true", help="memory against step time, over budgets")
     made.add_argument("--sweep", action="store_true", help="25 points over model, batch, sequence and dtype")
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--scale", choices=SCALES, help="of the models (default: full on a card, else reduced)")
     made.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a card")
     made.add_argument("--steps", type=_count, metavar="N", help="training steps per run (default: 20)")
-    made.add_argument("--minutes", type=float, metavar="N", help="begin nothing after that many minutes")
+    made.add_argument("--minutes", type=_minutes, metavar="N", help="begin nothing after that many minutes")
     made.add_argument("--out", type=Path, default=Path("memscale-benchmarks"), metavar="DIR",
                       help="folder of rows, logs and pictures (default: memscale-benchmarks)")  # fmt: skip
     made.add_argument("--csv", type=Path, metavar="FILE", help="rows (default: DIR/benchmarks.csv)")
@@ -52,9 +53,19 @@ def parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     """A whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: at least 1")
+    if not (text.isascii() and text.isdigit()) or int(text[:9]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _minutes(text: str) -> float:
+    """A number of at least 0; parts of a minute are allowed."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return value
 
 

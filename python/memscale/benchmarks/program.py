@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from memscale.benchmarks import suite, sweep, table, ways
+from memscale.benchmarks import suite, sweep, table
 from memscale.benchmarks.goals import goals
 from memscale.benchmarks.job import Job
 from memscale.benchmarks.peers import PEERS, Peer
 from memscale.benchmarks.picture import draw
 from memscale.benchmarks.progress import Progress
-from memscale.benchmarks.registry import BenchmarkModel, chosen
+from memscale.benchmarks.registry import WAYS, BenchmarkModel, chosen
 from memscale.benchmarks.rows import Row, Rows, make_row
 from memscale.benchmarks.runner import run_job
 from memscale.benchmarks.suite import Settings, Skipped, Task
@@ -93,10 +93,10 @@ def _tasks(
     options: argparse.Namespace, settings: Settings, models: Sequence[BenchmarkModel]
 ) -> tuple[Iterator[Task], int]:
     """All tasks in order, and about how many they are."""
-    names = ways.WAYS if options.ways is None else tuple(filter(None, options.ways.split(",")))
+    names = WAYS if options.ways is None else tuple(filter(None, options.ways.split(",")))
     for name in names:
-        if name not in ways.WAYS:
-            raise ValueError(f"there is no way {name!r}; allowed: {', '.join(ways.WAYS)}")
+        if name not in WAYS:
+            raise ValueError(f"there is no way {name!r}; allowed: {', '.join(WAYS)}")
     parts, total = [suite.registry(settings, models, names)], len(models) * len(names)
     if options.peers:
         parts.append(suite.peers(settings, models))

@@ -17,9 +17,12 @@ from memscale.errors import MemScaleError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["BENCHMARK_MODELS", "SCALES", "BenchmarkModel", "Shape", "blocks_of", "build", "chosen"]
+__all__ = ["BENCHMARK_MODELS", "SCALES", "WAYS", "BenchmarkModel", "Shape", "blocks_of", "build", "chosen"]
 
 SCALES: Final = ("full", "reduced", "tiny")
+
+WAYS: Final = ("plain-fp32", "plain-bf16", "resident", "smallest", "wrap")
+"""What is measured of every model, see `ways`. In order: what others are compared with comes first."""
 
 
 @dataclass(frozen=True)

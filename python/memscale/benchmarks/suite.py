@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from memscale.benchmarks.job import Job
 from memscale.benchmarks.peers import PEERS, Peer
-from memscale.benchmarks.registry import BenchmarkModel
+from memscale.benchmarks.registry import WAYS, BenchmarkModel
 from memscale.benchmarks.rows import Row, reference_of, result_of
 from memscale.benchmarks.sweep import Point
-from memscale.benchmarks.ways import WAYS, at_peer
+from memscale.benchmarks.ways import at_peer
 
 __all__ = ["Settings", "Skipped", "Task", "frontier", "peers", "registry", "sweep"]
 

@@ -24,10 +24,7 @@ from memscale.benchmarks.loops import LEARNING_RATE, Batch, Loop
 from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.core.hardware import detect
 
-__all__ = ["WAYS", "at_peer", "is_ours", "prepare", "settings"]
-
-WAYS: Final = ("plain-fp32", "plain-bf16", "resident", "smallest", "wrap")
-"""In the order of measurement: what others are compared with comes first."""
+__all__ = ["at_peer", "is_ours", "prepare", "settings"]
 
 _OURS: Final = ("wrap", "resident", "smallest", "budget", "at")
 

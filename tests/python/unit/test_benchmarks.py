@@ -24,11 +24,10 @@ from memscale.benchmarks import BENCHMARK_MODELS, Shape, child, loops, memory, p
 from memscale.benchmarks.command import main
 from memscale.benchmarks.goals import goals
 from memscale.benchmarks.job import Job
-from memscale.benchmarks.registry import build, chosen
+from memscale.benchmarks.registry import WAYS, build, chosen
 from memscale.benchmarks.rows import COLUMNS, Rows, make_row
 from memscale.benchmarks.runner import run_job
 from memscale.benchmarks.sweep import hypercube, points
-from memscale.benchmarks.ways import WAYS
 from memscale.errors import MemScaleError
 from memscale.offload.engine import Offload, OffloadSettings
 
@@ -429,10 +428,16 @@ def test_what_the_end_of_the_time_cuts_off_is_named_too(
     assert "for want of time: gpt2-medium 2×64, plain-fp32" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", [("--steps", "0"), ("--points", "0"), ("--points", "-3")])
-def test_counts_below_one_are_refused(wrong: tuple[str, str]) -> None:
+@pytest.mark.parametrize("wrong", [
+    ("--steps", "0"), ("--steps", "many"), ("--points", "0"), ("--points", "-3"), ("--minutes", "-1"),
+    ("--minutes", "nan"), ("--minutes", "soon"),
+])  # fmt: skip
+def test_numbers_that_are_none_are_refused(
+    wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--quick", *wrong])
+    assert f"{wrong[1]!r} is not a" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [("--ways", "fast"), ("--models", "gpt5"), ("--steps", "1")])
