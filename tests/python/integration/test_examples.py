@@ -68,6 +68,11 @@ def test_resume(tmp_path: Path) -> None:
     ]
 
 
+def test_full_stack(tmp_path: Path) -> None:
+    text = run(tmp_path, "07_full_stack.py").stdout
+    assert "loss_tile" in text and "% of plain" in text
+
+
 def test_examples_are_short() -> None:
     for path in EXAMPLES.glob("*.py"):
         limit = 300 if path.name == "demo.py" else 120
