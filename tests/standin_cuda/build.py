@@ -19,7 +19,9 @@ import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_DEFINED = re.compile(r"^(?:\w[\w ]*?[ *]+)(\w+)\(", re.M)
+ROOT = HERE.parent.parent
+ROOT = HERE.parents[1]
+_DEFINED = re.compile(r"^(?:\w[\w ]*?[ *]+)(\w+)(?:\(| [A-Z_]+_PARAMETERS$)", re.M)
 
 
 def exported(library: Path) -> set[str]:
@@ -39,8 +41,15 @@ def declared(header: Path) -> set[str]:
     )
 
 
-def make(out: Path, soname: str, symbols: set[str], sources: list[str], include: Path) -> None:
-    """One library."""
+def make(
+    out: Path,
+    soname: str,
+    symbols: set[str],
+    sources: list[str],
+    include: Path,
+    more: tuple[str | Path, ...] = (),
+) -> None:
+    """One library; `more` are arguments of the compiler."""
     name = soname.split(".")[0]
     files = [HERE / source for source in sources]
     have = {match for file in files for match in _DEFINED.findall(file.read_text())}
@@ -56,12 +65,22 @@ def make(out: Path, soname: str, symbols: set[str], sources: list[str], include:
         "-fno-builtin",
         "-shared",
         "-fPIC",
+        "-ffp-contract=off",  # our own kernels must have the host's bits
         "-I",
         include,
+        *(f"-I{folder}" for folder in (HERE, HERE.parent, ROOT / "include", ROOT / "src")),
         made,
         *files,
+        *more,
     ]
-    command += ["-o", out / soname, f"-Wl,-soname,{soname}", f"-Wl,--version-script={version}", "-lpthread"]
+    command += [
+        "-o",
+        out / soname,
+        f"-Wl,-soname,{soname}",
+        f"-Wl,--version-script={version}",
+        "-lpthread",
+        "-lm",
+    ]
     subprocess.run(command, check=True)
 
 
@@ -77,11 +96,14 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     nvidia = next(options.venv.resolve().glob("lib/python3*/site-packages/nvidia/cu13"))
     include, real = Path(options.toolkit) / "include", nvidia / "lib"
-    runtime = ["cudart.c", "driver.c", "card.c"]
+    runtime = [f"cudart{part}.c" for part in ("", "_memory", "_streams")]
+    runtime += ["driver.c", "streams.c", "order.c", "pins.c", "card.c"]
     make(options.out, "libcudart.so.13", exported(real / "libcudart.so.13"), runtime, include)
     make(options.out, "libcublas.so.13", exported(real / "libcublas.so.13"), ["cublas.c"], include)
     make(options.out, "libcublasLt.so.13", exported(real / "libcublasLt.so.13"), ["cublas.c"], include)
-    make(options.out, "libcuda.so.1", declared(include / "cuda.h"), ["libcuda.c"], include)
+    driver = ["libcuda.c", "kernels.c", "../fake_cuda/fake_kernels.c"]
+    needs = (options.out / "libcudart.so.13",)  # its card and its streams are the driver's
+    make(options.out, "libcuda.so.1", declared(include / "cuda.h"), driver, include, needs)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { PAGE = 1 << 21, SMALL = 1 << 20, GRANULE = 512, RESERVED_ALIGNMENT = 1 << 25 };
+enum { PAGE = 1 << 21, SMALL = 1 << 20, GRANULE = 512, RESERVED_ALIGNMENT = 1 << 25, RANGES_MOST = 256 };
 
 typedef struct chunk {
     uintptr_t at;
@@ -33,9 +33,10 @@ static size_t used;
 static uintptr_t first, next, last;
 static chunk *chunks;
 static size_t chunk_count, chunk_room;
-static bool lazy;
+static chunk ranges[RANGES_MOST]; /* reserved */
+static size_t range_count;
+static bool lazy, computes;
 static uint64_t now, settled;
-static uintptr_t handles = 0x1000;
 
 /* ---- facts ------------------------------------------------------------------------------------------ */
 
@@ -69,6 +70,7 @@ static void read_facts(void)
     facts.name = name != NULL ? name : "Stand-in CUDA device (computes nothing)";
     facts.capacity_bytes = bytes != NULL ? strtoull(bytes, NULL, 10) : (size_t)80 << 30;
     lazy = getenv("STANDIN_LAZY_EVENTS") != NULL;
+    computes = getenv("STANDIN_COMPUTE") != NULL;
 }
 
 static void begin(void)
@@ -93,6 +95,12 @@ const card_facts *card(void)
 {
     pthread_once(&begun, begin);
     return &facts;
+}
+
+bool card_computes(void)
+{
+    card();
+    return computes;
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------- */
@@ -176,8 +184,9 @@ void *card_reserve(size_t size)
 
     card();
     pthread_mutex_lock(&lock);
-    if (next + size <= last) {
+    if (next + size <= last && range_count < RANGES_MOST) {
         at = next;
+        ranges[range_count++] = (chunk){at, size};
         back(at, size, PROT_READ | PROT_WRITE);
         next += up(size, RESERVED_ALIGNMENT);
     }
@@ -196,6 +205,21 @@ bool card_owns(const void *at)
     return (uintptr_t)at >= first && (uintptr_t)at < next;
 }
 
+bool card_holds(const void *at, size_t size)
+{
+    bool held = false;
+
+    pthread_mutex_lock(&lock);
+    for (size_t i = chunk_count; i-- > 0 && !held;) {
+        held = (uintptr_t)at >= chunks[i].at && (uintptr_t)at + size <= chunks[i].at + chunks[i].size;
+    }
+    for (size_t i = range_count; i-- > 0 && !held;) {
+        held = (uintptr_t)at >= ranges[i].at && (uintptr_t)at + size <= ranges[i].at + ranges[i].size;
+    }
+    pthread_mutex_unlock(&lock);
+    return held;
+}
+
 /* ---- events ----------------------------------------------------------------------------------------- */
 
 uint64_t card_tick(void)
@@ -212,9 +236,4 @@ bool card_reached(uint64_t at)
 {
     card();
     return !lazy || at <= settled;
-}
-
-void *card_handle(void)
-{
-    return (void *)__atomic_add_fetch(&handles, 16, __ATOMIC_SEQ_CST);
 }

@@ -21,6 +21,9 @@ typedef struct card_facts {
 /** The facts; read from the environment at the first call. */
 const card_facts *card(void);
 
+/** True when STANDIN_COMPUTE is set: values are real. */
+bool card_computes(void);
+
 /** Takes memory as cudaMalloc does: 2 MiB pages from 1 MiB on. NULL: more than the card has. */
 void *card_take(size_t size);
 
@@ -42,14 +45,14 @@ size_t card_free_bytes(void);
 /** True for an address that belongs to the card. */
 bool card_owns(const void *at);
 
+/** True if all of these bytes are taken or reserved. */
+bool card_holds(const void *at, size_t size);
+
 /** Events: `card_tick` is the next moment, `card_settle` completes everything up to now. */
 uint64_t card_tick(void);
 void card_settle(void);
 
 /** True when the moment `at` has been reached: always, unless STANDIN_LAZY_EVENTS is set. */
 bool card_reached(uint64_t at);
-
-/** A number that was never given before, for streams and events. */
-void *card_handle(void);
 
 #endif

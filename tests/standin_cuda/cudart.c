@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libcudart: the runtime calls that PyTorch needs answered. Every other symbol of the real library is a stub
- * that returns success (build.py). Kernels are registered and launched, and do nothing.
- *
- * Small copies are real (up to 1 MiB), so that a scalar which a program puts on the card can be read back.
+ * libcudart: the runtime calls that PyTorch needs answered, here those about the device, errors and kernels. Every other
+ * symbol of the real library is a stub that returns success (build.py). Kernels are registered and launched, and do
+ * nothing.
  */
-#define __CUDA_RUNTIME_API_H_STANDIN
+#include "cudart.h"
+
 #include "card.h"
 #include "driver.h"
 
@@ -15,106 +15,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COPIED_BYTES = 1 << 20, EVENT_SLOTS = 1 << 16 };
-
-typedef cudaStream_t stream;
-
 static _Thread_local cudaError_t last_error;
 static int current_device;
 
-static cudaError_t note(cudaError_t error)
+cudaError_t note(cudaError_t error)
 {
     if (error != cudaSuccess) {
         last_error = error;
     }
     return error;
-}
-
-/* ---- memory ----------------------------------------------------------------------------------------- */
-
-cudaError_t cudaMalloc(void **out, size_t size)
-{
-    *out = card_take(size);
-    return note(*out != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaFree(void *at)
-{
-    return at == NULL || card_give(at) ? cudaSuccess : note(cudaErrorInvalidValue);
-}
-
-cudaError_t cudaMallocAsync(void **out, size_t size, stream s)
-{
-    (void)s;
-    return cudaMalloc(out, size);
-}
-
-cudaError_t cudaFreeAsync(void *at, stream s)
-{
-    (void)s;
-    return cudaFree(at);
-}
-
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
-{
-    *free_bytes = card_free_bytes();
-    *total = card()->capacity_bytes;
-    return cudaSuccess;
-}
-
-cudaError_t cudaHostAlloc(void **out, size_t size, unsigned flags)
-{
-    (void)flags;
-    *out = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-    return *out != NULL ? cudaSuccess : note(cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaMallocHost(void **out, size_t size)
-{
-    return cudaHostAlloc(out, size, 0);
-}
-
-cudaError_t cudaFreeHost(void *at)
-{
-    free(at);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind)
-{
-    (void)kind;
-    if (size <= COPIED_BYTES) {
-        memmove(to, from, size);
-    }
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, stream s)
-{
-    (void)s;
-    return cudaMemcpy(to, from, size, kind);
-}
-
-cudaError_t cudaMemset(void *at, int value, size_t size)
-{
-    if (size <= COPIED_BYTES) {
-        memset(at, value, size);
-    }
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemsetAsync(void *at, int value, size_t size, stream s)
-{
-    (void)s;
-    return cudaMemset(at, value, size);
-}
-
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *at)
-{
-    memset(out, 0, sizeof *out);
-    out->type = card_owns(at) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
-    out->devicePointer = (void *)(uintptr_t)at;
-    return cudaSuccess;
 }
 
 /* ---- device ----------------------------------------------------------------------------------------- */
@@ -278,137 +187,6 @@ const char *cudaGetErrorName(cudaError_t error)
     return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation"
            : error != 0                       ? "error"
                                               : "cudaSuccess";
-}
-
-/* ---- streams and events ----------------------------------------------------------------------------- */
-
-static struct {
-    cudaEvent_t event;
-    uint64_t at;
-} recorded[EVENT_SLOTS];
-
-static size_t slot_of(cudaEvent_t event)
-{
-    return ((uintptr_t)event >> 4) % EVENT_SLOTS;
-}
-
-cudaError_t cudaStreamCreateWithPriority(stream *out, unsigned flags, int priority)
-{
-    (void)flags;
-    (void)priority;
-    *out = card_handle();
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreateWithFlags(stream *out, unsigned flags)
-{
-    return cudaStreamCreateWithPriority(out, flags, 0);
-}
-
-cudaError_t cudaStreamCreate(stream *out)
-{
-    return cudaStreamCreateWithPriority(out, 0, 0);
-}
-
-cudaError_t cudaStreamGetPriority(stream s, int *priority)
-{
-    (void)s;
-    *priority = 0;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
-{
-    *least = 0;
-    *greatest = -1;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamIsCapturing(stream s, enum cudaStreamCaptureStatus *status)
-{
-    (void)s;
-    *status = cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetCaptureInfo(stream s, enum cudaStreamCaptureStatus *status, unsigned long long *id,
-                                     void *graph, void *dependencies, void *edges, size_t *count)
-{
-    (void)graph;
-    (void)dependencies;
-    (void)edges;
-    if (id != NULL) {
-        *id = 0;
-    }
-    if (count != NULL) {
-        *count = 0;
-    }
-    return cudaStreamIsCapturing(s, status);
-}
-
-cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
-{
-    (void)mode;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
-{
-    (void)flags;
-    *out = card_handle();
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *out)
-{
-    return cudaEventCreateWithFlags(out, 0);
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, stream s)
-{
-    (void)s;
-    recorded[slot_of(event)].event = event;
-    recorded[slot_of(event)].at = card_tick();
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, stream s, unsigned flags)
-{
-    (void)flags;
-    return cudaEventRecord(event, s);
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t event)
-{
-    return card_reached(recorded[slot_of(event)].at) ? cudaSuccess : cudaErrorNotReady;
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    (void)event;
-    card_settle();
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceSynchronize(void)
-{
-    card_settle();
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(stream s)
-{
-    (void)s;
-    card_settle();
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
-{
-    (void)from;
-    (void)to;
-    *ms = 1.0F;
-    return cudaSuccess;
 }
 
 /* ---- kernels ---------------------------------------------------------------------------------------- */

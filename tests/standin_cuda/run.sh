@@ -7,5 +7,9 @@ set -eu
 : "${STANDIN_LIB:?name the folder that build.py filled}"
 LD_PRELOAD="$STANDIN_LIB/libcudart.so.13 $STANDIN_LIB/libcublasLt.so.13 $STANDIN_LIB/libcublas.so.13"
 LD_LIBRARY_PATH="$STANDIN_LIB${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+if [ -n "${STANDIN_COMPUTE:-}" ]; then
+    PYTHONPATH="$(cd "$(dirname "$0")" && pwd)/values${PYTHONPATH:+:$PYTHONPATH}"
+    export PYTHONPATH
+fi
 export LD_PRELOAD LD_LIBRARY_PATH
 exec "$STANDIN_VENV/bin/python" "$@"

@@ -154,7 +154,9 @@ def cases(scale: int = 1) -> dict[str, Case]:
     """The models; with `scale` 4 activations take some GB, with 1 some MB."""
     large = scale > 1
     size = (12, 768) if large else (4, 256)
-    image, count = (224, 64) if large else (64, 16)
+    image, count = (
+        (224, 64) if large else (128, 16)
+    )  # small ones, too, peak in the step and not in the optimizer
     vit = {"intermediate_size": 4 * size[1], "image_size": image, "hidden_dropout_prob": 0.1}
     return {
         **_text_cases(large),
@@ -166,7 +168,7 @@ def cases(scale: int = 1) -> dict[str, Case]:
             },
         ),
         "convnet": Case(
-            lambda: ConvNet(32 * scale), lambda: (torch.randn(8 * scale, 3, image, image),), _labels
+            lambda: ConvNet(32 * scale), lambda: (torch.randn(8 * scale, 3, 56 * scale, 56 * scale),), _labels
         ),
         "lstm": Case(
             lambda: LSTMModel(128 * scale),
