@@ -267,7 +267,7 @@ MSC_API msc_status msc_optim_step(msc_optim *optim, const msc_optim_rule *rule,
  * Sum of squares over all `arrays`, each element × `scale` in FP32 first, and how many are not finite, in one pass.
  *
  * Numerics: squares and sums in double, in an order that depends on the counts only.
- * Errors: EINVAL. Cost: allocates nothing.
+ * Errors: EINVAL. Cost: allocates nothing; the first one on a card takes 4 KiB of its memory (EDEVMEM) until the end.
  */
 MSC_API msc_status msc_optim_norm(msc_optim *optim, const msc_optim_array *arrays, uint64_t array_count,
                                   float scale, msc_optim_norm_result *out, msc_error *err);

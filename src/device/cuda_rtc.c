@@ -9,6 +9,10 @@
  * round, machine code of a newer major version of the compiler than the driver's may be refused, so such a compiler is
  * not opened; who names one by file has chosen.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* dladdr */
+#endif
+
 #include "device/cuda_rtc.h"
 
 #include <dlfcn.h>
@@ -26,7 +30,8 @@
 
 #define MOST_ARCHS 64
 #define LEAST_CAPABILITY 70 /* of cards whose kernels take constants by reference */
-#define LOG_SHOWN 300       /* characters of the compiler's messages that fit into an error */
+#define FOLDER_BYTES 1024
+#define LOG_SHOWN 300 /* characters of the compiler's messages that fit into an error */
 
 typedef struct entry {
     const char *symbol;
@@ -62,17 +67,49 @@ static void *open_any(const char *library, int driver_major)
     return opened;
 }
 
+/* Folder of a library that is loaded, with the slash; "" where the loader does not say. */
+static void folder_of(void *function, char out[FOLDER_BYTES])
+{
+    const char *slash;
+    Dl_info info;
+
+    out[0] = '\0';
+    if (dladdr(function, &info) == 0 || info.dli_fname == NULL)
+        return;
+    slash = strrchr(info.dli_fname, '/');
+    if (slash != NULL && (size_t)(slash - info.dli_fname) + 2 <= FOLDER_BYTES)
+        (void)snprintf(out, FOLDER_BYTES, "%.*s", (int)(slash - info.dli_fname) + 1, info.dli_fname);
+}
+
+/*
+ * Opens the compiler's second library, which it asks the loader for by its bare name when it compiles: one that is loaded is
+ * found, from wherever. If this finds none, the compiler may; and if not, it says so in its own words.
+ */
+static void open_builtins(const msc__rtc *rtc, void *function)
+{
+    char folder[FOLDER_BYTES];
+    char path[FOLDER_BYTES + 64];
+    int major = 0;
+    int minor = 0;
+
+    if (rtc->version(&major, &minor) != 0)
+        return;
+    folder_of(function, folder);
+    (void)snprintf(path, sizeof path, "%slibnvrtc-builtins.so.%d.%d", folder, major, minor);
+    (void)dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
 msc_status msc__rtc_open(msc__rtc *rtc, const char *library, int driver_major, msc_error *err)
 {
     void *opened = open_any(library, driver_major);
+    void *found = NULL;
     size_t i;
 
     if (opened == NULL)
         return msc__fail(err, MSC_EUNSUPPORTED, "cannot open %s for a driver of CUDA %d: " ADVICE,
                          library != NULL ? library : "libnvrtc", driver_major);
     for (i = 0; i < sizeof entries / sizeof entries[0]; i++) {
-        void *found = dlsym(opened, entries[i].symbol);
-
+        found = dlsym(opened, entries[i].symbol);
         if (found == NULL) {
             (void)dlclose(opened);
             return msc__fail(err, MSC_EUNSUPPORTED, "%s has no %s: " ADVICE,
@@ -80,6 +117,7 @@ msc_status msc__rtc_open(msc__rtc *rtc, const char *library, int driver_major, m
         }
         memcpy((char *)rtc + entries[i].offset, &found, sizeof found);
     }
+    open_builtins(rtc, found);
     return MSC_OK;
 }
 

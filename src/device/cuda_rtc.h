@@ -12,6 +12,7 @@ typedef struct msc__rtc_program_object *msc__rtc_program; /* nvrtcProgram */
 
 /** The functions that are used, as X(member, symbol, parameters); all of them since CUDA 11.2. */
 #define MSC__RTC_SYMBOLS(X)                                                                                  \
+    X(version, nvrtcVersion, (int *major, int *minor))                                                       \
     X(arch_count, nvrtcGetNumSupportedArchs, (int *count))                                                   \
     X(archs, nvrtcGetSupportedArchs, (int *archs))                                                           \
     X(create, nvrtcCreateProgram,                                                                            \
@@ -40,7 +41,8 @@ typedef struct msc__rtc_image {
 } msc__rtc_image;
 
 /**
- * Opens the compiler. It then stays in the process.
+ * Opens the compiler, and libnvrtc-builtins beside it, which the loader would not find in a folder of Python packages.
+ * They then stay in the process.
  *
  * @param library      file name; NULL: the system's, or one that is loaded already, the newest that the driver can take
  *                     machine code from.

@@ -53,17 +53,8 @@ static msc_status find_kernels(msc__card *card, msc_error *err)
 
 static msc_status fill(msc__card *card, msc_error *err)
 {
-    const msc_device_ops *ops = card->device->ops;
-    void *sums = NULL;
     msc_status status = find_kernels(card, err);
 
-    if (status == MSC_OK)
-        status = ops->memory_create(card->device, sizeof *card->sums, &sums, err);
-    card->sums = sums;
-    if (status == MSC_OK)
-        status = ops->stream_create(card->device, &card->back, err);
-    if (status == MSC_OK)
-        status = ops->event_create(card->device, &card->event, err);
     if (status == MSC_OK)
         status = msc__mutex_init(&card->call, err);
     card->locks = status == MSC_OK;

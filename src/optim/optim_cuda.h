@@ -27,7 +27,7 @@ typedef struct msc__card {
     msc_device *device;
     void *stream; /* the caller's */
     void *kernels[MSC__CARD_KERNELS];
-    msc__card_sums *sums; /* on the card */
+    msc__card_sums *sums; /* on the card; with the next two, NULL before the first norm */
     void *back;           /* a stream of ours, for what comes back */
     void *event;
     msc__mutex call; /* one call at a time: `sums` and `event` are one call's */

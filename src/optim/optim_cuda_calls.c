@@ -42,6 +42,24 @@ static msc_status submit_norm(msc__card *card, const msc_optim_array *arrays, ui
     return status;
 }
 
+/* What a norm needs is made at the first one: who only steps takes no memory of the card. */
+static msc_status make_ready(msc__card *card, msc_error *err)
+{
+    const msc_device_ops *ops = card->device->ops;
+    void *sums = NULL;
+    msc_status status = MSC_OK;
+
+    if (card->sums == NULL) {
+        status = ops->memory_create(card->device, sizeof *card->sums, &sums, err);
+        card->sums = sums;
+    }
+    if (status == MSC_OK && card->back == NULL)
+        status = ops->stream_create(card->device, &card->back, err);
+    if (status == MSC_OK && card->event == NULL)
+        status = ops->event_create(card->device, &card->event, err);
+    return status;
+}
+
 /* The copy is on a stream of ours, because the caller's may be the default one, which copies nothing for us. */
 static msc_status bring_back(msc__card *card, msc__card_sums *out, msc_error *err)
 {
@@ -73,7 +91,9 @@ msc_status msc__card_norm_all(msc__card *card, const msc_optim_array *arrays, ui
     if (status != MSC_OK)
         return status;
     msc__mutex_lock(&card->call);
-    status = submit_norm(card, arrays, array_count, scale, strips, err);
+    status = make_ready(card, err);
+    if (status == MSC_OK)
+        status = submit_norm(card, arrays, array_count, scale, strips, err);
     if (status == MSC_OK)
         status = bring_back(card, out, err);
     msc__mutex_unlock(&card->call);

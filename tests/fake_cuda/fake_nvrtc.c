@@ -46,6 +46,14 @@ const char *nvrtcGetErrorString(msc__rtc_result result)
     return result == COMPILATION ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR_INVALID_OPTION";
 }
 
+/* Of no release: it has no second library. */
+msc__rtc_result nvrtcVersion(int *major, int *minor)
+{
+    *major = 0;
+    *minor = 0;
+    return 0;
+}
+
 msc__rtc_result nvrtcGetNumSupportedArchs(int *count)
 {
     *count = (int)(sizeof known_archs / sizeof known_archs[0]);

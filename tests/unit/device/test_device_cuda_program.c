@@ -221,13 +221,14 @@ static void no_memory(void **state)
     assert_true(at >= 6); /* context, device, name, program, image, optimizer, card */
 }
 
-/* The same with each call of the driver that an optimizer makes. */
+/* The same with each call of the driver that an optimizer makes: when it is created, and for its first norm. */
 static void no_driver(void **state)
 {
-    static const char *const calls[] = {"cuModuleGetFunction", "cuMemAlloc_v2", "cuStreamCreate",
-                                        "cuEventCreate"};
+    static const char *const calls[] = {"cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate"};
+    const msc_optim_array array = {(const void *)(uintptr_t)0x1000, 4, MSC_OPTIM_FLOAT_FP32};
     msc_optim_options optim_options = msc_optim_options_default();
-    msc_optim *optim;
+    msc_optim *optim = (msc_optim *)(uintptr_t)8;
+    msc_optim_norm_result norm;
     fixture fix;
     size_t i;
 
@@ -235,13 +236,19 @@ static void no_driver(void **state)
     needs_a_known_card();
     fixture_open(&fix, &options);
     optim_options.device = fix.device;
+    fail_call("cuModuleGetFunction", 1, 719);
+    assert_int_equal(msc_optim_create(fix.ctx, &optim_options, &optim, &fix.err), MSC_EDRIVER);
+    assert_null(optim);
+    assert_int_equal(msc_optim_create(fix.ctx, &optim_options, &optim, &fix.err), MSC_OK);
+    assert_int_equal(books().object_count,
+                     FIXTURE_STREAMS + 1); /* the program, and nothing of the optimizer's */
     for (i = 0; i < sizeof calls / sizeof calls[0]; i++) {
-        optim = (msc_optim *)(uintptr_t)8;
         fail_call(calls[i], 1, 719);
-        assert_int_equal(msc_optim_create(fix.ctx, &optim_options, &optim, &fix.err), MSC_EDRIVER);
-        assert_null(optim);
+        assert_int_equal(msc_optim_norm(optim, &array, 1, 1.0f, &norm, &fix.err), MSC_EDRIVER);
+        assert_int_equal(books().object_count, FIXTURE_STREAMS + 1 + i); /* what came before it stays */
     }
-    assert_int_equal(books().object_count, FIXTURE_STREAMS + 1); /* and the program */
+    msc_optim_destroy(optim);
+    assert_int_equal(books().object_count, FIXTURE_STREAMS + 1);
     fixture_close(&fix);
 }
 
