@@ -93,6 +93,7 @@ check offload_hooks.py
 check offload_run.py ${quick:+gpt2 --rounds 0}
 check optimizer_step.py ${quick:+--rounds 3}
 check optimizer_offload.py --directory "$work" ${quick:+--batch 1 --rounds 1}
+check small_budgets.py --directory "$work" ${quick:+--mib 48 --steps 2}
 check checkpoint_overhead.py ${quick:+--rounds 20}
 if [ -z "$quick" ]; then
   check loss_tile.py

@@ -16,7 +16,8 @@
  * round (9) in another order; one round before is not counted, it writes where nothing has been. A row is the median
  * and half the distance between the quartiles, in percent of it, and the best round. What the engine reads is compared in that round.
  *
- * --sweep: chunks of 1, 2, 4 and 8 MiB with 4 and 8 buffers instead of the default alone.
+ * --sweep: chunks of 64 KiB to 8 MiB with 2, 4 and 8 buffers instead of the default alone; blocks have 4 MiB at least,
+ * and the plain loop is measured with the default's only.
  *
  * With --csv one row per contender and direction: bench, case, kind, then block bytes, buffers, MiB per second,
  * spread in percent, percent of plain, best MiB per second, percent of plain's best.
@@ -37,8 +38,9 @@
 #include "memscale/offload.h"
 
 #define ROUNDS_MOST 99u
-#define CONTENDERS_MOST 24u
+#define CONTENDERS_MOST 32u
 #define CHUNKS_OF_BLOCK 8u
+#define BLOCK_LEAST (4 * MIB) /* in a sweep: what leaves is much larger than the smallest chunks */
 #define AHEAD 8u
 #define BLOCKS_MOST 4096u
 #define MIB (UINT64_C(1) << 20)
@@ -142,14 +144,19 @@ static double move_dd(const contender *c, int what)
 
 /* ---- the engine ------------------------------------------------------------------------------------- */
 
+static uint64_t block_room(const contender *c)
+{
+    return c->chunk * CHUNKS_OF_BLOCK > BLOCK_LEAST ? c->chunk * CHUNKS_OF_BLOCK : BLOCK_LEAST;
+}
+
 static uint64_t block_bytes(const contender *c)
 {
-    return c->chunk * CHUNKS_OF_BLOCK - (c->kind == ENGINE_ODD ? ODD_BYTES : 0);
+    return block_room(c) - (c->kind == ENGINE_ODD ? ODD_BYTES : 0);
 }
 
 static uint32_t block_count(const contender *c)
 {
-    return (uint32_t)(total_bytes / (c->chunk * CHUNKS_OF_BLOCK));
+    return (uint32_t)(total_bytes / block_room(c));
 }
 
 static void open_engine(contender *c)
@@ -298,7 +305,8 @@ static void tell(void)
 
 int main(int argc, char **argv)
 {
-    uint64_t chunk = msc_offload_options_default().chunk_bytes;
+    const uint64_t standard = msc_offload_options_default().chunk_bytes;
+    uint64_t chunk = standard;
     uint32_t staging = msc_offload_options_default().staging_count;
     uint64_t last = chunk;
     msc_context *ctx = NULL;
@@ -317,7 +325,7 @@ int main(int argc, char **argv)
     require(msc_context_create(NULL, &ctx, NULL) == MSC_OK, "no context");
     require(msc_device_create(ctx, NULL, &device, NULL) == MSC_OK, "no device");
     if (sweep) {
-        chunk = MIB;
+        chunk = MIB / 16;
         last = 8 * MIB;
     }
     room = last * CHUNKS_OF_BLOCK + 4096;
@@ -328,16 +336,18 @@ int main(int argc, char **argv)
     memset(destination, 0, AHEAD * room);
     open_plain();
     has_dd = open_dd();
+    enter(PLAIN, standard, 1);
+    enter(HUGE, standard, 1);
+    if (has_dd)
+        enter(DD, standard, 1);
+    if (!sweep)
+        enter(ENGINE_ODD, standard, staging);
     for (; chunk <= last; chunk *= 2) {
-        enter(PLAIN, chunk, 1);
-        enter(HUGE, chunk, 1);
-        if (has_dd)
-            enter(DD, chunk, 1);
+        if (sweep)
+            enter(ENGINE, chunk, staging / 2);
         enter(ENGINE, chunk, staging);
         if (sweep)
             enter(ENGINE, chunk, 2 * staging);
-        else
-            enter(ENGINE_ODD, chunk, staging);
     }
     play();
     tell();

@@ -157,7 +157,7 @@ def main() -> int:
         "file_share",
     )
     table = Table("optimizer_offload", columns, options.dry)
-    out, back = limits._measured(options.directory, 0)
+    out, back = limits._measured(options.directory, 0, limits.chunk_bytes(1 << 40))
     alone = 2 * out * back / (out + back)
     every = ways(options.directory)
     words = torch.randint(WORDS, (options.batch, options.length), generator=torch.Generator().manual_seed(0))

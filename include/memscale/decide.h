@@ -88,9 +88,12 @@ typedef struct msc_link {
     uint64_t limit_bytes;      /**< most bytes off the device at once */
     uint64_t window_out_bytes; /**< of one call, most bytes that wait on the device for their copy out */
     uint64_t window_in_bytes;  /**< of one call, most bytes that come back ahead of their use */
+    uint64_t staging_bytes; /**< of the device's memory, held all the time by a plan that moves anything: what
+                                    copies pass through. 0 for a card, whose copies pass through host memory; at
+                                    most INT64_MAX */
 } msc_link;
 
-/** 10 GB/s each way, 20 µs a copy, storages from 1 MiB on, no limit, windows of 64 MiB. */
+/** 10 GB/s each way, 20 µs a copy, storages from 1 MiB on, no limit, windows of 64 MiB, no staging. */
 MSC_API msc_link msc_link_default(void);
 
 /** Options of a decision. */
@@ -107,6 +110,9 @@ typedef struct msc_decide_options {
                                    Default: 0 */
     uint8_t pad[4];           /**< zero */
     msc_link link;            /**< how; of no effect without `allow_offload` */
+    uint64_t rerun_bytes;     /**< held all the time by a plan that runs anything a second time: a library's
+                                   workspace for the thread of backward, which the plain step does not take.
+                                   At most INT64_MAX. Default: 0 */
 } msc_decide_options;
 
 MSC_API msc_decide_options msc_decide_options_default(void);

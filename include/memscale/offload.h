@@ -92,6 +92,8 @@ typedef struct msc_offload_counters {
     uint64_t held_bytes[MSC_TIER_COUNT]; /**< blocks in the tier now */
     uint64_t held_peak_bytes[MSC_TIER_COUNT];
     uint64_t taken_bytes[MSC_TIER_COUNT]; /**< taken from the machine now; never above the limit */
+    uint64_t staging_bytes;               /**< host memory of the staging buffers, part of `taken_bytes` */
+    uint64_t table_bytes;                 /**< host memory of the engine's tables: blocks, queues, events */
     uint64_t refused_count;               /**< puts that no tier had room for */
     uint64_t moved_count;                 /**< blocks that went to host memory because the file failed */
     uint64_t failed_count;                /**< blocks whose copy out failed; the program kept the source */

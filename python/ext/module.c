@@ -9,7 +9,7 @@
  *     py_sim     replay, options of a simulator              py_simulator Simulator
  *     py_decide  decide, frontier, op_times_ns
  *     py_snapshot Snapshot                                   py_offload OffloadEngine: hooks, store, Block
- *     py_optim    Optim, and py_optim_args its arguments
+ *     py_optim    Optim, and py_optim_args its arguments     py_optim_card Card
  *     convert    arguments and records                       error     status to exception
  *
  * Built against the limited API of CPython 3.10, so one binary serves every later version. It is
@@ -30,6 +30,7 @@
 #include "py_graph.h"
 #include "py_offload.h"
 #include "py_optim.h"
+#include "py_optim_card.h"
 #include "py_plan.h"
 #include "py_sim.h"
 #include "py_simulator.h"
@@ -66,10 +67,11 @@ static PyObject *core_version(PyObject *self, PyObject *unused)
 static PyMethodDef core_functions[] = {
     MSC_PY_METHOD("decide", msc__py_decide, 0,
                   "decide($module, /, graph, budget_bytes, *, sim=None, rates=None, allow_checkpoint=True,\n"
-                  "       allow_selective=True, force=False)\n--\n\n"
+                  "       allow_selective=True, force=False, offload=None, rerun_bytes=0)\n--\n\n"
                   "The fastest plan whose replayed peak is within a budget."),
     MSC_PY_METHOD("frontier", msc__py_frontier, 0,
-                  "frontier($module, /, graph, *, sim=None, rates=None, allow_selective=True)\n--\n\n"
+                  "frontier($module, /, graph, *, sim=None, rates=None, allow_selective=True,\n"
+                  "         allow_checkpoint=True, offload=None, rerun_bytes=0)\n--\n\n"
                   "(peak_bytes, step_ns) of every plan that decide chooses from, fastest first."),
     MSC_PY_METHOD("replay", msc__py_replay, 0,
                   "replay($module, /, graph, plan=None, *, sim=None)\n--\n\n"
@@ -202,7 +204,9 @@ static int core_exec(PyObject *module)
         PyModule_AddType(module, state->engine_type) < 0)
         return -1;
     state->optim_type = msc__py_optim_type_new(module);
-    if (state->optim_type == NULL || PyModule_AddType(module, state->optim_type) < 0)
+    state->card_type = msc__py_card_type_new(module);
+    if (state->optim_type == NULL || PyModule_AddType(module, state->optim_type) < 0 ||
+        state->card_type == NULL || PyModule_AddType(module, state->card_type) < 0)
         return -1;
     if (add_constants(module) < 0)
         return -1;
@@ -223,6 +227,7 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->saved_type);
     Py_VISIT(state->block_type);
     Py_VISIT(state->optim_type);
+    Py_VISIT(state->card_type);
     return 0;
 }
 
@@ -238,6 +243,7 @@ static int core_clear(PyObject *module)
     Py_CLEAR(state->saved_type);
     Py_CLEAR(state->block_type);
     Py_CLEAR(state->optim_type);
+    Py_CLEAR(state->card_type);
     return 0;
 }
 

@@ -14,6 +14,7 @@ typedef struct msc__py_state {
     PyTypeObject *saved_type;
     PyTypeObject *block_type;
     PyTypeObject *optim_type;
+    PyTypeObject *card_type;
 } msc__py_state;
 
 /** State of a module object. Never fails for ours. */

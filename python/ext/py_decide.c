@@ -42,6 +42,7 @@ static const msc__py_field link_fields[] = {
     LINK_FIELD(limit_bytes, MSC_PY_U64_LIMIT),
     LINK_FIELD(window_out_bytes, MSC_PY_U64),
     LINK_FIELD(window_in_bytes, MSC_PY_U64),
+    LINK_FIELD(staging_bytes, MSC_PY_U64),
 };
 
 static const msc__py_record link_record = {"offload", link_fields, MSC_PY_COUNT(link_fields)};
@@ -111,24 +112,26 @@ static bool to_rates(PyObject *value, msc_rates *out)
     return ok;
 }
 
-/** Default options with what `sim`, `rates` and `offload` say; each may be NULL or None. */
-static bool to_options(PyObject *sim, PyObject *rates, PyObject *offload, msc_decide_options *out)
+/** Default options with what `sim`, `rates`, `offload` and `rerun_bytes` say; each may be NULL or None. */
+static bool to_options(PyObject *sim, PyObject *rates, PyObject *offload, PyObject *rerun_bytes,
+                       msc_decide_options *out)
 {
     *out = msc_decide_options_default();
     out->allow_offload = offload != NULL && offload != Py_None;
     return msc__py_to_sim_options(sim, &out->sim) && to_rates(rates, &out->rates) &&
-           msc__py_record_from_dict(&link_record, offload, &out->link);
+           msc__py_record_from_dict(&link_record, offload, &out->link) &&
+           (rerun_bytes == NULL || msc__py_to_u64(rerun_bytes, "rerun_bytes", &out->rerun_bytes));
 }
 
 /* ---- decide ------------------------------------------------------------------------------------- */
 
 MSC_PY_SIGNATURE(decide, 2, 2, "graph", "budget_bytes", "sim", "rates", "allow_checkpoint", "allow_selective",
-                 "force", "offload");
+                 "force", "offload", "rerun_bytes");
 
 PyObject *msc__py_decide(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     const msc__py_state *state = msc__py_module_state(self);
-    PyObject *values[8];
+    PyObject *values[9];
     const msc_graph *graph = NULL;
     msc__py_plan *plan = NULL;
     PyThreadState *thread;
@@ -139,7 +142,7 @@ PyObject *msc__py_decide(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     if (!msc__py_bind(&decide_signature, args, nargs, kwnames, values))
         return NULL;
     graph = msc__py_finished_graph_of(state, values[0]);
-    if (graph == NULL || !to_options(values[2], values[3], values[7], &options) ||
+    if (graph == NULL || !to_options(values[2], values[3], values[7], values[8], &options) ||
         !msc__py_to_u64(values[1], "budget_bytes", &options.budget_bytes) ||
         !msc__py_to_bool(values[4], "allow_checkpoint", &options.allow_checkpoint) ||
         !msc__py_to_bool(values[5], "allow_selective", &options.allow_selective) ||
@@ -214,18 +217,19 @@ static PyObject *frontier(const msc_graph *graph, const msc_decide_options *opti
     return list;
 }
 
-MSC_PY_SIGNATURE(frontier, 1, 1, "graph", "sim", "rates", "allow_selective", "allow_checkpoint", "offload");
+MSC_PY_SIGNATURE(frontier, 1, 1, "graph", "sim", "rates", "allow_selective", "allow_checkpoint", "offload",
+                 "rerun_bytes");
 
 PyObject *msc__py_frontier(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    PyObject *values[6];
+    PyObject *values[7];
     const msc_graph *graph = NULL;
     msc_decide_options options;
 
     if (!msc__py_bind(&frontier_signature, args, nargs, kwnames, values))
         return NULL;
     graph = msc__py_finished_graph_of(msc__py_module_state(self), values[0]);
-    if (graph == NULL || !to_options(values[1], values[2], values[5], &options) ||
+    if (graph == NULL || !to_options(values[1], values[2], values[5], values[6], &options) ||
         !msc__py_to_bool(values[3], "allow_selective", &options.allow_selective) ||
         !msc__py_to_bool(values[4], "allow_checkpoint", &options.allow_checkpoint))
         return NULL;

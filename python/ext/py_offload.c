@@ -334,6 +334,8 @@ static const msc__py_field counter_fields[] = {
     TIERS("held_bytes", held_bytes),
     TIERS("held_peak_bytes", held_peak_bytes),
     TIERS("taken_bytes", taken_bytes),
+    COUNTER("staging_bytes", staging_bytes),
+    COUNTER("table_bytes", table_bytes),
     COUNTER("refused_count", refused_count),
     COUNTER("moved_count", moved_count),
     COUNTER("failed_count", failed_count),

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The type `Optim`. Work on arrays runs without the GIL; whoever calls keeps the tensors alive that they belong to.
+ * The type `Optim`. Work on arrays runs without the GIL; whoever calls keeps the tensors alive that they belong to, with a
+ * card until the stream has done the work: PyTorch's allocator does that for tensors of the stream's device.
  */
 #include "py_optim.h"
 
 #include "convert.h"
 #include "error.h"
 #include "memscale/optim.h"
+#include "module.h"
 #include "py_optim_args.h"
+#include "py_optim_card.h"
 
 typedef struct optim_object {
     PyObject_HEAD msc_context *ctx;
     msc_optim *optim;
+    PyObject *card; /* or NULL; outlives `optim` */
     uint32_t threads;
 } optim_object;
 
@@ -33,36 +37,71 @@ static PyObject *none_or_raise(msc_status status, const msc_error *err)
 static const char *const isa_names[] = {"any", "scalar", "avx2", "avx512"};
 _Static_assert(MSC_PY_COUNT(isa_names) == MSC_OPTIM_ISA_COUNT, "a name for every instruction set");
 
-static bool read_options(PyObject *threads, PyObject *isa, msc_optim_options *options)
+enum { ARG_THREADS, ARG_ISA, ARG_CARD, ARG_STREAM, ARG_COUNT };
+
+static bool read_card(const PyTypeObject *card_type, PyObject *const *values, msc_optim_options *options)
 {
+    PyObject *card = values[ARG_CARD];
+    uint64_t stream = 0;
+
+    if (!msc__py_to_u64(values[ARG_STREAM], "stream", &stream))
+        return false;
+    if (card != NULL && card != Py_None) {
+        if (Py_TYPE(card) != card_type) {
+            msc__py_refuse_type("card", "a Card", card);
+            return false;
+        }
+        options->device = msc__py_card_device(card);
+    }
+    options->stream = (void *)(uintptr_t)stream;
+    return true;
+}
+
+static bool read_options(const PyTypeObject *card_type, PyObject *const *values, msc_optim_options *options)
+{
+    PyObject *isa = values[ARG_ISA];
     uint32_t number = MSC_OPTIM_ISA_ANY;
 
     *options = msc_optim_options_default();
-    if (!msc__py_to_u32(threads, "threads", UINT32_MAX, &options->thread_count) ||
+    if (!msc__py_to_u32(values[ARG_THREADS], "threads", UINT32_MAX, &options->thread_count) ||
         (isa != NULL && !msc__py_to_name(isa, "isa", isa_names, MSC_OPTIM_ISA_COUNT, &number)))
         return false;
     options->isa = (msc_optim_isa)number;
-    return true;
+    return read_card(card_type, values, options);
+}
+
+static msc_status create(optim_object *self, const msc_optim_options *options, msc_error *err)
+{
+    msc_status status = msc_context_create(NULL, &self->ctx, err);
+
+    if (status != MSC_OK)
+        return status;
+    Py_BEGIN_ALLOW_THREADS /* compiling for a card takes its time */
+    status = msc_optim_create(self->ctx, options, &self->optim, err);
+    Py_END_ALLOW_THREADS
+    return status;
 }
 
 static PyObject *optim_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"threads", "isa", NULL};
-    PyObject *threads = NULL;
-    PyObject *isa = NULL;
+    static char *names[] = {"threads", "isa", "card", "stream", NULL};
+    const msc__py_state *state = PyType_GetModuleState(type);
+    PyObject *values[ARG_COUNT] = {NULL};
     msc_optim_options options;
     optim_object *self;
     msc_error err;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:Optim", names, &threads, &isa) ||
-        !read_options(threads, isa, &options))
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|OO$OO:Optim", names, &values[ARG_THREADS],
+                                     &values[ARG_ISA], &values[ARG_CARD], &values[ARG_STREAM]) ||
+        !read_options(state->card_type, values, &options))
         return NULL;
     self = (optim_object *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
     self->threads = options.thread_count;
-    if (msc_context_create(NULL, &self->ctx, &err) != MSC_OK ||
-        msc_optim_create(self->ctx, &options, &self->optim, &err) != MSC_OK) {
+    self->card = options.device == NULL ? NULL : Py_NewRef(values[ARG_CARD]);
+    if (create(self, &options, &err) != MSC_OK) {
         Py_DECREF((PyObject *)self);
         return msc__py_raise(&err);
     }
@@ -76,6 +115,7 @@ static void optim_dealloc(PyObject *object)
 
     msc_optim_destroy(self->optim);
     msc_context_destroy(self->ctx);
+    Py_XDECREF(self->card);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -412,8 +452,9 @@ static PyType_Slot optim_slots[] = {
     {Py_tp_dealloc, optim_dealloc},
     {Py_tp_methods, optim_methods},
     {Py_tp_getset, optim_values},
-    {Py_tp_doc, "Optim(threads=1, isa='any')\n--\n\n"
-                "Optimizer steps on arrays in this host's memory, and the threads that run them."},
+    {Py_tp_doc,
+     "Optim(threads=1, isa='any', *, card=None, stream=0)\n--\n\n"
+     "Optimizer steps on arrays in this host's memory, and the threads that run them; or on a card."},
     {0, NULL},
 };
 

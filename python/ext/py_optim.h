@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file py_optim.h  The type `Optim`: optimizer steps on the arrays of tensors that lie in this host's memory. */
+/** @file py_optim.h  The type `Optim`: optimizer steps on the arrays of tensors, in this host's memory or a card's. */
 #ifndef MSC_EXT_PY_OPTIM_H
 #define MSC_EXT_PY_OPTIM_H
 

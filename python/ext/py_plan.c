@@ -29,6 +29,7 @@ static const msc__py_field summary_fields[] = {
     SUMMARY_FIELD(peak_in_recompute, MSC_PY_BOOL), SUMMARY_FIELD(fits, MSC_PY_BOOL),
     SUMMARY_FIELD(graph_digest, MSC_PY_HEX64),     SUMMARY_FIELD(window_out_bytes, MSC_PY_U64),
     SUMMARY_FIELD(window_in_bytes, MSC_PY_U64),    SUMMARY_FIELD(away_peak_bytes, MSC_PY_U64),
+    SUMMARY_FIELD(staging_bytes, MSC_PY_U64),
 };
 
 static const msc__py_record summary_record = {"summary", summary_fields, MSC_PY_COUNT(summary_fields)};

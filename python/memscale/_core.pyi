@@ -137,6 +137,7 @@ class _Offload(TypedDict, total=False):
     limit_bytes: int | None  # most bytes off the device at once; None: no limit
     window_out_bytes: int  # of one call, most that wait on the device for their copy out
     window_in_bytes: int  # of one call, most that come back ahead of their use
+    staging_bytes: int  # of the device, held by a plan that moves anything; 0 for a card
 
 class _Summary(TypedDict):
     """A plan as a whole: the fields of ``msc_plan_summary``."""
@@ -155,6 +156,7 @@ class _Summary(TypedDict):
     window_out_bytes: int
     window_in_bytes: int
     away_peak_bytes: int
+    staging_bytes: int
 
 _Choice: TypeAlias = tuple[
     int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...]
@@ -700,7 +702,7 @@ class OffloadEngine:
 
 @final
 class Optim:
-    """Optimizer steps on arrays in this host's memory: ``memscale/optim.h``.
+    """Optimizer steps on arrays in this host's memory, or a card's: ``memscale/optim.h``.
 
     Arrays are given by address and bytes, as of ``Tensor.data_ptr()``, and the bytes must be those that the
     rule asks for. Whoever calls keeps the tensors alive; the GIL is released meanwhile.
@@ -716,11 +718,15 @@ class Optim:
     Args:
         threads: That work in a call, the caller's among them, 1 to 256.
         isa: Instruction set: "any", "scalar", "avx2", "avx512".
+        card: Whose memory the arrays are in; None: the host's. Calls then submit their work and return, and
+            the tensors must stay until it is done. Only `norm` waits.
+        stream: Of the card, as ``torch.cuda.Stream.cuda_stream``; 0: its default stream.
 
     Raises:
         ValueError: Threads out of range, no such instruction set; in every method, a rule or an array that
             is not allowed, named in the message. Nothing has been changed then.
-        MemScaleError: The instruction set does not run here (status ``EUNSUPPORTED``).
+        MemScaleError: The instruction set does not run here, or there is no compiler for the card (status
+            ``EUNSUPPORTED``); of a card, in every method, its driver's errors (``EDRIVER``, ``ESTATE``).
     """
 
     @property
@@ -729,7 +735,9 @@ class Optim:
     def isa(self) -> str:
         """The instruction set that was chosen."""
 
-    def __new__(cls, threads: int = 1, isa: str = "any") -> Optim: ...
+    def __new__(
+        cls, threads: int = 1, isa: str = "any", *, card: Card | None = None, stream: int = 0
+    ) -> Optim: ...
     @staticmethod
     def sizes(rule: _Rule, count: int) -> dict[str, int]:
         """Bytes of each array of a tensor of so many elements: ``weight_bytes`` and so on; 0: none."""
@@ -765,6 +773,25 @@ class Optim:
         self, rule: _Rule, tensor: tuple[int, ...], moment1: _Span | None, moment2: _Span | None
     ) -> None:
         """Moments from FP32, rounded to nearest."""
+
+@final
+class Card:
+    """An NVIDIA card in the context that PyTorch uses, for an `Optim`.
+
+    Args:
+        ordinal: Which, as the driver counts.
+        compiler: File name of NVRTC, which is opened when the first `Optim` is made; None: the system's.
+        library: File name of the driver library; None: the system's.
+
+    Raises:
+        MemScaleError: No driver library, no such card (status ``ENODEV``, ``EDRIVER``).
+    """
+
+    @property
+    def name(self) -> str:
+        """What the driver calls it."""
+
+    def __new__(cls, ordinal: int = 0, compiler: str | None = None, library: str | None = None) -> Card: ...
 
 @final
 class Simulator:
@@ -1008,6 +1035,7 @@ def decide(
     allow_selective: bool = True,
     force: bool = False,
     offload: _Offload | dict[str, Any] | None = None,
+    rerun_bytes: SupportsIndex = 0,
 ) -> Plan:
     """Decides: the fastest plan whose replayed peak is within a budget.
 
@@ -1023,6 +1051,7 @@ def decide(
         allow_selective: False: a checkpoint keeps nothing of what it runs again.
         force: Plan even if the plain step fits.
         offload: How tensors may leave the device; None: they stay.
+        rerun_bytes: Held all the time by a plan that runs anything a second time.
 
     Returns:
         The plan.
@@ -1040,6 +1069,7 @@ def frontier(
     allow_selective: bool = True,
     allow_checkpoint: bool = True,
     offload: _Offload | dict[str, Any] | None = None,
+    rerun_bytes: SupportsIndex = 0,
 ) -> list[tuple[int, int]]:
     """``(peak_bytes, step_ns)`` of every plan that `decide` chooses from, fastest first, peaks falling.
 

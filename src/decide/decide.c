@@ -77,8 +77,19 @@ static msc_status check_options(msc_context *ctx, const msc_graph *graph, const 
     for (i = 0; i < sizeof options->pad; i++)
         if (options->pad[i] != 0)
             return msc__fail(err, MSC_EINVAL, "options.pad is not zero");
+    if (options->rerun_bytes > INT64_MAX)
+        return msc__fail(err, MSC_EINVAL, "options.rerun_bytes is %llu, at most %lld are allowed",
+                         (unsigned long long)options->rerun_bytes, (long long)INT64_MAX);
     status = msc__check_rates(&options->rates, err);
-    return status == MSC_OK && options->allow_offload ? msc__check_link(&options->link, err) : status;
+    if (status == MSC_OK && options->allow_offload)
+        status = msc__check_link(&options->link, err);
+    if (status == MSC_OK && options->allow_offload && options->link.staging_bytes > 0 &&
+        options->sim.kind != MSC_SIM_HOST)
+        return msc__fail(
+            err, MSC_EINVAL,
+            "link.staging_bytes is %llu, it must be 0: copies of a card pass through host memory",
+            (unsigned long long)options->link.staging_bytes);
+    return status;
 }
 
 /* ---- the frontier --------------------------------------------------------------------------------- */

@@ -166,6 +166,9 @@ msc_status msc__check_link(const msc_link *link, msc_error *err)
     if (link->offload_ns < 0)
         return msc__fail(err, MSC_EINVAL, "link.offload_ns is %lld, it must not be below 0",
                          (long long)link->offload_ns);
+    if (link->staging_bytes > INT64_MAX)
+        return msc__fail(err, MSC_EINVAL, "link.staging_bytes is %llu, at most %lld are allowed",
+                         (unsigned long long)link->staging_bytes, (long long)INT64_MAX);
     return MSC_OK;
 }
 

@@ -113,6 +113,8 @@ void msc__fit_set(msc__fit *fit, uint32_t candidate, bool active)
 
     for (i = 0; i < changed->region_count; i++)
         set_region(fit, changed->first_region + i, active);
+    if (msc__reruns(changed))
+        fit->rerun_count = active ? fit->rerun_count + 1 : fit->rerun_count - 1;
 }
 
 static uint32_t block_end(const msc__fit *fit, uint32_t block)

@@ -90,6 +90,7 @@ struct msc__fit {
     msc__array away;          /**< msc__fit_point: changes of what is off the device */
     int64_t *away_bytes;      /**< per segment: its change, by the set; NULL: nothing can be moved */
     uint64_t moved_bytes;     /**< by the set: at least the most that are away at once */
+    uint32_t rerun_count;     /**< candidates of the set that run anything a second time */
     msc__array holds;         /**< msc__fit_hold */
     msc__array buffers;       /**< msc__fit_buffer */
     msc__array touches;       /**< uint32_t: index into `buffers` */
@@ -108,8 +109,15 @@ void msc__fit_set(msc__fit *fit, uint32_t candidate, bool active);
 /** Instead of a peak: the set moves more than may be off the device at once. */
 #define MSC__FIT_NO_PEAK UINT64_MAX
 
-/** Highest live bytes of the step under the present set, or MSC__FIT_NO_PEAK. */
+/** Highest live bytes of the step under the present set, staging not included, or MSC__FIT_NO_PEAK. */
 uint64_t msc__fit_peak(msc__fit *fit);
+
+/** What the present set holds all the time, on top of its peak: for what it moves, and for what it runs again. */
+static inline uint64_t msc__fit_staging(const msc__fit *fit)
+{
+    return (fit->moved_bytes > 0 ? fit->model->link.staging_bytes : 0) +
+           (fit->rerun_count > 0 ? fit->model->rerun_bytes : 0);
+}
 
 /** Most bytes off the device at once under the present set. Cost: the segments. */
 uint64_t msc__fit_away(const msc__fit *fit);

@@ -113,6 +113,7 @@ typedef struct msc__model {
     uint32_t *moved;            /**< of `moved_list` */
     msc__moved *moves;          /**< of `move_list`: what the regions move */
     msc_link link;
+    uint64_t rerun_bytes;     /**< see msc_decide_options */
     int64_t most_call_ns;     /**< that each fixed cost of a region may count */
     uint32_t candidate_count; /**< of all, usable or not */
     uint32_t region_count;
@@ -139,6 +140,12 @@ msc_status msc__model_add(msc__model *model, const msc__candidate *candidate, co
 static inline bool msc__moves(const msc__candidate *candidate)
 {
     return candidate->moved_count > 0;
+}
+
+/** Whether a candidate runs anything a second time. */
+static inline bool msc__reruns(const msc__candidate *candidate)
+{
+    return !candidate->offload;
 }
 
 /** Offsets of the operations that a candidate keeps. */

@@ -142,6 +142,7 @@ msc_status msc__model_init(msc__model *model, msc_context *ctx, const msc_graph 
     read_graph(model, graph);
     model->unit_bytes = options->sim.kind == MSC_SIM_CUDA ? CUDA_UNIT_BYTES : 1;
     model->link = options->link;
+    model->rerun_bytes = options->rerun_bytes;
     status = check_sizes(model, options->allow_offload != 0, err);
     if (status != MSC_OK)
         return status;

@@ -97,14 +97,19 @@ static msc_action action_of(const msc__candidate *candidate)
 
 void msc__plan_windows(const msc__model *model, const uint64_t *set, msc_plan_summary *summary)
 {
+    bool moves = false;
+    bool reruns = false;
     uint32_t i;
 
-    for (i = 0; i < model->candidate_count; i++)
-        if (msc__set_has(set, i) && msc__moves(&model->candidates[i])) {
-            summary->window_out_bytes = model->link.window_out_bytes;
-            summary->window_in_bytes = model->link.window_in_bytes;
-            return;
-        }
+    for (i = 0; i < model->candidate_count; i++) {
+        moves |= msc__set_has(set, i) && msc__moves(&model->candidates[i]);
+        reruns |= msc__set_has(set, i) && msc__reruns(&model->candidates[i]);
+    }
+    summary->staging_bytes = (moves ? model->link.staging_bytes : 0) + (reruns ? model->rerun_bytes : 0);
+    if (!moves)
+        return;
+    summary->window_out_bytes = model->link.window_out_bytes;
+    summary->window_in_bytes = model->link.window_in_bytes;
 }
 
 static msc_status set_windows(const msc__model *model, const uint64_t *set, msc_plan *plan, msc_error *err)
@@ -228,6 +233,8 @@ static void fill_other(const msc__explained *e, uint32_t candidate, msc_choice *
     if (choice->other_peak_bytes == MSC__FIT_NO_PEAK) {
         choice->other_peak_bytes = 0;
         choice->other_step_ns = 0;
+    } else {
+        choice->other_peak_bytes += msc__fit_staging(e->fit);
     }
     msc__fit_set(e->fit, candidate, in);
     if (!in)

@@ -70,7 +70,8 @@ uint64_t msc__walker_evaluate(msc__walker *s)
     if (s->peak_bytes == MSC__FIT_NO_PEAK)
         return s->peak_bytes;
     if (s->status == MSC_OK)
-        s->status = msc__frontier_offer(s->frontier, s->peak_bytes, s->added_ns, s->set, s->err);
+        s->status = msc__frontier_offer(s->frontier, s->peak_bytes + msc__fit_staging(s->fit), s->added_ns,
+                                        s->set, s->err);
     if (s->frontier->plans.count > s->most_plans)
         msc__frontier_thin(s->frontier, s->most_plans / 2);
     return s->peak_bytes;

@@ -265,6 +265,9 @@ bool msc__place_is_direct(const msc_offload *engine, const msc__place *place);
     room for it. */
 uint64_t msc__place_file_bytes(uint64_t bytes);
 
+/** Bytes of the staging buffers, which a tier has taken. */
+uint64_t msc__place_staging_bytes(const msc_offload *engine);
+
 /** Bytes that a tier has taken from the machine. */
 uint64_t msc__place_taken_bytes(const msc_offload *engine, msc_tier tier);
 

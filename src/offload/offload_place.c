@@ -231,6 +231,11 @@ uint64_t msc__place_file_bytes(uint64_t bytes)
     return msc__round_up_u64(bytes, MSC__FILE_PAGE);
 }
 
+uint64_t msc__place_staging_bytes(const msc_offload *engine)
+{
+    return engine->staging_slabs != NULL ? msc__slabs_in_use(engine->staging_slabs).mapped_bytes : 0;
+}
+
 uint64_t msc__place_taken_bytes(const msc_offload *engine, msc_tier tier)
 {
     uint64_t bytes = 0;
@@ -239,7 +244,5 @@ uint64_t msc__place_taken_bytes(const msc_offload *engine, msc_tier tier)
         return engine->file != NULL ? msc__file_facts_of(engine->file).reserved_bytes : 0;
     if (engine->slabs[tier] != NULL)
         bytes = msc__slabs_in_use(engine->slabs[tier]).mapped_bytes;
-    if (engine->staging_slabs != NULL && engine->staging_tier == tier)
-        bytes += msc__slabs_in_use(engine->staging_slabs).mapped_bytes;
-    return bytes;
+    return engine->staging_tier == tier ? bytes + msc__place_staging_bytes(engine) : bytes;
 }

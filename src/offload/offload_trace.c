@@ -55,6 +55,8 @@ msc_offload_counters msc_offload_counters_now(msc_offload *engine)
     counters = engine->counters;
     for (tier = 0; tier < MSC_TIER_COUNT; tier++)
         counters.taken_bytes[tier] = msc__place_taken_bytes(engine, tier);
+    counters.staging_bytes = msc__place_staging_bytes(engine);
+    counters.table_bytes = msc_context_held_bytes(engine->ctx);
     msc__mutex_unlock(&engine->mutex);
     return counters;
 }

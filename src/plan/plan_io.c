@@ -12,6 +12,7 @@
  *      peak <operation> <in recompute>
  *      fits <0 or 1>
  *      offload <window out> <window in> <away peak>
+ *      staging <bytes>                                     where they are not 0
  *      choices <count>
  *      choice <module> <action> <rule> <calls> <saved> <cost> <other peak> <other step> <joined> <boundary>
  *      kept <count> <offset> <offset> ...                  after each selective choice
@@ -70,6 +71,8 @@ static void put_summary(msc__text *text, const msc_plan_summary *summary)
     put_field(text, summary->window_in_bytes);
     put_field(text, summary->away_peak_bytes);
     msc__text_put_char(text, '\n');
+    if (summary->staging_bytes > 0)
+        put_line(text, "staging", summary->staging_bytes);
 }
 
 static void put_choice(msc__text *text, const msc_choice *choice)
@@ -358,13 +361,30 @@ static bool read_choice(msc__reader *reader, msc_plan *plan)
     return !moves(&choice) || read_moved(reader, plan);
 }
 
-static bool read_choices(msc__reader *reader, msc_plan *plan)
+/* The line of staging, which is only there where there is some, and the number of choices. */
+static bool read_staging_and_count(msc__reader *reader, msc_plan_summary *summary, uint64_t *count)
 {
-    uint64_t count = 0;
+    const char *word;
+    size_t bytes;
+
+    if (!msc__reader_word(reader, &word, &bytes))
+        return false;
+    if (word_is(word, bytes, "staging")) {
+        if (!msc__reader_u64(reader, UINT64_MAX, &summary->staging_bytes) || !read_line_end(reader))
+            return false;
+        if (summary->staging_bytes == 0)
+            return msc__reader_fail(reader, MSC_EFORMAT, "a line that says that there is no staging");
+        return read_line(reader, "choices", MSC_NONE - 1, count);
+    }
+    if (!word_is(word, bytes, "choices"))
+        return msc__reader_fail(reader, MSC_EFORMAT, "an unexpected word");
+    return msc__reader_u64(reader, MSC_NONE - 1, count) && read_line_end(reader);
+}
+
+static bool read_choices(msc__reader *reader, msc_plan *plan, uint64_t count)
+{
     uint64_t i;
 
-    if (!read_line(reader, "choices", MSC_NONE - 1, &count))
-        return false;
     for (i = 0; i < count; i++) {
         if (!read_choice(reader, plan))
             return false;
@@ -382,6 +402,7 @@ msc_status msc_plan_parse(msc_context *ctx, const char *text, size_t text_bytes,
     msc__reader reader;
     msc_plan_summary summary = {0};
     msc_plan *plan = NULL;
+    uint64_t count = 0;
     msc_status status;
 
     if (out == NULL)
@@ -393,7 +414,8 @@ msc_status msc_plan_parse(msc_context *ctx, const char *text, size_t text_bytes,
     if (status != MSC_OK)
         return status;
     msc__reader_init(&reader, "plan", text, text_bytes, err);
-    (void)(read_version(&reader) && read_summary(&reader, &summary) && read_choices(&reader, plan));
+    (void)(read_version(&reader) && read_summary(&reader, &summary) &&
+           read_staging_and_count(&reader, &summary, &count) && read_choices(&reader, plan, count));
     status = reader.status;
     if (status == MSC_OK)
         status = msc_plan_set_summary(plan, &summary, err);

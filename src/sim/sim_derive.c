@@ -205,8 +205,8 @@ static void fill_buckets(msc__derivation *d, msc__scratch *scratch)
     }
 }
 
-/* Every buffer and every state at most twice, what came back and the largest scratch at once: an upper bound of
- * what is live. */
+/* Every buffer and every state at most twice, staging, what came back and the largest scratch at once: an upper bound
+ * of what is live. */
 static msc_status check_sizes(const msc__derivation *d, msc_error *err)
 {
     uint64_t sum = 0;
@@ -217,7 +217,7 @@ static msc_status check_sizes(const msc__derivation *d, msc_error *err)
         sum = msc__sat_add_u64(sum, d->buffers[i].size_bytes);
     for (i = 0; i < d->plan.count; i++)
         sum = msc__sat_add_u64(sum, d->plan.regions[i].state_bytes);
-    sum = msc__sat_add_u64(sum, sum);
+    sum = msc__sat_add_u64(msc__sat_add_u64(sum, sum), d->staging_bytes);
     for (i = 0; i < d->plan.move_count; i++)
         sum = msc__sat_add_u64(sum, d->plan.moves[i].size_bytes);
     for (i = 0; i < d->op_count; i++)
@@ -274,6 +274,7 @@ msc_status msc__derive(msc__derivation *d, msc__scratch *scratch, const msc_grap
     d->buffers = msc_graph_buffers(graph);
     d->op_count = msc_graph_op_count(graph);
     d->buffer_count = msc_graph_buffer_count(graph);
+    d->staging_bytes = plan == NULL ? 0 : msc_plan_get_summary(plan)->staging_bytes;
     take_arrays(d, scratch, msc_graph_call_count(graph));
     if (scratch->failed_bytes > 0)
         return msc__scratch_check(scratch, "a trace", err);

@@ -19,6 +19,7 @@ typedef struct msc__derivation {
     const msc_buffer *buffers;
     uint32_t op_count;
     uint32_t buffer_count;
+    uint64_t staging_bytes; /**< held from before the step on; 0: none */
     msc__plan_regions plan;
     uint32_t *end;        /**< per buffer: of the forward instance; MSC__WITH_RECOMPUTE: kept until then */
     uint32_t *redo_end;   /**< per buffer: latest release of used internal saves, 0: none */

@@ -55,6 +55,8 @@
  *   - When the recompute ends, forward instances of kept buffers that nothing else holds go as well.
  *  Regions with equal rb recompute one after the other, the later call first.
  *
+ *  Staging. A plan's `staging_bytes` are one instance of category WORKSPACE, behind the residents, which stays.
+ *
  *  Everything else is as in the plain step. At any position, frees come in buffer order, the forward instance
  *  of a buffer before its recomputed one, then states, in region order, then what came back. What comes back there
  *  follows the frees, and precedes a recompute.
@@ -299,6 +301,8 @@ static void walk(emitter *e, const msc__derivation *d)
     for (i = 0; i < d->buffer_count; i++)
         if (d->buffers[i].resident)
             emit_alloc(e, d, i);
+    if (d->staging_bytes > 0)
+        emit(e, MSC_EVENT_ALLOC, new_instance(e, d, MSC_NONE), d->staging_bytes, MSC_CATEGORY_WORKSPACE);
     for (p = 0; p <= d->op_count; p++) {
         emit_moves(e, d, &d->drops, p, MSC_EVENT_DROP);
         emit_moves(e, d, &d->puts, p, MSC_EVENT_PUT);

@@ -84,6 +84,9 @@ static msc_decide_options make_options(uint32_t byte)
     options.link.window_in_bytes = byte / 64 % 2 * 100000;
     if (byte / 128 % 2 != 0)
         options.link.limit_bytes = 1000000;
+    else if (options.sim.kind == MSC_SIM_HOST)
+        options.link.staging_bytes = byte / 64 % 2 * 5000;
+    options.rerun_bytes = byte / 8 % 2 * 3000;
     return options;
 }
 

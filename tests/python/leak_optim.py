@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from memscale import _core
+from memscale.errors import MemScaleError
 
 _COUNT = 300
 _FORM = "master_rest8"
@@ -20,6 +21,7 @@ _NAMES = ("gradient", "weight", "master", "moment1", "moment2", "scale1", "scale
 _ARRAYS = {name: torch.zeros(_SIZES[f"{name}_bytes"], dtype=torch.uint8) for name in _NAMES}
 _WHOLE, _OTHER = torch.ones(_COUNT), torch.ones(_COUNT)
 _OPTIM = _core.Optim(2)
+_OPTIM_TYPE: Any = _core.Optim
 
 
 def _span(array: Tensor) -> tuple[int, int]:
@@ -34,7 +36,17 @@ def _tensor() -> tuple[int, ...]:
     return (_COUNT, 0, 1, *(number for name in _NAMES for number in _span(_ARRAYS[name])))
 
 
+def _card_name() -> str:
+    """Of a new card, where there is one. To be refused must not leak either."""
+    try:
+        return _core.Card().name
+    except MemScaleError:
+        return ""
+
+
 OPTIM_CALLS: dict[str, Callable[[Path], object]] = {
+    "Card": lambda _: _card_name(),
+    "Card.name": lambda _: _card_name(),
     "Optim": lambda _: _core.Optim(2),
     "Optim.threads": lambda _: _OPTIM.threads,
     "Optim.isa": lambda _: _OPTIM.isa,
@@ -56,6 +68,9 @@ OPTIM_CALLS: dict[str, Callable[[Path], object]] = {
 """By public name."""
 
 OPTIM_ERRORS: dict[str, Callable[[], object]] = {
+    "no driver": lambda: _core.Card(0, None, "/nowhere/libcuda.so"),
+    "no Card": lambda: _OPTIM_TYPE(card=object()),
+    "stream of no card": lambda: _core.Optim(stream=16),
     "threads": lambda: _core.Optim(0),
     "field of a rule": lambda: _OPTIM.step({**_RULE, "beta3": 1.0}, [_tensor()]),
     "bytes of an array": lambda: _OPTIM.norm([(_WHOLE.data_ptr(), 3, "fp32")]),

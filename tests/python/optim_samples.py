@@ -6,8 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+OUR_ADAMW = pytest.mark.skipif(
+    "decoupled_weight_decay" not in torch.optim.AdamW([torch.zeros(1)]).defaults,
+    reason="AdamW does not say how it decays weights: PyTorch before 2.7, where its state stays PyTorch's",
+)
+"""For tests whose AdamW has our state."""
 
 
 class Lion(torch.optim.Optimizer):

@@ -114,7 +114,8 @@ def engine_bytes() -> int:
     from memscale.offload.engine import Offload
 
     counters = [found.counters() for found in gc.get_objects() if type(found) is Offload]
-    return sum(count.get(f"taken_bytes_{tier}", 0) for count in counters for tier in ("pinned", "host"))
+    names = ("taken_bytes_pinned", "taken_bytes_host", "table_bytes")
+    return sum(count.get(name, 0) for count in counters for name in names)
 
 
 def restart_resident_peak() -> bool:

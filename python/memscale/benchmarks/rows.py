@@ -97,7 +97,7 @@ def make_row(job: Job, found: Mapping[str, Any], rows: Iterable[Row], **more: An
     in_bf16 = job.precision == "bf16-amp" or "autocast" in found.get("techniques", ())
     same = bf16 if in_bf16 else plain
     if found.get("predicted_bytes") and found.get("allocated_bytes"):
-        row["predicted_off_percent"] = 100 * (found["predicted_bytes"] / found["allocated_bytes"] - 1)
+        row["predicted_off_percent"] = 100 * (found["predicted_bytes"] / taken_bytes(row) - 1)
     if plain is not None and plain.get("allocated_bytes") and row.get("allocated_bytes"):
         row["of_plain_memory"] = taken_bytes(row) / taken_bytes(plain)
     else:

@@ -8,6 +8,10 @@
 
 In the first step a piece is there twice, as PyTorch makes it and as it stays or leaves, and what stays is not
 all there yet.
+
+On a card everything is a block of its own, since the allocator rounds each for itself; step counters lie
+there only where fused and capturable steps need it, and operations are those on lists unless the optimizer
+is told otherwise.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from memscale.optim.pieces import LEAST_BYTES, LINE, PIECE_ELEMENTS, bounds_of, 
 
 _COUNTER_BYTES = 4
 _NUMBERS_BYTES = 64
+_CARD_BLOCK = 512  # bytes that a card's allocator hands out at least
+_CARD_NUMBERS_BYTES = 8 * _CARD_BLOCK  # that a step there holds at once: copies of counters, bias corrections
 
 
 class _Told(NamedTuple):
@@ -43,7 +49,8 @@ class _Piece(NamedTuple):
     Attributes:
         state: of its state.
         made: of PyTorch's state as the first step makes it.
-        copies: of what the step's operations take.
+        copy: of a temporary of the step's operations.
+        copy_count: how many of these are there at once.
         gradient: of its part of a gradient that is away.
         here: its state stays in memory.
         is_new: it has no state yet.
@@ -51,13 +58,14 @@ class _Piece(NamedTuple):
 
     state: int
     made: int
-    copies: int
+    copy: int
+    copy_count: int
     gradient: int
     here: bool
     is_new: bool
 
 
-_NO_PIECE = _Piece(0, 0, 0, 0, here=True, is_new=False)
+_NO_PIECE = _Piece(0, 0, 0, 0, 0, here=True, is_new=False)
 
 
 class Leaving(NamedTuple):
@@ -110,21 +118,34 @@ class AwayLayout:
     def state(self, group: int, index: int) -> list[int]:
         """What stays here."""
         parameter = self._parameter(group, index)
-        counter = [] if parameter.is_ours or self.base is torch.optim.SGD else [_COUNTER_BYTES]
+        counter = [] if parameter.is_ours or not self._counts(group) else [_COUNTER_BYTES]
         if not self._leaves(group, parameter):
-            return [self._bytes(group, parameter), *counter]
-        return [self._in_pieces(group, parameter), *counter] if self._is_here(parameter) else counter
+            tensors = self._tensors(self.optimizer.param_groups[group])
+            apart = self.path.on_card and not parameter.is_ours
+            return [
+                *([parameter.tensor.nbytes] * tensors if apart else [self._bytes(group, parameter)]),
+                *counter,
+            ]
+        if not self._is_here(parameter):
+            return counter
+        pieces = [
+            self._piece_bytes(group, parameter, count) for count in self._piece_counts(group, parameter)
+        ]
+        return [*(pieces if self.path.on_card else [sum(pieces)]), *counter]
 
     def scratch(self, group: int, index: int, on_card: bool) -> list[int]:
         """What the step takes."""
         parameter = self._parameter(group, index)
-        whole = [self._whole_gradients] if self._whole_gradients else []
+        whole = self._whole_gradients
+        whole = whole if self.path.on_card or not whole else [sum(whole)]
+        numbers = _CARD_NUMBERS_BYTES if self.path.on_card else _NUMBERS_BYTES
         if self._leaves(group, parameter):
-            return [self._most[group][index], *whole, _NUMBERS_BYTES]
+            most = self._most[group][index]
+            return [*(most if self.path.on_card else [sum(most)]), *whole, numbers]
         if parameter.is_ours:
             return whole
         settings = self.optimizer.param_groups[group]
-        size = self._left_bytes[group] if settings.get("foreach") else parameter.tensor.nbytes
+        size = self._left_bytes[group] if self._in_lists(settings) else parameter.tensor.nbytes
         return [*whole, *[size] * self._temporaries(settings)]
 
     def moved(self, group: int, index: int) -> tuple[int, int]:
@@ -146,28 +167,30 @@ class AwayLayout:
     # ---- pieces ------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _most(self) -> list[dict[int, int]]:
-        """For each group and parameter what its pieces take, where that is most.
+    def _most(self) -> list[dict[int, list[int]]]:
+        """For each group and parameter the blocks that its pieces take, where these are most.
 
         As `optim/shelf.py` runs them: one after the other, in the order of the group.
         """
         groups = [self._pieces(group) for group in range(len(self.optimizer.param_groups))]
         every = [piece for pieces in groups for _, piece in pieces]
         unmade = sum(piece.state for piece in every if piece.is_new and piece.here)
-        found: list[dict[int, int]] = []
+        found: list[dict[int, list[int]]] = []
         for pieces in groups:
-            most: dict[int, int] = {}
+            most: dict[int, list[int]] = {}
             leaving = 0
             ahead = [*(piece for _, piece in pieces[1:]), _NO_PIECE]
             for (index, piece), following in zip(pieces, ahead, strict=False):
                 own = 0 if piece.here else piece.state
-                around = leaving + piece.gradient + following.gradient
-                need = own + (0 if following.here else following.state) + piece.copies
+                blocks = [leaving, piece.gradient, following.gradient, own]
+                blocks += [0 if following.here else following.state, *[piece.copy] * piece.copy_count]
                 if piece.is_new:  # until all that stays is made, there is less of it than is counted
                     then = unmade - piece.state * piece.here
-                    first = max(piece.made + piece.copies - unmade, piece.made + own - then)
-                    need, unmade = max(need, first), then
-                most[index] = max(most.get(index, 0), around + need)
+                    copies = piece.copy * piece.copy_count
+                    first = max(piece.made + copies - unmade, piece.made + own - then)
+                    blocks, unmade = [*blocks, max(0, first - sum(blocks[3:]))], then
+                blocks = [size for size in blocks if size]
+                most[index] = max(most.get(index, []), blocks, key=sum)
                 leaving = own or leaving
             found.append(most)
         return found
@@ -182,25 +205,25 @@ class AwayLayout:
                 continue
             width = parameter.tensor.element_size()
             cut, here = self._is_cut(group, parameter), self._is_here(parameter)
-            copies = 0 if parameter.is_ours else self._temporaries(settings) * width
+            copies = 0 if parameter.is_ours else self._temporaries(settings)
             made = 0 if parameter.is_ours else self._tensors(settings) * width
             released = width if cut and parameter.name in self.path.released else 0
             is_new = not self.optimizer.state.get(real)
-            for count in self._counts(group, parameter):
+            for count in self._piece_counts(group, parameter):
                 state = self._piece_bytes(group, parameter, count)
-                sizes = state, made * count, copies * count, released * count
+                sizes = state, made * count, width * count, copies, released * count
                 found.append((index, _Piece(*sizes, here=here, is_new=is_new)))
         return found
 
-    def _counts(self, group: int, parameter: _Told) -> list[int]:
+    def _piece_counts(self, group: int, parameter: _Told) -> list[int]:
         """Elements of each piece."""
         elements = parameter.tensor.numel()
         part = min(elements, PIECE_ELEMENTS) if self._is_cut(group, parameter) else elements
         return [behind - begin for begin, behind in bounds_of(elements, part)]
 
     @functools.cached_property
-    def _whole_gradients(self) -> int:
-        """Bytes of gradients that are away and come back whole: they stay until others do."""
+    def _whole_gradients(self) -> list[int]:
+        """Sizes of gradients that are away and come back whole: they stay until others do."""
         sizes = [
             parameter.tensor.nbytes
             for group, settings in enumerate(self.optimizer.param_groups)
@@ -214,7 +237,7 @@ class AwayLayout:
         """For each group the bytes of parameters that PyTorch steps together."""
         return [
             sum(
-                parameter.tensor.nbytes
+                self._rounded(parameter.tensor.nbytes)
                 for parameter in (self._parameter(group, index) for index in range(len(settings["params"])))
                 if parameter.tensor.requires_grad and not self._leaves(group, parameter)
             )
@@ -235,7 +258,8 @@ class AwayLayout:
 
     def _in_pieces(self, group: int, parameter: _Told) -> int:
         """Bytes of the state of a parameter, in pieces."""
-        return sum(self._piece_bytes(group, parameter, count) for count in self._counts(group, parameter))
+        counts = self._piece_counts(group, parameter)
+        return sum(self._piece_bytes(group, parameter, count) for count in counts)
 
     def _piece_bytes(self, group: int, parameter: _Told, count: int) -> int:
         if parameter.is_ours:
@@ -272,9 +296,27 @@ class AwayLayout:
         settings = self.optimizer.param_groups[group]
         return (
             self._leaves(group, parameter)
-            and can_cut(self.base, settings, parameter.tensor)
+            and can_cut(self.base, settings, parameter.tensor, self.path.on_card)
             and is_dense(parameter.tensor)
         )
+
+    def _counts(self, group: int) -> bool:
+        """Whether a step counter lies on the device."""
+        settings = self.optimizer.param_groups[group]
+        on_device = not self.path.on_card or settings.get("fused") or settings.get("capturable")
+        return bool(on_device) and self.base is not torch.optim.SGD
+
+    def _in_lists(self, settings: dict[str, Any]) -> bool:
+        """Whether PyTorch's step takes all parameters at once."""
+        chosen = settings.get("foreach")
+        if chosen is not None or not self.path.on_card:
+            return bool(chosen)
+        by_tensor = isinstance(settings.get("lr"), Tensor) and not settings.get("capturable")
+        return not (settings.get("fused") or settings.get("differentiable") or by_tensor)
+
+    def _rounded(self, size: int) -> int:
+        """As a card's allocator rounds a block."""
+        return size + (-size % _CARD_BLOCK if self.path.on_card else 0)
 
     def _temporaries(self, settings: dict[str, Any]) -> int:
         """Tensors as large as a part that PyTorch's operations hold at once."""
@@ -283,7 +325,8 @@ class AwayLayout:
         own_gradient = bool(settings.get("maximize"))
         decoupled = settings.get("decoupled_weight_decay", self.base is torch.optim.AdamW)
         own_gradient |= bool(settings["weight_decay"]) and not decoupled
-        if settings.get("foreach"):  # SGD's second is in place; Adam's root is made when the gradient is gone
+        if self._in_lists(settings):
+            # SGD's second is in place; Adam's root is made when the gradient is gone.
             return own_gradient if self.base is torch.optim.SGD else 1
         return own_gradient + (bool(settings.get("nesterov")) if self.base is torch.optim.SGD else 2)
 
@@ -293,10 +336,10 @@ def can_tell(base: type[torch.optim.Optimizer]) -> bool:
     return base in CUTTABLE
 
 
-def most_together(sizes: Iterable[int], window_bytes: int) -> int:
-    """What gradients that are used in turn take at most: the one in use, and what is left of others."""
+def most_together(sizes: Iterable[int], window_bytes: int) -> list[int]:
+    """What of gradients that are used in turn is here at most: the one in use, and what is left of others."""
     here = Together(window_bytes)
-    return max(map(here.use, sizes), default=0)
+    return max(map(here.use, sizes), key=sum, default=[])
 
 
 class Together:
@@ -310,9 +353,9 @@ class Together:
         self.window_bytes = window_bytes
         self._here: deque[int] = deque()
 
-    def use(self, size: int) -> int:
-        """Bytes that are here when one of this size is used."""
+    def use(self, size: int) -> list[int]:
+        """Sizes of those that are here when one of this size is used."""
         while sum(self._here) > self.window_bytes:
             self._here.popleft()
         self._here.append(size)
-        return sum(self._here)
+        return list(self._here)

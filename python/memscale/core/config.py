@@ -238,12 +238,11 @@ class Config:
         use_mixed_precision: Run the model's forward under BF16 autocast, where the hardware has BF16 and the
             weights are FP32; on cards with FP16 alone under FP16 autocast with loss scaling, if the optimizer
             is known. Else the plan's notes say why not. A loop that opens autocast keeps its own.
-        use_8bit_optimizer: Keep optimizer state in 8 bits. For parameters on the CPU the optimizer that is
-            given to `wrap`, `optimize` or `apply_all_optimizations` gets it in place; elsewhere it takes
-            `apply_all_optimizations`, which returns another optimizer to use.
+        use_8bit_optimizer: Keep optimizer state in 8 bits. The optimizer that is given to `wrap`, `optimize`
+            or `apply_all_optimizations` gets it in place, on the CPU or a card; where it cannot,
+            `apply_all_optimizations` may return another optimizer to use.
         eight_bit_backend: Who keeps the state: "memscale" itself, "bitsandbytes" or "torchao", or "auto" for
-            the first of them that can: the packages where they are installed, our own for parameters on the
-            CPU. Other than "auto" only with `use_8bit_optimizer`.
+            the first of them that can. Other than "auto" only with `use_8bit_optimizer`.
         max_cpu_offload_gb: Cap on host memory for offload, in GB (1e9 bytes); None: what is available, less a
             reserve.
         target_gpu_utilization: Share of the device's memory to use, above 0 and at most 1.

@@ -78,6 +78,15 @@ class CudaKernels:
         self._taken.update((kind, in_backward) for kind, _ in new)
         return [size for _, size in new if size]
 
+    @property
+    def rerun_bytes(self) -> int:
+        """What cuBLAS takes and keeps as soon as the forward traced so far runs a second time.
+
+        That is in autograd's thread: a linear layer adds its bias there, as backward itself never does.
+        """
+        only_forward = ("lt", False) in self._taken and ("lt", True) not in self._taken
+        return cuda_matrix.LT_WORKSPACE_BYTES if only_forward else 0
+
     @staticmethod
     def in_order(schema_name: str, fresh: list[Tensor]) -> list[Tensor]:
         """New results in the order in which the kernel allocates them."""

@@ -39,6 +39,7 @@ class OffloadLink:
         limit_bytes: most bytes off the device at once; None: no limit.
         window_out_bytes: of one call, most bytes that wait on the device for their copy out.
         window_in_bytes: of one call, most bytes that come back ahead of their use.
+        staging_bytes: memory of a CPU host that the engine takes for itself as soon as anything is moved.
     """
 
     out_bytes_per_us: int
@@ -48,6 +49,7 @@ class OffloadLink:
     limit_bytes: int | None = None
     window_out_bytes: int = 64 << 20
     window_in_bytes: int = 64 << 20
+    staging_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,14 @@ class DecisionEngine:
         """The allocator that the step will run on."""
         return self.settings.sim if self.hardware.device_kind == "cuda" else {"kind": "host"}
 
-    @property
-    def offload(self) -> dict[str, int | None] | None:
-        """The link, as the core takes it."""
-        return None if self.link is None else asdict(self.link)
+    def offload(self, trace: Trace) -> dict[str, int | None] | None:
+        """The link, as the core takes it for a step; the engine's memory only if the graph lacks it."""
+        if self.link is None:
+            return None
+        link: dict[str, int | None] = asdict(self.link)
+        if self.hardware.device_kind != "cpu" or trace.path.engine_bytes:
+            link["staging_bytes"] = 0
+        return link
 
     @property
     def predictor(self) -> Predictor:
@@ -110,7 +116,9 @@ class DecisionEngine:
             away_peak_bytes=decided.summary["away_peak_bytes"],
             window_out_bytes=decided.summary["window_out_bytes"],
             window_in_bytes=decided.summary["window_in_bytes"],
-            walk=functools.partial(self._frontier, trace.graph),
+            staging_bytes=decided.summary["staging_bytes"],
+            path_staging_bytes=trace.path.engine_bytes + trace.path.state_engine_bytes,
+            walk=functools.partial(self._frontier, trace),
             digest=decided.digest,
             profile=trace.method,
             mode=self.config.mode.value,
@@ -147,7 +155,8 @@ class DecisionEngine:
             rates=self.rates,
             allow_checkpoint=self.config.enable_checkpointing,
             force=self.config.force_optimize if force is None else force,
-            offload=self.offload,
+            offload=self.offload(trace),
+            rerun_bytes=trace.rerun_bytes,
         )
 
     def plain_used_bytes(self, trace: Trace) -> int:
@@ -159,12 +168,17 @@ class DecisionEngine:
         smallest = self._decided(trace, allowed=1, force=False)
         return self.predictor.peaks(trace, smallest)[1] + self.hardware.context_bytes
 
-    def _frontier(self, graph: _core.Graph) -> tuple[tuple[int, int], ...]:
+    def _frontier(self, trace: Trace) -> tuple[tuple[int, int], ...]:
         allow_checkpoint = self.config.enable_checkpointing
         if not allow_checkpoint and self.link is None:
             return ()
         points = _core.frontier(
-            graph, sim=self.sim, rates=self.rates, allow_checkpoint=allow_checkpoint, offload=self.offload
+            trace.graph,
+            sim=self.sim,
+            rates=self.rates,
+            allow_checkpoint=allow_checkpoint,
+            offload=self.offload(trace),
+            rerun_bytes=trace.rerun_bytes,
         )
         return tuple((peak + self.hardware.context_bytes, ns) for peak, ns in points)
 

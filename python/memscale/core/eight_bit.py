@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizer state in 8 bits: our own in the caller's optimizer, or one of `bitsandbytes` or `torchao`.
 
-                               parameters on the CPU    on a card
-    torch.optim.AdamW, Adam    our own                  bitsandbytes, else torchao
-    torch.optim.SGD, Lion      our own                  bitsandbytes
+                               parameters on the CPU or a card    where our own cannot be
+    torch.optim.AdamW, Adam    our own                            bitsandbytes, else torchao
+    torch.optim.SGD, Lion      our own                            bitsandbytes
 
 Our own state (`memscale.optim`) is put into the optimizer that there is, with all its options, hooks and
-schedulers, whether it has stepped or not. Its steps run on the CPU.
+schedulers, whether it has stepped or not. Its steps run where the parameters are: on a card by kernels that
+are compiled when it is first used, which fails without NVIDIA's compiler.
 
 Both packages keep each moment as one byte per element and a scale per 256 elements, and compute the update
 in FP32. They are optional. What they cannot take over stays with the standard optimizer, and the reason is
@@ -92,7 +93,7 @@ def with_8bit_state(
             `memscale.optim.convert_state` or its next step. Otherwise it is not changed, and a new one has
             the same parameters in the same groups with the same settings, frozen parameters included.
         backend: "memscale" for our own state, "bitsandbytes", "torchao", or "auto" for the first that can;
-            our own is among these where all parameters are on the CPU.
+            our own is among these where all parameters are on the CPU or on cards.
 
     Returns:
         The optimizer to use, the given one where nothing could be done; and one line that says which and why.
@@ -116,13 +117,13 @@ def with_8bit_state(
     if made is None:
         return optimizer, f"8-bit optimizer state: not used, {name} stays as it is ({'; '.join(reasons)})"
     line = f"8-bit optimizer state: {package_of(made)}'s {type(made).__name__} in place of {name}"
-    return made, line
+    return made, f"{line} ({'; '.join(reasons)})" if reasons else line
 
 
 def _backends(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """What can be asked, the best first. Our own step runs on the CPU."""
+    """What can be asked, the best first. Our own step runs on the CPU and on cards."""
     devices = {value.device.type for group in optimizer.param_groups for value in group["params"]}
-    return (OWN, *_PACKAGES) if devices == {"cpu"} else tuple(_PACKAGES)
+    return (OWN, *_PACKAGES) if devices and devices <= {"cpu", "cuda"} else tuple(_PACKAGES)
 
 
 def _from_package(

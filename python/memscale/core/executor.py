@@ -33,7 +33,7 @@ from memscale.core.open_graph import OpenGraphs
 from memscale.core.plan import Plan
 from memscale.core.planner import Planned, make_plan
 from memscale.core.profiler import HooksRefusedError
-from memscale.core.step_signature import StepSignature, output_storages, signature_of
+from memscale.core.step_signature import PlainNumbers, StepSignature, output_storages, signature_of
 from memscale.core.tracer import StepFacts
 from memscale.core.watched_forward import WatchedForward
 from memscale.errors import BudgetError, VerificationError
@@ -83,6 +83,7 @@ class Executor(Ours):
         self._optimizers = KnownOptimizers(optimizer)
         self.in_force = InForce(model, config, self._optimizers)
         self._signature: StepSignature | None = None
+        self._numbers = PlainNumbers()
         self._known: dict[StepSignature, Planned] = {}
         self._outputs: list[weakref.ref[Any]] = []
         self.open = OpenGraphs()
@@ -230,7 +231,7 @@ class Executor(Ours):
             return
         facts = self._facts()
         facts.forward = forward
-        signature = signature_of(self.model, args, kwargs, facts)
+        signature = self._numbers.read(signature_of(self.model, args, kwargs, facts))
         if signature in self._failed or (self._signature is not None and self._signature.covers(signature)):
             return
         began = time.perf_counter()
@@ -305,11 +306,13 @@ class Executor(Ours):
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> None:
         """Plans and attaches for one batch. On any error the model keeps what it had."""
-        signature = signature_of(self.model, args, kwargs, facts)
+        signature = self._numbers.read(signature_of(self.model, args, kwargs, facts))
         planned = self._known.get(signature)
         if planned is None or not facts.staying <= {name for name, _ in planned.places}:
             with self.bare():
                 planned = make_plan(self.model, self.config, args, kwargs, facts)
+            before = None if self.planned is None else self.planned.trace.graph.digest
+            self._numbers.learn(self._signature, signature, before == planned.trace.graph.digest)
             if not planned.plan.fits and self.config.strict_budget:
                 raise BudgetError(
                     planned.plan.budget_bytes, planned.plan.smallest_peak_bytes, planned.plan.advice
@@ -319,7 +322,7 @@ class Executor(Ours):
         self.planned = self._known[signature] = planned
         if len(self._known) > _MOST_PLANS:
             del self._known[next(iter(self._known))]
-        self._signature = signature
+        self._signature = self._numbers.read(signature)
         plan_log.announce(self, replaced, facts)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)

@@ -241,7 +241,7 @@ class GraphRecorder(TorchDispatchMode):
         """Runs one operation and records it."""
         kwargs = kwargs or {}
         if self.paused:
-            return func(*args, **kwargs)
+            return None if kernels.is_fused_step(func, args) else func(*args, **kwargs)
         self.numbers.settle()
         saved, self._saved_by_op = self._saved_by_op, set()
         func = self.accumulation.in_place(func, args)

@@ -142,6 +142,8 @@ def scratch(
 
 def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], on_cpu: bool = True) -> Any:
     """Runs an operation, and mends fake results that differ from what the real kernel returns."""
+    if is_fused_step(func, args):
+        return None
     made = _MADE.get(info.schema)
     if made is not None and isinstance(args[0], FakeTensor):
         result = made(func, args, kwargs)
@@ -151,6 +153,19 @@ def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], o
         return mended(info.schema, args, result)
     mend = _MENDS.get(info.name)
     return result if mend is None else mend(args, result)
+
+
+def is_fused_step(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a call is an optimizer's fused step on fakes, which is not to be run.
+
+    It writes to lists and returns nothing. Few of these operators have a kernel for fakes (none for SGD, none
+    with `lr` as a tensor, none for AdamW before PyTorch 2.6). Without one, PyTorch makes real tensors of all
+    sizes and steps them.
+    """
+    schema = func._schema
+    if schema.returns or not schema.name.startswith("aten::_fused_"):
+        return False
+    return any(isinstance(tensor, FakeTensor) for tensor in args[0])
 
 
 def _grouped_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

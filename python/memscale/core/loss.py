@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from memscale.core.leaves import tensors_of
 
 
 def own_loss(output: Any) -> Tensor | None:
@@ -44,12 +45,13 @@ def loss_of(output: Any) -> Tensor | None:
 
 
 def _differentiable(output: Any) -> list[Tensor]:
-    leaves = tree_leaves(output)
-    found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-    return [leaf for leaf in found if leaf.is_floating_point() and leaf.numel() > 0]
+    found = [leaf for leaf in tensors_of(output) if leaf.requires_grad]
+    return [leaf for leaf in found if (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel() > 0]
 
 
 def _assumed(output: Tensor) -> Tensor:
+    if output.is_complex():
+        return output.abs().square().mean()
     if output.dim() < 2:
         return output.float().sum()
     if output.dim() >= 4:

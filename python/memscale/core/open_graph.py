@@ -11,8 +11,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from memscale.core.leaves import tensors_of
 
 
 class _Life:
@@ -39,7 +38,7 @@ class OpenGraph:
 
     def __init__(self, output: Any) -> None:
         self._lives: list[weakref.ref[_Life]] = []
-        nodes: set[Any] = {leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
+        nodes: set[Any] = {leaf.grad_fn for leaf in tensors_of(output)}
         for node in nodes - {None}:
             life = _Life()
             node.metadata[_KEY] = life  # the C++ node's: objects of Python that stand for it come and go

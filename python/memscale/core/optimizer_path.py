@@ -44,7 +44,11 @@ class OptimizerPath:
         released: names of parameters whose gradients leave.
         link_moves: bytes of memory that are moved in the time of 1,024 bytes over the link, out and back.
         state_here: names of parameters whose state stays all the same.
+        on_card: the state that is not resident is a card's.
         streamed: weights that are in memory while they are used.
+        engine_bytes: memory of the device that the plan's engine takes for what leaves by this path; 0: it is
+            not open for that.
+        state_engine_bytes: likewise, of the engine that the optimizer's state has of its own.
     """
 
     half: frozenset[str] = frozenset()
@@ -53,7 +57,10 @@ class OptimizerPath:
     released: frozenset[str] = frozenset()
     link_moves: tuple[int, int] = (0, 0)
     state_here: frozenset[str] = frozenset()
+    on_card: bool = False
     streamed: Streamed = field(default_factory=Streamed)
+    engine_bytes: int = 0
+    state_engine_bytes: int = 0
 
 
 AS_IT_IS: Final = OptimizerPath()

@@ -163,6 +163,9 @@ class Plan:
         window_out_bytes: of one call, most bytes that wait on the device for their copy out; 0 where nothing
             is offloaded.
         window_in_bytes: of one call, most bytes that come back ahead of their use; likewise.
+        staging_bytes: part of the peak. On a CPU host what the engine takes for itself, staging buffers above
+            all, where a choice offloads; on a card what a library takes for a second run.
+        path_staging_bytes: likewise, of the engines for gradients and optimizer state.
     """
 
     choices: tuple[Choice, ...]
@@ -182,6 +185,8 @@ class Plan:
     away_peak_bytes: int = 0
     window_out_bytes: int = 0
     window_in_bytes: int = 0
+    staging_bytes: int = 0
+    path_staging_bytes: int = 0
     walk: Callable[[], Frontier] = field(default=tuple, repr=False, compare=False)
 
     @cached_property

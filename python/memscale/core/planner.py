@@ -27,7 +27,10 @@ from memscale.offload.limits import Link, link_for
 from memscale.techniques.base import StepAttachment, Surroundings
 from memscale.techniques.bf16_weights import NAME as BF16_WEIGHTS
 from memscale.techniques.loss_scale import entered
+from memscale.techniques.state_offload import with_state_room
 from memscale.techniques.use_cache import CacheSwitch, configs_with_cache
+from memscale.techniques.weight_offload import with_room
+from memscale.weights.stream import device_of_use
 
 _STATEFUL = (
     "use_cache: stays on, this model's recurrent layers compute otherwise without it; blocks that are given "
@@ -58,7 +61,7 @@ class Planned:
 def device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are (its buffers, for a model without any; else the CPU)."""
     for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
+        return device_of_use(tensor)
     return torch.device("cpu")
 
 
@@ -86,8 +89,11 @@ class Planner:
     @cached_property
     def link(self) -> Link | str:
         """How saved tensors may leave the device, or why they may not; "" if nobody asked for it."""
-        budget = budget_bytes(self.config, self.hardware)
-        return link_for(self.config.effective(), self.hardware, device_of(self.model), budget.bytes)
+        budget, device = budget_bytes(self.config, self.hardware), device_of(self.model)
+        if device.type != self.hardware.device_kind:  # a prediction for a card, say
+            device = torch.device(self.hardware.device_kind)
+        link = link_for(self.config.effective(), self.hardware, device, budget.bytes)
+        return with_state_room(with_room(link, self.model), self.step.optimizer)
 
     @property
     def switches_cache(self) -> bool:

@@ -17,6 +17,7 @@ from memscale.core.planner import Planner
 from memscale.core.profiler import normalize_sample
 from memscale.core.scaling import Scaling
 from memscale.core.trace_static import has_data
+from memscale.weights.stream import device_of_use
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,4 +79,4 @@ def may_run(model: nn.Module, batch: Any) -> bool:
     """Whether a real step would touch nothing but this machine's memory."""
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    return all(has_data(tensor) and tensor.device.type == "cpu" for tensor in tensors)
+    return all(has_data(tensor) and device_of_use(tensor).type == "cpu" for tensor in tensors)

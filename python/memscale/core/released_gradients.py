@@ -7,8 +7,11 @@
                 is told, not run, has as much as that is ever; where its state is away, too, it has pieces of
                 gradients, which `away_layout` counts
 
-So it is a bound that is reached when the disk is slow. Where there are gradients from an earlier backward, a
-new one is added to what is away, in pieces, and ends.
+So it is a bound that is reached when the disk is slow. Where there are gradients from an earlier backward,
+a new one is added to what is away, in pieces, and ends. The first backward of such a step has none to add
+to: the trace has the larger of the two, what waits or the pieces.
+
+On a card each gradient is a block of its own, which comes and goes as it does in a run.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class ReleasedGradients:
         self.recorder = recorder
         self.path = step.path
         self.adds = step.grads_present
+        self.on_card = recorder.target.kind == "cuda"
         self._waiting: deque[Tensor] = deque()
         self._order: list[nn.Parameter] = []
         self._released: set[nn.Parameter] = set()
@@ -78,7 +82,6 @@ class ReleasedGradients:
         self._priced("memscale::gradient_out", _bytes_of(gradient), self.path.link_moves[0])
         if self.adds:
             self._add(gradient)
-            return
         self._waiting.append(gradient)
         while sum(map(_bytes_of, self._waiting)) > self.path.gradient_window_bytes:
             self._waiting.popleft()
@@ -86,8 +89,15 @@ class ReleasedGradients:
     def _add(self, gradient: Tensor) -> None:
         graph, size = self.recorder.graph, _bytes_of(gradient)
         self._priced("memscale::gradient_back", size, self.path.link_moves[1])
-        here = min(size, _CHUNKS * _piece_of(gradient))
-        graph.end_buffer(graph.add_buffer(here, _core.CATEGORY_TEMPORARY))
+        piece = _piece_of(gradient)
+        sizes = [min(size, _CHUNKS * piece)]
+        if self.on_card:
+            sizes = [piece] * _CHUNKS if size > piece else [size]
+        missing = sum(sizes) - sum(map(_bytes_of, self._waiting))
+        if missing < sum(sizes):
+            sizes = [missing] * (missing > 0)
+        for buffer in [graph.add_buffer(here, _core.CATEGORY_TEMPORARY) for here in sizes]:
+            graph.end_buffer(buffer)
 
     @contextmanager
     def stepping(self, optimizers: Sequence[FakeOptimizer]) -> Iterator[None]:
@@ -99,15 +109,19 @@ class ReleasedGradients:
             return
         sizes = list(map(_bytes_of, stepped))
         self._priced("memscale::gradient_back", sum(sizes), self.path.link_moves[1])
-        most = self._added(most_together(sizes, self.path.gradient_window_bytes))
+        most = most_together(sizes, self.path.gradient_window_bytes)
+        looked_at = [self._added(size) for size in (most if self.on_card else [sum(most)])]
         if not any(item.has_whole_gradients for item in optimizers):  # the loop may look at them, in any case
-            self.recorder.graph.end_buffer(most)
+            for buffer in looked_at:
+                self.recorder.graph.end_buffer(buffer)
         self.recorder.paused = True
         for parameter in stepped:
             parameter.grad = torch.empty_like(parameter)
         self.recorder.paused = False
-        with _Uses(self, self._here_at_use(optimizers)):
+        uses = _UsesOnCard(self, stepped) if self.on_card else _Uses(self, self._here_at_use(optimizers))
+        with uses:
             yield
+        uses.end()
 
     def _here_at_use(self, optimizers: Sequence[FakeOptimizer]) -> dict[int, int]:
         """Bytes that are here when an optimizer uses a gradient, by its id: of that, and left of others."""
@@ -115,7 +129,7 @@ class ReleasedGradients:
         for item in optimizers:
             here = Together(self.path.gradient_window_bytes)
             totals = {
-                parameter: here.use(_bytes_of(parameter))
+                parameter: sum(here.use(_bytes_of(parameter)))
                 for parameter in item.order
                 if parameter in self._released and parameter.grad is not None
             }
@@ -148,6 +162,9 @@ class _Uses(TorchDispatchMode):
                 self._use(id(leaf))
         return func(*args, **(kwargs or {}))
 
+    def end(self) -> None:
+        """The step is over. What was used last is not counted away: it may be read before it goes."""
+
     def _use(self, gradient: int) -> None:
         graph = self.released.recorder.graph
         if self._buffer is not None:
@@ -155,6 +172,39 @@ class _Uses(TorchDispatchMode):
         self.released._priced("memscale::gradient_here", 0, 0)
         self._latest = gradient
         self._buffer = self.released._added(self.totals[gradient])
+
+
+class _UsesOnCard(_Uses):
+    """The same, each in its own block. An operation on lists has one after the other."""
+
+    def __init__(self, released: ReleasedGradients, stepped: Sequence[nn.Parameter]) -> None:
+        gradients = [parameter.grad for parameter in stepped if parameter.grad is not None]
+        super().__init__(released, {id(gradient): _bytes_of(gradient) for gradient in gradients})
+        self._here: dict[int, int] = {}  # gradient → buffer, the latest used last
+        self._seen: set[int] = set()
+
+    def end(self) -> None:
+        """The step is over, and all are away."""
+        self._leave(0)
+
+    def _use(self, gradient: int) -> None:
+        self._latest = gradient
+        buffer = self._here.pop(gradient, None)
+        if buffer is None:
+            self._leave(self.released.path.gradient_window_bytes + 1)
+            size = self.totals[gradient]
+            # What all of them take once is in the step already.
+            again = size if gradient in self._seen else 0
+            self.released._priced("memscale::gradient_here", again, self.released.path.link_moves[1])
+            self._seen.add(gradient)
+            buffer = self.released._added(size)
+        self._here[gradient] = buffer
+
+    def _leave(self, below_bytes: int) -> None:
+        """Lets the oldest go until the rest is less."""
+        graph = self.released.recorder.graph
+        while self._here and sum(self.totals[key] for key in self._here) >= below_bytes:
+            graph.end_buffer(self._here.pop(next(iter(self._here))))
 
 
 def _bytes_of(tensor: Tensor) -> int:

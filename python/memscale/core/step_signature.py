@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from memscale.core.gradient_buckets import State, states_of
+from memscale.core.leaves import tensors_of
 from memscale.core.tracer import StepFacts
 from memscale.optim.masters import dtype_of
 from memscale.optim.taken import base_of, is_held
@@ -25,8 +26,7 @@ class StepSignature:
         shapes: shape and dtype of every tensor argument, in order.
         layouts: (contiguous, bytes of the storage) of each of them. Results of operators take their input's
             order of dimensions, and an expanded tensor takes less than its shape says.
-        structure: how the arguments nest, and the flags and words among them. Numbers count by type alone: a
-            step counter must not ask for a new plan at every step.
+        structure: how the arguments nest, and the flags and words among them. Numbers count by type alone.
         autocast: (dtype, enabled) per device kind.
         modes: training flag of every module and `requires_grad` of every parameter, as two integers.
         grads_present: gradients exist before forward.
@@ -35,6 +35,7 @@ class StepSignature:
         weights: bytes of the parameters, in the precision that the caller gave them.
         replicas: what every DistributedDataParallel in and around the model takes.
         forwards: of the model, before the one backward.
+        numbers: whole numbers among the arguments, in order: a depth decides memory, see `PlainNumbers`.
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -48,6 +49,7 @@ class StepSignature:
     layouts: tuple[tuple[bool, int], ...] = ()
     replicas: tuple[State, ...] = ()
     forwards: int = 1
+    numbers: tuple[int, ...] = ()
 
     def covers(self, other: StepSignature) -> bool:
         """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
@@ -56,7 +58,7 @@ class StepSignature:
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
-        if other.forwards > self.forwards:
+        if other.forwards > self.forwards or other.numbers != self.numbers:
             return False
         if sum(other.carried) > sum(self.carried) or not _takes_more(self.replicas, other.replicas):
             return False
@@ -64,6 +66,39 @@ class StepSignature:
             mine[0] == theirs[0] and mine[1] >= theirs[1]
             for mine, theirs in zip(self.layouts, other.layouts, strict=True)
         )
+
+
+_ALIKE = 2
+
+
+class PlainNumbers:
+    """Whether whole numbers among the arguments are part of what a plan is for.
+
+    They are, until a step traced for other numbers alone was the same step twice in a row: what counts the
+    steps must not ask for a plan at each of them.
+    """
+
+    def __init__(self) -> None:
+        self._matter = True
+        self._alike = 0
+
+    def read(self, signature: StepSignature) -> StepSignature:
+        """The signature, with what matters of its numbers."""
+        return signature if self._matter else replace(signature, numbers=())
+
+    def learn(self, before: StepSignature | None, now: StepSignature, is_same_step: bool) -> None:
+        """A step was traced anew.
+
+        Args:
+            before: of the plan that was in force.
+            now: of the new one.
+            is_same_step: nothing in it differs from the earlier one.
+        """
+        if before is None or before.numbers == now.numbers:
+            return
+        if replace(before, numbers=now.numbers).covers(now):
+            self._alike = self._alike + 1 if is_same_step else 0
+            self._matter = self._alike < _ALIKE
 
 
 def _takes_more(mine: tuple[State, ...], theirs: tuple[State, ...]) -> bool:
@@ -87,7 +122,7 @@ def _shape_covers(mine: tuple[tuple[int, ...], Any], theirs: tuple[tuple[int, ..
 def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> StepSignature:
     """Reads the signature of a step that is about to run."""
     leaves, spec = tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = tensors_of(leaves)
     plain = [leaf if isinstance(leaf, (bool, str)) else type(leaf).__name__ for leaf in leaves]
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     autocast = tuple(
@@ -107,6 +142,7 @@ def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> S
         weights=_weight_bytes(model),
         replicas=states_of(model),
         forwards=step.forwards,
+        numbers=tuple(leaf for leaf in leaves if isinstance(leaf, int) and not isinstance(leaf, bool)),
     )
 
 
@@ -166,8 +202,7 @@ def optimizer_memory(optimizer: torch.optim.Optimizer | None, trained: int | Non
 def output_storages(output: Any) -> list[Any]:
     """Storages of a model's output, each once."""
     storages = {}
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, Tensor):
-            storage = leaf.untyped_storage()
-            storages[storage._cdata] = storage
+    for leaf in tensors_of(output):
+        storage = leaf.untyped_storage()
+        storages[storage._cdata] = storage
     return list(storages.values())

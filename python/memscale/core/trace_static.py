@@ -35,6 +35,7 @@ from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensor
 from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.target import Target
 from memscale.optim.masters import told_dtypes
+from memscale.weights.stream import device_of_use
 
 _REAL_ELEMENTS = 1 << 24
 """Integer tensors up to this size are computed for real."""
@@ -280,9 +281,11 @@ class _FakeModel:
             with self.mode, torch.no_grad():
                 return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         dtype = self._dtypes.get(id(tensor))
-        if dtype is not None:
+        device = device_of_use(tensor) if has_data(tensor) else tensor.device
+        if dtype is not None or device != tensor.device:
+            dtype = dtype or tensor.dtype
             with self.mode, torch.no_grad():
-                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
+                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
         if has_data(tensor) or tensor.layout is not torch.strided:
             made: Tensor = self.mode.from_tensor(tensor.detach())
             return made

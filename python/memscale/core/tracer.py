@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from memscale import _core
 from memscale.core import model_state, sharding, streamed_weights
 from memscale.core.graph_builder import GraphRecorder
+from memscale.core.leaves import tensors_of
 from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.core.target import CPU, Target
@@ -115,6 +116,8 @@ class Trace:
         notes: remarks for the log, such as why the static trace was not possible.
         optimizer_switches: see `fake_optimizer.free_switches`.
         has_drawn: single random numbers were drawn, which may decide what the step does.
+        path: what path techniques change, as the graph has it.
+        rerun_bytes: held all the time once a module runs a second time; see `CudaKernels.rerun_bytes`.
     """
 
     graph: _core.Graph
@@ -128,6 +131,8 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     optimizer_switches: tuple[str, ...] = ()
     has_drawn: bool = False
+    path: OptimizerPath = AS_IT_IS
+    rerun_bytes: int = 0
 
 
 class CallRecorder:
@@ -138,11 +143,16 @@ class CallRecorder:
         self.recorder = recorder
         self.modules: list[tuple[str, nn.Module]] = []
         self.buffer_owners: dict[int, list[BufferPath]] = {}
+        self.path = AS_IT_IS
 
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
         """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
         recorder = self.recorder
+        self.path = step.path
         streamed_weights.declare(recorder, step.path, self.model.named_parameters())
+        for size in filter(None, (step.path.engine_bytes, step.path.state_engine_bytes)):
+            buffer = recorder.graph.add_resident(size, _core.CATEGORY_WORKSPACE)
+            recorder.graph.note_buffer(buffer, -1, "an offload engine: staging buffers, tables")
         if recorder.cuda is not None:
             self._declare_as_moved(self.model)
         for name, parameter in self.model.named_parameters():
@@ -158,11 +168,10 @@ class CallRecorder:
                         recorder.label(buffer, value, f"{path}.{name}".lstrip("."))
                     self.buffer_owners.setdefault(buffer, []).append((path, name))
         recorder.module_buffers.update(self.buffer_owners)
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, Tensor):
-                recorder.label(recorder.resident(leaf, _core.CATEGORY_INPUT), leaf, "")
-                for _ in range(step.forwards - 1):  # each forward has a batch of its own
-                    recorder.graph.add_resident(model_state.storage_bytes([leaf]), _core.CATEGORY_INPUT)
+        for leaf in tensors_of(batch):
+            recorder.label(recorder.resident(leaf, _core.CATEGORY_INPUT), leaf, "")
+            for _ in range(step.forwards - 1):  # each forward has a batch of its own
+                recorder.graph.add_resident(model_state.storage_bytes([leaf]), _core.CATEGORY_INPUT)
         for size in step.carried_bytes:
             recorder.carried.append(recorder.graph.add_resident(size, _core.CATEGORY_ACTIVATION))
 
@@ -315,9 +324,7 @@ def run_step(
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
             loss = loss_of(output) if step.forwards == 1 else _sum_of(map(loss_of, output))
-            recorder.output_bytes = model_state.storage_bytes(
-                [leaf for leaf in tree_leaves((output, loss)) if isinstance(leaf, Tensor)]
-            )
+            recorder.output_bytes = model_state.storage_bytes(tensors_of((output, loss)))
             recorder.held = (output, loss)
         recorder.forward_is_over()
         recorder.set_phase(_core.PHASE_BACKWARD)
@@ -380,6 +387,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
         foreign.setdefault(paths[number][0], []).append(recorder.foreign[buffer])
     return Trace(
         graph, paths, written, foreign, changes.python_random, changes, method, recorder.output_bytes,
+        path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
     )  # fmt: skip
 
 

@@ -35,13 +35,18 @@ def summary_lines(plan: Plan) -> list[str]:
         why = "the plain step fits" if plan.fits else "nothing here can be checkpointed"
         return [*lines, f"plan       nothing to do: {why}"]
     words = [*map(_step_words, plan.steps), *_techniques(plan.active)]
-    away = f"offload    at most {format_bytes(plan.away_peak_bytes)} off the device at once"
-    return [
-        *lines,
-        *(f"plan       {line}" for line in words),
-        *([away] if plan.away_peak_bytes else []),
-        *_bound_line(plan),
-    ]
+    return [*lines, *(f"plan       {line}" for line in words), *_offload_line(plan), *_bound_line(plan)]
+
+
+def _offload_line(plan: Plan) -> list[str]:
+    on_host = plan.predicted.context_bytes == 0  # a card's copies pass through host memory
+    staging = plan.staging_bytes + plan.path_staging_bytes if on_host else 0
+    away = (
+        f"at most {format_bytes(plan.away_peak_bytes)} off the device at once" if plan.away_peak_bytes else ""
+    )
+    taken = f"{format_bytes(staging)} of the budget for staging buffers and tables" if staging else ""
+    parts = ", ".join(filter(None, (away, taken)))
+    return [f"offload    {parts}"] if parts else []
 
 
 def bound_words(plan: Plan) -> str:

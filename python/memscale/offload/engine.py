@@ -26,6 +26,12 @@ from torch import Tensor
 
 from memscale import _core
 
+_TABLE_BYTES = 256 << 10
+_EVENT_BYTES = 40
+_BLOCK_BYTES = 320
+"""An engine's tables: queues and the first blocks, an event that is kept, a block more. Upper bounds; what an
+engine has is `counters()["table_bytes"]`."""
+
 
 @dataclass(frozen=True)
 class OffloadSettings:
@@ -44,6 +50,8 @@ class OffloadSettings:
         debug: freed places are overwritten, blocks have checksums, and a saved tensor that is changed in
             place is refused as without offload, also when its copy was complete.
         trace_count: events that are kept for timelines.
+        chunk_bytes: of a staging buffer, a multiple of 4096: copies to a file pass in pieces of this size.
+        staging_count: staging buffers in each direction.
     """
 
     device: torch.device
@@ -57,6 +65,22 @@ class OffloadSettings:
     prefetch_bytes: int = 256 << 20
     debug: bool = False
     trace_count: int = 16384
+    chunk_bytes: int = 2 << 20
+    staging_count: int = 4
+
+    @property
+    def staging_bytes(self) -> int:
+        """Host memory of the staging buffers, of both directions."""
+        return 2 * self.staging_count * self.chunk_bytes
+
+    def own_bytes(self, block_count: int = 0) -> int:
+        """Host memory that an engine takes beside the blocks in its tiers, at most.
+
+        Args:
+            block_count: blocks that are away at once, beyond the first few hundred.
+        """
+        tables = _TABLE_BYTES + self.trace_count * _EVENT_BYTES + block_count * _BLOCK_BYTES
+        return self.staging_bytes + tables
 
     def options(self) -> dict[str, int | bool]:
         """As the engine takes them."""

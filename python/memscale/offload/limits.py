@@ -37,10 +37,17 @@ _PREFETCH_SHARE, _PREFETCH_MOST = 16, 256 << 20
 all of it, but how much it is depends on the disk: so far may the step stay below its predicted peak."""
 
 _STAGING_COUNT = 4
-_CHUNK_BYTES = 2 << 20
-STAGING_BYTES = 2 * _STAGING_COUNT * _CHUNK_BYTES
+_CHUNK_LEAST, _CHUNK_MOST = 64 << 10, 2 << 20
+STAGING_BYTES = 2 * _STAGING_COUNT * _CHUNK_MOST
 """Buffers that copies pass through, of both directions: the defaults of the engine. On a card they count for
-the limits of host memory; on the CPU a budget counts tensors, and they are beside it, as libraries are."""
+the limits of host memory. On the CPU they are the budget's own memory, and as large as that allows."""
+
+_STAGING_SHARE = 100
+"""Of an engine on the CPU: its staging is at most such a part of the budget, as long as that leaves 64 KiB a
+buffer. `bench_offload --sweep` has the rates."""
+
+_EVENTS_SHARE, _EVENTS_LEAST, _EVENTS_MOST = 100_000, 1024, 16384
+"""An event that is kept per so many bytes of the budget."""
 
 _RESERVE = 0.2
 """Share of free host memory and disk space that is left to others where no limit is given."""
@@ -48,8 +55,9 @@ _RESERVE = 0.2
 _FILE_BYTES_PER_US = 400
 """Of a disk that was not measured: a SATA drive's."""
 
-_PROBE_BYTES = 64 << 20
-_PROBE_BLOCK = 4 << 20
+_PROBE_CHUNKS = 32
+_PROBE_BLOCKS = 16
+"""What a disk is measured with: as many of the engine's chunks, in as many tensors."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,16 @@ class Link:
         out_bytes_per_us: from the device, beside a running step.
         in_bytes_per_us: back.
         limit_bytes: what may be away at once, over all tiers.
+        weights_bytes: beside it, for weights of a card: of page-locked and pageable memory, and of a file.
+        state_bytes: likewise, for optimizer state of a card, what copies pass through included.
     """
 
     settings: OffloadSettings
     out_bytes_per_us: int
     in_bytes_per_us: int
     limit_bytes: int
+    weights_bytes: tuple[int, int, int] = (0, 0, 0)
+    state_bytes: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def for_decision(self) -> OffloadLink:
@@ -78,7 +90,18 @@ class Link:
             limit_bytes=self.limit_bytes,
             window_out_bytes=self.settings.window_bytes,
             window_in_bytes=self.settings.prefetch_bytes if self.settings.prefetch_count else 0,
+            staging_bytes=self.settings.own_bytes() if self.settings.device.type == "cpu" else 0,
         )
+
+    def engine_bytes(self, hardware: Hardware, block_count: int = 0) -> int:
+        """Memory of the device that an engine of these settings takes for itself; on a card, none.
+
+        Args:
+            hardware: what is planned for.
+            block_count: as in `OffloadSettings.own_bytes`.
+        """
+        is_host = hardware.device_kind == "cpu" and self.settings.device.type == "cpu"
+        return self.settings.own_bytes(block_count) if is_host else 0
 
 
 def link_for(
@@ -119,9 +142,18 @@ def _host_link(config: EffectiveConfig, budget_bytes: int) -> Link | str:
         prefetch_count=wanted.prefetch_depth,
         prefetch_bytes=min(budget_bytes // _PREFETCH_SHARE, _PREFETCH_MOST),
         debug=wanted.debug,
+        trace_count=max(_EVENTS_LEAST, min(_EVENTS_MOST, budget_bytes // _EVENTS_SHARE)),
+        chunk_bytes=chunk_bytes(budget_bytes),
+        staging_count=_STAGING_COUNT,
     )
-    out, back = _file_rates(wanted.directory)
+    out, back = _file_rates(settings)
     return Link(settings, out, back, room)
+
+
+def chunk_bytes(budget_bytes: int) -> int:
+    """Size of a staging buffer of an engine on the CPU, a power of two."""
+    size = budget_bytes // _STAGING_SHARE // (2 * _STAGING_COUNT)
+    return max(_CHUNK_LEAST, min(_CHUNK_MOST, 1 << max(0, size.bit_length() - 1)))
 
 
 def _card_link(config: EffectiveConfig, hardware: Hardware, device: torch.device) -> Link | str:
@@ -212,24 +244,34 @@ def file_system_of(path: str, mounts: str) -> str:
     return found
 
 
-def _file_rates(directory: str) -> tuple[int, int]:
-    """Bytes per microsecond to a file in a folder, and back; measured once per process and disk."""
+def _file_rates(settings: OffloadSettings) -> tuple[int, int]:
+    """Bytes per microsecond to an engine's file, and back; measured once per process, disk and chunk size."""
     if not calibration.is_on():
         return _FILE_BYTES_PER_US, _FILE_BYTES_PER_US
-    return _measured(directory, os.stat(directory).st_dev)
+    return _measured(settings.directory, os.stat(settings.directory).st_dev, settings.chunk_bytes)
 
 
-@functools.lru_cache(maxsize=8)
-def _measured(directory: str, disk: int) -> tuple[int, int]:
-    """The engine's own rates there, with its copies through staging buffers; takes half a second or so."""
-    room = OffloadSettings(
-        torch.device("cpu"), file_bytes=2 * _PROBE_BYTES, directory=directory, window_bytes=_PROBE_BYTES
+@functools.lru_cache(maxsize=32)
+def _measured(directory: str, disk: int, chunk: int) -> tuple[int, int]:
+    """The engine's own rates there, with its copies through staging buffers; takes half a second at most.
+
+    What is copied grows with the chunks, which grow with the budget: it has to fit in there.
+    """
+    size = _PROBE_CHUNKS * chunk
+    settings = OffloadSettings(
+        torch.device("cpu"),
+        file_bytes=2 * size,
+        directory=directory,
+        window_bytes=size,
+        least_bytes=1,
+        chunk_bytes=chunk,
+        trace_count=0,
     )
     try:
-        engine = Offload(room).engine
+        engine = Offload(settings).engine
     except OSError:
         return _FILE_BYTES_PER_US, _FILE_BYTES_PER_US
-    tensors = [torch.ones(_PROBE_BLOCK // 4, device="cpu") for _ in range(_PROBE_BYTES // _PROBE_BLOCK)]
+    tensors = [torch.ones(size // _PROBE_BLOCKS // 4, device="cpu") for _ in range(_PROBE_BLOCKS)]
     best = [0.0, 0.0]
     for _ in range(2):  # the first reserves disk space
         began = time.perf_counter()
@@ -240,6 +282,6 @@ def _measured(directory: str, disk: int) -> tuple[int, int]:
             engine.unpack(item)
         times = (middle - began, time.perf_counter() - middle)
         del saved
-        best = [max(rate, _PROBE_BYTES / 1e6 / seconds) for rate, seconds in zip(best, times, strict=True)]
+        best = [max(rate, size / 1e6 / seconds) for rate, seconds in zip(best, times, strict=True)]
     engine.close()
     return max(1, int(best[0])), max(1, int(best[1]))

@@ -3,6 +3,7 @@
 
     kinds     which optimizers, groups and parameters, and the rule that a group means
     arrays    the state of one parameter: bytes, and how they become PyTorch's tensors and come from them
+    cards     which cards have the core's kernels, and the core on a card's stream
     steps     one step of a group
     taken     the caller's optimizer with that state: taken over, given back
     saved     `state_dict` in PyTorch's form, and back

@@ -19,6 +19,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from memscale.optim.pieces import AWAY, Slots
+
 CUTTABLE: Final = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 """Treat each element alone, and have state for each: a part of a parameter is stepped as in the whole."""
 
@@ -96,20 +98,77 @@ class Alone:
             mine.param_groups, mine.state = [], defaultdict(dict)  # holds no part that has been stepped
 
 
-def can_cut(base: type[torch.optim.Optimizer], group: dict[str, Any], parameter: Tensor) -> bool:
+def can_cut(
+    base: type[torch.optim.Optimizer], group: dict[str, Any], parameter: Tensor, on_card: bool | None = None
+) -> bool:
     """Whether a part of a parameter is stepped with the bits that it has in the whole.
 
-    Numbers of 16 bits are rounded between operations where a kernel takes elements singly, at the end of each
-    thread's share, and not where it takes several: with several threads each share would have to end where it
-    does in the whole. Fused kernels share out whole lines; SGD's, at 16 bits, begins its momentum with what
-    memory held.
+    Numbers of 16 bits are rounded between operations where a kernel of the host takes elements singly, at
+    the end of each thread's share, and not where it takes several: with several threads each share would
+    have to end where it does in the whole. Fused kernels share out whole lines; SGD's, at 16 bits, begins
+    its momentum with what memory held. A card's kernels compute each element with the same instructions,
+    wherever it lies.
+
+    Args:
+        base: class of the optimizer.
+        group: its settings.
+        parameter: of the group.
+        on_card: where it is stepped; None: where it is now.
     """
     if base not in CUTTABLE or parameter.is_complex() or group.get("capturable"):
         return False
-    if parameter.dtype not in _REDUCED:
+    if parameter.dtype not in _REDUCED or (not parameter.is_cpu if on_card is None else on_card):
         return True
     fused = bool(group.get("fused"))
     return not (fused and base is torch.optim.SGD) and (fused or torch.get_num_threads() == 1)
+
+
+def lists_are_alike(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    """Whether an optimizer's operations on lists choose the same kernels for a part as for all of a group.
+
+    On a card such an operation has one kernel for a whole list, if all tensors in it are dense and lie in
+    the order of their parameters, and otherwise goes through them with the operation for single tensors,
+    which may round otherwise. So one odd gradient changes the bits of all others.
+    """
+    if group.get("fused") or group.get("foreach") is False or not group_is_on_card(group):
+        return True
+    return all(
+        _is_usual(parameter, optimizer.state.get(parameter, {}))
+        for parameter in group["params"]
+        if parameter.grad is not None
+    )
+
+
+def group_is_on_card(group: dict[str, Any]) -> bool:
+    """Whether any of a group's parameters lies on a card."""
+    return any(parameter.is_cuda for parameter in group["params"])
+
+
+def _is_usual(parameter: Tensor, state: dict[str, Any]) -> bool:
+    """Whether parameter, gradient and what is here of its state are dense and alike."""
+    gradient = parameter.grad
+    assert gradient is not None
+    alike = (gradient, *(value for value in state.values() if isinstance(value, Tensor)))
+    layout = state[AWAY].layout if AWAY in state else None
+    away = layout.slots if isinstance(layout, Slots) else ()
+    return (
+        type(parameter) in (Tensor, torch.nn.Parameter)
+        and parameter.is_cuda
+        and torch.ops.aten.is_non_overlapping_and_dense.default(parameter.detach())
+        and all(
+            value.layout is torch.strided
+            and value.dtype is parameter.dtype
+            and value.device == parameter.device
+            and value.stride() == parameter.stride()
+            for value in alike
+            if value.shape == parameter.shape and parameter.dim() > 0
+        )
+        and all(
+            slot.dtype is parameter.dtype and slot.stride == parameter.stride()
+            for slot in away
+            if slot.shape == parameter.shape
+        )
+    )
 
 
 # ---- optimizers that are not PyTorch's ---------------------------------------------------------------
@@ -134,17 +193,19 @@ def why_not_alone(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optim
 
 def _tried(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -> str:
     """Steps small tensors together and alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    cards = {value.device for value in _all(optimizer) if value.is_cuda}
+    numbers = [device.index or 0 for device in cards]
+    with torch.random.fork_rng(devices=numbers):
+        _seed(0, numbers)
         together, apart = _twin(optimizer, base), _twin(optimizer, base)
         before = _settings(together)
-        for _ in range(3):
+        for number in range(3):
             for one, other in zip(_all(together), _all(apart), strict=True):
                 one.grad = torch.randn_like(one)
                 other.grad = one.grad.clone()
-            seed = torch.get_rng_state()
+            _seed(2 * number + 1, numbers)
             unhooked(base.step)(together)
-            torch.set_rng_state(seed)
+            _seed(2 * number + 1, numbers)
             for group in apart.param_groups:
                 alone = Alone(apart, base, group)
                 for parameter in group["params"]:
@@ -155,6 +216,12 @@ def _tried(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) 
             if not _same(one.detach(), other.detach()) or not _same(together.state[one], apart.state[other]):
                 return f"{base.__name__} steps a parameter differently where others are stepped with it"
     return ""
+
+
+def _seed(value: int, cards: list[int]) -> None:
+    """Seeds the host's generator and those of cards, and no others."""
+    for generator in (torch.default_generator, *(torch.cuda.default_generators[card] for card in cards)):
+        generator.manual_seed(value)
 
 
 def _twin(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -169,11 +236,14 @@ def _twin(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer]) -
 
 def _small(parameters: list[Tensor]) -> list[Tensor]:
     """A few tensors with as many dimensions: one of each kind, and a second one of the first."""
-    kinds = {(value.dim(), value.dtype) for value in parameters if value.requires_grad}
+    kinds = {(value.dim(), value.dtype, value.device) for value in parameters if value.requires_grad}
     made = []
-    for dims, dtype in itertools.islice(itertools.chain(sorted(kinds, key=str), kinds), len(kinds) + 1):
+    for dims, dtype, device in itertools.islice(
+        itertools.chain(sorted(kinds, key=str), kinds), len(kinds) + 1
+    ):
         values = torch.linspace(-1, 1, 6**dims if dims < 4 else 2**dims).to(dtype)
-        made.append(values.reshape((6 if dims < 4 else 2,) * dims).clone().requires_grad_())
+        values = values.reshape((6 if dims < 4 else 2,) * dims)
+        made.append(torch.empty_like(values, device=device).copy_(values).requires_grad_())
     return made
 
 

@@ -6,6 +6,8 @@
 `optimizer.state[parameter]` has the bytes, the number of steps done, and the form, under the three names
 below; what others keep there stays beside them. The rest is what BF16 weights lack of their masters.
 
+The bytes lie where the parameter does, on the CPU or on a card; there the core works on them.
+
 A form holds the parameter's strides too: the k-th element of a moment belongs to the k-th element in memory,
 so a parameter that gets another order of dimensions (`channels_last`) has its state put in that order.
 """
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from memscale import _core
+from memscale.optim import cards
 from memscale.optim.kinds import Kind
 
 if TYPE_CHECKING:
@@ -137,11 +140,25 @@ def core() -> _core.Optim:
     return _threads(min(torch.get_num_threads(), _MOST_THREADS))
 
 
+def core_on(device: torch.device) -> _core.Optim:
+    """What works on arrays of a device: the core's threads, or its kernels on the card's current stream."""
+    return core() if device.type == "cpu" else cards.worker(device)
+
+
+in_memory: Final[Empty] = functools.partial(torch.empty_strided, device="cpu")
+"""Makes tensors on the CPU, whatever the default device is."""
+
+
+def maker_on(device: torch.device) -> Empty:
+    """Makes tensors on a device."""
+    return in_memory if device.type == "cpu" else functools.partial(torch.empty_strided, device=device)
+
+
 # ---- bytes -------------------------------------------------------------------------------------------
 
 
-def empty(form: Form, step: int = 0, make: Empty = torch.empty_strided) -> Entry:
-    """State as it is before the first step."""
+def empty(form: Form, step: int = 0, make: Empty = in_memory) -> Entry:
+    """State as it is before the first step, where `make` makes it."""
     state = make((form.places.total_bytes,), (1,), dtype=torch.uint8).zero_()
     return {STEP: step, BYTES: state, FORM: form}
 
@@ -204,12 +221,25 @@ def _two(tensors: list[Tensor]) -> tuple[tuple[int, int] | None, tuple[int, int]
     return _span(both[0]), _span(both[1])
 
 
-def read(kind: Kind, entry: Entry, make: Empty = torch.empty_strided) -> dict[str, Tensor]:
-    """The moments in FP32, with the parameter's shape and strides, by PyTorch's names."""
-    form: Form = entry[FORM]
+def read(kind: Kind, entry: Entry, make: Empty | None = None) -> dict[str, Tensor]:
+    """The moments in FP32, with the parameter's shape and strides, by PyTorch's names.
+
+    Args:
+        kind: of the optimizer.
+        entry: the state.
+        make: makes the moments; None: where the state is. If that is elsewhere, the state's bytes come there:
+            they are fewer.
+    """
+    form, make = entry[FORM], make or maker_on(entry[BYTES].device)
     found = [make(form.shape, form.stride, dtype=torch.float32) for _ in kind.moments]
-    core().moments_read(form.rule, tensor_of(entry, None, None), *_two(found))
+    there = _moved(entry, found[0].device)  # held while the core works on it
+    core_on(found[0].device).moments_read(form.rule, tensor_of(there, None, None), *_two(found))
     return dict(zip(kind.moments, found, strict=True))
+
+
+def _moved(entry: Entry, device: torch.device) -> Entry:
+    """A state whose bytes are on a device: itself, if they are."""
+    return entry if entry[BYTES].device == device else {**entry, BYTES: entry[BYTES].to(device)}
 
 
 def write(kind: Kind, entry: Entry, moments: Mapping[str, Tensor]) -> None:
@@ -219,6 +249,9 @@ def write(kind: Kind, entry: Entry, moments: Mapping[str, Tensor]) -> None:
         ValueError: one has another shape than the parameter.
     """
     form: Form = entry[FORM]
+    state: Tensor = entry[BYTES]
+    is_here = all(moments[name].device == state.device for name in kind.moments)
+    device = state.device if is_here else torch.device("cpu")  # the bytes are fewer than the moments
     given = []
     for name in kind.moments:
         value = moments[name]
@@ -226,32 +259,33 @@ def write(kind: Kind, entry: Entry, moments: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}; its parameter has shape {tuple(form.shape)}"
             )
-        given.append(_as_read(value.detach(), form))
-    core().moments_write(form.rule, tensor_of(entry, None, None), *_two(given))
+        given.append(_as_read(value.detach(), form, device))
+    there = _moved(entry, device)
+    core_on(device).moments_write(form.rule, tensor_of(there, None, None), *_two(given))
+    if there is not entry:
+        state.copy_(there[BYTES])
 
 
-def _as_read(value: Tensor, form: Form) -> Tensor:
+def _as_read(value: Tensor, form: Form, device: torch.device) -> Tensor:
     """A moment as `read` returns it: itself, if it is so already."""
     if (
         type(value) is Tensor
-        and (value.dtype, value.device.type, value.layout) == (torch.float32, "cpu", torch.strided)
+        and (value.dtype, value.device, value.layout) == (torch.float32, device, torch.strided)
         and value.stride() == form.stride
         and not (value.is_neg() or value.data_ptr() % 4)
     ):
         return value
-    return torch.empty_strided(form.shape, form.stride, dtype=torch.float32).copy_(value)
+    return maker_on(device)(form.shape, form.stride, dtype=torch.float32).copy_(value)
 
 
-def from_standard(
-    kind: Kind, form: Form, standard: Mapping[str, Any], make: Empty = torch.empty_strided
-) -> Entry:
+def from_standard(kind: Kind, form: Form, standard: Mapping[str, Any], make: Empty = in_memory) -> Entry:
     """Our state in place of PyTorch's; what else lies there is taken along.
 
     Args:
         kind: of the optimizer.
         form: of our state.
         standard: PyTorch's.
-        make: makes the bytes.
+        make: makes the bytes, where the parameter is.
 
     Raises:
         ValueError: it is not PyTorch's, or as `write`.
@@ -276,7 +310,7 @@ def to_standard(
     entry: Entry,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    make: Empty = torch.empty_strided,
+    make: Empty | None = None,
 ) -> dict[str, Any]:
     """PyTorch's state in place of ours; what else lies there is taken along.
 
@@ -285,14 +319,14 @@ def to_standard(
         entry: our state.
         dtype: of the moments.
         device: of the moments.
-        make: makes the moments in FP32.
+        make: makes the moments in FP32; None: where the state is.
     """
     standard = {name: value for name, value in entry.items() if name not in (STEP, BYTES, FORM)}
     if entry[STEP] == 0:
         return standard
     if kind.counts:
         wide = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
-        standard["step"] = torch.tensor(float(entry[STEP]), dtype=wide)
+        standard["step"] = torch.tensor(float(entry[STEP]), dtype=wide, device="cpu")
     for name, value in read(kind, entry, make).items():
         standard[name] = value.to(device, dtype)
     return standard
@@ -310,7 +344,7 @@ def reformed(kind: Kind, entry: Entry, form: Form) -> Entry:
             f"a parameter has shape {tuple(form.shape)}; its optimizer state is for {tuple(old.shape)}: give "
             "the optimizer the new parameter instead, or drop the state of this one"
         )
-    made = {**entry, **empty(form, entry[STEP])}
+    made = {**entry, **empty(form, entry[STEP], maker_on(entry[BYTES].device))}
     if entry[STEP]:
         write(kind, made, read(kind, entry))
     before, after = rest_of(entry), rest_of(made)

@@ -18,7 +18,8 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from memscale.offload.engine import Offload
 from memscale.optim.alone import step_around, why_not_alone
+from memscale.optim.away_load import passing
 from memscale.optim.away_state import bring_back, brought_back, copied, move, send_away
 from memscale.optim.away_step import step_group
 from memscale.optim.kinds import inner_of
@@ -45,18 +47,29 @@ class _Away(torch.optim.Optimizer):
     _memscale_away_base: ClassVar[type[torch.optim.Optimizer]]
 
     def _memscale_empty(self) -> Empty:
-        """Makes tensors for a state dict, beside the state."""
-        return mapped_in(_shelves[self].offload.settings.directory)
+        """Makes tensors for a state dict, beside the state: of a card's, on the host."""
+        settings = _shelves[self].offload.settings
+        if settings.device.type != "cpu" and not settings.file_bytes:
+            return partial(torch.empty_strided, device="cpu")
+        return mapped_in(settings.directory)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of the state: a copy, which later steps leave as it is, in files rather than in memory."""
+        """All of the state: a copy, which later steps leave as it is, in files rather than in memory.
+
+        Of parameters on a card it lies in host memory, unless a file was asked for; loading takes it from
+        there.
+        """
         with _with_state(self, copied):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what the optimizer took before, and sends it away."""
-        super().load_state_dict(state_dict)
-        send_away(self, self._memscale_away_base, _shelves[self])
+        """Takes what the optimizer took before, and sends it away: from the host in pieces."""
+        shelf = _shelves[self]
+        passes = shelf.device.type != "cpu" and not is_taken(self)
+        base = self._memscale_away_base
+        with passing(self, base, shelf) if passes else nullcontext():
+            super().load_state_dict(state_dict)
+        send_away(self, base, shelf)
 
     def __getstate__(self) -> dict[str, Any]:
         with _with_state(self, _whole):
@@ -126,7 +139,9 @@ def _with_state(optimizer: _Away, form: Callable[[dict[str, Any], Empty], dict[s
 
 
 def _whole(entry: dict[str, Any], make: Empty) -> dict[str, Any]:
-    return brought_back(entry, make) if AWAY in entry else entry
+    if AWAY not in entry:
+        return entry
+    return brought_back(entry, make if entry[AWAY].device.type == "cpu" else None)
 
 
 @contextmanager
@@ -201,8 +216,8 @@ def why_not_away(optimizer: torch.optim.Optimizer) -> str:
     if reason := why_not_alone(optimizer, base):
         return reason
     devices = {value.device.type for group in optimizer.param_groups for value in group["params"]}
-    if "cpu" not in devices:
-        return "none of its parameters are on the CPU"
+    if devices.isdisjoint(("cpu", "cuda")):
+        return "none of its parameters are on the CPU or a card"
     return (
         "" if _form_of(base) is _AwayGroups and "_init_group" not in vars(optimizer) else _reason(optimizer)
     )
@@ -232,7 +247,7 @@ def send(
     Args:
         optimizer: PyTorch's, one with our state, or another whose step treats parameters independently; or a
             wrapper of one.
-        offload: where to: the optimizer's alone.
+        offload: where to: the optimizer's alone. State of parameters on another device than its own stays.
         piece_elements: of a parameter that pass at once.
         spared: parameters whose state stays.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of parameters on its way out, and back into memory."""
+"""The state of parameters on its way out, and back to where the parameters are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from torch import Tensor
 
 from memscale.optim.alone import can_cut
 from memscale.optim.arrays import BYTES, FORM
-from memscale.optim.pieces import AWAY, LEAST_BYTES, Away, Layout, Own, Slots, is_dense, slots_of
+from memscale.optim.pieces import (
+    AWAY,
+    LEAST_BYTES,
+    Away,
+    Layout,
+    Own,
+    Slots,
+    is_dense,
+    same_place,
+    slots_of,
+)
 from memscale.optim.shelf import Job, Shelf, fetched
 
 if TYPE_CHECKING:
@@ -20,15 +30,18 @@ if TYPE_CHECKING:
 
 Entry = dict[str, Any]
 
-_in_memory = partial(torch.empty_strided, device="cpu")  # whatever the default device is
 
+def is_worth_it(parameter: Tensor, device: torch.device | None = None) -> bool:
+    """Whether a parameter is one whose state leaves. Looks at no data.
 
-def is_worth_it(parameter: Tensor) -> bool:
-    """Whether a parameter is one whose state leaves. Looks at no data."""
+    Args:
+        parameter: of an optimizer.
+        device: whose tensors the engine takes; None: wherever it is.
+    """
     return (
         type(parameter).__torch_dispatch__ is Tensor.__torch_dispatch__
         and parameter.layout is torch.strided
-        and parameter.device.type == "cpu"
+        and (device is None or same_place(parameter.device, device))
         and parameter.nbytes >= LEAST_BYTES
         and not (parameter.is_neg() or parameter.is_conj())
     )
@@ -49,9 +62,9 @@ def layout_of(entry: Entry, parameter: Tensor, cut: bool) -> Layout:
     """
     if FORM in entry:
         return Own(entry[FORM])
-    slots = slots_of(entry, tuple(parameter.shape) if cut else None)
+    slots = slots_of(entry, tuple(parameter.shape) if cut else None, parameter.device)
     if any(slot.stride != parameter.stride() for slot in slots) and cut:
-        return Slots(slots_of(entry, None), False)  # loaded in another order
+        return Slots(slots_of(entry, None, parameter.device), False)  # loaded in another order
     return Slots(slots, cut)
 
 
@@ -65,7 +78,7 @@ def depart(entry: Entry, layout: Layout, parameter: Tensor, shelf: Shelf) -> tup
         first, last = away.bounds[index]
 
         def work(_: Tensor | None) -> Tensor:
-            piece = torch.empty(layout.size(first, last), dtype=torch.uint8, device="cpu")
+            piece = torch.empty(layout.size(first, last), dtype=torch.uint8, device=away.device)
             layout.copy(entry, piece, first, last, out=True)
             return piece
 
@@ -76,9 +89,9 @@ def depart(entry: Entry, layout: Layout, parameter: Tensor, shelf: Shelf) -> tup
 
 def send_away(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer], shelf: Shelf) -> None:
     """Sends all state that is here, one parameter after the other."""
-    for group, parameter in _with_groups(optimizer):
+    for group, parameter in with_groups(optimizer):
         entry = optimizer.state.get(parameter)
-        if entry and AWAY not in entry and is_worth_it(parameter):
+        if entry and AWAY not in entry and is_worth_it(parameter, shelf.device):
             layout = layout_of(entry, parameter, is_cut(base, group, parameter))
             if isinstance(layout, Own) or layout.slots:
                 made, jobs = depart(entry, layout, parameter, shelf)
@@ -86,18 +99,19 @@ def send_away(optimizer: torch.optim.Optimizer, base: type[torch.optim.Optimizer
                 optimizer.state[parameter] = made
 
 
-def _with_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Entry, Tensor]]:
+def with_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Entry, Tensor]]:
+    """Every parameter, with the settings of its group."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             yield group, parameter
 
 
-def brought_back(entry: Entry, make: Empty = _in_memory) -> Entry:
+def brought_back(entry: Entry, make: Empty | None = None) -> Entry:
     """A state as it was when it was here. Where it was, it stays.
 
     Args:
         entry: the state.
-        make: makes the tensors.
+        make: makes the tensors; None: where the parameter is.
 
     Raises:
         OSError: a piece could not be read, or a tensor could not be made.
@@ -105,7 +119,7 @@ def brought_back(entry: Entry, make: Empty = _in_memory) -> Entry:
     """
     away: Away = entry[AWAY]
     refuse_torn(away)
-    whole = away.layout.empty(make)
+    whole = away.layout.empty(make or partial(torch.empty_strided, device=away.device))
     for first, last, piece in fetched(away):
         away.layout.copy(whole, piece, first, last, out=False)
     return {**{name: value for name, value in entry.items() if name != AWAY}, **whole}

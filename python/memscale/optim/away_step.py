@@ -3,7 +3,7 @@
 
     PyTorch's state   the step of the optimizer's own class, on views of a part of the parameter, of its
                       gradient, and on the piece (`alone`); on the whole parameter where it cannot be cut
-    ours              the C core, on the same part
+    ours              the C core, on the same part: its threads, or its kernels on a card
 
 Every piece begins with the counters and other small values that there were, and the last one's are kept: a
 step counts once. A parameter is marked from its first piece to its last, so that a step that ended in between
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from memscale.optim import master_rests
-from memscale.optim.alone import Alone
-from memscale.optim.arrays import FORM, STEP, core, form_of
+from memscale.optim.alone import Alone, lists_are_alike
+from memscale.optim.arrays import FORM, STEP, core_on, form_of
 from memscale.optim.away_state import (
     Entry,
     brought_back,
@@ -50,6 +50,8 @@ def step_group(optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> list[T
     """
     if torch._guards.TracingContext.try_get() is not None:
         raise RuntimeError("an optimizer whose state is away cannot be stepped by compiled code")
+    if base.__module__.startswith("torch.optim.") and not lists_are_alike(optimizer, group):
+        return _all_here(optimizer, group["params"])
     work: _Own | _Standard = _Standard(optimizer, base, group, shelf)
     if getattr(optimizer, "_memscale_kind", None) is not None:
         master_rests.prepare(optimizer, group)
@@ -68,11 +70,16 @@ def step_group(optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> list[T
         for source in work.sources:
             source.drain()
         raise
-    for parameter in left:
+    return _all_here(optimizer, left)
+
+
+def _all_here(optimizer: Any, parameters: list[Tensor]) -> list[Tensor]:
+    """Parameters that are stepped elsewhere, with their state here."""
+    for parameter in parameters:
         entry = optimizer.state.get(parameter)
-        if entry and AWAY in entry:
+        if entry and AWAY in entry and parameter.grad is not None:
             optimizer.state[parameter] = brought_back(entry)
-    return left
+    return parameters
 
 
 def _is_like(gradient: Tensor, parameter: Tensor) -> bool:
@@ -132,7 +139,7 @@ class _Standard:
         if (
             group.get("differentiable")
             or gradient.layout is not torch.strided
-            or not is_worth_it(parameter)
+            or not is_worth_it(parameter, self.shelf.device)
             or (self.base is torch.optim.SGD and not group["momentum"])
         ):
             return None
@@ -171,7 +178,10 @@ class _Standard:
         def work(piece: Tensor | None) -> Tensor | None:
             layout = _slots_of(away)
             views = {} if piece is None else layout.views(piece, first, last)
-            before = {**copy.deepcopy(small), **views}
+            counters = dict(small)
+            if is_last:
+                small.clear()  # which may lie on a card, and is not to stay until all parameters are stepped
+            before = {**copy.deepcopy(counters), **views}
             part = parameter
             if layout.cut:
                 part = flat(parameter.detach())[first:last]
@@ -179,7 +189,7 @@ class _Standard:
             after = self.alone.step(part, before)
             away.torn = True
             if piece is None and first == 0:  # or nobody would know that the parameter has been begun
-                self.optimizer.state[parameter] = {**small, AWAY: away}
+                self.optimizer.state[parameter] = {**counters, AWAY: away}
             kept = _kept(away, parameter, (first, last), piece, after)
             if is_last:
                 self._end(parameter, away, after)
@@ -207,7 +217,7 @@ def _kept(
     if not layout.slots:
         return None
     if piece is None:
-        piece = torch.empty(layout.size(*bounds), dtype=torch.uint8, device="cpu")
+        piece = torch.empty(layout.size(*bounds), dtype=torch.uint8, device=away.device)
     for name, view in layout.views(piece, *bounds).items():
         if after[name].data_ptr() != view.data_ptr():
             view.copy_(after[name])
@@ -221,11 +231,11 @@ def _slots_of(away: Away) -> Slots:
 
 def _slots(away: Away, parameter: Tensor, bounds: tuple[int, int], after: Entry) -> tuple[Slot, ...]:
     if not away.layout.cut:
-        return slots_of(after, None)
+        return slots_of(after, None, away.device)
     if bounds[0] > 0:
         return _slots_of(away).slots
     shape, stride = tuple(parameter.shape), parameter.stride()
-    parts = slots_of(after, (bounds[1] - bounds[0],))
+    parts = slots_of(after, (bounds[1] - bounds[0],), away.device)
     return tuple(Slot(part.name, part.dtype, shape, stride) for part in parts)
 
 
@@ -248,7 +258,7 @@ class _Own:
         assert gradient is not None
         if (
             self.refusal
-            or not is_worth_it(parameter)
+            or not is_worth_it(parameter, self.shelf.device)
             or parameter_refusal(parameter)
             or gradient_refusal(parameter, gradient)
         ):
@@ -284,14 +294,14 @@ class _Own:
         def work(piece: Tensor | None) -> Tensor | None:
             assert isinstance(away.layout, Own)
             if piece is None:  # before the first step
-                piece = torch.zeros(away.size(index), dtype=torch.uint8, device="cpu")
+                piece = torch.zeros(away.size(index), dtype=torch.uint8, device=away.device)
             part = gradient.part(first, last)
             form = entry[FORM]
             types = {"weights": form.weights, "moments": form.moments, "gradient": GRADIENTS[part.dtype]}
             tensor = _as_tensor(
                 away.layout, entry[STEP] + 1, flat(parameter.detach()), part, piece, first, last
             )
-            core().step({**self.rule, **types}, [tensor])
+            core_on(away.device).step({**self.rule, **types}, [tensor])
             away.torn = True
             if first == 0:
                 self.optimizer.state[parameter] = entry

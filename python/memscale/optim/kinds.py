@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which optimizers, groups and parameters can have our state, why others cannot, and the rule of a group.
 
-What cannot is stepped by PyTorch, in the same step: one parameter on a card, or one group with `amsgrad`,
-does not keep the others from it.
+What cannot is stepped by PyTorch, in the same step: one parameter in FP16, or one group with `amsgrad`, does
+not keep the others from it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
+
+from memscale.optim import cards
 
 MOMENTS: Final = ("code8", "fp32")
 """Forms of the moments: a byte each and one per 128 for their scale, or FP32."""
@@ -99,8 +101,10 @@ def group_refusal(kind: Kind, group: dict[str, Any]) -> str:
 
 def parameter_refusal(parameter: Tensor) -> str:
     """Why a parameter stays with PyTorch; "" if it need not. Looks at no data."""
-    if parameter.device.type != "cpu":
-        return f"parameters on {parameter.device.type}: its steps run on the CPU"
+    if not parameter.is_cpu:
+        reason = cards.why_not(parameter.device)
+        if reason:
+            return reason
     if parameter.dtype is not torch.float32 and parameter.dtype is not torch.bfloat16:
         return f"parameters of {parameter.dtype}"
     if not _is_plain(parameter) or is_lazy(parameter) or parameter.is_neg():
@@ -114,7 +118,7 @@ def gradient_refusal(parameter: Tensor, gradient: Tensor) -> str:
     """Why a parameter with this gradient stays with PyTorch; "" if it need not."""
     if gradient.layout is not torch.strided:
         return "sparse gradients"
-    if gradient.dtype not in GRADIENTS or gradient.device.type != "cpu":
+    if gradient.dtype not in GRADIENTS or gradient.device != parameter.device:
         return f"gradients of {gradient.dtype} on {gradient.device.type}"
     if not (_is_plain(gradient) or _is_released(gradient)) or gradient.shape != parameter.shape:
         return "gradients that are not ordinary tensors"
@@ -129,8 +133,7 @@ def is_usual(parameter: Tensor, gradient: Tensor) -> bool:
     return (
         type(parameter) is Parameter
         and type(gradient) is Tensor
-        and parameter.is_cpu
-        and gradient.is_cpu
+        and ((parameter.is_cpu and gradient.is_cpu) or _are_on_card(parameter, gradient))
         and parameter.dtype in _USUAL
         and gradient.dtype in _USUAL
         and gradient.layout is _STRIDED
@@ -141,6 +144,11 @@ def is_usual(parameter: Tensor, gradient: Tensor) -> bool:
         and not gradient.is_neg()
         and not parameter.is_neg()
     )
+
+
+def _are_on_card(parameter: Tensor, gradient: Tensor) -> bool:
+    """Whether both are on the same card, which has our kernels."""
+    return parameter.is_cuda and parameter.device == gradient.device and not cards.why_not(parameter.device)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from memscale.optim.arrays import core, rest_of
+from memscale.optim.arrays import core_on, rest_of
 from memscale.optim.away_state import brought_back
 from memscale.optim.kinds import gradient_refusal, group_refusal, parameter_refusal
 from memscale.optim.masters import NARROW, WHOLE, Master, master_of, span, to_fp32
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memscale.optim.taken import _Taken
 
 _CHUNK: Final = 1 << 14  # elements that are rounded at a time
+_CHUNK_ON_CARD: Final = 1 << 18  # 1 MiB, for a kernel that is worth its launch
 
 
 def prepare(optimizer: _Taken, group: dict[str, Any]) -> None:
@@ -84,14 +85,15 @@ def _settle(optimizer: _Taken, parameter: nn.Parameter, master: Master) -> None:
 
 def _round(parameter: nn.Parameter, waiting: Tensor, rest: Tensor) -> None:
     """Weights with a rest of 16 bits become such with 8, to nearest, a part at a time."""
-    if waiting.stride() != parameter.stride():
+    if waiting.stride() != parameter.stride() or waiting.device != parameter.device:
         waiting = torch.empty_like(parameter, dtype=torch.int16).copy_(waiting)
     flat = [_flat(tensor) for tensor in (parameter.detach(), waiting, rest)]
-    whole = torch.empty(min(_CHUNK, parameter.numel()))
-    for weight, wide, narrow in zip(*(tensor.split(_CHUNK) for tensor in flat), strict=True):
+    device, chunk = parameter.device, _CHUNK if parameter.is_cpu else _CHUNK_ON_CARD
+    whole = torch.empty(min(chunk, parameter.numel()), dtype=torch.float32, device=device)
+    for weight, wide, narrow in zip(*(tensor.split(chunk) for tensor in flat), strict=True):
         part = whole[: weight.numel()]
-        core().join(WHOLE, span(weight), span(wide), span(part))
-        core().split(NARROW, span(part), span(weight), span(narrow))
+        core_on(device).join(WHOLE, span(weight), span(wide), span(part))
+        core_on(device).split(NARROW, span(part), span(weight), span(narrow))
 
 
 def _flat(tensor: Tensor) -> Tensor:

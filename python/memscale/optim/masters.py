@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from memscale.optim.arrays import FORM, core, rest_of
+from memscale.optim.arrays import FORM, core_on, maker_on, rest_of
 
 if TYPE_CHECKING:
     from memscale.optim.mapped import Empty
@@ -62,16 +62,17 @@ class Master:
         entry = {} if optimizer is None else optimizer.state.get(self.parameter, {})
         return rest_of(entry) if FORM in entry else None
 
-    def value(self, make: Empty = torch.empty_strided) -> Tensor:
-        """The master, in FP32, in a tensor that `make` makes."""
+    def value(self, make: Empty | None = None) -> Tensor:
+        """The master, in FP32, in a tensor that `make` makes; None: where the weight is."""
         parameter, rest = self.parameter, self.rest()
         if rest is None or parameter.dtype is not torch.bfloat16 or rest.shape != parameter.shape:
             return parameter.detach().float()
-        if rest.stride() != parameter.stride():
-            rest = torch.empty_like(parameter, dtype=rest.dtype).copy_(rest)
+        if rest.stride() != parameter.stride() or rest.device != parameter.device:
+            rest = torch.empty_like(parameter, dtype=rest.dtype, requires_grad=False).copy_(rest)
+        make = make or maker_on(parameter.device)
         whole = make(parameter.shape, parameter.stride(), dtype=torch.float32)
         form = WHOLE if rest.dtype is torch.int16 else NARROW
-        core().join(form, span(parameter), span(rest), span(whole))
+        core_on(parameter.device).join(form, span(parameter), span(rest), span(whole))
         return whole
 
     def shown(self) -> Tensor:
@@ -80,7 +81,7 @@ class Master:
         if known is None or self._shown_at != (self.parameter._version, known._version):
             optimizer: Any = self._optimizer()
             make = getattr(optimizer, "_memscale_empty", None)
-            known = self.value() if make is None else self.value(make())
+            known = self.value(make() if make is not None and self.parameter.is_cpu else None)
             self._shown, self._shown_at = weakref.ref(known), (self.parameter._version, known._version)
         return known
 
@@ -127,7 +128,7 @@ def _split(whole: Tensor) -> tuple[Tensor, Tensor]:
     """An FP32 tensor without gaps as weight and rest of 16 bits."""
     weight = torch.empty_like(whole, dtype=torch.bfloat16, requires_grad=False)
     rest = torch.empty_like(whole, dtype=torch.int16, requires_grad=False)
-    core().split(WHOLE, span(whole), span(weight), span(rest))
+    core_on(whole.device).split(WHOLE, span(whole), span(weight), span(rest))
     return weight, rest
 
 

@@ -36,6 +36,8 @@ LEAST_BYTES: Final = 64 << 10
 LINE: Final = 64
 """Tensors begin on cache lines, as they do where PyTorch makes them."""
 
+HOST: Final = torch.device("cpu")
+
 _SCALED: Final = 128  # elements that share a scale: MSC_OPTIM_BLOCK
 
 
@@ -130,11 +132,20 @@ class Away:
         pieces: their blocks; a tensor of bytes where one could not leave, or could not be written.
         torn: a step ended in the middle: some pieces are those of the next step.
         here: the pieces are in memory between steps, too.
+        device: of the parameter, and of pieces that are here.
     """
 
-    def __init__(self, layout: Layout, count: int, piece_elements: int, here: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        count: int,
+        piece_elements: int,
+        here: bool = False,
+        device: torch.device = HOST,
+    ) -> None:
         self.layout = layout
         self.here = here
+        self.device = device
         self.bounds = bounds_of(count, piece_elements if layout.cut else count)
         self.pieces: list[_core.Block | Tensor | None] = [None] * len(self.bounds)
         self.torn = False
@@ -171,18 +182,26 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
 
 
-def slots_of(state: dict[str, Any], cut_shape: tuple[int, ...] | None) -> tuple[Slot, ...]:
+def same_place(one: torch.device, other: torch.device) -> bool:
+    """Whether two devices are one; a card without a number is the first."""
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def slots_of(
+    state: dict[str, Any], cut_shape: tuple[int, ...] | None, device: torch.device
+) -> tuple[Slot, ...]:
     """The tensors of PyTorch's state that are worth sending away.
 
     Args:
         state: of a parameter.
+        device: of the parameter; what lies elsewhere, such as step counters of a card's, stays there.
         cut_shape: the parameter's, if only what has this shape is to leave; None: all that is large.
     """
     return tuple(
         Slot(name, value.dtype, tuple(value.shape), value.stride())
         for name, value in state.items()
         if type(value) is Tensor
-        and value.device.type == "cpu"
+        and same_place(value.device, device)
         and value.layout is torch.strided
         and not (value.requires_grad or value.is_complex())
         and is_dense(value)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,7 +71,11 @@ class ReleaseWindow:
                     self.trim()
                 for item in gradients:
                     item.fetch()
-            yield
+            with ExitStack() as stack:
+                for item in gradients:
+                    if item.stream is not None:
+                        stack.enter_context(item.in_order())
+                yield
         finally:
             with self.lock:
                 for item in gradients:

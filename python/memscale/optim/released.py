@@ -43,7 +43,7 @@ class ReleasedGradient(Tensor):
         """Runs an operation on what it needs of it."""
         kwargs = kwargs or {}
         first = args[0] if args else None
-        if isinstance(first, (list, tuple)) and _is_by_position(func):
+        if isinstance(first, (list, tuple)) and _is_by_position(func) and _is_alike(args):
             return _one_by_one(func, args, kwargs)
         if isinstance(first, ReleasedGradient) and _run_away(func, first, args, kwargs):
             return first
@@ -248,6 +248,35 @@ _BY_POSITION = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_")
 def _is_by_position(func: Any) -> bool:
     """Whether an operation on lists does the same for each position, alone."""
     return bool(func._schema.name.startswith(_BY_POSITION))
+
+
+def _is_alike(args: Any) -> bool:
+    """Whether an operation on lists chooses the same kernel for a position as for all of them.
+
+    On a card it has one for a whole list of tensors that are dense and lie in the same order, and otherwise
+    goes through them with the operation for single tensors, which may round otherwise.
+    """
+    lists = [value for value in args if isinstance(value, (list, tuple)) and value]
+    lists = [value for value in lists if all(isinstance(item, Tensor) for item in value)]
+    if not any(item.is_cuda for value in lists for item in value):
+        return True
+    first = lists[0][0]
+    return all(
+        (isinstance(item, ReleasedGradient) or _is_dense(item))
+        and item.dtype is first.dtype
+        and item.device == first.device
+        and (len(value) != len(lists[0]) or item.stride() == lists[0][position].stride())
+        for value in lists
+        for position, item in enumerate(value)
+        if item.dim() > 0  # step counters, and numbers
+    )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return False
+    dense: bool = tensor.is_contiguous() or _aten.is_non_overlapping_and_dense.default(tensor)
+    return dense
 
 
 def _one_by_one(func: Any, args: Any, kwargs: Any) -> Any:

@@ -8,18 +8,23 @@
 A gradient lies in blocks of some elements, so that a step can have it back a piece at a time. What multiplies
 or clamps it by numbers while it is away is remembered, and done by the same operation when it is back: each
 element is computed alone, so every bit is that of plain PyTorch, done on all of them or on a piece.
+
+On a card the storage is freed, in the order of its stream, as soon as that waits for the copies; nothing
+here does where the tier is page-locked memory.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from memscale.errors import MemScaleError
+from memscale.optim import streams
 
 if TYPE_CHECKING:
     from memscale import _core
@@ -40,6 +45,7 @@ class GradientBytes:
         here: the storage has the bytes.
         stays: it is not released any more: somebody has got its address.
         users: operations that run on it now.
+        stream: of a card, that its memory was made on; None on the host.
     """
 
     def __init__(self, window: ReleaseWindow, plain: Tensor) -> None:
@@ -49,6 +55,7 @@ class GradientBytes:
         self.here = True
         self.stays = False
         self.users = 0
+        self.stream = streams.present(plain)
         self.flat = plain.data.as_strided((plain.numel(),), (1,))  # all elements in the order of memory
         self._blocks: list[_core.Block] = []
         self._leaving: list[Tensor] = []  # sources of copies under way
@@ -81,11 +88,12 @@ class GradientBytes:
         blocks: list[_core.Block] = []
         sources = [self.flat[begin:end] for begin, end in self.pieces()]
         try:
-            for source in sources:
-                block = self.window.engine.put(source)
-                if block is None:
-                    return False
-                blocks.append(block)
+            with streams.on(self.stream):
+                for source in sources:
+                    block = self.window.engine.put(source)
+                    if block is None:
+                        return False
+                    blocks.append(block)
             self._blocks, self._leaving = blocks, sources
         except (OSError, MemoryError, MemScaleError):  # there is no engine, or a copy could not begin
             return False
@@ -107,8 +115,9 @@ class GradientBytes:
     def _settle(self) -> bool:
         """Waits for the copies out. False: the disk failed, and what is here is all there is."""
         try:
-            for block in self._blocks if self._leaving else ():
-                block.settle()
+            with streams.on(self.stream):
+                for block in self._blocks if self._leaving else ():
+                    block.settle()
         except (OSError, MemScaleError):
             self._forget()
             return False
@@ -142,6 +151,7 @@ class GradientBytes:
         self._wait()
         if self.here:
             return
+        self.stream = streams.present(self.plain)
         storage = self.plain.untyped_storage()
         if storage.nbytes() != self.nbytes:
             storage.resize_(self.nbytes)
@@ -157,7 +167,8 @@ class GradientBytes:
     def start(self, begin: int, end: int, into: Tensor) -> Callable[[], None]:
         """Starts to copy some elements, in the order of memory; see `released.start`."""
         if self.here:
-            into.copy_(self.flat[begin:end])
+            with self.in_order():
+                into.copy_(self.flat[begin:end])
             return _nothing
         changes = list(self._changes)
         wait = self._start(begin, end, into)
@@ -198,13 +209,14 @@ class GradientBytes:
 
     def _get(self, block: _core.Block, target: Tensor) -> Callable[[], None]:
         block.get(target)
-        coming = self._coming
+        coming, stream = self._coming, streams.present(target)
 
         def wait() -> None:
             if wait not in coming:
                 return
             try:
-                block.arrive()
+                with streams.on(stream):
+                    block.arrive()
             except (OSError, MemScaleError):
                 coming.remove(wait)
                 raise
@@ -218,6 +230,16 @@ class GradientBytes:
         while self._coming:
             self._coming[0]()
 
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Operations of the block, on the present stream, come between those of its own before and behind."""
+        stream = streams.present(self.plain)
+        streams.follow(stream, self.stream)
+        try:
+            yield
+        finally:
+            streams.follow(self.stream, stream)
+
     # ---- changes -----------------------------------------------------------------------------------
 
     def changed(self) -> None:
@@ -230,13 +252,15 @@ class GradientBytes:
         self._forget()
         self._is_zero = True
         if self.here:
-            self.flat.zero_()
+            with self.in_order():
+                self.flat.zero_()
 
     def change(self, change: Change) -> None:
         """Does something to all elements: now if they are here, and when they come back."""
         if self.here:
             self._settle()  # what is on its way out is to be as it was
-            change(self.flat)
+            with self.in_order():
+                change(self.flat)
         if self.is_backed:
             self._changes.append(change)
 

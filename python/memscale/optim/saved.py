@@ -6,6 +6,8 @@
     memscale_optim  {"version", "state": {index: {"step", "rest"}}}: steps that PyTorch does not count, and
                     what BF16 weights lack of their masters. PyTorch ignores it, and does not save it again
 
+Of state on a card, all of it lies on the CPU. It can be loaded wherever the parameters are.
+
 Without the second part, as after a while with PyTorch alone, masters begin at the weights.
 """
 
@@ -20,7 +22,16 @@ import torch
 from torch import Tensor
 
 from memscale import _core
-from memscale.optim.arrays import FORM, STEP, Entry, form_of, from_standard, rest_of, to_standard
+from memscale.optim.arrays import (
+    FORM,
+    STEP,
+    Entry,
+    form_of,
+    from_standard,
+    maker_on,
+    rest_of,
+    to_standard,
+)
 from memscale.optim.away_state import brought_back
 from memscale.optim.kinds import group_refusal, parameter_refusal
 from memscale.optim.pieces import AWAY
@@ -91,7 +102,8 @@ def as_ours(optimizer: _Taken, state_dict: dict[str, Any], moments: str) -> dict
         for parameter, index in zip(group["params"], saved["params"], strict=True):
             if state.get(index) and not parameter_refusal(parameter):
                 form = form_of(kind, moments, parameter)
-                entry = from_standard(kind, form, state[index], optimizer._memscale_empty())
+                make = optimizer._memscale_empty() if parameter.is_cpu else maker_on(parameter.device)
+                entry = from_standard(kind, form, state[index], make)
                 _complete(entry, beside.get(index, {}), kind.counts)
                 state[index] = {_READY: _Ready(entry)}
     return {**state_dict, "state": state}

@@ -3,9 +3,14 @@
 
     piece i + 1 is fetched      while piece i is computed in its buffer      and piece i − 1 is written
 
-So three pieces are in memory during a step, and none when it is over, but for those that are spared. A piece
-is on the disk or in a tensor at every moment: its place is given up when its bytes are in a buffer, and the
-buffer is given up when they are in their place again. What cannot be written stays in its buffer.
+So three pieces are on the device during a step, and none when it is over, but for those that are spared. A
+piece is in its tier or in a tensor at every moment: its place is given up when its bytes are in a buffer,
+and the buffer is given up when they are in their place again. What cannot be written stays in its buffer.
+
+On a card nothing of this waits where the tier is page-locked memory: copies run on streams of the engine's
+own, which wait for the step's where a buffer is filled, and the step's stream waits for them where one is
+used or given up. So a buffer goes back to PyTorch's allocator in the order of the stream that it was made
+on.
 """
 
 from __future__ import annotations
@@ -64,9 +69,15 @@ class Shelf:
         self.spared = spared
         self._said = False
 
+    @property
+    def device(self) -> torch.device:
+        """Whose parameters' state lies here."""
+        return self.offload.settings.device
+
     def place_for(self, parameter: Tensor, layout: Layout) -> Away:
         """Where the state of a parameter is to be; it is not there yet."""
-        return Away(layout, parameter.numel(), self.piece_elements, id(parameter) in self.spared)
+        is_here = id(parameter) in self.spared
+        return Away(layout, parameter.numel(), self.piece_elements, is_here, parameter.device)
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Does jobs in their order.
@@ -117,7 +128,7 @@ class _Run:
             job.begin()
         piece = job.away.pieces[job.number]
         if isinstance(piece, _core.Block):
-            buffer = self._buffer(piece.nbytes)
+            buffer = self._buffer(piece.nbytes, job.away.device)
             piece.get(buffer)
             self.ahead.append(buffer)
         else:
@@ -154,13 +165,13 @@ class _Run:
                 self.free = buffer
             self.leaving.popleft()
 
-    def _buffer(self, size: int) -> Tensor:
+    def _buffer(self, size: int, device: torch.device) -> Tensor:
         """One of this size. What is here is the pieces in use, and no more."""
         free, self.free = self.free, None
         if free is not None and free.numel() == size:
             return free
         del free  # before the next one is made
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
+        return torch.empty(size, dtype=torch.uint8, device=device)
 
     def _leave_in_order(self) -> None:
         """After an error: what was asked for has come, and what was being written is written."""
@@ -188,7 +199,7 @@ def fetched(away: Away) -> Iterator[tuple[int, int, Tensor]]:
         assert piece is not None
         if isinstance(piece, _core.Block):
             if buffer is None or buffer.numel() < piece.nbytes:
-                buffer = torch.empty(piece.nbytes, dtype=torch.uint8, device="cpu")
+                buffer = torch.empty(piece.nbytes, dtype=torch.uint8, device=away.device)
             part = buffer[: piece.nbytes]
             try:
                 piece.get(part)

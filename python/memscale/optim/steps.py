@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from memscale.optim.arrays import (
+    BYTES,
     FORM,
     STEP,
     Entry,
-    core,
+    core_on,
     form_of,
     from_standard,
     is_form_of,
+    maker_on,
     reformed,
     tensor_of,
     to_standard,
@@ -46,10 +48,13 @@ _Call = tuple[list[tuple[int, ...]], list[Entry], list[Tensor]]
 
 
 class _Work:
-    """The parameters of a group that are stepped here, in calls of the core: one per combination of types."""
+    """The parameters of a group that are stepped here, in calls of the core: one per combination of types.
+
+    On a card a call is a kernel for every 54 parameters.
+    """
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[str, torch.dtype], _Call] = {}
+        self.calls: dict[tuple[str, torch.dtype, int], _Call] = {}  # with the card's number, or -1
         self.copies: list[Tensor] = []  # of gradients, while the core works on them
 
     def add(self, entry: Entry, parameter: Tensor, gradient: Tensor, is_like: bool = False) -> None:
@@ -57,7 +62,7 @@ class _Work:
         if not is_like and (gradient.stride() != parameter.stride() or gradient.is_neg()):
             gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
             self.copies.append(gradient)
-        types = (entry[FORM].weights, gradient.dtype)
+        types = (entry[FORM].weights, gradient.dtype, gradient.get_device())
         call = self.calls.get(types)
         if call is None:
             call = self.calls[types] = ([], [], [])
@@ -66,8 +71,9 @@ class _Work:
         call[2].append(parameter)
 
     def run(self, rule: dict[str, Any]) -> None:
-        for (weights, gradient), (tensors, entries, parameters) in self.calls.items():
-            core().step({**rule, "weights": weights, "gradient": GRADIENTS[gradient]}, tensors)
+        for (weights, gradient, _), (tensors, entries, parameters) in self.calls.items():
+            types = {"weights": weights, "gradient": GRADIENTS[gradient]}
+            core_on(parameters[0].device).step({**rule, **types}, tensors)
             for entry in entries:
                 entry[STEP] += 1
             _note_change(parameters)
@@ -86,7 +92,8 @@ def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
     """Steps the parameters of a group that have our state. Returns those that PyTorch has to step.
 
     Raises:
-        RuntimeError: a compiler is tracing: it would run this now, and never again.
+        RuntimeError: a compiler is tracing, or a CUDA graph is captured: what is not to be repeated would be,
+            or would not.
         ValueError: a setting is out of range, or a parameter has got another size. No weight has changed then
             where all have the same types and gradients that are here; others may have been stepped before.
         OSError: a gradient that was away could not be read. Those before it are stepped.
@@ -126,10 +133,16 @@ def entry_of(optimizer: _Taken, parameter: Tensor) -> Entry:
     """Our state of a parameter: as it is, new, or made of what there is. It is put in the optimizer."""
     kind = optimizer._memscale_kind
     found: Entry = optimizer.state.get(parameter, {})
-    if FORM in found and is_form_of(found[FORM], kind, optimizer._memscale_moments, parameter):
-        return found
+    if FORM in found:
+        if found[BYTES].get_device() != parameter.get_device():  # the parameter has moved
+            found = optimizer.state[parameter] = {**found, BYTES: found[BYTES].to(parameter.device)}
+        if is_form_of(found[FORM], kind, optimizer._memscale_moments, parameter):
+            return found
     form = form_of(kind, optimizer._memscale_moments, parameter)
-    found = reformed(kind, found, form) if FORM in found else from_standard(kind, form, found)
+    if FORM in found:
+        found = reformed(kind, found, form)
+    else:
+        found = from_standard(kind, form, found, maker_on(parameter.device))
     optimizer.state[parameter] = found
     return found
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from memscale.optim import master_rests, saved
 from memscale.optim.alone import step_around
-from memscale.optim.arrays import FORM
+from memscale.optim.arrays import FORM, in_memory
 from memscale.optim.kinds import KINDS, MOMENTS, Kind, group_refusal, inner_of, kind_of, parameter_refusal
 from memscale.optim.steps import entry_of, give_back_state, said_about, step_group
 
@@ -51,8 +51,8 @@ class _Taken(torch.optim.Optimizer):
         self.__dict__["_step_supports_amp_scaling"] = value  # what the optimizer is given back with
 
     def _memscale_empty(self) -> Empty:
-        """Makes tensors for a state dict."""
-        return torch.empty_strided
+        """Makes tensors for a state dict: on the CPU, for a card, too, which may have no room for them."""
+        return in_memory
 
     def state_dict(self) -> dict[str, Any]:
         """The state in PyTorch's form, and what that has no place for beside it."""
@@ -271,11 +271,11 @@ def _reason(optimizer: torch.optim.Optimizer, kind: Kind) -> str:
 def _overlap(parameters: list[Tensor]) -> bool:
     """Whether two parameters have memory in common: each would be stepped with its own state."""
     spans = sorted(
-        (value.data_ptr(), value.data_ptr() + value.numel() * value.element_size())
+        (value.get_device(), value.data_ptr(), value.data_ptr() + value.numel() * value.element_size())
         for value in parameters  # one that is there twice, too: two threads would step it at once
         if not parameter_refusal(value)
     )
-    return any(before[1] > after[0] for before, after in itertools.pairwise(spans))
+    return any(before[0] == after[0] and before[2] > after[1] for before, after in itertools.pairwise(spans))
 
 
 def convert_state(optimizer: torch.optim.Optimizer) -> None:

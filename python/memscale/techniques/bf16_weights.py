@@ -160,7 +160,7 @@ def _why_not(model: nn.Module, around: Surroundings) -> str:
     if precision.why_not(model, hardware) or precision.dtype_for(hardware) is not torch.bfloat16:
         return "only with BF16 autocast"
     if hardware.device_kind != "cpu":
-        return "steps of BF16 weights with a master run on the CPU, and have no kernels for a card"
+        return "what FP32 weights leave behind on a card is reused in part, which plans do not count yet"
     if optimizer is None:
         return UNKNOWN
     reason = "its state is elsewhere already" if is_away(optimizer) else why_not_taken(optimizer)

@@ -149,6 +149,7 @@ class GradientOffload:
             gradient_window_bytes=max(1, settings.window_bytes),
             released=frozenset(names_of(self.model, settings.least_bytes, self._half)) - self.spared,
             link_moves=self._moves,
+            engine_bytes=self.link.engine_bytes(self.hardware),
         )
         return replace(step, path=path)
 

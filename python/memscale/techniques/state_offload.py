@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer state in a file between steps; a step reads and writes it piece by piece.
+"""Optimizer state away between steps; a step has it back and sends it out again piece by piece.
+
+Of parameters on a card it lies in host memory, page-locked first, or in a file where one is asked for; of
+parameters in host memory, in a file.
 
 Nothing is rounded, and nothing is computed otherwise: the optimizer's own step runs on each piece
-(`optim/away.py`). It costs the time that all of the state takes to the file and back, once per step, as far
-as that does not hide behind the computing; a plan counts all of it.
+(`optim/away.py`), on their device. It costs the time that all of the state takes out and back, once per step,
+as far as that does not hide behind the computing; a plan counts all of it.
 
 Plans do this for AdamW, Adam, SGD with momentum, and our own state. `memscale.optim.away.send` takes others.
 """
@@ -23,7 +26,8 @@ from memscale.core.away_layout import AwayLayout, can_tell
 from memscale.core.eight_bit_layout import layout_of
 from memscale.core.optimizer_path import OptimizerPath
 from memscale.core.step_amounts import Part
-from memscale.offload.engine import Offload
+from memscale.offload.engine import Offload, OffloadSettings
+from memscale.offload.limits import STAGING_BYTES
 from memscale.optim.away import away_bytes, is_away, send, spare, take_back, why_not_away
 from memscale.optim.away_state import is_worth_it
 from memscale.optim.kinds import inner_of
@@ -63,26 +67,66 @@ def why_not(model: nn.Module, around: Surroundings) -> str:
 
 def _reason(optimizer: torch.optim.Optimizer, link: Link) -> str:
     inner = inner_of(optimizer)
-    if link.settings.device.type != "cpu":
-        return "optimizer state of parameters on a card stays there"
     if not (is_taken(inner) or can_tell(base_of(inner))):
         return f"how much a step of {type(inner).__name__} takes is not known: see memscale.optim.away.send"
     if not is_away(inner) and (reason := why_not_away(inner)):
         return reason
-    parameters = [value for group in inner.param_groups for value in group["params"]]
-    large = [value.nbytes for value in parameters if value.requires_grad and is_worth_it(value)]
-    if not large:
+    needed = _needed_bytes(inner)
+    if not needed:
         return f"no parameter has {LEAST_BYTES} bytes or more"
+    if link.settings.device.type != "cpu":
+        room = max(0, sum(link.state_bytes) - STAGING_BYTES)
+        short = needed > room and not is_away(inner)  # or it has its room already
+        return f"host memory and files may take {room} bytes, less than {needed}" if short else ""
     # What is away already has its room: the link counts what is free beside it. Other techniques may want the
     # same room; where it does not suffice for all, what comes last stays in memory, and is said.
-    needed = _STATE_FACTOR * sum(large) - (away_bytes(inner) if is_away(inner) else 0)
+    needed -= away_bytes(inner) if is_away(inner) else 0
     if needed > link.settings.file_bytes:
         return f"the file may take {link.settings.file_bytes} bytes, less than {needed}"
     return ""
 
 
+def _needed_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """At most what the state that can leave takes elsewhere."""
+    parameters: list[Tensor] = [value for group in optimizer.param_groups for value in group["params"]]
+    large = sum(value.nbytes for value in parameters if value.requires_grad and is_worth_it(value))
+    return _STATE_FACTOR * large
+
+
+def with_state_room(link: Link | str, optimizer: torch.optim.Optimizer | None) -> Link | str:
+    """A way off a card with a part of each tier kept for optimizer state: half of it at most.
+
+    So that the engine of the state and that of all else take no more together than they may.
+    """
+    if isinstance(link, str) or link.settings.device.type == "cpu" or optimizer is None:
+        return link
+    needed, kept, given = _needed_bytes(inner_of(optimizer)), [], link.settings
+    missing = needed + STAGING_BYTES if needed else 0
+    for size in (given.pinned_bytes, given.host_bytes, given.file_bytes):
+        part = min(missing, size // 2) if size >= 4 * STAGING_BYTES else 0
+        missing -= part
+        kept.append(part)
+    left = replace(
+        given,
+        pinned_bytes=given.pinned_bytes - kept[0],
+        host_bytes=given.host_bytes - kept[1],
+        file_bytes=given.file_bytes - kept[2],
+    )
+    rooms = kept[0], kept[1], kept[2]
+    return replace(link, settings=left, limit_bytes=link.limit_bytes - sum(kept), state_bytes=rooms)
+
+
+def _settings(link: Link) -> OffloadSettings:
+    """Of an engine of its own: the state stays in it from plan to plan, outside of the recorded order."""
+    own = replace(link.settings, least_bytes=1, prefetch_count=0, trace_count=0)
+    if own.device.type == "cpu":
+        return own
+    pinned, host, file = link.state_bytes
+    return replace(own, pinned_bytes=pinned, host_bytes=host, file_bytes=file)
+
+
 class StateOffload:
-    """State of one optimizer in a file, as planner and executor attach it.
+    """State of one optimizer that is away, as planner and executor attach it.
 
     Args:
         model: gives parameters their names.
@@ -114,6 +158,14 @@ class StateOffload:
         self.hardware = hardware
         self.used = False
 
+    @property
+    def what(self) -> str:
+        """What it does, and where the state goes."""
+        if self.link.settings.device.type == "cpu":
+            return "optimizer state in a file: a step reads and writes it piece by piece"
+        where = "in a file" if not any(self.link.state_bytes[:2]) else "on the host"
+        return f"optimizer state {where}: it passes the card piece by piece in a step"
+
     def traced(self, step: StepFacts) -> StepFacts:
         """The step with the state gone, and its pieces in the optimizer's step."""
         self.used = True
@@ -125,6 +177,8 @@ class StateOffload:
             state_chunk_bytes=2 * 4 * PIECE_ELEMENTS,
             link_moves=moves,
             state_here=self.spared,
+            state_engine_bytes=self._engine_bytes(),
+            on_card=link.settings.device.type != "cpu",
         )
         return replace(step, path=self._told)
 
@@ -148,6 +202,14 @@ class StateOffload:
                 ns = 1000 * size // link.out_bytes_per_us + 1000 * size // link.in_bytes_per_us
                 found.append(Part(NAME, name, size, ns, group))
         return found
+
+    def _engine_bytes(self) -> int:
+        """What the engine takes, with as many pieces of state as may be away at once."""
+        optimizer = self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        sizes = [value.numel() for group in groups for value in group["params"]]
+        blocks = sum(_STATE_FACTOR * (1 + size // PIECE_ELEMENTS) for size in sizes)
+        return replace(self.link, settings=_settings(self.link)).engine_bytes(self.hardware, blocks)
 
     def _spared_parameters(self) -> list[Tensor]:
         model = self._model()
@@ -175,9 +237,8 @@ class StateOffload:
         """
         optimizer = self._optimizer()
         assert optimizer is not None
-        # An engine of its own: the state stays in it from plan to plan, and is no part of the recorded order.
-        settings = replace(self.link.settings, least_bytes=1, prefetch_count=0, trace_count=0)
-        if reason := send(optimizer, Offload(settings), spared=self._spared_parameters()):
+        offload = Offload(_settings(self.link))
+        if reason := send(optimizer, offload, spared=self._spared_parameters()):
             raise RuntimeError(f"optimizer state cannot leave: {reason}")
 
     def undo(self) -> None:

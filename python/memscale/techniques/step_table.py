@@ -108,7 +108,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
     ),
     StepTechnique(
         name=weight_offload.NAME,
-        what="weights in a file: a forward and a backward read the blocks that they are at",
+        what="weights away: a forward and a backward have the blocks that they are at",
         exact=True,
         asked=False,
         wanted=lambda config: config.enable_offloading and config.async_offload,

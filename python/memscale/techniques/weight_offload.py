@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in a file between their uses; a forward and a backward have the blocks that they are at.
+"""Weights away between their uses; a forward and a backward have the blocks that they are at.
+
+    CPU      all weights, in a file
+    card     frozen weights, in host memory, page-locked first, or in a file; what is trained stays, as the
+             bits of its step are those of the card
 
     memory   a window of two blocks, in place of all weights that are streamed; more if a module uses several
-    time     two reads of each block per forward and backward, one ahead of its use; a step of the optimizer
-             reads and writes what is trained, in the file's pages
+    time     two reads of each block per forward and backward, one ahead of its use; on the CPU a step of the
+             optimizer reads and writes what is trained, in the file's pages
 
 Nothing is rounded, and nothing is computed otherwise. It is the dearest technique: a plan takes it where
 nothing else meets the budget, and streams no more than the budget demands.
@@ -19,12 +23,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import torch
 from torch import nn
 
 from memscale.core import sharding
 from memscale.core.gradient_buckets import replicas_of
 from memscale.core.optimizer_path import Streamed
 from memscale.core.step_amounts import Part
+from memscale.offload.limits import STAGING_BYTES
+from memscale.weights.card import CHUNK_BYTES, CardBlocks, Rooms
 from memscale.weights.saves import can_save
 from memscale.weights.stream import opened, stream_of, window_bytes
 from memscale.weights.units import UnitFound, units_of
@@ -40,7 +47,7 @@ _LOGGER = logging.getLogger("memscale")
 
 NAME: Final = "weight_offload"
 
-_ON_CARD = "weights stay on a card: streaming them has been run on the CPU only"
+_ELSEWHERE = "the model does not lie on the device that the plan is for"
 _SHARDED = "weights are sharded by fully_shard, which brings them itself"
 _REPLICATED = "DistributedDataParallel sends weights of its own accord"
 _OLD = "this PyTorch does not tell which hooks on saved tensors are in force"
@@ -60,8 +67,8 @@ def why_not(model: nn.Module, around: Surroundings) -> str:
 
 
 def _reason(model: nn.Module, link: Link, hardware: Hardware) -> str:
-    if link.settings.device.type != "cpu" or hardware.device_kind != "cpu":
-        return _ON_CARD
+    if link.settings.device.type != hardware.device_kind:
+        return _ELSEWHERE
     if replicas_of(model):
         return _REPLICATED
     if any(sharding.is_sharded(parameter) for parameter in model.parameters()):
@@ -72,6 +79,8 @@ def _reason(model: nn.Module, link: Link, hardware: Hardware) -> str:
     if not units:
         reasons = f" ({next(iter(left.values()))})" if left else ""
         return f"no block of weights has {link.settings.least_bytes} bytes or more{reasons}"
+    if hardware.device_kind != "cpu":  # `_units` has no more than there is room for
+        return ""
     stream = stream_of(model)  # whose files have their room already
     missing = sum(unit.nbytes() for unit in units if stream is None or not stream.has(unit))
     if missing > link.settings.file_bytes:
@@ -82,7 +91,50 @@ def _reason(model: nn.Module, link: Link, hardware: Hardware) -> str:
 def _units(model: nn.Module, link: Link) -> tuple[list[UnitFound], dict[str, str]]:
     stream = stream_of(model)
     streamed = frozenset() if stream is None else stream.streamed_ids
-    return units_of(model, link.settings.least_bytes, streamed)
+    card = None if link.settings.device.type == "cpu" else link.settings.device
+    units, left = units_of(model, link.settings.least_bytes, streamed, card)
+    if card is None:
+        return units, left
+    rooms, fitting = _rooms_of(model, link), []
+    for unit in units:
+        if (stream is not None and stream.has(unit)) or rooms.reserve(unit.nbytes()) is not None:
+            fitting.append(unit)
+        else:
+            left.setdefault(unit.path, "max_cpu_offload_gb and async_config leave no room for it")
+    return fitting, left
+
+
+def _rooms_of(model: nn.Module, link: Link) -> Rooms:
+    """What is left for homes of weights of a card."""
+    stream = stream_of(model)
+    if stream is not None and isinstance(stream.blocks, CardBlocks):
+        return stream.blocks.rooms.copy()
+    return Rooms(*link.weights_bytes, link.settings.directory)
+
+
+def with_room(link: Link | str, model: nn.Module) -> Link | str:
+    """A way off a card with a part of it kept for the model's frozen weights: half of it at most."""
+    if isinstance(link, str) or link.settings.device.type == "cpu":
+        return link
+    stream = stream_of(model)
+    streamed = frozenset() if stream is None else stream.streamed_ids
+    units, _ = units_of(model, link.settings.least_bytes, streamed, link.settings.device)
+    needed, kept = sum(unit.nbytes() for unit in units), []
+    given = link.settings
+    for size in (given.pinned_bytes, given.host_bytes, given.file_bytes):
+        part = min(needed, size // 2) if size >= 4 * STAGING_BYTES else 0
+        needed -= part
+        kept.append(part)
+    left = replace(
+        given,
+        pinned_bytes=given.pinned_bytes - kept[0],
+        host_bytes=given.host_bytes - kept[1],
+        file_bytes=given.file_bytes - kept[2],
+    )
+    if kept[2]:  # what a file's bytes pass through
+        kept[0 if kept[0] >= CHUNK_BYTES else 1] -= CHUNK_BYTES
+    rooms = max(0, kept[0]), max(0, kept[1]), kept[2]
+    return replace(link, settings=left, limit_bytes=link.limit_bytes - sum(kept), weights_bytes=rooms)
 
 
 class WeightOffload:
@@ -126,6 +178,11 @@ class WeightOffload:
     def what(self) -> str:
         """What it does, for people."""
         count = len(self._wanted)
+        if self.link.settings.device.type != "cpu":
+            return (
+                f"frozen weights in host memory between uses: {count} of {len(self.units)} blocks, two on "
+                "the card at a time; weights that are trained stay there"
+            )
         return f"weights in a file between uses: {count} of {len(self.units)} blocks, two in memory at a time"
 
     def traced(self, step: StepFacts) -> StepFacts:
@@ -151,7 +208,7 @@ class WeightOffload:
         return sum(
             (2 if name in self._half else value.element_size()) * value.numel()
             for name, value in zip(unit.names, unit.parameters, strict=True)
-            if value.requires_grad
+            if value.requires_grad and self.link.settings.device.type == "cpu"
         )
 
     def parts(self) -> Sequence[Part]:
@@ -184,17 +241,28 @@ class WeightOffload:
             stream = stream_of(model)
             if stream is None or not stream.has(unit):
                 self._bring_back([unit.path])  # its parameters have been exchanged, or have got other data
-                opened(model, self.link.settings.directory).add(unit)
+                opened(model, self._blocks(model)).add(unit)
+        if units and self.link.settings.device.type == "cuda":
+            torch.cuda.empty_cache()  # what they had on the card
+
+    def _blocks(self, model: nn.Module) -> CardBlocks | str:
+        """Where blocks and homes of a new stream are."""
+        settings = self.link.settings
+        if settings.device.type == "cpu" or stream_of(model) is not None:
+            return settings.directory
+        return CardBlocks(settings.device, Rooms(*self.link.weights_bytes, settings.directory))
 
     def become(self, other: PathAttachment) -> None:
         """Streams what another one does, and no more."""
         assert isinstance(other, WeightOffload)
+        if self.link.settings.device.type != "cpu":  # what was frozen may be trained now
+            self._bring_back([unit.path for unit in self.units if unit.path not in _paths(other.units)])
         self.spared, self.units = other.spared, other.units
         self._stream(self._wanted)
         self._bring_back([unit.path for unit in self.units if unit.path in self.spared])
 
     def undo(self) -> None:
-        """Brings the weights back. Those of which that fails stay in their files, and go on being right."""
+        """Brings the weights back. Those of which that fails stay where they are, and go on being right."""
         model = self._model()
         stream = None if model is None else stream_of(model)
         if stream is not None:
@@ -207,5 +275,9 @@ class WeightOffload:
             if stream is not None and path in stream.units:
                 try:
                     stream.remove(path)
-                except OSError as error:
-                    _LOGGER.warning("weights of %r stay in their file: %s", path, error)
+                except (OSError, torch.OutOfMemoryError) as error:
+                    _LOGGER.warning("weights of %r stay away: %s", path, error)
+
+
+def _paths(units: Sequence[UnitFound]) -> frozenset[str]:
+    return frozenset(unit.path for unit in units)

@@ -74,11 +74,16 @@ def can_save() -> bool:
 
 
 def hooks(stream: Stream) -> Any:
-    """A context in which weights are saved as places; None where nothing is saved, or may be looked at."""
+    """A context in which weights are saved as places; None where nothing is saved, or may be looked at.
+
+    None, too, inside of such a context.
+    """
     autograd: Any = torch._C._autograd
     if not torch.is_grad_enabled() or not autograd._saved_tensors_hooks_is_enabled():
         return None
     around = autograd._top_saved_tensors_default_hooks(False)
+    if around is not None and getattr(around[0], "memscale_stream", None) is stream:
+        return None
 
     def pack(tensor: Tensor) -> object:
         found = _place_of(stream, tensor)
@@ -87,6 +92,8 @@ def hooks(stream: Stream) -> Any:
         if around is not None:
             return around[0](tensor)
         return _Other(tensor) if type(tensor) in (Tensor, nn.Parameter) else tensor
+
+    vars(pack)["memscale_stream"] = stream
 
     def unpack(saved: Any) -> Tensor:
         if isinstance(saved, SavedWeight):

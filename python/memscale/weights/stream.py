@@ -28,11 +28,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memscale.core.graph_builder import GraphRecorder
+from memscale.techniques import plain_copies
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.weights.blocks import Blocks, HostBlocks
 from memscale.weights.saves import SavedWeight, hooks
 from memscale.weights.unit import Unit, Weight, view_of
 from memscale.weights.units import UnitFound
@@ -48,24 +51,25 @@ class Stream:
 
     Args:
         model: whose.
-        directory: of the files.
+        blocks: where they lie while they are used, and at home.
 
     Attributes:
         places: address of a storage → unit, and the weight that it is the home of; None: the unit's block.
     """
 
-    def __init__(self, model: nn.Module, directory: str) -> None:
+    def __init__(self, model: nn.Module, blocks: Blocks) -> None:
         self._model = weakref.ref(model)
-        self.directory = directory
+        self.blocks = blocks
         self.units: dict[str, Unit] = {}
         self.places: dict[int, tuple[Unit, Weight | None]] = {}
-        self.window = Window(self._came, self._went)
+        self.window = Window(blocks, self._came, self._went)
         self.lock = threading.RLock()
         self._process = os.getpid()
         self._forwards = 0  # of the model, that run now
         self._backward = -1
         self._root: ForwardSlot | None = None
         self._slots: dict[str, ForwardSlot] = {}  # by path of the module
+        self._copied: dict[str, list[weakref.ref[nn.Module]]] = {}  # modules whose copies are put right
         self._step_hook: Any = None
         self._said: set[Unit] = set()
 
@@ -82,7 +86,7 @@ class Stream:
         assert model is not None
         try:
             owners = tuple(owner.path for owner in found.owners)
-            unit = Unit(found.path, list(found.parameters), self.directory, owners)
+            unit = Unit(found.path, list(found.parameters), self.blocks, owners)
             self._begin(model)  # the model may have weights itself, whose use is within its forward
             for owner in found.owners:
                 used = {id(value) for value in owner.parameters}
@@ -92,6 +96,7 @@ class Stream:
             self._forget(found.path)
             raise
         unit.leave_memory()
+        self._see_copies(unit)
         self.units[unit.path] = unit
         for weight in unit.weights:
             self.places[weight.home.untyped_storage()._cdata] = unit, weight
@@ -105,15 +110,30 @@ class Stream:
         """
         unit = self.units[path]
         with self.lock:
-            self.window.end_read(unit)
+            self.blocks.end(unit)
             unit.settle()
             unit.return_to_memory()
             self.window.drop(unit)
         del self.units[path]
+        self.blocks.give_home(unit.home)
+        for module in self._copied.pop(path, []):
+            if (alive := module()) is not None:
+                plain_copies.end(alive, _on_their_device)
         for weight in unit.weights:
             self.places.pop(weight.home.untyped_storage()._cdata, None)
         self._forget(path)
         self._measure()
+
+    def _see_copies(self, unit: Unit) -> None:
+        """Copies of modules whose weights lie at home on another device have theirs on the right one."""
+        model = self._model()
+        if model is None or self.blocks.device.type == "cpu":
+            return
+        mine = {id(weight.parameter) for weight in unit.weights}
+        for module in model.modules():
+            if any(id(value) in mine for value in module._parameters.values()):
+                plain_copies.begin(module, _on_their_device)
+                self._copied.setdefault(unit.path, []).append(weakref.ref(module))
 
     def _uses(self, path: str) -> list[_Use]:
         """What a module uses, by the stand-in for its forward, which is put there where there is none."""
@@ -303,11 +323,39 @@ def lasting_address(tensor: Tensor) -> int:
     return address
 
 
-def opened(model: nn.Module, directory: str) -> Stream:
-    """The stream of a model: the one that it has, or a new one."""
+def _on_their_device(module: nn.Module, attributes: dict[str, Any]) -> None:
+    """What a copy of a module gets: weights where they are used."""
+    own = attributes.get("_parameters")
+    if isinstance(own, dict):
+        attributes["_parameters"] = {name: _there(value) for name, value in own.items()}
+
+
+def _there(value: nn.Parameter | None) -> nn.Parameter | None:
+    if value is None or device_of_use(value) == value.device:
+        return value
+    return nn.Parameter(value.detach().to(device_of_use(value)), value.requires_grad)
+
+
+def device_of_use(tensor: Tensor) -> torch.device:
+    """Where a tensor is while it is used: a weight that lies at home on the host may be used on a card."""
+    if tensor.device.type == "cpu" and _streams and not is_lazy(tensor):
+        address = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
+        for stream in _streams.values():
+            if address in stream.places:
+                return stream.blocks.device
+    return tensor.device
+
+
+def opened(model: nn.Module, blocks: Blocks | str) -> Stream:
+    """The stream of a model: the one that it has, or a new one.
+
+    Args:
+        model: whose.
+        blocks: of a new one; a folder: in memory of the host, with homes in files there.
+    """
     stream = _streams.get(model)
     if stream is None:
-        stream = _streams[model] = Stream(model, directory)
+        stream = _streams[model] = Stream(model, HostBlocks(blocks) if isinstance(blocks, str) else blocks)
     return stream
 
 
@@ -338,7 +386,7 @@ class _Use:
     Attributes:
         unit: that it is.
         weights: of the unit.
-        name: of one that is the module's own.
+        name: of one that is the module's own, or in a module below it.
     """
 
     unit: Unit
@@ -347,7 +395,11 @@ class _Use:
 
     def is_of(self, module: nn.Module) -> bool:
         """Whether the module has its weights: a trace, and `functional_call`, put others in their place."""
-        value = module._parameters.get(self.name)
+        path, _, name = self.name.rpartition(".")
+        try:
+            value = module.get_submodule(path)._parameters.get(name)
+        except AttributeError:
+            return False
         return any(weight.parameter is value for weight in self.weights)
 
 
@@ -395,6 +447,9 @@ class _UsingForward(StandIn):
         with ExitStack() as stack:
             if uses and (looking := hooks(stream)) is not None:
                 stack.enter_context(looking)
+            if uses and stream.blocks.frozen_only and not stream.is_running:
+                stream.begin_forward()  # a part of the model, which cannot read its weights at home
+                stack.callback(stream.end_forward)
             for use in uses if stream.is_running else ():
                 stream.begin_use(use.unit, use.weights)
                 stack.callback(stream.end_use, use.unit, use.weights)

@@ -2,7 +2,7 @@
 """A unit: parameters that come and go together, as one block of memory.
 
     block   │ weight │ bias │ weight │ ...      one tensor of bytes, each parameter at a place of its own
-    home    the same, in a file
+    home    the same, in a file or, for a card, in host memory
 
 A parameter's data are at home, or in the block while a module's forward uses it. In between they go home as
 soon as nobody else holds the block. Whoever holds a view of a weight thus goes on seeing the weight: as long
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import bisect
 import sys
-from concurrent.futures import Future
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from memscale.weights.home import Home
+if TYPE_CHECKING:
+    from memscale.weights.blocks import Blocks
 
 _LINE = 64  # parameters begin on cache lines, as they do where PyTorch makes them
 _PAGE = 4096
@@ -37,8 +37,8 @@ class Weight:
 
     Attributes:
         parameter: the caller's, which stays the same object.
-        place: in the block, and in the file.
-        home: its bytes in the file.
+        place: in the block, and at home.
+        home: its bytes there.
         users: forwards that use it now.
         in_block: its data are in the block.
         version: of the parameter, when block and home had the same bytes last.
@@ -74,31 +74,32 @@ class Unit:
     Args:
         path: of the module, or of the first module that has the parameter.
         parameters: as they are, in memory.
-        directory: of its file.
+        blocks: makes its home, and fills its blocks.
         owners: paths of the modules that use it. None: a forward reads a few rows of it at home (embeddings),
             and no block of it is made.
 
     Attributes:
-        block: its memory; None: only the file has it.
-        pending: fills the block.
+        block: its memory; None: it is at home only.
+        pending: what `blocks` knows of the copy that fills the block.
         users: forwards that use one of its weights.
         lingers: somebody else held the block when that was looked at last.
         stays: somebody went on holding it. From then on the block is where its weights lie.
 
     Raises:
-        OSError: there is no room for its file.
+        OSError: there is no room for its home.
     """
 
     def __init__(
-        self, path: str, parameters: list[nn.Parameter], directory: str, owners: tuple[str, ...]
+        self, path: str, parameters: list[nn.Parameter], blocks: Blocks, owners: tuple[str, ...]
     ) -> None:
         self.path = path
         self.owners = owners
         places, self.nbytes = places_of([value.nbytes for value in parameters])
-        self.home = Home(directory, self.nbytes)
+        self.blocks = blocks
+        self.home = blocks.make_home(self.nbytes)
         self.weights: list[Weight] = []
         self.block: Tensor | None = None
-        self.pending: Future[None] | None = None
+        self.pending: Any = None
         self.users = 0
         self.lingers = False
         self.stays = False
@@ -140,6 +141,12 @@ class Unit:
             return
         if parameter.data_ptr() != weight.home_address or not weight.has_form():
             weight.is_streamed = False  # the caller has given it other data
+            if parameter.device != self.blocks.device and self.blocks.frozen_only:
+                parameter.data = parameter.detach().to(self.blocks.device)  # made of what is at home
+            return
+        if self.blocks.frozen_only and parameter.requires_grad:  # it was frozen when it left
+            parameter.data = self.blocks.own(self, weight)
+            weight.is_streamed = False
             return
         assert self.block is not None
         parameter.data = weight.view(self.block)
@@ -156,12 +163,14 @@ class Unit:
         """Sends weights home that are not used, unless somebody else holds the block.
 
         Raises:
-            OSError: what has been written to the block could not be written to the file. It stays in memory.
+            OSError: what has been written to the block could not be written home. It stays in memory.
         """
         if self.block is None or self.stays:
             return
         here = [weight for weight in self.weights if weight.in_block]
         self.lingers = is_held(self.block, 1 + len(here))
+        if here and not self.lingers and not all(weight.users for weight in here):
+            self.blocks.end(self)
         for weight in here:
             if self.lingers:
                 weight.was_left = True
@@ -175,16 +184,17 @@ class Unit:
             return
         if weight.was_left or parameter._version != weight.version:
             self.lingers = True  # if this fails
-            self.home.write(self._address(weight), *weight.place)
+            self.blocks.write(self, weight)
             self.lingers = False
         parameter.data = weight.home
         weight.in_block = weight.was_left = False
         weight.version = parameter._version
 
     def _is_in_block(self, weight: Weight) -> bool:
-        return weight.parameter.data_ptr() == self._address(weight) and weight.has_form()
+        return weight.parameter.data_ptr() == self.address_of(weight) and weight.has_form()
 
-    def _address(self, weight: Weight) -> int:
+    def address_of(self, weight: Weight) -> int:
+        """Where a weight is in the block."""
         assert self.block is not None
         return int(self.block.data_ptr()) + weight.place.offset
 
@@ -198,13 +208,13 @@ class Unit:
         for weight in self.weights:
             if not weight.in_block and weight.version != weight.parameter._version and weight.is_streamed:
                 weight.version = weight.parameter._version
-                self.home.read(self._address(weight), *weight.place)
+                self.blocks.read(self, weight)
 
     def linger(self) -> None:
         """Somebody holds the block: all weights lie in it, so that what is written to them is seen there."""
         for weight in self.weights:
             if not weight.in_block and weight.is_streamed:
-                self.home.read(self._address(weight), *weight.place)
+                self.blocks.read(self, weight)
                 self._come(weight)
             weight.was_left = True
 
@@ -214,18 +224,14 @@ class Unit:
         """Gives the parameters memory of their own again, but for those that lie in a block that is held.
 
         Raises:
-            OSError: the file cannot be read. Those that are not back yet are at home still.
+            OSError: they cannot be read. Those that are not back yet are at home still.
+            torch.OutOfMemoryError: the card has no room for them. The same.
         """
         for weight in self.weights:
             parameter = weight.parameter
             at_home = parameter.data_ptr() == weight.home_address and weight.has_form()
             if weight.is_streamed and not weight.in_block and at_home:
-                with torch._C._DisableTorchDispatch():
-                    made = torch.empty_strided(
-                        parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu"
-                    )
-                self.home.read(made.data_ptr(), *weight.place)
-                parameter.data = made
+                parameter.data = self.blocks.own(self, weight)
             weight.is_streamed = weight.in_block = False
 
 

@@ -6,6 +6,9 @@ module            one unit, where it is in no such block
 shared weight     a unit of its own, where modules of several units have it
 embedding         the same; a forward reads the rows that it needs in the file
 the rest          stays: what is small, what is no plain tensor, what somebody else holds
+
+On a card no operation reads a weight at home. There a block's weights come while any module in it runs, and
+what is trained, shared by several blocks, an embedding's, or used around other modules stays.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any, Final
 
@@ -38,7 +41,7 @@ class Owner:
 
     Attributes:
         path: the module's.
-        name: of one of its own weights.
+        name: of one of its own weights; "inner.weight": of one in a module below it.
         parameters: those that are in memory while it runs: its own, and those of modules below it, which it
             may use without calling them, as attention does.
     """
@@ -74,7 +77,10 @@ class UnitFound:
 
 
 def units_of(
-    model: nn.Module, least_bytes: int, streamed: frozenset[int] = frozenset()
+    model: nn.Module,
+    least_bytes: int,
+    streamed: frozenset[int] = frozenset(),
+    card: torch.device | None = None,
 ) -> tuple[list[UnitFound], dict[str, str]]:
     """The units of a model in module order, and why parameters stay that could be worth it: name → reason.
 
@@ -82,6 +88,7 @@ def units_of(
         model: any.
         least_bytes: of a unit.
         streamed: ids of parameters that are streamed now; they are found again.
+        card: that the model lies on; None: the CPU.
     """
     if reason := _unseen_writes(model):
         return [], {"": reason}
@@ -96,12 +103,16 @@ def units_of(
     for name, value in model.named_parameters():
         owners = having[id(value)]
         places = {blocks.get(path, path) for path, _, _ in owners}
-        reason = "" if id(value) in streamed else _refusal(value, owners)
+        reason = "" if id(value) in streamed else _refusal(value, owners, card)
+        if card is not None:
+            reason = reason or _refusal_on_card(value, owners, blocks)
         if reason:
             left[name] = reason
         else:
             groups.setdefault(places.pop() if len(places) == 1 else name, []).append((name, value))
     units = [_unit(path, members, having) for path, members in groups.items()]
+    if card is not None:
+        units = [_with_all_around(unit, model, blocks) for unit in units]
     return [unit for unit in units if unit.nbytes() >= least_bytes], left
 
 
@@ -128,6 +139,24 @@ def _uses_all(module: nn.Module, mine: Mapping[int, nn.Parameter], inside: list[
     # A module around others would have its block in memory beside theirs all the time.
     is_around = any(next(child.parameters(), None) is not None for child in module.children())
     return not is_around or 2 * len(mine.keys() & set(map(id, inside))) >= len(inside)
+
+
+def _with_all_around(unit: UnitFound, model: nn.Module, blocks: Mapping[str, str]) -> UnitFound:
+    """A unit whose weights are there while any module of its block runs that has some of them inside."""
+    if unit.path not in blocks:
+        return unit
+    top, owners = model.get_submodule(unit.path), {owner.path: owner for owner in unit.owners}
+    mine = {id(value) for value in unit.parameters}
+    for path, module in top.named_modules(prefix=unit.path):
+        inside = {id(value): (name, value) for name, value in module.named_parameters() if id(value) in mine}
+        if inside and path not in owners and _has_forward(module):
+            names, values = zip(*inside.values(), strict=True)
+            owners[path] = Owner(path, names[0], values)
+    return replace(unit, owners=tuple(owners.values()))
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
 
 
 # ---- blocks ------------------------------------------------------------------------------------------
@@ -170,19 +199,32 @@ def _bytes(module: nn.Module) -> int:
 # ---- what stays --------------------------------------------------------------------------------------
 
 
-def _refusal(value: nn.Parameter, owners: _Owners) -> str:
+def _refusal(value: nn.Parameter, owners: _Owners, card: torch.device | None) -> str:
     if type(value) is not nn.Parameter or value.layout is not torch.strided or value.is_complex():
         return "it is no plain tensor"
-    if value.device.type != "cpu":
-        return "it lies on a card"
+    if value.device.type != ("cpu" if card is None else card.type):
+        return "it lies on another device"
     whole = value.untyped_storage().nbytes() == value.nbytes
-    if value.numel() == 0 or not is_dense(value) or not whole or value.is_shared():
+    if value.numel() == 0 or not is_dense(value) or not whole or (card is None and value.is_shared()):
         return "it shares its memory with others"
     if is_held(value):
         return "somebody else holds its memory"
     for _, _, module in owners:
         if isinstance(module, torch.jit.ScriptModule):
             return "a scripted module has it"
+    return ""
+
+
+def _refusal_on_card(value: nn.Parameter, owners: _Owners, blocks: Mapping[str, str]) -> str:
+    if value.requires_grad:
+        return "it is trained, and the step of what is trained runs on the card"
+    if len({blocks.get(path, path) for path, _, _ in owners}) > 1:
+        return "several blocks share it"
+    for path, _, module in owners:
+        if isinstance(module, nn.Embedding):
+            return "it is an embedding's"
+        if path not in blocks and next(module.children(), None) is not None:
+            return "its module has others inside"
     return ""
 
 

@@ -5,18 +5,17 @@
     room              the block that was used longest ago leaves; its memory is the next one's
 
 A pass is a forward and what comes until the next one. A block leaves only where `Unit.settle` finds that
-nobody holds it, so a late use can be slow and never wrong. A thread reads; nobody has its memory meanwhile.
+nobody holds it, so a late use can be slow and never wrong. `blocks` has the memory, and fills it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
-import torch
 from torch import Tensor
 
+from memscale.weights.blocks import Blocks
 from memscale.weights.unit import Unit
 
 
@@ -57,6 +56,7 @@ class Window:
     """Blocks in memory.
 
     Args:
+        blocks: where they get it, and their bytes.
         came: told of a unit that has got a block, before that is filled.
         went: told of one whose block goes.
 
@@ -65,19 +65,23 @@ class Window:
         counters: what it has done so far.
     """
 
-    def __init__(self, came: Callable[[Unit], None], went: Callable[[Unit], None]) -> None:
+    def __init__(self, blocks: Blocks, came: Callable[[Unit], None], went: Callable[[Unit], None]) -> None:
+        self.blocks = blocks
         self.most_bytes = 0
         self.order = Order()
         self.counters = {"read_bytes": 0, "read_count": 0, "waited_for": 0, "over_window": 0}
         self._came, self._went = came, went
         self._units: dict[Unit, None] = {}  # that have a block, the one used last at the end
-        self._free: list[Tensor] = []
-        self._reader: ThreadPoolExecutor | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the blocks that units have."""
+        return sum(unit.nbytes for unit in self._units)
 
     @property
     def here_bytes(self) -> int:
         """Of all blocks, used or free."""
-        return sum(unit.nbytes for unit in self._units) + sum(map(_size, self._free))
+        return self.used_bytes + self.blocks.free_bytes
 
     def fetch(self, unit: Unit) -> None:
         """Has a unit's block filled, and asks for the next unit's.
@@ -106,61 +110,52 @@ class Window:
             if unit.users:
                 continue
             if self._leaves(unit):
-                self._free.append(self._taken(unit))
+                self.blocks.give(unit, self._taken(unit))
                 continue
             unit.linger()
             held.append(unit)
             if is_final:
                 del self._units[unit]
                 unit.stays = True
-        while self._free and self.here_bytes > self.most_bytes:
-            self._free.pop()
+                assert unit.block is not None
+                self.blocks.lose(unit, unit.block)
+        self.blocks.trim(self.used_bytes, self.most_bytes)
         return held
 
     def drop(self, unit: Unit) -> None:
         """Lets the block of a unit go that is streamed no more."""
         if unit in self._units:
-            self._taken(unit)
+            self.blocks.lose(unit, self._taken(unit))
         elif unit.block is not None:
             self._went(unit)
             unit.block = None
         self.order.forget(unit)
 
     def close(self) -> None:
-        """Ends the thread and frees all that is free."""
-        self._free.clear()
-        if self._reader is not None:
-            self._reader.shutdown()
-            self._reader = None
+        """Frees all that is free."""
+        self.blocks.close()
 
     # ---- memory ------------------------------------------------------------------------------------
 
     def _room(self, nbytes: int, but: Iterable[Unit], may_exceed: bool) -> Tensor | None:
         """Memory for a block; None where there is none within the window."""
         while True:
-            for index, memory in enumerate(self._free):
-                if _size(memory) == nbytes:
-                    return self._free.pop(index)
-            if self.here_bytes + nbytes <= self.most_bytes:
-                break
-            if self._free:
-                self._free.pop()
-                continue
+            found = self.blocks.take(nbytes, self.used_bytes, self.most_bytes)
+            if found is not None:
+                return found
             leaving = next((unit for unit in self._units if unit not in but and self._leaves(unit)), None)
             if leaving is None:
                 if not may_exceed:
                     return None
                 self.counters["over_window"] += 1
-                break
-            self._free.append(self._taken(leaving))
-        with torch._C._DisableTorchDispatch():
-            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+                return self.blocks.beyond(nbytes)
+            self.blocks.give(leaving, self._taken(leaving))
 
     def _leaves(self, unit: Unit) -> bool:
         """Whether the block of a unit can go."""
         if unit.users:
             return False
-        self.end_read(unit)
+        self.blocks.end(unit)
         unit.settle()
         return not unit.lingers
 
@@ -177,36 +172,17 @@ class Window:
     def _start(self, unit: Unit, memory: Tensor | None) -> None:
         if memory is None:
             return
-        if self._reader is None:
-            self._reader = ThreadPoolExecutor(1, "memscale-weights")
         unit.note_filled()
-        unit.pending = self._reader.submit(unit.home.read, memory.data_ptr(), 0, unit.nbytes)
         unit.block = memory
+        self.blocks.start(unit)
         self._units[unit] = None
         self._came(unit)
         self.counters["read_count"] += 1
         self.counters["read_bytes"] += unit.nbytes
 
     def _wait(self, unit: Unit) -> None:
-        pending = unit.pending
-        if pending is None:
-            return
-        self.counters["waited_for"] += not pending.done()
         try:
-            pending.result()
+            self.counters["waited_for"] += self.blocks.wait(unit)
         except OSError:
-            unit.pending = None
-            self._free.append(self._taken(unit))
+            self.blocks.give(unit, self._taken(unit))
             raise
-        unit.pending = None
-
-    def end_read(self, unit: Unit) -> None:
-        """Waits for a block that nobody needs any more."""
-        if unit.pending is not None:
-            with contextlib.suppress(OSError):
-                unit.pending.result()
-            unit.pending = None
-
-
-def _size(memory: Tensor) -> int:
-    return int(memory.numel())

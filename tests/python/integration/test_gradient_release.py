@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import memscale
+from engine_samples import peak_bytes
 from gradient_samples import is_away
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import step_ways
@@ -27,7 +28,6 @@ from memscale.offload.engine import why_not
 from memscale.offload.limits import link_for
 from memscale.techniques import gradient_offload
 from memscale.techniques.base import Surroundings
-from zoo.training import peak_bytes
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)

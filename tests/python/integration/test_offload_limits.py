@@ -16,7 +16,7 @@ from memscale import AsyncOffloadConfig, Config
 from memscale.core import planner
 from memscale.core.hardware import Hardware, detect
 from memscale.offload import limits
-from memscale.offload.engine import why_not
+from memscale.offload.engine import Offload, why_not
 from memscale.offload.limits import STAGING_BYTES, Link, link_for
 from soak.samples import Network, batch, config, engine_of, executor_of, same, step, whole_bytes
 
@@ -88,6 +88,55 @@ def test_without_prefetch_a_plan_counts_none(tmp_path: Path) -> None:
     assert isinstance(found, Link) and found.for_decision.window_in_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "budget, chunk",
+    [(1, 64 << 10), (64 << 20, 64 << 10), (200 << 20, 256 << 10), (1 << 30, 1 << 20), (1 << 40, 2 << 20)],
+)
+def test_staging_is_a_share_of_the_budget(budget: int, chunk: int, tmp_path: Path) -> None:
+    """On a CPU host, where it is memory of the budget; and no engine takes more than is counted for it."""
+    here = detect(torch.device("cpu"))
+    found = link_for(config(tmp_path).effective(), here, torch.device("cpu"), budget)
+    assert isinstance(found, Link) and found.settings.chunk_bytes == chunk
+    counted = found.for_decision.staging_bytes
+    assert counted == found.engine_bytes(here) == found.settings.own_bytes()
+    assert found.engine_bytes(card()) == 0  # a card's budget has none of it
+    engine = Offload(dataclasses.replace(found.settings, least_bytes=1)).engine
+    blocks = [engine.put(torch.ones(5000)) for _ in range(200)]
+    counters = engine.counters()
+    assert counters["block_count"] == len(blocks) == 200
+    assert counters["staging_bytes"] == found.settings.staging_bytes == counters["taken_bytes_host"]
+    assert 0 < counters["table_bytes"] <= counted - found.settings.staging_bytes
+    blocks += [engine.put(torch.ones(5000)) for _ in range(2000)]
+    counters = engine.counters()
+    assert counters["staging_bytes"] + counters["table_bytes"] <= found.engine_bytes(here, 2200)
+    del blocks
+    engine.close()
+
+
+def test_the_plan_counts_each_engine_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of what modules save and of gradients is the same one."""
+    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+    model, x = Network(), batch()
+    optimizer = torch.optim.AdamW(model.parameters())
+    plain = memscale.plan(model, sample_input=x, optimizer=optimizer).plain.device_used_peak_bytes
+    seen = set()
+    for percent in (99, 75, 60, 50, 40, 30):
+        wanted = config(tmp_path, plain * percent // 100)
+        plan = memscale.plan(model, config=wanted, sample_input=x, optimizer=optimizer)
+        found = link_for(wanted.effective(), detect(x.device), x.device, plan.budget_bytes)
+        assert isinstance(found, Link)
+        own, names = found.settings.own_bytes(), {item.technique for item in plan.steps}
+        offloads = any(choice.offloads for choice in plan.choices)
+        assert plan.staging_bytes == (own if offloads and "gradient_offload" not in names else 0)
+        shared = own if "gradient_offload" in names else 0
+        assert (plan.path_staging_bytes > shared) == ("state_offload" in names)
+        total = plan.staging_bytes + plan.path_staging_bytes
+        assert plan.predicted.by_category.get("workspace", 0) == total
+        assert ("of the budget for staging buffers and tables" in plan.explain()) == (total > 0)
+        seen |= {(offloads, "gradient_offload" in names, "state_offload" in names)}
+    assert any(offloads for offloads, _, _ in seen) and any(state for _, _, state in seen)
+
+
 class Watch:
     """Looks at what an engine has taken, around every module in forward and at every gradient."""
 
@@ -121,7 +170,8 @@ def test_max_cpu_offload_gb_holds(
     def of_card(effective: Any, hardware: Hardware, device: torch.device, budget: int) -> Link:
         found = link_for(effective, card(), CUDA, budget)
         assert isinstance(found, Link), found
-        here = dataclasses.replace(found.settings, device=device, window_bytes=2 * MB)
+        # Of a card's budget the engine takes nothing; here it is one memory, so its staging is small.
+        here = dataclasses.replace(found.settings, device=device, window_bytes=2 * MB, chunk_bytes=64 << 10)
         return dataclasses.replace(found, settings=here)
 
     model, x = Network(), batch()

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import step_ways
 from memscale.core.executor import Executor
 from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.optim.away import away_bytes, is_away, send, take_back
-from zoo.training import peak_bytes
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -109,15 +109,15 @@ def test_the_budget_holds_and_every_bit_stays(name: str, tmp_path: Path) -> None
 
 def test_all_that_is_away_together(tmp_path: Path) -> None:
     """State, gradients and activations; and our own state."""
+    engines = 2 << 20  # what two of them take
     for share, more in ((2.6, {}), (1.5, {"use_8bit_optimizer": True})):
         model, other = model_of(), model_of()
         optimizer, standard = (OPTIMIZERS["fused"](item.parameters()) for item in (model, other))
         weights = sum(value.nbytes for value in model.parameters())
         plain = config(tmp_path, 16 * weights, **more)
         memscale.wrap(other, plain, sample_input=X, optimizer=standard)
-        memscale.wrap(
-            model, config(tmp_path, int(share * weights), **more), sample_input=X, optimizer=optimizer
-        )
+        budget = int(share * weights) + engines
+        memscale.wrap(model, config(tmp_path, budget, **more), sample_input=X, optimizer=optimizer)
         found, expected = train(model, optimizer), train(other, standard)
         plan = executor_of(model).plan
         assert plan is not None and {"gradient_offload", NAME} <= {choice.technique for choice in plan.steps}

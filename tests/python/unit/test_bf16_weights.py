@@ -594,7 +594,7 @@ class TestRefusals:
             (lambda model: around(None), "pass it to wrap"),
             (lambda model: around(torch.optim.Adagrad(model.parameters())), "only AdamW"),
             (lambda model: around(torch.optim.SGD(model.parameters(), 0.1)), "without momentum"),
-            (lambda model: around(adamw(model), card_hardware("card", (9, 0), 1 << 34)), "kernels"),
+            (lambda model: around(adamw(model), card_hardware("card", (9, 0), 1 << 34)), "leave behind"),
             (
                 lambda model: around(
                     adamw(model), dataclasses.replace(detect(torch.device("cpu")), supports_bf16=False)

@@ -36,6 +36,7 @@ SUMMARY: dict[str, Any] = {
     "window_out_bytes": 2**26,
     "window_in_bytes": 2**27,
     "away_peak_bytes": 2**40,
+    "staging_bytes": 2**20,
 }
 
 

@@ -235,7 +235,7 @@ class TestOwn:
         assert same is optimizer and not is_8bit(optimizer)
         assert "memscale: parameters of torch.float16" in line and line.count("not installed") == 2
 
-    def test_it_is_not_for_cards(self) -> None:
+    def test_it_is_not_for_other_devices(self) -> None:
         weight = nn.Parameter(torch.empty(3, device="meta"))
         optimizer = torch.optim.AdamW([weight])
         same, line = with_8bit_state(optimizer, "memscale")

@@ -66,6 +66,29 @@ def test_life() -> None:
         _core.Optim(isa="mmx")
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"card": object()}, TypeError, "card must be a Card, not <class .object.>"),
+        ({"stream": 16}, ValueError, "stream is .*10, of no device"),
+        ({"stream": -1}, ValueError, "stream"),
+    ],
+    ids=("no Card", "no device", "negative"),
+)
+def test_cards_are_checked(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _core.Optim(**options)
+
+
+def test_a_card_needs_a_driver() -> None:
+    with pytest.raises(MemScaleError, match="cannot open NVIDIA's driver library: /nowhere/libcuda"):
+        _core.Card(0, library="/nowhere/libcuda.so")
+    with pytest.raises(MemScaleError, match="is not a driver library"):
+        _core.Card(library="libc.so.6")
+    with pytest.raises(ValueError, match="ordinal"):
+        _core.Card(-1)
+
+
 def test_a_step_is_that_of_pytorch() -> None:
     weight, gradient = torch.randn(1000), torch.randn(1000)
     mine = {"moment1": torch.zeros(1000), "moment2": torch.zeros(1000), "weight": weight.clone()}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memscale.optim import convert_state, give_back, is_taken, steps, take_over
+from memscale.optim import arrays, convert_state, give_back, is_taken, steps, take_over
 from optim_samples import OPTIMIZERS, Lion, equal, network, train
 
 NAMES = ["adamw", "sgd", "lion"]
@@ -400,7 +400,7 @@ def test_an_interrupt_between_two_calls_leaves_each_parameter_whole(monkeypatch:
     optimizer = adamw(*weights)
     step(optimizer)
     values, versions = [value.detach().clone() for value in weights], [value._version for value in weights]
-    real, calls = steps.core(), []
+    real, calls = arrays.core(), []
 
     class Interrupted:
         def step(self, rule: Any, tensors: Any) -> None:
@@ -409,7 +409,7 @@ def test_an_interrupt_between_two_calls_leaves_each_parameter_whole(monkeypatch:
             calls.append(rule)
             real.step(rule, tensors)
 
-    monkeypatch.setattr(steps, "core", Interrupted)
+    monkeypatch.setattr(steps, "core_on", lambda device: Interrupted())
     with pytest.raises(KeyboardInterrupt):
         step(optimizer)
     assert [optimizer.state[value]["memscale_step"] for value in weights] == [2, 1]

@@ -277,7 +277,11 @@ def test_an_offload_says_what_leaves_and_what_shows() -> None:
         choice("h.0", "offload", **moved), choice("h.1", "checkpoint", boundary=True, **moved), choice("h.2")
     )
     text = dataclasses.replace(away, away_peak_bytes=6 << 20).explain()
-    assert "offload    at most 6.00 MiB off the device at once" in text
+    assert "offload    at most 6.00 MiB off the device at once\n" in text
+    staged = dataclasses.replace(
+        away, away_peak_bytes=6 << 20, staging_bytes=1 << 20, path_staging_bytes=1 << 19
+    )
+    assert "at once, 1.50 MiB of the budget for staging buffers and tables\n" in staged.explain()
     assert "offloads what it saves: 4 tensors, 3.00 MiB; 1.50 ms of the copies does not hide" in text
     assert "offloads what it holds for its second run: 4 tensors" in text
     assert "checkpoint, boundary offloaded 1 × " in text
@@ -290,12 +294,14 @@ def test_json_keeps_what_is_new() -> None:
         choice("h.1", "checkpoint", joined=True),
         choice("h.2", "offload", moved=(0, 2), moved_bytes=3, moved_count=2, transfer_ns=4),
     )
-    plan = dataclasses.replace(plan, away_peak_bytes=5, window_out_bytes=6, window_in_bytes=7)
+    plan = dataclasses.replace(
+        plan, away_peak_bytes=5, window_out_bytes=6, window_in_bytes=7, staging_bytes=8
+    )
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert again.choices[0].kept == ("addmm#0",)
     assert again.choices[2].moved == (0, 2)
-    assert again.window_in_bytes == 7
+    assert again.window_in_bytes == 7 and again.staging_bytes == 8
     assert again.frontier == plan.frontier
     data = plan.to_dict()
     with pytest.raises(ValueError, match="plan version is 2; allowed: 6"):

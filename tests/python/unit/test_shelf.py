@@ -41,13 +41,13 @@ def test_no_memory_for_a_piece(moments: str | None, monkeypatch: pytest.MonkeyPa
         step(values, optimizer, 1)
         calls = 0
 
-        def short(run: Any, size: int) -> Tensor:
+        def short(run: Any, size: int, device: torch.device) -> Tensor:
             nonlocal calls, failed
             calls += 1
             if calls == fails_at:
                 failed += 1
                 raise MemoryError
-            return real(run, size)
+            return real(run, size, device)
 
         with monkeypatch.context() as patch:
             patch.setattr(shelf._Run, "_buffer", short)

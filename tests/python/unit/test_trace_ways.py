@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +14,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import memscale
 from memscale.core.fake_optimizer import free_switches
+from zoo.training import peak_bytes
+
+FUSED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "adamw with a tensor": lambda weights: torch.optim.AdamW(weights, lr=torch.tensor(0.1), fused=True),
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+}
 
 
 class Drops(nn.Module):
@@ -59,6 +70,22 @@ def test_a_mask_of_ones_is_known() -> None:
     trace = memscale.predict(Masked(), sample_input=(torch.ones(64, 64, requires_grad=True),), device="cpu")
     assert "tanh" in {holder.operation for holder in trace.plain.holders}
     assert "exp" not in {holder.operation for holder in trace.plain.holders}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_step_is_planned_and_not_run(name: str) -> None:
+    """PyTorch has no kernel for fakes of most of them, and would run them on tensors of the same sizes."""
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(4)))
+    weights = sum(value.nbytes for value in model.parameters())
+    plans = []
+
+    def work() -> None:
+        torch.empty(7)  # so that there is something to see
+        plans.append(memscale.plan(model, FUSED[name](model.parameters()), sample_input=torch.ones(2, 300)))
+
+    assert peak_bytes(work) < weights // 10
+    state = plans[0].predicted.by_category["optimizer_state"]
+    assert weights <= state if name == "sgd" else 2 * weights <= state
 
 
 def test_switches_of_an_optimizer() -> None:

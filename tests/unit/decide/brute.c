@@ -125,6 +125,7 @@ static void look(brute *b, int64_t added_ns)
     b->sets++;
     if (peak_bytes == MSC__FIT_NO_PEAK)
         return;
+    peak_bytes += msc__fit_staging(&b->fit);
     if (peak_bytes < b->smallest_bytes)
         b->smallest_bytes = peak_bytes;
     for (i = 0; i < b->best_count; i++)

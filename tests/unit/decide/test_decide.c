@@ -351,6 +351,9 @@ static void errors(void **state)
     options.force = 2;
     check_refused(ctx, graph, &options, "force");
     options = good;
+    options.rerun_bytes = (uint64_t)INT64_MAX + 1;
+    check_refused(ctx, graph, &options, "rerun_bytes");
+    options = good;
     options.pad[3] = 1;
     check_refused(ctx, graph, &options, "pad");
     check_refused(ctx, graph, NULL, "NULL");

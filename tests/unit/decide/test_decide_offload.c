@@ -220,6 +220,40 @@ static void limit(void **state)
     figures_stop(ctx);
 }
 
+/* Staging is part of the peak of whatever moves anything, and of nothing else; a plan without is taken where that is
+ * better. Whatever it is, more of it never makes a plan faster or smaller. */
+static void staging(void **state)
+{
+    msc_context *ctx = figures_start();
+    msc_graph *graph = synth_unequal(ctx, 12, 2);
+    msc_decide_options options = offloads(FAST);
+    const msc_decide_options none = msc_decide_options_default();
+    msc_plan_summary before = {0};
+    uint64_t staged = 0;
+    uint32_t moving = 0;
+
+    (void)state;
+    options.budget_bytes = budget_of(ctx, graph, 40);
+    for (; staged <= options.budget_bytes; staged += options.budget_bytes / 8) {
+        msc_plan *plan;
+        msc_plan_summary s;
+        options.link.staging_bytes = staged;
+        plan = decide(ctx, graph, &options);
+        check_plan(ctx, graph, plan, MSC_SIM_HOST);
+        s = *msc_plan_get_summary(plan);
+        assert_int_equal(s.staging_bytes, s.away_peak_bytes > 0 ? staged : 0);
+        assert_true(s.fits && s.peak_bytes <= options.budget_bytes);
+        assert_true(s.step_ns >= before.step_ns && s.smallest_peak_bytes >= before.smallest_peak_bytes);
+        moving += staged > 0 && s.away_peak_bytes > 0;
+        before = s;
+        msc_plan_destroy(plan);
+    }
+    assert_true(moving > 0 && before.away_peak_bytes == 0);
+    assert_true(before.step_ns == figures_decide(ctx, graph, &none, options.budget_bytes).step_ns);
+    msc_graph_destroy(graph);
+    figures_stop(ctx);
+}
+
 /* Modules that must not run twice are offloaded all the same, but for those that nobody may touch. */
 static void runs_once(void **state)
 {
@@ -387,18 +421,21 @@ static void refuses_options(void **state)
 {
     msc_context *ctx = figures_start();
     msc_graph *graph = synth_chain(ctx);
-    msc_decide_options options[5];
+    msc_decide_options options[7];
     size_t i;
 
     (void)state;
-    for (i = 0; i < 5; i++)
+    for (i = 0; i < 7; i++)
         options[i] = offloads(FAST);
     options[0].link.out_bytes_per_us = 0;
     options[1].link.in_bytes_per_us = 0;
     options[2].link.least_bytes = 0;
     options[3].link.offload_ns = -1;
     options[4].allow_offload = 2;
-    for (i = 0; i < 5; i++) {
+    options[5].link.staging_bytes = (uint64_t)INT64_MAX + 1;
+    options[6].link.staging_bytes = 1;
+    options[6].sim = msc_sim_options_default(MSC_SIM_CUDA);
+    for (i = 0; i < 7; i++) {
         msc_plan *plan;
         msc_error err;
         assert_int_equal(msc_decide(ctx, graph, &options[i], &plan, &err), MSC_EINVAL);
@@ -418,6 +455,7 @@ int main(void)
         {"offload/reaches-lower", reaches_lower, NULL, NULL, NULL},
         {"offload/never-worse", never_worse, NULL, NULL, NULL},
         {"offload/limit", limit, NULL, NULL, NULL},
+        {"offload/staging", staging, NULL, NULL, NULL},
         {"offload/runs-once", runs_once, NULL, NULL, NULL},
         {"offload/what-moves", what_moves, NULL, NULL, NULL},
         {"offload/transfer-time", transfer_time, NULL, NULL, NULL},

@@ -139,7 +139,7 @@ static void chains(void **state)
 }
 
 /* Modules that are called from several places: what is done with one is done with all its calls. */
-/* Links from one that hides nearly all to one over which nothing pays, and one that holds little. */
+/* Links from one that hides nearly all to one over which nothing pays, one that holds little, and one with staging. */
 static void offloaded(void **state)
 {
     static const uint64_t rates[] = {100000, 5000, 1000, 100};
@@ -148,10 +148,12 @@ static void offloaded(void **state)
     size_t i;
 
     (void)state;
-    for (i = 0; i < sizeof rates / sizeof rates[0] + 2; i++) {
+    for (i = 0; i < sizeof rates / sizeof rates[0] + 3; i++) {
         const size_t last = sizeof rates / sizeof rates[0] - 1;
-        msc_decide_options options = offloads(rates[i < last ? i : last]);
-        if (i > last)
+        msc_decide_options options = offloads(rates[i < last ? i : i == last + 3 ? 0 : last]);
+        if (i == last + 3)
+            options.link.staging_bytes = (uint64_t)1 << 20;
+        else if (i > last)
             options.link.limit_bytes = (uint64_t)(i - last) << 24;
         assert_true(check_graph(ctx, synth_blocks(ctx, 3, 0), &options, 100, &f));
         options.allow_selective = 0;
@@ -222,6 +224,10 @@ static void random_offloads(void **state)
     options.link.window_out_bytes = 2000;
     options.link.window_in_bytes = 2000;
     check_random_graphs(&options, 80);
+    options.link.staging_bytes = 300;
+    check_random_graphs(&options, 80);
+    options.rerun_bytes = 200;
+    check_random_graphs(&options, 80);
 }
 
 /* ---- is brute force right? -------------------------------------------------------------------------- */
@@ -250,7 +256,9 @@ static void peaks_are_replayed(void **state)
     assert_int_equal(msc_sim_create(ctx, &sim_options, &sim, NULL), MSC_OK);
     for (i = 0; i < sizeof graphs / sizeof graphs[0]; i++) {
         brute_best best = {.budget_bytes = UINT64_MAX};
-        const msc_decide_options options = i < 4 ? all_ways() : offloads(5000);
+        msc_decide_options options = i < 4 ? all_ways() : offloads(5000);
+        options.link.staging_bytes = i < 4 ? 0 : (uint64_t)1 << 16;
+        options.rerun_bytes = i % 2 == 0 ? 0 : (uint64_t)1 << 17;
         assert_non_null(graphs[i]);
         assert_true(brute_init(&b, ctx, graphs[i], &options));
         b.watch = replay_some;

@@ -249,6 +249,33 @@ static void test_every_changed_byte(void **state)
     assert_in_range(accepted, 50, 1000);
 }
 
+/* The line is there where there is staging, and only there. */
+static void test_staging(void **state)
+{
+    static const char with[] = TEXT_HEAD "staging 4096\nchoices 0\nend\n";
+    plan_fixture *f = *state;
+    char text[MOST_TEXT_BYTES];
+    msc_plan_summary summary;
+    msc_plan *plan = NULL;
+
+    assert_int_equal(msc_plan_parse(f->ctx, with, strlen(with), &plan, &f->err), MSC_OK);
+    summary = *msc_plan_get_summary(plan);
+    assert_int_equal(summary.staging_bytes, 4096);
+    assert_int_equal(msc_plan_format(plan, text, sizeof text, NULL, &f->err), MSC_OK);
+    assert_string_equal(text, with);
+    assert_int_equal(msc_plan_digest(plan), fnv1a(with));
+    summary.staging_bytes = 0;
+    assert_int_equal(msc_plan_set_summary(plan, &summary, &f->err), MSC_OK);
+    assert_int_equal(msc_plan_format(plan, text, sizeof text, NULL, &f->err), MSC_OK);
+    assert_string_equal(text, TEXT_HEAD "choices 0\nend\n");
+    msc_plan_destroy(plan);
+    assert_refused(f, TEXT_HEAD "staging 0\nchoices 0\nend\n", MSC_EFORMAT,
+                   "plan, line 12: a line that says that there is no staging");
+    assert_refused(f, TEXT_HEAD "staged 1\nchoices 0\nend\n", MSC_EFORMAT,
+                   "plan, line 11: an unexpected word");
+    assert_refused(f, TEXT_HEAD "staging 1\nend\n", MSC_EFORMAT, "plan, line 12: an unexpected word");
+}
+
 static void test_bad_lines(void **state)
 {
     plan_fixture *f = *state;
@@ -360,6 +387,7 @@ int main(void)
         PLAN_CASE("parse/empty-plan", test_empty_plan),
         PLAN_CASE("parse/every-truncation", test_every_truncation_is_refused),
         PLAN_CASE("parse/every-changed-byte", test_every_changed_byte),
+        PLAN_CASE("parse/staging", test_staging),
         PLAN_CASE("parse/bad-lines", test_bad_lines),
         PLAN_CASE("parse/bad-choice-lines", test_bad_choice_lines),
         PLAN_CASE("arguments", test_arguments),

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State that is loaded for parameters on a card, from the host to where it lies between steps.
+
+PyTorch brings all that it loads to the parameters' device at once, which is what state that is away has no
+room for. So large tensors pass it in a wrapping that it takes for something else, and go out piece by piece
+afterwards, cast as PyTorch casts. Hooks of the caller see tensors before, and state that is away
+afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memscale.optim.away_state import Entry, depart, is_cut, is_worth_it, with_groups
+from memscale.optim.pieces import LEAST_BYTES, Slots, slots_of
+from memscale.optim.saved import hooked
+from memscale.optim.shelf import Shelf
+
+
+class _Wrapped:
+    """A tensor on the host that PyTorch is to pass on as it is."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+@contextmanager
+def passing(optimizer: Any, base: type[torch.optim.Optimizer], shelf: Shelf) -> Iterator[None]:
+    """What is loaded inside the block goes to the shelf past the device, but for a piece at a time.
+
+    Args:
+        optimizer: that loads; its state is away.
+        base: its own class.
+        shelf: where to.
+    """
+
+    def settle(owner: Any) -> None:
+        for group, parameter in with_groups(owner):
+            entry = owner.state.get(parameter, {})
+            if any(isinstance(value, _Wrapped) for value in entry.values()):
+                owner.state[parameter] = _settled(entry, parameter, is_cut(base, group, parameter), shelf)
+
+    with (
+        hooked(optimizer.register_load_state_dict_pre_hook, _wrapped),
+        hooked(optimizer.register_load_state_dict_post_hook, settle, prepend=True),
+    ):
+        yield
+
+
+def _wrapped(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict with its large tensors wrapped; the caller's stays as it is."""
+    state = {
+        key: {name: _Wrapped(value) if _passes(value) else value for name, value in entry.items()}
+        if isinstance(entry, dict)
+        else entry
+        for key, entry in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
+
+
+def _passes(value: Any) -> bool:
+    return (
+        type(value) is Tensor
+        and value.is_cpu
+        and value.layout is torch.strided
+        and value.nbytes >= LEAST_BYTES // 16
+    )
+
+
+def _settled(entry: Entry, parameter: Tensor, cut: bool, shelf: Shelf) -> Entry:
+    """A state that is away, of one whose large tensors are wrapped."""
+    given = {name: value.tensor for name, value in entry.items() if isinstance(value, _Wrapped)}
+    floating = parameter.is_floating_point()
+    slots = slots_of(given, tuple(parameter.shape) if cut else None, torch.device("cpu"))
+    if cut and any(slot.stride != parameter.stride() for slot in slots):
+        cut, slots = False, slots_of(given, None, torch.device("cpu"))
+    if not is_worth_it(parameter, shelf.device):
+        slots = ()
+    names = {slot.name for slot in slots}
+    here = {name: value for name, value in entry.items() if name not in given}
+    for name, value in given.items():
+        if name not in names:
+            dtype = parameter.dtype if floating else value.dtype
+            here[name] = value.to(dtype=dtype, device=parameter.device)
+    if not slots:
+        return here
+    typed = tuple(slot._replace(dtype=parameter.dtype if floating else slot.dtype) for slot in slots)
+    whole = {**here, **{name: given[name] for name in names}}
+    made, jobs = depart(whole, Slots(typed, cut), parameter, shelf)
+    shelf.run(jobs)
+    return made

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cards that the core's kernels run on.
+
+    a card            ──► one `_core.Card` for the process: PyTorch's context, the kernels
+    a stream of it    ──► one `_core.Optim`, which submits to it and waits for nothing
+
+The kernels are compiled by NVRTC when a card is first asked for, about half a second for each card and
+process. NVRTC comes with PyTorch; the environment variable `MEMSCALE_NVRTC` names another one. Where a card
+cannot have the kernels, parameters on it stay with PyTorch, and the reason is what `why_not` says.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from memscale import _core
+
+_LOGGER = logging.getLogger("memscale")
+_COMPILER: Final = "MEMSCALE_NVRTC"
+_SLOW_SECONDS: Final = 1.0  # of compiling, from which on a line says where the time went
+_REASON_CHARACTERS: Final = 300
+_lock = threading.Lock()
+_opened: dict[int, _core.Card | str] = {}
+"""By ordinal: the card with its kernels, or why it has none."""
+
+
+def why_not(device: torch.device) -> str:
+    """Why the core does not work on arrays of a device; "" if it does. Compiles at the first question."""
+    if device.type == "cpu":
+        return ""
+    found = _opened.get(device.index) if device.type == "cuda" else _refused(device)
+    if found is None:
+        found = _open(device)
+    return found if isinstance(found, str) else ""
+
+
+def worker(device: torch.device) -> _core.Optim:
+    """The core on a card's current stream, as PyTorch has it.
+
+    Raises:
+        RuntimeError: the card has no kernels, or its stream is being captured into a CUDA graph.
+    """
+    reason = why_not(device)
+    if reason:
+        raise RuntimeError(reason)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "an optimizer with MemScale's state cannot be stepped while a CUDA graph is captured: the graph "
+            "would repeat the step's number"
+        )
+    return _on_stream(device.index, _current_stream(device))
+
+
+def _current_stream(device: torch.device) -> int:
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(torch.cuda.current_stream(device).cuda_stream if raw is None else raw(device.index))
+
+
+@functools.lru_cache(maxsize=64)  # as many as PyTorch has in a pool; one takes no memory of the card
+def _on_stream(ordinal: int, stream: int) -> _core.Optim:
+    card = _opened[ordinal]
+    assert not isinstance(card, str)
+    with _lock:  # a card's programs are one thread's at a time
+        return _core.Optim(card=card, stream=stream)
+
+
+def _refused(device: torch.device) -> str:
+    return f"parameters on {device.type}: its steps run on the CPU and on NVIDIA's cards"
+
+
+def _open(device: torch.device) -> _core.Card | str:
+    with _lock:
+        found = _opened.get(device.index)
+        if found is None:
+            found = _opened[device.index] = _compiled(device)
+    return found
+
+
+def _compiled(device: torch.device) -> _core.Card | str:
+    if torch.version.hip is not None:
+        return f"parameters on {device}: its kernels are for NVIDIA's cards"
+    begun = time.perf_counter()
+    try:
+        card = _core.Card(device.index, compiler())
+        _core.Optim(card=card)
+    except (MemoryError, torch.cuda.OutOfMemoryError):  # the name in PyTorch 2.4, too
+        raise  # another time there may be room
+    except Exception as error:  # no driver, no compiler, a card that is too old, …
+        return f"no kernels for {device}: {' '.join(str(error).split())[:_REASON_CHARACTERS]}"
+    seconds = time.perf_counter() - begun
+    if seconds > _SLOW_SECONDS:
+        _LOGGER.info("optimizer state: its kernels for %s were compiled in %.1f s", card.name, seconds)
+    return card
+
+
+# ---- NVRTC -------------------------------------------------------------------------------------------
+
+
+def compiler() -> str | None:
+    """File name of NVIDIA's compiler: the one that is named, else PyTorch's; None: the system's."""
+    named = os.environ.get(_COMPILER)
+    if named:
+        return named
+    major = (torch.version.cuda or "").partition(".")[0]
+    found = sorted(_beside_pytorch(), key=lambda path: (f".so.{major}" not in path.name, str(path)))
+    return str(found[0]) if found else None
+
+
+def _beside_pytorch() -> Iterator[Path]:
+    """Files that PyTorch's packages have of it, in the layouts of CUDA 13, of 12 and 11, and all in one."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in () if spec is None else spec.submodule_search_locations or ():
+        for place in ("cu*/lib", "cuda_nvrtc/lib"):
+            yield from _libraries(Path(folder), place)
+    yield from _libraries(Path(torch.__file__).parent, "lib")
+
+
+def _libraries(folder: Path, place: str) -> Iterator[Path]:
+    for path in folder.glob(f"{place}/libnvrtc*.so*"):
+        if "builtins" not in path.name and ".alt" not in path.name:
+            yield path
