@@ -29,6 +29,8 @@ which the compiler knows.
 
 from __future__ import annotations
 
+import math
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -43,7 +45,7 @@ from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
 from memscale.techniques.checkpoint_state import Body, BufferRef, State, check_version
 from memscale.techniques.compiled import checkpoints_when_compiled, never_compiled
-from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
 from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
 
 if TYPE_CHECKING:
@@ -142,6 +144,7 @@ class Region:
 
     Attributes:
         body: what is known of the forward.
+        born: when it began, among stand-ins.
         run: the forward.
         operations: what a selective checkpoint keeps; None for a plain one.
         boundary: inputs that leave the device until the second run; None: they stay.
@@ -150,8 +153,8 @@ class Region:
     """
 
     __slots__ = (
-        "body", "boundary", "kept", "leaves", "moving", "operations", "recomputed", "run", "saves", "spec",
-        "state", "versions",
+        "body", "born", "boundary", "kept", "leaves", "moving", "operations", "recomputed", "run", "saves",
+        "spec", "state", "versions",
     )  # fmt: skip
 
     def __init__(
@@ -164,6 +167,7 @@ class Region:
         boundary: Boundary | None = None,
     ) -> None:
         self.body = body
+        self.born = next(births)
         self.run = run
         self.boundary = boundary if _observer is None else None
         self.leaves, self.spec = _flatten(call)
@@ -274,6 +278,7 @@ class Region:
             with ExitStack() as stack:
                 stack.enter_context(_unseen())
                 stack.enter_context(torch.enable_grad())
+                stack.enter_context(_second_run.of(self.born))
                 stack.enter_context(self.state.restored())
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value))
                 if self.operations is not None:
@@ -356,6 +361,36 @@ def _origin(tensor: Tensor) -> str:
 never_compiled(_Held, _Saved, Region, _FlatSpec, _is_parameter, _flatten, _origin)
 
 
+class _SecondRun(threading.local):
+    """The one in progress in this thread.
+
+    Attributes:
+        first: when its first run began, in the order of `births`; infinity: none is in progress.
+    """
+
+    first: float = math.inf
+
+    @contextmanager
+    def of(self, first: float) -> Iterator[None]:
+        """A second run for the time of a block."""
+        before, self.first = self.first, first
+        try:
+            yield
+        finally:
+            self.first = before
+
+
+_second_run = _SecondRun()
+
+
+def came_later(stand_in: StandIn) -> bool:
+    """Whether a second run is in progress, and the stand-in was not there in the first.
+
+    Another plan put it there while graphs waited for their backward. It must not change what is saved.
+    """
+    return stand_in.born > _second_run.first
+
+
 def runs_plain() -> bool:
     """Whether a forward saves nothing, or is transformed by functorch, which brings its own saves."""
     return not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
@@ -383,7 +418,7 @@ class CheckpointedForward(StandIn):
             if self.passive or not torch.is_grad_enabled() or not checkpoints_when_compiled():
                 return self.run_original(*args, **kwargs)
             return checkpoint(self.run_original, *args, use_reentrant=False, **kwargs)
-        if self.passive or runs_plain():
+        if self.passive or runs_plain() or came_later(self):
             return self.original(*args, **kwargs)
         call = args, kwargs
         region = Region(self.body, (self.module,), self.original, call, self.operations, self.boundary)

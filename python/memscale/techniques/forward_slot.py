@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import weakref
 from collections.abc import Callable
 from types import MethodType
@@ -25,6 +26,9 @@ from memscale.techniques.compiled import eager, follows_weak_references
 
 _COMPILER_FOLLOWS = follows_weak_references()
 
+births = itertools.count()
+"""The order in which stand-ins are made and checkpointed forwards run."""
+
 
 class StandIn(plain_copies.Ours):
     """A callable in place of a module's forward. Subclasses implement `__call__`.
@@ -34,6 +38,7 @@ class StandIn(plain_copies.Ours):
 
     Attributes:
         passive: true once it has been removed. Whoever still calls it, having wrapped it, gets the original.
+        born: when it was made, in the order of `births`.
         calls_through: every call of it is one call of the original, with the same arguments and result.
     """
 
@@ -51,6 +56,7 @@ class StandIn(plain_copies.Ours):
         self._original: Callable[..., Any] | None = None if own else original
         self._is_inherited = own and all(value is not original for value in vars(module).values())
         self.passive = False
+        self.born = next(births)
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             setattr(self, name, getattr(original, name, None))
         with contextlib.suppress(TypeError, ValueError):
