@@ -182,13 +182,28 @@ def _application_handles() -> bool:
     return any(handler not in ours and not isinstance(handler, logging.NullHandler) for handler in reached)
 
 
+class _LogFile(logging.FileHandler):
+    """The log file. One that takes no more, as on a full disk, is given up with one warning."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's own name)
+        """Called by `emit`, with the exception at hand."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif _state.file is self:
+            _close_file()
+            LOGGER.warning(
+                "cannot write to log_file=%r (%s): the log goes on without it", self.baseFilename, error
+            )
+
+
 def _open_file(path: str) -> None:
     """Starts appending to a file, unless it is the one already open."""
     full = os.path.abspath(path)
     if _state.file is not None and _state.file.baseFilename == full:
         return
     try:
-        handler = logging.FileHandler(full, mode="a", encoding="utf-8", errors="backslashreplace")
+        handler = _LogFile(full, mode="a", encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:
         LOGGER.warning("cannot append to log_file=%r (%s): the log goes on without it", path, error)
         return

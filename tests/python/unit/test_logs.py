@@ -205,6 +205,15 @@ def test_a_file_that_cannot_be_opened_keeps_the_former_one(tmp_path: Path) -> No
     assert "hello" in path.read_text()
 
 
+def test_a_full_disk_is_one_warning_and_the_end_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup(Config(log_file="/dev/full"))
+    logs.LOGGER.info("first")
+    logs.LOGGER.info("second")
+    err = capsys.readouterr().err
+    assert err.count("memscale: warning: cannot write to log_file='/dev/full'") == 1
+    assert "Traceback" not in err and "first" in err and "second" in err
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
