@@ -167,8 +167,8 @@ side = torch.cuda.Stream()
 """
 
 
-def _run(program: str, late: str = "0") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "STANDIN_LATE": late}
+def _run(program: str, late: str = "0", **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "STANDIN_LATE": late, **more}
     return subprocess.run(
         [sys.executable, "-c", _OVER + program], env=environment, capture_output=True, text=True, check=False
     )
@@ -232,6 +232,20 @@ torch.ones(1 << 20, device="cuda")
 """
     assert "without order" in _run(program.format("")).stderr
     assert _run(program.format("device.record_stream(side)")).returncode == 0
+
+
+def test_operators_on_many_floats_may_only_allocate() -> None:
+    program = """
+ids = torch.arange(1 << 20, device="cuda")
+print(ids.max().item(), (ids > 5).all().item(), torch.ones(4, device="cuda").sum().item())
+before = torch.cuda.memory_allocated()
+made = torch.ones(1 << 20, device="cuda").sort().values
+print(torch.cuda.memory_allocated() - before, made.sum().item())
+"""
+    done = _run(program, STANDIN_COMPUTE_BYTES="4096")
+    assert done.stdout.split()[:4] == ["1048575", "False", "4.0", str(4 << 20)], done.stderr
+    assert done.stdout.split()[-1] != "1048576.0"
+    assert _run(program).stdout.split()[-1] == "1048576.0"
 
 
 # ---- addresses --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ What the original calls through the dispatcher comes here again, and then only a
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from torch import Tensor
 from standin_values import memory, randomness
 
 HALVES = (torch.float16, torch.bfloat16)
+
+MOST_BYTES = int(os.environ.get("STANDIN_COMPUTE_BYTES") or 0)
+"""Operators on more bytes of floating-point numbers than these only allocate; 0: all compute."""
 
 Formula = Callable[..., Any]
 
@@ -58,6 +62,10 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
+def _float_bytes(args: Any, kwargs: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_of((args, kwargs)) if tensor.is_floating_point())
+
+
 class Operator:
     """One overload: its original kernel and how to compute it.
 
@@ -92,6 +100,9 @@ class Operator:
         allocate = self.allocate and not self._has_number(args)
         if inside.depth and (allocate or not self.overload._schema.returns):
             return self.kernel.call_boxed(keys, *args, **kwargs)
+        if MOST_BYTES and allocate and _float_bytes(args, kwargs) > MOST_BYTES:
+            with only_allocating():
+                return self.kernel.call_boxed(keys, *args, **kwargs)
         written = self._mutated(args, kwargs)
         memory.begin(self.name, tensors_of((args, kwargs)), written)
         if not allocate:
