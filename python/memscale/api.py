@@ -69,8 +69,8 @@ def wrap(
         optimizer: trains the model; makes the plan count its state (without it an AdamW is assumed), and
             lets mixed precision compute in FP16 on cards that have no BF16, and with `exact=False` make
             weights BF16 on the CPU, with their FP32 masters in its state. With
-            `config.use_8bit_optimizer` it gets 8-bit state where its parameters are on the CPU, until
-            `detach`. A trainer brings its own.
+            `config.use_8bit_optimizer` it gets 8-bit state, on the CPU or a card, until `detach`. A trainer
+            brings its own.
 
     Returns:
         `target`, the same object.
@@ -137,17 +137,18 @@ def apply_all_optimizations(
 ) -> tuple[M, torch.optim.Optimizer]:
     """The full stack: `wrap`, and an optimizer that keeps its state in 8 bits.
 
-    Where all parameters are on the CPU that is your optimizer itself: it gets 8-bit state of our own, with
-    the settings, hooks and schedulers that it has, also if it has stepped; `detach` gives it its own state
-    back. On a card it is a new one from `bitsandbytes` or `torchao`, whichever is installed and can (see
-    `Config.eight_bit_backend`), with the same parameters in the same groups with the same settings: make
-    schedulers afterwards, on the optimizer that is returned, and load only checkpoints of its state that come
-    from the same package. Where none can, the optimizer is returned as it is; one log line says why. All of
-    them round the state, so weights differ a little from those of 32-bit state.
+    That is your optimizer itself, with its parameters on the CPU or a card: it gets 8-bit state of our own,
+    with the settings, hooks and schedulers that it has, also if it has stepped; `detach` gives it its own
+    state back. Where it cannot have that, as on a card without NVIDIA's compiler, it is a new one from
+    `bitsandbytes` or `torchao`, whichever is installed and can (see `Config.eight_bit_backend`), with the
+    same parameters in the same groups with the same settings: make schedulers afterwards, on the optimizer
+    that is returned, and load only checkpoints of its state that come from the same package. Where none can,
+    the optimizer is returned as it is; one log line says why. All of them round the state, so weights differ
+    a little from those of 32-bit state.
 
     Args:
         model: the module; it is wrapped.
-        optimizer: AdamW, Adam, SGD with momentum or Lion; on a card before its first step.
+        optimizer: AdamW, Adam, SGD with momentum or Lion; for one of the packages before its first step.
         config: what to do; None for `Config(mode="aggressive")`.
         sample_input: as for `wrap`.
 
@@ -348,6 +349,7 @@ def verify(
         VerificationError: the model is sharded, and accumulates gradients without reducing them.
     """
     module = wrapped_one(model_of(model))
+    require_sample(sample_input, "verify")
     args, kwargs = normalize_sample(sample_input)
     facts = StepFacts(training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)

@@ -112,6 +112,9 @@ TECHNIQUES: dict[str, set[str]] = {
 }
 """The step techniques of a way. There are no others, which would have to be tried, and its plan has them."""
 
+if "decoupled_weight_decay" not in torch.optim.AdamW([torch.zeros(1)]).defaults:  # PyTorch before 2.7
+    TECHNIQUES["bf16"].discard("bf16_weights")
+
 
 # ---- dying -------------------------------------------------------------------------------------------
 
@@ -279,7 +282,8 @@ def _check(run: Run, model: nn.Module) -> None:
 def serve() -> None:
     """Runs what its input says, and answers with the status of each run."""
     torch.set_num_threads(1)
-    memscale.plan(Network(), sample_input=batch())  # imports what every run needs
+    if not torch.backends.cuda.is_built():  # whose autograd has threads for devices, and they do not fork
+        memscale.plan(Network(), sample_input=batch())  # imports what every run needs
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

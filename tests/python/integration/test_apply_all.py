@@ -17,6 +17,7 @@ from memscale.core import hardware_host
 from memscale.core.eight_bit import is_8bit
 from memscale.errors import BudgetError, ConfigError
 from memscale.techniques import precision
+from optim_samples import OUR_ADAMW
 from zoo.models import case
 from zoo.training import Run, assert_same, built, call
 
@@ -67,6 +68,7 @@ def loop(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, autocas
     return run
 
 
+@OUR_ADAMW
 class TestOwnState:
     """Parameters on the CPU: the optimizer itself, with our state."""
 
@@ -213,6 +215,7 @@ class TestWhereTheOptimizerIsTheLoops:
         (line,) = said(caplog)
         assert "memscale.apply_all_optimizations" in line and not is_8bit(given)
 
+    @OUR_ADAMW
     def test_optimize_has_it_for_its_time(self, caplog: pytest.LogCaptureFixture) -> None:
         model = built(GPT2)
         given = adamw(model)
@@ -225,6 +228,7 @@ class TestWhereTheOptimizerIsTheLoops:
         assert len(said(caplog)) == 1
         assert type(given) is torch.optim.AdamW and "exp_avg" in given.state[next(model.parameters())]
 
+    @OUR_ADAMW
     def test_wrap_has_it_until_detach(self) -> None:
         model = built(GPT2)
         given, other = adamw(model), adamw(model)

@@ -151,8 +151,10 @@ def test_a_sample_as_a_callable_is_called_and_its_error_is_its_own() -> None:
 
 
 def test_a_sample_is_needed_for_a_plan() -> None:
-    with pytest.raises(TypeError, match="sample_input"):
+    with pytest.raises(TypeError, match="plan needs sample_input"):
         memscale.plan(stack())
+    with pytest.raises(TypeError, match="verify needs sample_input"):
+        memscale.verify(stack(), None)
 
 
 def test_a_sample_is_not_changed_and_not_kept() -> None:

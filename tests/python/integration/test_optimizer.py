@@ -19,9 +19,11 @@ from memscale import Config
 from memscale.core.eight_bit_layout import layout_of
 from memscale.core.step_signature import optimizer_memory
 from memscale.optim import give_back, is_taken, take_over
-from optim_samples import OPTIMIZERS, network, train
+from optim_samples import OPTIMIZERS, OUR_ADAMW, network, train
 from zoo.models import Case, case
 from zoo.training import built, call, peak_bytes
+
+pytestmark = OUR_ADAMW
 
 QUIET = Config(memory_budget="4GiB", enable_logging=False)
 DTYPES = [torch.float32, torch.bfloat16]

@@ -31,10 +31,18 @@ def flags(model: nn.Module) -> dict[str, bool]:
     return {path: value for path, value in found if value is not None}
 
 
-def enabled(case: Case, **settings: Any) -> nn.Module:
+def switch_on(model: nn.Module, **settings: bool) -> None:
+    """Starts the model's own checkpoints; transformers before 5 has another name for it."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings or None)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings or None)
+
+
+def enabled(case: Case, **settings: bool) -> nn.Module:
     """The case's model with its own checkpointing on."""
     model = built(case)
-    model.activation_checkpointing_enable(**settings)
+    switch_on(model, **settings)
     assert any(flags(model).values())
     seed()
     return model
@@ -75,7 +83,7 @@ NAMES = ["gpt2", "llama", "t5", "bert", "vit"]
 def test_replaced(name: str, sample: bool, reentrant: bool, runs: Counter[int]) -> None:
     """No module runs more than twice, and `detach` switches the model's own checkpoints on again."""
     subject = case(name)
-    model = enabled(subject, activation_checkpointing_kwargs={"use_reentrant": reentrant})
+    model = enabled(subject, use_reentrant=reentrant)
     before = flags(model)
     memscale.wrap(model, SMALLEST, subject.batch(0) if sample else None)
     subject.loss(call(model, subject.batch(0))).backward()
@@ -92,7 +100,7 @@ def test_equal(name: str) -> None:
 
     def build() -> nn.Module:
         model = subject.build()
-        model.activation_checkpointing_enable()
+        switch_on(model)
         return model
 
     own = Case(name, build, subject.batch, subject.loss)
@@ -103,7 +111,7 @@ def test_switched_on_after_wrap(runs: Counter[int]) -> None:
     """A trainer does so when its training begins."""
     subject = case("gpt2")
     model = memscale.wrap(built(subject), SMALLEST, subject.batch(0))
-    model.activation_checkpointing_enable()
+    switch_on(model)
     on = flags(model)
     assert most_runs(model, subject, runs) == 2 and not any(flags(model).values())
     memscale.detach(model)
