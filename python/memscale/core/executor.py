@@ -49,6 +49,9 @@ EXECUTOR = "_memscale_executor"
 _MOST_FAILURES = 8
 """Batches that could not be planned before the executor stops trying."""
 
+_MOST_LOSSES = 4
+"""Plans that are made because the model has put other modules in the place of those of a plan."""
+
 _MOST_PLANS = 32
 """Plans that are kept by what they were made for."""
 
@@ -89,7 +92,7 @@ class Executor(Ours):
         self.open = OpenGraphs()
         self._has_warned_of_open = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
-        self._failures = 0
+        self._failures = self._losses = 0
         self._latest_failure: StepSignature | None = None
         self._optimizer_hook: Any = None
 
@@ -229,6 +232,12 @@ class Executor(Ours):
         self._warn_of_open_graphs()
         if self._failures >= _MOST_FAILURES:
             return
+        if not all(parameter.is_leaf for parameter in self.model.parameters()):
+            return  # `functional_call` with weights that a graph has made; the model's own come back
+        if self.in_force.has_lost_a_module and self._losses < _MOST_LOSSES:
+            self._losses += 1
+            self._signature = None
+            self._known.clear()
         facts = self._facts()
         facts.forward = forward
         signature = self._numbers.read(signature_of(self.model, args, kwargs, facts))

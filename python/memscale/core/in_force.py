@@ -54,6 +54,7 @@ class InForce:
         self._config = config
         self._optimizers = optimizers
         self._run_with: frozenset[str] = frozenset()  # those of the path that a forward has run with
+        self._places: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
         self.watch: StandIn | None = None
         self.attached: list[Attachment] = []
         self.path: list[PathAttachment] = []
@@ -76,6 +77,11 @@ class InForce:
     def staying(self) -> frozenset[str]:
         """Path techniques that later plans have, too."""
         return frozenset(item.name for item in self.path if item.stays and item.name in self._run_with)
+
+    @property
+    def has_lost_a_module(self) -> bool:
+        """A module that the plan knows is in its place no more: the model, or its owner, has another."""
+        return any(modules.get(name) is not module for modules, name, module in self._places)
 
     @property
     def switches(self) -> list[CacheSwitch]:
@@ -171,6 +177,7 @@ class InForce:
         for part in parts:
             part.attach()
             self.attached.append(part)
+        self._places = _places_of(self.model, [path for path, _ in planned.trace.modules])
 
     def _around(self, planned: Planned) -> Surroundings:
         offload = None if planned.link is None else functools.partial(self._offload_of, planned)
@@ -215,6 +222,20 @@ class InForce:
         """Tensors from outside that the modules of a run read, each once."""
         reads = [read for choice in run for read in planned.trace.foreign_reads.get(choice.module, [])]
         return list({id(read()): read for read in reads}.values())
+
+
+def _places_of(
+    model: nn.Module, paths: Collection[str]
+) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:
+    """Where the modules of some paths, and all around them, are: who has them, and under what name."""
+    found: dict[str, tuple[dict[str, nn.Module | None], str, nn.Module]] = {}
+    for path in filter(None, paths):
+        names, owner = path.split("."), model
+        for depth, name in enumerate(names, 1):
+            module = owner.get_submodule(name)
+            found[".".join(names[:depth])] = (owner._modules, name, module)
+            owner = module
+    return list(found.values())
 
 
 def runs_of(active: Sequence[Choice]) -> list[list[Choice]]:
