@@ -267,20 +267,21 @@ static json_t *json_choices(const cli_work *work)
         const msc_choice *c = &choices[i];
         const msc_module *module = &modules[c->module];
         json_array_append_new(
-            root,
-            json_pack(
-                "{s:o, s:o, s:o, s:s, s:s, s:s, s:i, s:o, s:o, s:o, s:o, s:b, s:o, s:b, s:o, s:o, s:o, s:o}",
-                "module", cli_json_u64(c->module), "path",
-                cli_json_text(msc_graph_string(work->graph, module->path)), "type",
-                cli_json_text(msc_graph_string(work->graph, module->type)), "action",
-                msc_action_name((msc_action)c->action), "rule", msc_rule_key((msc_rule)c->rule), "rule_text",
-                msc_rule_text((msc_rule)c->rule), "call_count", (int)c->call_count, "saved_bytes",
-                cli_json_u64(c->saved_bytes), "cost_ns", cli_json_u64((uint64_t)c->cost_ns),
-                "other_peak_bytes", cli_json_u64(c->other_peak_bytes), "other_step_ns",
-                cli_json_u64((uint64_t)c->other_step_ns), "joined", (int)c->joined, "kept",
-                json_kept(work, i), "boundary", (int)c->boundary, "moved_bytes", cli_json_u64(c->moved_bytes),
-                "moved_count", cli_json_u64(c->moved_count), "transfer_ns",
-                cli_json_u64((uint64_t)c->transfer_ns), "moved", json_moved(work, i)));
+            root, json_pack("{s:o, s:o, s:o, s:s, s:s, s:s, s:i, s:o, s:o, s:o, s:o, s:b, s:o, s:b, s:o, "
+                            "s:o, s:o, s:o, s:o}",
+                            "module", cli_json_u64(c->module), "path",
+                            cli_json_text(msc_graph_string(work->graph, module->path)), "type",
+                            cli_json_text(msc_graph_string(work->graph, module->type)), "action",
+                            msc_action_name((msc_action)c->action), "rule", msc_rule_key((msc_rule)c->rule),
+                            "rule_text", msc_rule_text((msc_rule)c->rule), "call_count", (int)c->call_count,
+                            "saved_bytes", cli_json_u64(c->saved_bytes), "cost_ns",
+                            cli_json_u64((uint64_t)c->cost_ns), "other_peak_bytes",
+                            cli_json_u64(c->other_peak_bytes), "other_step_ns",
+                            cli_json_u64((uint64_t)c->other_step_ns), "joined", (int)c->joined, "kept",
+                            json_kept(work, i), "boundary", (int)c->boundary, "moved_bytes",
+                            cli_json_u64(c->moved_bytes), "moved_count", cli_json_u64(c->moved_count),
+                            "transfer_ns", cli_json_u64((uint64_t)c->transfer_ns), "moved",
+                            json_moved(work, i), "ahead_bytes", cli_json_u64(c->ahead_bytes)));
     }
     return root;
 }

@@ -84,6 +84,7 @@ typedef struct msc_choice {
     uint64_t moved_bytes;      /**< that leave the device in a step, over all calls */
     int64_t transfer_ns;  /**< what of `cost_ns` is for moving them: copies that compute does not hide, and
                                     the fixed cost of each */
+    uint64_t ahead_bytes; /**< of what backward uses next, that may come back early: msc_plan_set_ahead */
     uint32_t moved_count; /**< storages that leave in a step, over all calls */
     uint8_t joined;       /**< 1: belongs to the region of the sibling before it */
     uint8_t boundary;     /**< 1: what the checkpoint holds for its second run is offloaded */
@@ -155,6 +156,15 @@ MSC_API msc_status msc_plan_move(msc_plan *plan, uint32_t ordinal, msc_error *er
 
 /** What a choice offloads, as ordinals, rising; otherwise as `msc_plan_kept`. */
 MSC_API const uint32_t *msc_plan_moved(const msc_plan *plan, uint32_t choice, uint32_t *count);
+
+/**
+ * Sets how many bytes may come back early, ahead of the region that they are of, from the first use in a region of this
+ * choice on. They are those of the region that backward uses next, in order of use.
+ *
+ * @param choice index of a choice that moves something.
+ * Errors: EINVAL (no such choice, it moves nothing).
+ */
+MSC_API msc_status msc_plan_set_ahead(msc_plan *plan, uint32_t choice, uint64_t ahead_bytes, msc_error *err);
 
 /** Replaces the summary. Errors: EINVAL. */
 MSC_API msc_status msc_plan_set_summary(msc_plan *plan, const msc_plan_summary *summary, msc_error *err);

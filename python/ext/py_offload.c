@@ -276,17 +276,21 @@ static bool choose(msc__py_engine *self, PyObject *ordinals)
     return true;
 }
 
-static PyObject *engine_region(PyObject *object, PyObject *ordinals)
+static PyObject *engine_region(PyObject *object, PyObject *args)
 {
     msc__py_engine *self = opened(object);
+    PyObject *ordinals = NULL;
+    PyObject *ahead = NULL;
+    uint64_t ahead_bytes = 0;
 
-    if (self == NULL)
+    if (self == NULL || !PyArg_ParseTuple(args, "O|O:region", &ordinals, &ahead) ||
+        (ahead != NULL && !msc__py_to_u64(ahead, "ahead_bytes", &ahead_bytes)))
         return NULL;
     if (ordinals != Py_None && !choose(self, ordinals))
         return NULL;
     self->chooses = ordinals != Py_None;
     self->ordinal = 0;
-    msc_offload_group(self->offload);
+    msc_offload_group_ahead(self->offload, ahead_bytes);
     return Py_NewRef(Py_None);
 }
 
@@ -418,9 +422,10 @@ static PyMethodDef engine_methods[] = {
      "pack($self, tensor, /)\n--\n\nWhat autograd holds for a saved tensor."},
     {"unpack", msc__py_engine_unpack, METH_O, "unpack($self, saved, /)\n--\n\nThe tensor, for backward."},
     {"put", msc__py_engine_put, METH_O, "put($self, tensor, /)\n--\n\nStarts to copy a tensor's bytes out."},
-    {"region", engine_region, METH_O,
-     "region($self, ordinals, /)\n--\n\nA forward begins; a tuple says which of its saves may leave, None: "
-     "all."},
+    {"region", engine_region, METH_VARARGS,
+     "region($self, ordinals, ahead_bytes=0, /)\n--\n\nA forward begins; a tuple says which of its saves may "
+     "leave, "
+     "None: all."},
     {"settle", engine_settle, METH_NOARGS,
      "settle($self, /)\n--\n\nWaits until no source waits for its copy."},
     {"step", engine_step, METH_NOARGS, "step($self, /)\n--\n\nA training step begins."},

@@ -67,7 +67,7 @@ static bool to_action(PyObject *value, const char *what, msc_action *out)
 }
 
 /* A choice in Python: shorter forms are its first 6 or 10 elements, the rest is then zero and empty. */
-enum { SHORT_CHOICE = 6, STAYING_CHOICE = 10, WHOLE_CHOICE = 15, KEPT_OFFSETS = 9, MOVED_ORDINALS = 14 };
+enum { SHORT_CHOICE = 6, STAYING_CHOICE = 10, WHOLE_CHOICE = 16, KEPT_OFFSETS = 9, MOVED_ORDINALS = 14 };
 
 /** Reads (module, action, rule, call_count, saved_bytes, cost_ns). */
 static bool to_short_choice(PyObject *tuple, msc_choice *out)
@@ -89,13 +89,14 @@ static bool to_short_choice(PyObject *tuple, msc_choice *out)
     return true;
 }
 
-/** Reads (boundary, moved_bytes, moved_count, transfer_ns). */
+/** Reads (boundary, moved_bytes, moved_count, transfer_ns), and ahead_bytes behind what it moves. */
 static bool to_moves(PyObject *tuple, msc_choice *out)
 {
     return msc__py_to_bool(PyTuple_GetItem(tuple, 10), "boundary", &out->boundary) &&
            msc__py_to_u64(PyTuple_GetItem(tuple, 11), "moved_bytes", &out->moved_bytes) &&
            msc__py_to_u32(PyTuple_GetItem(tuple, 12), "moved_count", UINT32_MAX, &out->moved_count) &&
-           msc__py_to_i64(PyTuple_GetItem(tuple, 13), "transfer_ns", &out->transfer_ns);
+           msc__py_to_i64(PyTuple_GetItem(tuple, 13), "transfer_ns", &out->transfer_ns) &&
+           msc__py_to_u64(PyTuple_GetItem(tuple, 15), "ahead_bytes", &out->ahead_bytes);
 }
 
 /** Reads a choice but for its kept operations and what it moves. */
@@ -139,14 +140,15 @@ static PyObject *from_choice(const msc_plan *plan, uint32_t i)
     const uint32_t *kept = msc_plan_kept(plan, i, &kept_count);
     const uint32_t *moved = msc_plan_moved(plan, i, &moved_count);
 
-    return Py_BuildValue("(IssIKLKLNNNKILN)", (unsigned)choice->module,
+    return Py_BuildValue("(IssIKLKLNNNKILNK)", (unsigned)choice->module,
                          msc_action_name((msc_action)choice->action), msc_rule_key((msc_rule)choice->rule),
                          (unsigned)choice->call_count, (unsigned long long)choice->saved_bytes,
                          (long long)choice->cost_ns, (unsigned long long)choice->other_peak_bytes,
                          (long long)choice->other_step_ns, PyBool_FromLong(choice->joined),
                          from_offsets(kept, kept_count), PyBool_FromLong(choice->boundary),
                          (unsigned long long)choice->moved_bytes, (unsigned)choice->moved_count,
-                         (long long)choice->transfer_ns, from_offsets(moved, moved_count));
+                         (long long)choice->transfer_ns, from_offsets(moved, moved_count),
+                         (unsigned long long)choice->ahead_bytes);
 }
 
 /* ---- lifecycle ---------------------------------------------------------------------------------- */
@@ -374,7 +376,8 @@ static PyMethodDef plan_methods[] = {
 static PyGetSetDef plan_properties[] = {
     {"choices", get_choices, NULL,
      "(module, action, rule, call_count, saved_bytes, cost_ns, other_peak_bytes, other_step_ns, joined, "
-     "kept_offsets, boundary, moved_bytes, moved_count, transfer_ns, moved_ordinals) per module considered, "
+     "kept_offsets, boundary, moved_bytes, moved_count, transfer_ns, moved_ordinals, ahead_bytes) per module "
+     "considered, "
      "in "
      "module order.",
      NULL},

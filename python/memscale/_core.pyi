@@ -159,15 +159,15 @@ class _Summary(TypedDict):
     staging_bytes: int
 
 _Choice: TypeAlias = tuple[
-    int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...]
+    int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...], int
 ]
 """A choice of a plan: the fields of ``msc_choice``, and what `msc_plan_kept` and `msc_plan_moved` give.
 
 ``(module, action, rule, call_count, saved_bytes, cost_ns, other_peak_bytes, other_step_ns, joined,
-kept_offsets, boundary, moved_bytes, moved_count, transfer_ns, moved_ordinals)``. ``action`` is ``"keep"``,
-``"checkpoint"``, ``"selective"`` or ``"offload"``; ``rule`` is a key for `rule_text`. A kept offset counts
-operations from the begin of the module's call, a moved ordinal what is saved in it, or for a ``boundary`` its
-inputs.
+kept_offsets, boundary, moved_bytes, moved_count, transfer_ns, moved_ordinals, ahead_bytes)``. ``action`` is
+``"keep"``, ``"checkpoint"``, ``"selective"`` or ``"offload"``; ``rule`` is a key for `rule_text`. A kept
+offset counts operations from the begin of the module's call, a moved ordinal what is saved in it, or for a
+``boundary`` its inputs.
 """
 
 _Rule: TypeAlias = dict[str, Any]
@@ -667,10 +667,11 @@ class OffloadEngine:
             MemScaleError: A copy could not be submitted.
         """
 
-    def region(self, ordinals: tuple[int, ...] | None, /) -> None:
+    def region(self, ordinals: tuple[int, ...] | None, ahead_bytes: int = 0, /) -> None:
         """A forward begins: saves are counted from 0, and only those of the tuple leave. None: all may.
 
-        Tensors that are saved in one region are fetched ahead together; no fetch goes beyond it.
+        Tensors that are saved in one region are fetched ahead together. Once the first of them is used, so
+        many bytes of the region that is used next may come back as well; no fetch goes beyond that.
         """
 
     def settle(self) -> None:

@@ -88,7 +88,8 @@ static msc_status check_moves(const msc_choice *choice, msc_error *err)
                          choice->module);
     if (choice->transfer_ns < 0)
         return msc__fail(err, MSC_EINVAL, "module %u: the time of its transfers is negative", choice->module);
-    if (!moves(choice) && (choice->moved_bytes > 0 || choice->moved_count > 0 || choice->transfer_ns > 0))
+    if (!moves(choice) && (choice->moved_bytes > 0 || choice->moved_count > 0 || choice->transfer_ns > 0 ||
+                           choice->ahead_bytes > 0))
         return msc__fail(err, MSC_EINVAL, "module %u: bytes are moved, but nothing is offloaded",
                          choice->module);
     return MSC_OK;
@@ -206,6 +207,19 @@ const uint32_t *msc_plan_kept(const msc_plan *plan, uint32_t choice, uint32_t *c
 const uint32_t *msc_plan_moved(const msc_plan *plan, uint32_t choice, uint32_t *count)
 {
     return part_of(plan, &plan->moved, &plan->moved_begins, choice, count);
+}
+
+msc_status msc_plan_set_ahead(msc_plan *plan, uint32_t choice, uint64_t ahead_bytes, msc_error *err)
+{
+    msc_choice *choices = plan->choices.items;
+
+    if (choice >= plan->choices.count)
+        return msc__fail(err, MSC_EINVAL, "there is no choice %u, only %u", choice, plan->choices.count);
+    if (!moves(&choices[choice]))
+        return msc__fail(err, MSC_EINVAL, "module %u: nothing comes back early, since nothing is offloaded",
+                         choices[choice].module);
+    choices[choice].ahead_bytes = ahead_bytes;
+    return MSC_OK;
 }
 
 msc_status msc_plan_set_summary(msc_plan *plan, const msc_plan_summary *summary, msc_error *err)

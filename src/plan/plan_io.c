@@ -2,7 +2,7 @@
 /*
  * Canonical text of a plan, and back.
  *
- *      memscale-plan 3
+ *      memscale-plan 4
  *      graph <digest>
  *      budget <bytes>
  *      plain <peak bytes> <step ns>
@@ -16,7 +16,7 @@
  *      choices <count>
  *      choice <module> <action> <rule> <calls> <saved> <cost> <other peak> <other step> <joined> <boundary>
  *      kept <count> <offset> <offset> ...                  after each selective choice
- *      moved <bytes> <tensors> <ns> <count> <ordinal> ...  after each choice that offloads
+ *      moved <bytes> <tensors> <ns> <ahead> <count> <ordinal> ...  after each choice that offloads
  *      end
  *
  * docs/formats/plan.md describes the fields. Actions and rules stand as words, which stay valid when the
@@ -123,6 +123,7 @@ static void put_moved(msc__text *text, const msc_plan *plan, uint32_t choice)
     put_field(text, of->moved_bytes);
     put_field(text, of->moved_count);
     put_field(text, (uint64_t)of->transfer_ns);
+    put_field(text, of->ahead_bytes);
     put_list(text, moved, count);
 }
 
@@ -136,7 +137,7 @@ static void put_plan(msc__text *text, const msc_plan *plan)
     const msc_choice *choices = msc_plan_choices(plan);
     uint32_t i;
 
-    msc__text_put(text, "memscale-plan 3\n");
+    msc__text_put(text, "memscale-plan 4\n");
     put_summary(text, &plan->summary);
     put_line(text, "choices", plan->choices.count);
     for (i = 0; i < plan->choices.count; i++) {
@@ -201,8 +202,8 @@ static bool read_version(msc__reader *reader)
 
     if (!msc__reader_expect(reader, "memscale-plan") || !msc__reader_u64(reader, UINT64_MAX, &version))
         return false;
-    if (version != 3)
-        return msc__reader_fail(reader, MSC_EVERSION, "a version other than 3, the only readable one");
+    if (version != 4)
+        return msc__reader_fail(reader, MSC_EVERSION, "a version other than 4, the only readable one");
     return read_line_end(reader);
 }
 
@@ -327,7 +328,7 @@ static bool read_list(msc__reader *reader, msc_plan *plan, push_item *push)
     return read_line_end(reader);
 }
 
-/* What a plan says of moves belongs to the choice, which comes first: three numbers are filled in. */
+/* What a plan says of moves belongs to the choice, which comes first: four numbers are filled in. */
 static bool read_moved(msc__reader *reader, msc_plan *plan)
 {
     msc_choice *choice = (msc_choice *)plan->choices.items + (plan->choices.count - 1);
@@ -335,7 +336,8 @@ static bool read_moved(msc__reader *reader, msc_plan *plan)
     uint64_t transfer = 0;
 
     if (!msc__reader_expect(reader, "moved") || !msc__reader_u64(reader, UINT64_MAX, &choice->moved_bytes) ||
-        !msc__reader_u64(reader, UINT32_MAX, &count) || !msc__reader_u64(reader, INT64_MAX, &transfer))
+        !msc__reader_u64(reader, UINT32_MAX, &count) || !msc__reader_u64(reader, INT64_MAX, &transfer) ||
+        !msc__reader_u64(reader, UINT64_MAX, &choice->ahead_bytes))
         return false;
     choice->moved_count = (uint32_t)count;
     choice->transfer_ns = (int64_t)transfer;

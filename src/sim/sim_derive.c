@@ -22,6 +22,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "sim/sim_ahead.h"
 
 /* Bytes that may be alive at once, of everything, so that sums of them never overflow. */
 #define MOST_BYTES ((uint64_t)1 << 63)
@@ -247,8 +248,7 @@ static void find_moves(msc__derivation *d, msc__scratch *scratch, const msc_grap
                        const msc_plan *plan)
 {
     size_t most = 0;
-    msc__moved *moves;
-    uint32_t *last_of;
+    msc__moves_room room;
     uint32_t r;
 
     for (r = 0; r < d->plan.count; r++)
@@ -258,11 +258,12 @@ static void find_moves(msc__derivation *d, msc__scratch *scratch, const msc_grap
         msc__scratch_take(scratch, msc_graph_save_count(graph), sizeof *d->plan.move_of_save);
     if (most == 0)
         return;
-    moves = msc__scratch_take(scratch, most, sizeof *moves);
-    last_of = msc__scratch_take(scratch, d->buffer_count, sizeof *last_of);
+    room.moves = msc__scratch_take(scratch, most, sizeof *room.moves);
+    room.last_of = msc__scratch_take(scratch, d->buffer_count, sizeof *room.last_of);
+    room.follows = msc__scratch_take(scratch, d->plan.count, sizeof *room.follows);
     if (scratch->failed_bytes > 0)
         return;
-    msc__moves_of_plan(graph, plan, &d->plan, moves, last_of);
+    msc__moves_of_plan(graph, plan, &d->plan, &room);
 }
 
 msc_status msc__derive(msc__derivation *d, msc__scratch *scratch, const msc_graph *graph,

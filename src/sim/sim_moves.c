@@ -26,12 +26,20 @@
  *  more than `window_in_bytes` ahead of it, itself included, or with the first use of all if there is none. The
  *  instance lives until `release`.
  *
+ *  Early. Of regions that bring something back, R is followed by the one before it in forward, Q, if backward uses
+ *  them in that order: all uses of later regions are at or before R's first use, all of R at or before Q's
+ *  first, that not after those of earlier regions, and no region between the two moves something that is never used.
+ *  Then Q's moves that would come back with Q's first use, in order of use and as far as all of them together are at most
+ *  `ahead_bytes` of R's choice, come back with R's first use.
+ *
  *  Away. The bytes are away from put to release, if that is later.
  */
 #include "sim/sim_moves.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "sim/sim_ahead.h"
 
 /* ---- finding ---------------------------------------------------------------------------------------- */
 
@@ -129,6 +137,16 @@ static int compare_orders(const void *left, const void *right)
     return (a->order > b->order) - (a->order < b->order);
 }
 
+void msc__moves_by_use(msc__moved *moves, uint32_t count)
+{
+    qsort(moves, count, sizeof *moves, compare_uses);
+}
+
+void msc__moves_by_order(msc__moved *moves, uint32_t count)
+{
+    qsort(moves, count, sizeof *moves, compare_orders);
+}
+
 /* `waits` is what was put from move i on, up to before move k. */
 static void settle_out(msc__moved *moves, uint32_t count, const msc__move_limits *limits)
 {
@@ -166,9 +184,9 @@ void msc__moves_settle(msc__moved *moves, uint32_t count, const msc__move_limits
     if (count == 0)
         return;
     settle_out(moves, count, limits);
-    qsort(moves, count, sizeof *moves, compare_uses);
+    msc__moves_by_use(moves, count);
     bring_back(moves, count, limits);
-    qsort(moves, count, sizeof *moves, compare_orders);
+    msc__moves_by_order(moves, count);
 }
 
 bool msc__moves_have(const msc__moved *moves, uint32_t count, uint32_t buffer)
@@ -242,13 +260,13 @@ static void list_inputs(listing *l, const msc__region *region, const uint32_t *n
 }
 
 void msc__moves_of_plan(const msc_graph *graph, const msc_plan *plan, msc__plan_regions *out,
-                        msc__moved *moves, uint32_t *last_of)
+                        const msc__moves_room *room)
 {
     const msc_plan_summary *summary = plan == NULL ? NULL : msc_plan_get_summary(plan);
-    listing l = {.graph = graph, .out = out, .moves = moves, .last_of = last_of};
+    listing l = {.graph = graph, .out = out, .moves = room->moves, .last_of = room->last_of};
     uint32_t r;
 
-    out->moves = moves;
+    out->moves = room->moves;
     out->move_count = 0;
     for (r = 0; r < out->count; r++) {
         msc__region *region = &out->regions[r];
@@ -266,6 +284,7 @@ void msc__moves_of_plan(const msc_graph *graph, const msc_plan *plan, msc__plan_
         if (region->move_count == 0)
             continue;
         limits = msc__move_limits_of(region, summary->window_out_bytes, summary->window_in_bytes);
-        msc__moves_settle(moves + l.first, region->move_count, &limits);
+        msc__moves_settle(room->moves + l.first, region->move_count, &limits);
     }
+    msc__moves_bring_early(graph, plan, out, room->follows);
 }

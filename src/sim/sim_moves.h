@@ -59,6 +59,12 @@ msc__moved msc__move_of_input(const msc_graph *graph, const msc__region *region,
 /** Takes a further save on the same storage into account. */
 void msc__move_note(msc__moved *move, const msc_graph *graph, const msc_save *save);
 
+/** Puts moves in order of use, those that are used together in their own order. */
+void msc__moves_by_use(msc__moved *moves, uint32_t count);
+
+/** Puts moves in their own order. */
+void msc__moves_by_order(msc__moved *moves, uint32_t count);
+
 /** Fills `settle` and `back` of a region's moves, which are in order. Cost: n log n. */
 void msc__moves_settle(msc__moved *moves, uint32_t count, const msc__move_limits *limits);
 
@@ -71,9 +77,15 @@ static inline uint32_t msc__move_end(const msc__moved *move)
     return move->release > move->back ? move->release : move->back + 1;
 }
 
-/** Fills the moves of a plan's regions; room is for one per save and input, and `last_of` for one per buffer.
- *  Cost: saves and inputs of the regions that move something, × log. */
+/** Working memory of `msc__moves_of_plan`, zeroed. */
+typedef struct msc__moves_room {
+    msc__moved *moves;           /**< one per save and input; the regions' moves afterwards */
+    uint32_t *last_of;           /**< one per buffer */
+    struct msc__follow *follows; /**< one per region */
+} msc__moves_room;
+
+/** Fills the moves of a plan's regions. Cost: saves and inputs of the regions that move something, × log. */
 void msc__moves_of_plan(const msc_graph *graph, const msc_plan *plan, msc__plan_regions *out,
-                        msc__moved *moves, uint32_t *last_of);
+                        const msc__moves_room *room);
 
 #endif /* MSC_SIM_MOVES_H */

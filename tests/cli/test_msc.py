@@ -383,7 +383,7 @@ def test_plan_for_another_graph(graph: Path, tmp_path: Path) -> None:
 
 def test_corrupt_plan(graph: Path, tmp_path: Path) -> None:
     plan_path = tmp_path / "step.plan"
-    plan_path.write_text("memscale-plan 3\ngraph xyz\n")
+    plan_path.write_text("memscale-plan 4\ngraph xyz\n")
     assert_refused(msc("replay", graph, "--plan", plan_path), USAGE, str(plan_path), "plan, line 2")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memscale.core.tracer import Trace
 
 ChoiceRow = tuple[
-    int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...]
+    int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...], int
 ]
 """A choice as the core gives it; see `_core.Plan.choices`."""
 
@@ -186,7 +186,7 @@ class DecisionEngine:
 def _choice(named: NamedGraph, item: ChoiceRow) -> Choice:
     """A choice of the core in words."""
     module, action, rule, calls, saved, cost, other_peak, other_ns, joined, kept = item[:10]
-    boundary, moved_bytes, moved_count, transfer_ns, moved = item[10:]
+    boundary, moved_bytes, moved_count, transfer_ns, moved, ahead_bytes = item[10:]
     path, kind = named.trace.modules[module]
     return Choice(
         module=path,
@@ -206,6 +206,7 @@ def _choice(named: NamedGraph, item: ChoiceRow) -> Choice:
         moved_bytes=moved_bytes,
         moved_count=moved_count,
         transfer_ns=transfer_ns,
+        ahead_bytes=ahead_bytes,
     )
 
 

@@ -155,12 +155,12 @@ class InForce:
         chains: dict[str, list[ChainRun]] = {}
         for run in runs_of(planned.plan.active):
             path, offload = run[0].module, self._offload_of(planned) if run[0].offloads else None
+            moved, ahead_bytes = run[0].moved or None, run[0].ahead_bytes
             if offload is not None and not run[0].boundary:
-                watch = None if path else self.watch
-                module, saves = self.model.get_submodule(path), run[0].moved or None
-                parts.append(OffloadAttachment(module, path, offload, saves, watch))
+                watch, module = None if path else self.watch, self.model.get_submodule(path)
+                parts.append(OffloadAttachment(module, path, offload, moved, watch, ahead_bytes))
                 continue
-            boundary = None if offload is None else Boundary(offload, run[0].moved or None)
+            boundary = None if offload is None else Boundary(offload, moved, ahead_bytes)
             facts = self._written(planned, run), planned.trace.python_random, self._foreign(planned, run)
             if len(run) == 1:
                 kept = frozenset(map(_operation, run[0].kept))

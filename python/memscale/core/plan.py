@@ -15,10 +15,11 @@ from typing import Any
 
 from memscale.core.prediction import Prediction
 from memscale.core.timeline import PHASES, Timeline
+from memscale.core.units import format_bytes
 
 __all__ = ["PHASES", "Amount", "Choice", "Frontier", "Plan", "Prediction", "StepChoice", "Timeline"]
 
-PLAN_VERSION = 6
+PLAN_VERSION = 7
 Frontier = tuple[tuple[int, int], ...]
 
 
@@ -60,6 +61,8 @@ class Choice:
         moved_count: storages that do.
         transfer_ns: what of `ns` is for moving them: the copies' time that compute does not hide, and their
             fixed cost.
+        ahead_bytes: once backward uses what it moved, so many bytes of what it uses next, of another module,
+            may come back early.
     """
 
     module: str
@@ -79,6 +82,7 @@ class Choice:
     moved_bytes: int = 0
     moved_count: int = 0
     transfer_ns: int = 0
+    ahead_bytes: int = 0
 
     @property
     def offloads(self) -> bool:
@@ -140,7 +144,7 @@ class StepChoice:
     amounts: tuple[Amount, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What is done with each module under a budget, and what that brings.
 
@@ -188,6 +192,14 @@ class Plan:
     staging_bytes: int = 0
     path_staging_bytes: int = 0
     walk: Callable[[], Frontier] = field(default=tuple, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        steps = "".join(f", {step.technique}" for step in self.steps)
+        return (
+            f"<Plan: {len(self.active)} of {len(self.choices)} modules{steps};"
+            f" {format_bytes(self.predicted.device_used_peak_bytes)} of {format_bytes(self.budget_bytes)},"
+            f" {'fits' if self.fits else 'does not fit'}; `explain()` tells more>"
+        )
 
     @cached_property
     def frontier(self) -> Frontier:

@@ -53,7 +53,8 @@ def core_plan(plan: Plan, graph: _core.Graph) -> _core.Plan:
         words = (module, action, choice.rule, choice.calls, choice.bytes, choice.ns)
         kept = () if kept_ops is None else kept_ops.offsets(module, choice.kept)
         moves = (choice.boundary, choice.moved_bytes, choice.moved_count, choice.transfer_ns, choice.moved)
-        rows.append((*words, choice.other_peak_bytes, choice.other_ns, choice.joined, kept, *moves))
+        others = (choice.other_peak_bytes, choice.other_ns)
+        rows.append((*words, *others, choice.joined, kept, *moves, choice.ahead_bytes))
     names = ("window_out_bytes", "window_in_bytes", "staging_bytes")
     return _core.Plan.build(sorted(rows, key=itemgetter(0)), {name: getattr(plan, name) for name in names})
 

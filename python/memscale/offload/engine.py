@@ -136,22 +136,23 @@ class Offload:
         return engine
 
     @contextmanager
-    def hooks(self, ordinals: tuple[int, ...] | None = None) -> Iterator[None]:
+    def hooks(self, ordinals: tuple[int, ...] | None = None, ahead_bytes: int = 0) -> Iterator[None]:
         """A context in which saved tensors leave. When it ends without an error, their sources are gone.
 
         Args:
             ordinals: which of them, as in `Choice.moved`; None: all that are worth it.
+            ahead_bytes: as in `Choice.ahead_bytes`.
         """
         engine = self.engine
-        engine.region(ordinals)
+        engine.region(ordinals, ahead_bytes)
         with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
             yield
         engine.settle()
 
-    def hold(self, tensors: Iterable[Tensor]) -> list[Held]:
+    def hold(self, tensors: Iterable[Tensor], ahead_bytes: int = 0) -> list[Held]:
         """Holds tensors, away if it is worth it; what is left of them on the device is their caller's."""
         engine = self.engine
-        engine.region(None)
+        engine.region(None, ahead_bytes)
         held = [Held(engine, engine.pack(tensor), tensor.requires_grad) for tensor in tensors]
         engine.settle()
         return held
@@ -204,10 +205,12 @@ class Boundary:
     Attributes:
         offload: the engine.
         inputs: storages among the arguments, each counted once, as in `Choice.moved`; None: all activations.
+        ahead_bytes: as in `Choice.ahead_bytes`.
     """
 
     offload: Offload
     inputs: tuple[int, ...] | None = None
+    ahead_bytes: int = 0
 
     def among(self, leaves: Sequence[Any]) -> list[int]:
         """Positions of the arguments that leave."""

@@ -208,7 +208,7 @@ class Region:
         """Lets inputs leave until the second run."""
         for index, version in self.versions:
             check_version(self.leaves[index], version, self.body.path)
-        held = boundary.offload.hold(self.leaves[index] for index in self.moving)
+        held = boundary.offload.hold((self.leaves[index] for index in self.moving), boundary.ahead_bytes)
         for index, item in zip(self.moving, held, strict=True):
             self.leaves[index] = item
 

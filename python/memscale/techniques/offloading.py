@@ -35,11 +35,17 @@ class OffloadedForward(StandIn):
     """Stands in for `module.forward` while the technique is attached."""
 
     def __init__(
-        self, module: nn.Module, original: Callable[..., Any], offload: Offload, saves: tuple[int, ...] | None
+        self,
+        module: nn.Module,
+        original: Callable[..., Any],
+        offload: Offload,
+        saves: tuple[int, ...] | None,
+        ahead_bytes: int,
     ) -> None:
         super().__init__(module, original)
         self.offload = offload
         self.saves = saves
+        self.ahead_bytes = ahead_bytes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward under the engine's hooks, or as it is where nothing is saved."""
@@ -49,7 +55,7 @@ class OffloadedForward(StandIn):
             return self.original(*args, **kwargs)
         try:
             _here.inside = True
-            with self.offload.hooks(self.saves):
+            with self.offload.hooks(self.saves, self.ahead_bytes):
                 return self.original(*args, **kwargs)
         finally:
             _here.inside = False
@@ -64,6 +70,7 @@ class OffloadAttachment:
         offload: the plan's engine.
         saves: which of the module's saved tensors leave, as in `Choice.moved`; None: all that are worth it.
         beneath: as in `StepAttachment`: the executor's watch where the module is the model itself.
+        ahead_bytes: as in `Choice.ahead_bytes`.
     """
 
     name = "offload"
@@ -75,10 +82,12 @@ class OffloadAttachment:
         offload: Offload,
         saves: tuple[int, ...] | None = None,
         beneath: StandIn | None = None,
+        ahead_bytes: int = 0,
     ) -> None:
         self.path = path
         self.offload = offload
         self.saves = saves
+        self.ahead_bytes = ahead_bytes
         self.slot = ForwardSlot(module, path, beneath)  # weakly: the model may be the module, and owns this
 
     def attach(self) -> None:
@@ -87,7 +96,8 @@ class OffloadAttachment:
         Raises:
             AttachError: the module does not let its forward be replaced.
         """
-        self.slot.put(OffloadedForward(self.slot.module, self.slot.present, self.offload, self.saves))
+        module, present = self.slot.module, self.slot.present
+        self.slot.put(OffloadedForward(module, present, self.offload, self.saves, self.ahead_bytes))
 
     def undo(self) -> None:
         """Restores `module.forward`. What is away stays reachable for the graphs that need it."""

@@ -74,6 +74,46 @@ def test_a_budget_is_met_and_every_bit_stays(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_region_comes_back_while_the_one_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as the plan says, below its own peak. Without it each region's first use is waited for."""
+    model, x = Network(6), batch()
+    wrapped(model, x, tmp_path)
+    plan = executor_of(model).plan
+    assert plan is not None
+    early = [choice for choice in plan.choices if choice.ahead_bytes]
+    assert early and all(choice.offloads and choice.ahead_bytes <= plan.window_in_bytes for choice in early)
+
+    def missed() -> int:
+        before = engine_of(model).counters()["missed_count"]
+        step(model, x)
+        return engine_of(model).counters()["missed_count"] - before
+
+    peaks = [peak_bytes(model, x) for _ in range(4)]  # the window grows to what is needed
+    with_it = missed()
+    hooks = Offload.hooks
+    monkeypatch.setattr(Offload, "hooks", lambda self, ordinals, _: hooks(self, ordinals))
+    assert with_it <= missed() - len(early)
+    assert max(peaks) <= plan.predicted.device_used_peak_bytes
+
+
+@pytest.mark.parametrize("ahead_bytes, misses", [(0, 6), ((1 << 20) - 1, 6), (1 << 20, 1)])
+def test_a_boundary_comes_back_while_the_block_behind_it_runs_again(
+    ahead_bytes: int, misses: int, tmp_path: Path
+) -> None:
+    settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
+    model, x, offload = Network(7), batch(), Offload(settings)
+    plain = step(model, x)
+    for block in model.blocks:
+        CheckpointAttachment(block, "", boundary=Boundary(offload, None, ahead_bytes)).attach()
+    for _ in range(3):
+        assert same(step(model, x), plain)
+    before = offload.counters()["missed_count"]
+    assert same(step(model, x), plain)
+    assert offload.counters()["missed_count"] - before == misses  # of six: the batch itself stays
+
+
 @pytest.mark.parametrize("kept", [frozenset(), frozenset({("addmm", 0)})], ids=["whole", "selective"])
 def test_nothing_holds_a_boundary_that_left(kept: frozenset[tuple[str, int]], tmp_path: Path) -> None:
     """Not even what the module saves of it in its first run."""

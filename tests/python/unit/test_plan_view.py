@@ -214,6 +214,11 @@ def test_the_head_has_pressure_mode_and_kept_operations() -> None:
     assert "digest     0123456789abcdef (static profile, balanced)" in lines
 
 
+def test_a_plan_is_one_line_where_it_is_printed() -> None:
+    words = repr(plan_of(choice("h.0", "checkpoint"), choice("h.1"), fits=False))
+    assert words.startswith("<Plan: 1 of 2 modules; ") and "does not fit" in words and "\n" not in words
+
+
 def test_the_head_keeps_regions_together() -> None:
     plan = plan_of(
         choice("f.0", "checkpoint", type="Conv"),

@@ -417,6 +417,58 @@ static void transfer_time(void **state)
     figures_stop(ctx);
 }
 
+/* Peak of a plan whose allowances are all set to a number. */
+static uint64_t peak_with(msc_context *ctx, const msc_graph *graph, msc_plan *plan, uint64_t ahead_bytes)
+{
+    const msc_sim_options options = msc_sim_options_default(MSC_SIM_HOST);
+    msc_trace *trace;
+    msc_sim *sim;
+    msc_replay replay;
+    uint32_t i;
+
+    for (i = 0; i < msc_plan_choice_count(plan); i++)
+        if (msc_plan_choices(plan)[i].moved_count > 0)
+            assert_int_equal(msc_plan_set_ahead(plan, i, ahead_bytes, NULL), MSC_OK);
+    assert_int_equal(msc_trace_create(ctx, graph, plan, &trace, NULL), MSC_OK);
+    assert_int_equal(msc_sim_create(ctx, &options, &sim, NULL), MSC_OK);
+    assert_int_equal(msc_trace_replay(trace, sim, NULL, 0, &replay, NULL), MSC_OK);
+    msc_sim_destroy(sim);
+    msc_trace_destroy(trace);
+    return replay.peak_bytes;
+}
+
+/* As much comes back early as fits below the peak that there is without: some does, and all would raise a peak. */
+static void comes_back_early(void **state)
+{
+    msc_context *ctx = figures_start();
+    msc_graph *graph = synth_blocks(ctx, 8, SYNTH_HALVES);
+    uint32_t early = 0;
+    uint32_t raised = 0;
+    uint32_t percent;
+
+    (void)state;
+    for (percent = 10; percent <= 90; percent += 10) {
+        msc_decide_options options = offloads(FAST);
+        msc_plan *plan;
+        uint64_t peak_bytes;
+        uint32_t i;
+        options.link.window_in_bytes = (uint64_t)1 << 30;
+        options.budget_bytes = budget_of(ctx, graph, percent);
+        plan = decide(ctx, graph, &options);
+        peak_bytes = msc_plan_get_summary(plan)->peak_bytes;
+        for (i = 0; i < msc_plan_choice_count(plan); i++)
+            early += msc_plan_choices(plan)[i].ahead_bytes > 0;
+        check_plan(ctx, graph, plan, MSC_SIM_HOST);
+        assert_true(peak_with(ctx, graph, plan, 0) == peak_bytes);
+        raised += peak_with(ctx, graph, plan, UINT64_MAX) > peak_bytes;
+        msc_plan_destroy(plan);
+    }
+    assert_true(early > 0);
+    assert_true(raised > 0);
+    msc_graph_destroy(graph);
+    figures_stop(ctx);
+}
+
 static void refuses_options(void **state)
 {
     msc_context *ctx = figures_start();
@@ -459,6 +511,7 @@ int main(void)
         {"offload/runs-once", runs_once, NULL, NULL, NULL},
         {"offload/what-moves", what_moves, NULL, NULL, NULL},
         {"offload/transfer-time", transfer_time, NULL, NULL, NULL},
+        {"offload/comes-back-early", comes_back_early, NULL, NULL, NULL},
         {"offload/refuses-options", refuses_options, NULL, NULL, NULL},
     };
 

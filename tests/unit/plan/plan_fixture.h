@@ -86,6 +86,7 @@ static inline msc_choice offload_of(uint32_t module)
     choice.moved_bytes = 3000;
     choice.moved_count = 2;
     choice.transfer_ns = 500;
+    choice.ahead_bytes = 4096;
     return choice;
 }
 

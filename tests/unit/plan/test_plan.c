@@ -197,6 +197,23 @@ static void test_bad_moves(void **state)
     choice = checkpoint_of(0);
     choice.moved_count = 1;
     assert_choice_refused(f, choice, "module 0: bytes are moved, but nothing is offloaded");
+    choice = checkpoint_of(0);
+    choice.ahead_bytes = 1;
+    assert_choice_refused(f, choice, "module 0: bytes are moved, but nothing is offloaded");
+}
+
+static void test_what_may_come_back_early(void **state)
+{
+    plan_fixture *f = *state;
+
+    add_choice(f, checkpoint_of(0));
+    add_choice(f, offload_of(3));
+    assert_int_equal(msc_plan_set_ahead(f->plan, 1, 77, &f->err), MSC_OK);
+    assert_int_equal(msc_plan_choices(f->plan)[1].ahead_bytes, 77);
+    assert_int_equal(msc_plan_set_ahead(f->plan, 0, 77, &f->err), MSC_EINVAL);
+    assert_string_equal(f->err.message, "module 0: nothing comes back early, since nothing is offloaded");
+    assert_int_equal(msc_plan_set_ahead(f->plan, 2, 77, &f->err), MSC_EINVAL);
+    assert_string_equal(f->err.message, "there is no choice 2, only 2");
 }
 
 static void test_action_lookup(void **state)
@@ -334,6 +351,7 @@ int main(void)
         PLAN_CASE("kept/refused", test_bad_kept_operations),
         PLAN_CASE("moved/lists", test_moved),
         PLAN_CASE("moved/refused", test_bad_moves),
+        PLAN_CASE("moves/early", test_what_may_come_back_early),
         PLAN_CASE("action/lookup", test_action_lookup),
         PLAN_CASE("summary", test_summary),
         PLAN_CASE("words", test_words),

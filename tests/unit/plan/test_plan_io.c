@@ -10,7 +10,7 @@
 #define MOST_TEXT_BYTES 4096u
 
 #define TEXT_HEAD                                                                                            \
-    "memscale-plan 3\n"                                                                                      \
+    "memscale-plan 4\n"                                                                                      \
     "graph 0123456789abcdef\n"                                                                               \
     "budget 8000\n"                                                                                          \
     "plain 10000 500000\n"                                                                                   \
@@ -30,10 +30,10 @@ static const char plan_text[] = TEXT_HEAD "choices 7\n"
                                           "choice 9 selective chosen 1 4096 70000 9000 500001 0 0\n"
                                           "kept 0\n"
                                           "choice 11 offload chosen 1 4096 70000 9000 500001 0 0\n"
-                                          "moved 3000 2 500 3 0 1 7\n"
+                                          "moved 3000 2 500 4096 3 0 1 7\n"
                                           "choice 12 selective chosen 1 4096 70000 9000 500001 0 1\n"
                                           "kept 1 2\n"
-                                          "moved 1000 1 20 1 0\n"
+                                          "moved 1000 1 20 0 1 0\n"
                                           "end\n";
 
 static void build(plan_fixture *f)
@@ -141,6 +141,7 @@ static void test_parse(void **state)
     assert_int_equal(msc_plan_choices(plan)[5].moved_bytes, 3000);
     assert_int_equal(msc_plan_choices(plan)[5].moved_count, 2);
     assert_int_equal(msc_plan_choices(plan)[5].transfer_ns, 500);
+    assert_int_equal(msc_plan_choices(plan)[5].ahead_bytes, 4096);
     kept = msc_plan_moved(plan, 5, &count);
     assert_int_equal(count, 3);
     assert_int_equal(kept[2], 7);
@@ -181,6 +182,7 @@ static void test_every_rule_and_extremes(void **state)
             choice.moved_bytes = UINT64_MAX;
             choice.moved_count = UINT32_MAX;
             choice.transfer_ns = INT64_MAX;
+            choice.ahead_bytes = UINT64_MAX;
         }
         add_choice(f, choice);
         if (choice.action == MSC_ACTION_SELECTIVE)
@@ -282,10 +284,10 @@ static void test_bad_lines(void **state)
 
     assert_refused(f, "memscale-graph 1\n", MSC_EFORMAT, "plan, line 1: an unexpected word");
     assert_refused(f, "memscale-plan 2\n", MSC_EVERSION,
-                   "plan, line 1: a version other than 3, the only readable one");
-    assert_refused(f, "memscale-plan 4\n", MSC_EVERSION,
-                   "plan, line 1: a version other than 3, the only readable one");
-    assert_refused(f, "memscale-plan 3\ngraph 0123456789ABCDEF\n", MSC_EFORMAT,
+                   "plan, line 1: a version other than 4, the only readable one");
+    assert_refused(f, "memscale-plan 5\n", MSC_EVERSION,
+                   "plan, line 1: a version other than 4, the only readable one");
+    assert_refused(f, "memscale-plan 4\ngraph 0123456789ABCDEF\n", MSC_EFORMAT,
                    "plan, line 2: not 16 hexadecimal digits");
     assert_refused(f, TEXT_HEAD "choices 4294967294\nend\n", MSC_EFORMAT,
                    "plan, line 12: an unexpected word");
@@ -325,15 +327,15 @@ static void test_bad_choice_lines(void **state)
          "plan, line 12: module 2: only the first choice of a region has its boundary"},
         {"choice 2 checkpoint chosen 1 1 1 0 0 0 2", "plan, line 12: a number out of range"},
         {"choice 2 offload chosen 1 1 1 0 0 0 0", "plan, line 13: an unexpected word"},
-        {"choice 2 checkpoint chosen 1 1 1 0 0 0 0\nmoved 1 1 1 0", "plan, line 13: an unexpected word"},
-        {"choice 2 selective chosen 1 1 1 0 0 0 1\nmoved 1 1 1 0", "plan, line 13: an unexpected word"},
-        {"choice 2 offload chosen 1 1 1 0 0 0 0\nmoved 1 4294967296 1 0",
+        {"choice 2 checkpoint chosen 1 1 1 0 0 0 0\nmoved 1 1 1 0 0", "plan, line 13: an unexpected word"},
+        {"choice 2 selective chosen 1 1 1 0 0 0 1\nmoved 1 1 1 0 0", "plan, line 13: an unexpected word"},
+        {"choice 2 offload chosen 1 1 1 0 0 0 0\nmoved 1 4294967296 1 0 0",
          "plan, line 13: a number out of range"},
-        {"choice 2 offload chosen 1 1 1 0 0 0 0\nmoved 1 1 9223372036854775808 0",
+        {"choice 2 offload chosen 1 1 1 0 0 0 0\nmoved 1 1 9223372036854775808 0 0",
          "plan, line 13: a number out of range"},
-        {"choice 2 offload chosen 1 1 1 0 0 0 0\nmoved 1 1 1 2 5 5",
+        {"choice 2 offload chosen 1 1 1 0 0 0 0\nmoved 1 1 1 0 2 5 5",
          "plan, line 13: module 2: moved tensor 5 cannot follow 5: ordinals must rise"},
-        {"choice 2 offload chosen 1 1 1 0 0 0 0\nmoved 1 1 1 2 5", "plan, line 13: a word is missing"},
+        {"choice 2 offload chosen 1 1 1 0 0 0 0\nmoved 1 1 1 0 2 5", "plan, line 13: a word is missing"},
     };
     plan_fixture *f = *state;
     char text[MOST_TEXT_BYTES];

@@ -573,6 +573,8 @@ static msc_plan *random_plan(msc_context *ctx, uint32_t module_count)
         for (offset = 0; (choice.action == MSC_ACTION_OFFLOAD || choice.boundary) && offset < 16; offset++)
             if (random_u32() % 4 != 0)
                 assert_int_equal(msc_plan_move(plan, offset, NULL), MSC_OK);
+        if (choice.action == MSC_ACTION_OFFLOAD || choice.boundary)
+            assert_int_equal(msc_plan_set_ahead(plan, m, random_u32() % 3 * 2000000, NULL), MSC_OK);
     }
     assert_int_equal(msc_plan_set_summary(plan, &windows, NULL), MSC_OK);
     return plan;
@@ -580,7 +582,7 @@ static msc_plan *random_plan(msc_context *ctx, uint32_t module_count)
 
 /* What a reference found, over all graphs: enough of everything new for the comparison to mean something. */
 typedef struct coverage {
-    uint32_t kept_ops, long_regions, moves, boundaries, early_returns;
+    uint32_t kept_ops, long_regions, moves, boundaries, early_returns, before_region;
 } coverage;
 
 static void count_coverage(coverage *seen, const msc_graph *graph, const msc_plan *plan)
@@ -597,6 +599,7 @@ static void count_coverage(coverage *seen, const msc_graph *graph, const msc_pla
     for (i = 0; i < r.move_count; i++) {
         seen->boundaries += r.region_of[r.moves[i].region] == r.moves[i].region;
         seen->early_returns += r.moves[i].back < r.moves[i].use;
+        seen->before_region += r.moves[i].back < first_use_of(&r, r.moves[i].region);
     }
 }
 
@@ -630,7 +633,7 @@ static void random_graphs(void **state)
     assert_true(seen.long_regions > 20);
     assert_true(seen.moves > 1500);
     assert_true(seen.boundaries > 100);
-    assert_true(seen.early_returns > 500);
+    assert_true(seen.early_returns > 500 && seen.before_region > 300);
     msc_sim_destroy(sim);
     assert_int_equal(msc_context_held_bytes(ctx), 0);
     msc_context_destroy(ctx);

@@ -42,6 +42,9 @@ size_t list_live(const reference *r, uint64_t *live, size_t most);
 /* Bytes that are off the device before operation t. */
 uint64_t away_at(const reference *r, uint32_t t);
 
+/* First use in backward of what a region moves; UINT32_MAX: there is none. */
+uint32_t first_use_of(const reference *r, uint32_t region);
+
 /* ---- for the two files of the reference ------------------------------------------------------------- */
 
 void find_moves(reference *r);

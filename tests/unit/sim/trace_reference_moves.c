@@ -164,6 +164,64 @@ static void bring_move_back(reference *r, reference_move *move)
     move->back = bytes_between(r, NULL, move) > window ? earliest : first_use;
 }
 
+/* The nearest region before this one that moves anything, or MSC_NONE. */
+static uint32_t mover_before(const reference *r, uint32_t region)
+{
+    uint32_t before = MSC_NONE;
+    uint32_t i;
+
+    for (i = 0; i < r->move_count; i++)
+        if (r->moves[i].region < region && (before == MSC_NONE || r->moves[i].region > before))
+            before = r->moves[i].region;
+    return before;
+}
+
+uint32_t first_use_of(const reference *r, uint32_t region)
+{
+    uint32_t first = UINT32_MAX;
+    uint32_t i;
+
+    for (i = 0; i < r->move_count; i++)
+        if (r->moves[i].region == region && r->moves[i].use < first)
+            first = r->moves[i].use;
+    return first;
+}
+
+/* Whether backward uses what `region` moves, and next what `before` does, everything else earlier or later. */
+static bool is_followed_by(const reference *r, uint32_t region, uint32_t before)
+{
+    const uint32_t first = first_use_of(r, region);
+    const uint32_t next = first_use_of(r, before);
+    uint32_t i;
+
+    if (first == UINT32_MAX || next == UINT32_MAX)
+        return false;
+    for (i = 0; i < r->move_count; i++) {
+        const reference_move *m = &r->moves[i];
+        if (m->use == UINT32_MAX)
+            continue;
+        if ((m->region > region && m->use > first) || (m->region == region && m->use > next) ||
+            (m->region < before && m->use < next))
+            return false;
+    }
+    return true;
+}
+
+static void bring_early(reference *r, uint32_t region)
+{
+    const uint32_t before = mover_before(r, region);
+    uint32_t i;
+
+    if (before == MSC_NONE || !is_followed_by(r, region, before))
+        return;
+    for (i = 0; i < r->move_count; i++) {
+        reference_move *m = &r->moves[i];
+        if (m->region == before && m->back == first_use_of(r, before) &&
+            bytes_between(r, NULL, m) <= choice_of_call(r, region)->ahead_bytes)
+            m->back = first_use_of(r, region);
+    }
+}
+
 void find_moves(reference *r)
 {
     uint32_t c;
@@ -179,6 +237,9 @@ void find_moves(reference *r)
         settle_move(r, &r->moves[i]);
         bring_move_back(r, &r->moves[i]);
     }
+    for (c = 0; c < msc_graph_call_count(r->graph); c++)
+        if (first_use_of(r, c) != UINT32_MAX)
+            bring_early(r, c);
 }
 
 bool is_back(const reference_move *move, uint32_t position)
