@@ -123,6 +123,8 @@ MSC__CORE uint16_t msc__narrow_fp16(float x)
 
 /* ---- masters with a rest ---------------------------------------------------------------------------- */
 
+#define MSC__UNDER_ZERO 0x7FFF0000u /* what 0 less a rest begins with, but for the sign; no master does */
+
 /** The pattern of x; of a quiet NaN without low bits for NaNs, which rounding could otherwise turn into something else. */
 MSC__CORE uint32_t msc__master_bits(float x)
 {
@@ -137,9 +139,20 @@ MSC__CORE uint16_t msc__master_weight(uint32_t master)
     return (uint16_t)((master + 0x8000u) >> 16);
 }
 
+/**
+ * The master of a weight and its rest. Nothing that was split is a weight of 0 with a negative rest: the weight has been set
+ * to 0 since, and together the two would be a NaN. It is 0 then.
+ */
+MSC__CORE float msc__joined(uint32_t upper, uint32_t rest)
+{
+    uint32_t bits = upper + rest;
+
+    return msc__float((bits & ~MSC__SIGN) >= MSC__UNDER_ZERO ? upper : bits);
+}
+
 MSC__CORE float msc__join_rest16(uint16_t weight, uint16_t rest)
 {
-    return msc__float(((uint32_t)weight << 16) + ((uint32_t)rest ^ 0x8000u) - 0x8000u);
+    return msc__joined((uint32_t)weight << 16, ((uint32_t)rest ^ 0x8000u) - 0x8000u);
 }
 
 /** Rounds a master to 24 bits, to the upper or lower neighbour, by 8 random bits. Finite stays finite. */
@@ -156,7 +169,7 @@ MSC__CORE uint32_t msc__master24_bits(float x, uint32_t random)
 
 MSC__CORE float msc__join_rest8(uint16_t weight, uint8_t rest)
 {
-    return msc__float(((uint32_t)weight << 16) + ((((uint32_t)rest ^ 0x80u) - 0x80u) << 8));
+    return msc__joined((uint32_t)weight << 16, (((uint32_t)rest ^ 0x80u) - 0x80u) << 8);
 }
 
 /* ---- 8-bit codes ------------------------------------------------------------------------------------ */

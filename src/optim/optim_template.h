@@ -95,7 +95,11 @@ static void join_rest16(msc__f32 *restrict to, const void *weight, const void *r
 
 MSC__INLINE msc__lanes join_rest8_lanes(const msc__u16 *upper, const uint8_t *lower)
 {
-    return msc__lane_floats((msc__load_halves(upper) << 16) + (msc__load_signed_bytes(lower) << 8));
+    msc__ulanes weight = msc__load_halves(upper) << 16;
+    msc__ulanes bits = weight + (msc__load_signed_bytes(lower) << 8);
+    msc__ulanes is_under_zero = (msc__ulanes)((bits & ~MSC__SIGN) >= MSC__UNDER_ZERO); /* msc__joined */
+
+    return msc__lane_floats((weight & is_under_zero) | (bits & ~is_under_zero));
 }
 
 static void join_rest8(msc__f32 *restrict to, const void *weight, const void *rest, uint32_t count)

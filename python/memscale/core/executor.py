@@ -16,6 +16,7 @@ are kept by what they were made for.
 from __future__ import annotations
 
 import functools
+import textwrap
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -33,7 +34,7 @@ from memscale.core.open_graph import OpenGraphs
 from memscale.core.plan import Plan
 from memscale.core.planner import Planned, make_plan
 from memscale.core.profiler import HooksRefusedError
-from memscale.core.step_signature import PlainNumbers, StepSignature, output_storages, signature_of
+from memscale.core.step_signature import PlainValues, StepSignature, output_storages, signature_of
 from memscale.core.tracer import StepFacts
 from memscale.core.watched_forward import WatchedForward
 from memscale.errors import BudgetError, VerificationError
@@ -51,6 +52,9 @@ _MOST_FAILURES = 8
 
 _MOST_LOSSES = 4
 """Plans that are made because the model has put other modules in the place of those of a plan."""
+
+_LONGEST_REASON = 400
+"""Characters of another's error in the log."""
 
 _MOST_PLANS = 32
 """Plans that are kept by what they were made for."""
@@ -86,11 +90,11 @@ class Executor(Ours):
         self._optimizers = KnownOptimizers(optimizer)
         self.in_force = InForce(model, config, self._optimizers)
         self._signature: StepSignature | None = None
-        self._numbers = PlainNumbers()
+        self._values = PlainValues()
         self._known: dict[StepSignature, Planned] = {}
         self._outputs: list[weakref.ref[Any]] = []
         self.open = OpenGraphs()
-        self._has_warned_of_open = False
+        self._has_warned_of_open = self._has_told_of_lent_weights = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
         self._failures = self._losses = 0
         self._latest_failure: StepSignature | None = None
@@ -233,14 +237,15 @@ class Executor(Ours):
         if self._failures >= _MOST_FAILURES:
             return
         if not all(parameter.is_leaf for parameter in self.model.parameters()):
-            return  # `functional_call` with weights that a graph has made; the model's own come back
+            self._tell_of_lent_weights()
+            return
         if self.in_force.has_lost_a_module and self._losses < _MOST_LOSSES:
             self._losses += 1
             self._signature = None
             self._known.clear()
         facts = self._facts()
         facts.forward = forward
-        signature = self._numbers.read(signature_of(self.model, args, kwargs, facts))
+        signature = self._values.read(signature_of(self.model, args, kwargs, facts))
         if signature in self._failed or (self._signature is not None and self._signature.covers(signature)):
             return
         began = time.perf_counter()
@@ -260,7 +265,8 @@ class Executor(Ours):
         """The model may well run: then it runs as it is. If it does not, its own error follows now."""
         self._failures = _MOST_FAILURES if isinstance(error, HooksRefusedError) else self._failures + 1
         what = "runs unchanged" if self.planned is None else "keeps its present plan"
-        logs.LOGGER.warning("cannot plan this step, the model %s: %s: %s", what, type(error).__name__, error)
+        why = textwrap.shorten(str(error), _LONGEST_REASON, placeholder=" …")  # some print a tensor
+        logs.LOGGER.warning("cannot plan this step, the model %s: %s: %s", what, type(error).__name__, why)
 
     def after_forward(self, output: Any) -> None:
         """Remembers the output, to see before the next forward whether it is still held."""
@@ -271,6 +277,15 @@ class Executor(Ours):
         self.in_force.has_run()
         if self.in_force.offload is not None:
             offload_log.warn(self, self.in_force.offload)
+
+    def _tell_of_lent_weights(self) -> None:
+        """`functional_call` with weights that a graph has made; mostly the model's own come back."""
+        if self.planned is None and not self._has_told_of_lent_weights:
+            self._has_told_of_lent_weights = True
+            logs.LOGGER.warning(
+                "cannot plan a forward with weights that a graph has made, such as those of a hypernetwork: "
+                "the model runs unchanged until it is called with its own"
+            )
 
     def _warn_of_open_graphs(self) -> None:
         """Says once that more forwards wait for their backward than are planned for."""
@@ -315,13 +330,13 @@ class Executor(Ours):
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> None:
         """Plans and attaches for one batch. On any error the model keeps what it had."""
-        signature = self._numbers.read(signature_of(self.model, args, kwargs, facts))
+        signature = self._values.read(signature_of(self.model, args, kwargs, facts))
         planned = self._known.get(signature)
         if planned is None or not facts.staying <= {name for name, _ in planned.places}:
             with self.bare():
                 planned = make_plan(self.model, self.config, args, kwargs, facts)
             before = None if self.planned is None else self.planned.trace.graph.digest
-            self._numbers.learn(self._signature, signature, before == planned.trace.graph.digest)
+            self._values.learn(self._signature, signature, before == planned.trace.graph.digest)
             if not planned.plan.fits and self.config.strict_budget:
                 raise BudgetError(
                     planned.plan.budget_bytes, planned.plan.smallest_peak_bytes, planned.plan.advice
@@ -331,7 +346,7 @@ class Executor(Ours):
         self.planned = self._known[signature] = planned
         if len(self._known) > _MOST_PLANS:
             del self._known[next(iter(self._known))]
-        self._signature = self._numbers.read(signature)
+        self._signature = self._values.read(signature)
         plan_log.announce(self, replaced, facts)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)

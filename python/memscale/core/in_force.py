@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from memscale.core.step_ways import placed
@@ -54,7 +55,7 @@ class InForce:
         self._config = config
         self._optimizers = optimizers
         self._run_with: frozenset[str] = frozenset()  # those of the path that a forward has run with
-        self._places: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
+        self._places: list[Place] = []
         self.watch: StandIn | None = None
         self.attached: list[Attachment] = []
         self.path: list[PathAttachment] = []
@@ -81,7 +82,11 @@ class InForce:
     @property
     def has_lost_a_module(self) -> bool:
         """A module that the plan knows is in its place no more: the model, or its owner, has another."""
-        return any(modules.get(name) is not module for modules, name, module in self._places)
+        for modules, name, known in self._places:
+            module = known()
+            if module is None or modules.get(name) is not module:
+                return True
+        return False
 
     @property
     def switches(self) -> list[CacheSwitch]:
@@ -224,16 +229,23 @@ class InForce:
         return list({id(read()): read for read in reads}.values())
 
 
-def _places_of(
-    model: nn.Module, paths: Collection[str]
-) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:
-    """Where the modules of some paths, and all around them, are: who has them, and under what name."""
-    found: dict[str, tuple[dict[str, nn.Module | None], str, nn.Module]] = {}
+Place = tuple[dict[str, "nn.Module | None"], str, "weakref.ref[nn.Module]"]
+"""Children of a module, the name of one of them, and that one, which may go."""
+
+
+def _places_of(model: nn.Module, paths: Collection[str]) -> list[Place]:
+    """Where the modules of some paths, and all around them, are: who has them, and under what name.
+
+    Nobody replaces what is in a scripted module, which does not say what is there either.
+    """
+    found: dict[str, Place] = {}
     for path in filter(None, paths):
         names, owner = path.split("."), model
         for depth, name in enumerate(names, 1):
-            module = owner.get_submodule(name)
-            found[".".join(names[:depth])] = (owner._modules, name, module)
+            module = None if isinstance(owner, torch.jit.ScriptModule) else owner._modules.get(name)
+            if module is None:
+                break
+            found[".".join(names[:depth])] = (owner._modules, name, weakref.ref(module))
             owner = module
     return list(found.values())
 

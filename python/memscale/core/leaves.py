@@ -12,6 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 _DEEPEST = 3
 
+_LONGEST = 1024
+"""Entries of a container in an object; a longer one is a data set that a batch knows, and not looked into."""
+
 
 def tensors_of(value: Any, depth: int = _DEEPEST) -> list[Tensor]:
     """The tensors in a batch or an output, in order.
@@ -34,8 +37,13 @@ def _parts(leaf: Any) -> list[Any]:
     if isinstance(leaf, (str, bytes, int, float, complex, type, nn.Module)) or leaf is None:
         return []
     if isinstance(leaf, Mapping):
-        return list(leaf.values())
+        return [] if len(leaf) > _LONGEST else list(filter(_is_short, leaf.values()))
     if dataclasses.is_dataclass(leaf):
-        return [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
+        parts = (getattr(leaf, field.name, None) for field in dataclasses.fields(leaf))
+        return list(filter(_is_short, parts))
     own = getattr(leaf, "__dict__", None)
-    return [] if callable(leaf) or not isinstance(own, dict) else list(own.values())
+    return [] if callable(leaf) or not isinstance(own, dict) else list(filter(_is_short, own.values()))
+
+
+def _is_short(part: Any) -> bool:
+    return not isinstance(part, (list, tuple, dict)) or len(part) <= _LONGEST

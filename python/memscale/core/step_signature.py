@@ -26,7 +26,7 @@ class StepSignature:
         shapes: shape and dtype of every tensor argument, in order.
         layouts: (contiguous, bytes of the storage) of each of them. Results of operators take their input's
             order of dimensions, and an expanded tensor takes less than its shape says.
-        structure: how the arguments nest, and the flags and words among them. Numbers count by type alone.
+        structure: how the arguments nest, and the flags among them. Other numbers count by type alone.
         autocast: (dtype, enabled) per device kind.
         modes: training flag of every module and `requires_grad` of every parameter, as two integers.
         grads_present: gradients exist before forward.
@@ -35,7 +35,11 @@ class StepSignature:
         weights: bytes of the parameters, in the precision that the caller gave them.
         replicas: what every DistributedDataParallel in and around the model takes.
         forwards: of the model, before the one backward.
-        numbers: whole numbers among the arguments, in order: a depth decides memory, see `PlainNumbers`.
+        values: whole numbers and words among the arguments, in order: a depth decides memory, see
+            `PlainValues`.
+        buffers: bytes of the buffers, see `_buffer_bytes`: a bank of earlier samples grows.
+        need_gradients: of the tensor arguments, in order. Through frozen layers nothing is saved for one that
+            needs none.
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -49,7 +53,9 @@ class StepSignature:
     layouts: tuple[tuple[bool, int], ...] = ()
     replicas: tuple[State, ...] = ()
     forwards: int = 1
-    numbers: tuple[int, ...] = ()
+    values: tuple[int | str | None, ...] = ()
+    need_gradients: tuple[bool, ...] = ()
+    buffers: int = 0
 
     def covers(self, other: StepSignature) -> bool:
         """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
@@ -58,7 +64,11 @@ class StepSignature:
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
-        if other.forwards > self.forwards or other.numbers != self.numbers:
+        if other.buffers > self.buffers:
+            return False
+        if other.forwards > self.forwards or other.values != self.values:
+            return False
+        if any(theirs > mine for mine, theirs in zip(self.need_gradients, other.need_gradients, strict=True)):
             return False
         if sum(other.carried) > sum(self.carried) or not _takes_more(self.replicas, other.replicas):
             return False
@@ -69,22 +79,34 @@ class StepSignature:
 
 
 _ALIKE = 2
+"""New plans in a row that were the same step, until what they were made for counts no more."""
+
+_MOST_VALUES = 16
+"""Values of one argument that plans are made for; lengths of texts have as many as there are steps."""
 
 
-class PlainNumbers:
-    """Whether whole numbers among the arguments are part of what a plan is for.
+class PlainValues:
+    """Which whole numbers and words among the arguments are part of what a plan is for.
 
-    They are, until a step traced for other numbers alone was the same step twice in a row: what counts the
-    steps must not ask for a plan at each of them.
+    Each is, until steps traced for other values of it alone were the same step twice in a row: what counts
+    the steps, or names files, must not ask for a plan at each of them. Nor may what differs and never
+    comes again.
     """
 
     def __init__(self) -> None:
-        self._matter = True
-        self._alike = 0
+        self._ignored: set[tuple[int, int]] = set()  # (structure, position)
+        self._alike: dict[tuple[int, int], int] = {}
+        self._plans: dict[tuple[int, int], int] = {}
 
     def read(self, signature: StepSignature) -> StepSignature:
-        """The signature, with what matters of its numbers."""
-        return signature if self._matter else replace(signature, numbers=())
+        """The signature, with what matters of its plain values."""
+        if not self._ignored:
+            return signature
+        structure = hash(signature.structure)
+        values = enumerate(signature.values)
+        return replace(
+            signature, values=tuple(None if (structure, i) in self._ignored else value for i, value in values)
+        )
 
     def learn(self, before: StepSignature | None, now: StepSignature, is_same_step: bool) -> None:
         """A step was traced anew.
@@ -94,11 +116,17 @@ class PlainNumbers:
             now: of the new one.
             is_same_step: nothing in it differs from the earlier one.
         """
-        if before is None or before.numbers == now.numbers:
+        if before is None or not replace(before, values=now.values).covers(now):
             return
-        if replace(before, numbers=now.numbers).covers(now):
-            self._alike = self._alike + 1 if is_same_step else 0
-            self._matter = self._alike < _ALIKE
+        structure = hash(now.structure)
+        for i, (old, new) in enumerate(zip(before.values, now.values, strict=True)):
+            if old == new:
+                continue
+            place = structure, i
+            self._alike[place] = self._alike.get(place, 0) + 1 if is_same_step else 0
+            self._plans[place] = self._plans.get(place, 0) + 1
+            if self._alike[place] >= _ALIKE or self._plans[place] >= _MOST_VALUES:
+                self._ignored.add(place)
 
 
 def _takes_more(mine: tuple[State, ...], theirs: tuple[State, ...]) -> bool:
@@ -123,7 +151,7 @@ def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> S
     """Reads the signature of a step that is about to run."""
     leaves, spec = tree_flatten((args, kwargs))
     tensors = tensors_of(leaves)
-    plain = [leaf if isinstance(leaf, (bool, str)) else type(leaf).__name__ for leaf in leaves]
+    plain = [leaf if isinstance(leaf, bool) else type(leaf).__name__ for leaf in leaves]
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     autocast = tuple(
         (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None) for kind in kinds
@@ -131,8 +159,9 @@ def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> S
     training = [module.training if step.training is None else step.training for module in model.modules()]
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     return StepSignature(
-        shapes=tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors),
+        shapes=tuple((_shape(tensor), tensor.dtype) for tensor in tensors),
         layouts=tuple(map(_layout, tensors)),
+        need_gradients=tuple(tensor.requires_grad for tensor in tensors),
         structure=f"{plain}{spec}",
         autocast=autocast,
         modes=(_bits(training), _bits(trainable)),
@@ -140,14 +169,31 @@ def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> S
         carried=tuple(sorted(step.carried_bytes, reverse=True)),
         optimizer=_optimizers_memory(step, sum(trainable)),
         weights=_weight_bytes(model),
+        buffers=_buffer_bytes(model),
         replicas=states_of(model),
         forwards=step.forwards,
-        numbers=tuple(leaf for leaf in leaves if isinstance(leaf, int) and not isinstance(leaf, bool)),
+        values=tuple(leaf for leaf in leaves if isinstance(leaf, (int, str)) and not isinstance(leaf, bool)),
     )
 
 
+def _has_storage(tensor: Tensor) -> bool:
+    """Sparse tensors have several, those of oneDNN one of their own."""
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """A nested tensor has a shape per row: all of its elements count."""
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return tensor.dim(), tensor.numel()
+    return tuple(tensor.shape)
+
+
 def _layout(tensor: Tensor) -> tuple[bool, int]:
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or not _has_storage(tensor):
         return True, 0
     return tensor.is_contiguous(), tensor.untyped_storage().nbytes()
 
@@ -162,6 +208,13 @@ def _bits(flags: list[bool]) -> int:
 def _weight_bytes(model: nn.Module) -> int:
     sizes = (item.numel() * dtype_of(item).itemsize for item in model.parameters() if not is_lazy(item))
     return sum(sizes)
+
+
+def _buffer_bytes(model: nn.Module) -> int:
+    """Rounded up, by an eighth at most: what grows at every step asks for few plans only."""
+    size = sum(item.numel() * item.dtype.itemsize for item in model.buffers() if not is_lazy(item))
+    grain = 1 << max(size.bit_length() - 3, 16)
+    return -(-size // grain) * grain
 
 
 def _optimizers_memory(step: StepFacts, trained: int) -> str:
@@ -202,7 +255,7 @@ def optimizer_memory(optimizer: torch.optim.Optimizer | None, trained: int | Non
 def output_storages(output: Any) -> list[Any]:
     """Storages of a model's output, each once."""
     storages = {}
-    for leaf in tensors_of(output):
+    for leaf in filter(_has_storage, tensors_of(output)):
         storage = leaf.untyped_storage()
         storages[storage._cdata] = storage
     return list(storages.values())

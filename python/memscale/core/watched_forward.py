@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from memscale.core.executor import Executor
 
 
+def _is_exported() -> bool:
+    """Whether `torch.export` runs the model, on fakes, which are nothing to plan for."""
+    asked = getattr(torch.compiler, "is_exporting", None)
+    return asked is not None and asked()
+
+
 class WatchedForward(StandIn):
     """Stands in for the wrapped model's `forward`."""
 
@@ -34,7 +40,8 @@ class WatchedForward(StandIn):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward, planned."""
         if torch.compiler.is_compiling():  # traced: nothing can be looked at here
-            if self.executor.awaits_batch and not self.passive and torch.is_grad_enabled():
+            waits = self.executor.awaits_batch and not self.passive and not _is_exported()
+            if waits and torch.is_grad_enabled():
                 outside_compiler(self.executor.before_forward, self.run_original, args, kwargs)
             if self.executor.has_half and not self.passive and not torch.is_grad_enabled():
                 return Bf16Weights.evaluate(self.run_original, args, kwargs)

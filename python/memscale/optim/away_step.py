@@ -34,7 +34,7 @@ from memscale.optim.away_state import (
 )
 from memscale.optim.kinds import GRADIENTS, gradient_refusal, group_refusal, parameter_refusal, rule_of
 from memscale.optim.pieces import AWAY, Away, Own, Slot, Slots, flat, slots_of
-from memscale.optim.released import ReleasedGradient, start
+from memscale.optim.released import ReleasedGradient, put, start
 from memscale.optim.shelf import Job, Shelf
 from memscale.optim.steps import entry_of
 
@@ -113,6 +113,11 @@ class _Gradient:
         wait()
         return part
 
+    def put_back(self, first: int, part: Tensor) -> None:
+        """Takes a part that a step has written: a fused one that unscales, Nesterov's momentum in lists."""
+        if isinstance(self.gradient, ReleasedGradient):
+            put(self.gradient, first, part)
+
     def drain(self) -> None:
         """Waits for what was asked for and is not needed any more."""
         for _, wait in self._asked.values():
@@ -129,6 +134,8 @@ class _Standard:
     def __init__(self, optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> None:
         self.optimizer, self.base, self.group, self.shelf = optimizer, base, group, shelf
         self.alone = Alone(optimizer, base, group)
+        # A fused step writes gradients when it unscales them, which no version shows.
+        self.unscales = bool(group.get("fused")) and getattr(optimizer, "grad_scale", None) is not None
         self.sources: list[_Gradient] = []
 
     def jobs(self, parameter: Tensor) -> list[Job] | None:
@@ -186,10 +193,13 @@ class _Standard:
             if layout.cut:
                 part = flat(parameter.detach())[first:last]
                 part.grad = gradient.part(first, last)
+            version = -1 if part.grad is None else part.grad._version
             after = self.alone.step(part, before)
             away.torn = True
             if piece is None and first == 0:  # or nobody would know that the parameter has been begun
                 self.optimizer.state[parameter] = {**counters, AWAY: away}
+            if layout.cut and part.grad is not None and (self.unscales or part.grad._version != version):
+                gradient.put_back(first, part.grad)
             kept = _kept(away, parameter, (first, last), piece, after)
             if is_last:
                 self._end(parameter, away, after)

@@ -43,6 +43,8 @@ class ReleasedGradient(Tensor):
         """Runs an operation on what it needs of it."""
         kwargs = kwargs or {}
         first = args[0] if args else None
+        if isinstance(first, ReleasedGradient) and torch.Tag.inplace_view in func.tags:
+            return _reshape(func, first, args, kwargs)
         if isinstance(first, (list, tuple)) and _is_by_position(func) and _is_alike(args):
             return _one_by_one(func, args, kwargs)
         if isinstance(first, ReleasedGradient) and _run_away(func, first, args, kwargs):
@@ -162,6 +164,23 @@ def start(gradient: ReleasedGradient, begin: int, end: int, into: Tensor) -> Cal
         return held.start(begin, end, into)
 
 
+def put(gradient: ReleasedGradient, begin: int, values: Tensor) -> None:
+    """Sets elements of a gradient, counted as in `start`.
+
+    Args:
+        gradient: whose. None of them is on its way to anybody.
+        begin: the first.
+        values: flat, with its dtype.
+
+    Raises:
+        OSError: others could not be read back.
+    """
+    held = gradient.memscale_bytes
+    with held.window.lock:
+        held.set(begin, begin + values.numel(), values)
+        held.window.note(held)
+
+
 def as_ordinary(gradient: ReleasedGradient) -> Tensor:
     """The ordinary tensor in place of a released one, for good."""
     held = gradient.memscale_bytes
@@ -226,6 +245,18 @@ def _run_plain(func: Any, args: Any, kwargs: Any) -> Any:
 
     made = func(*tree_map(seen, args), **tree_map(seen, kwargs))
     return tree_map(lambda value: given.get(id(value), value), made)
+
+
+def _reshape(func: Any, gradient: ReleasedGradient, args: Any, kwargs: Any) -> ReleasedGradient:
+    """Runs what changes sizes, strides or the storage in place, such as `t_` and `set_`."""
+    gradient._stay()
+    data, others = gradient.memscale_bytes.plain.detach(), args[1:]
+    if any(isinstance(leaf, ReleasedGradient) for leaf in tree_flatten((others, kwargs))[0]):
+        _run(func, (data, *others), kwargs)
+    else:
+        func(data, *others, **kwargs)
+    gradient.data = data
+    return gradient
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[GradientBytes]:

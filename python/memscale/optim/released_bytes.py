@@ -25,6 +25,7 @@ from torch import Tensor
 
 from memscale.errors import MemScaleError
 from memscale.optim import streams
+from memscale.optim.pieces import flat
 
 if TYPE_CHECKING:
     from memscale import _core
@@ -168,7 +169,7 @@ class GradientBytes:
         """Starts to copy some elements, in the order of memory; see `released.start`."""
         if self.here:
             with self.in_order():
-                into.copy_(self.flat[begin:end])
+                into.copy_(flat(self.plain)[begin:end])  # its data may have been exchanged
             return _nothing
         changes = list(self._changes)
         wait = self._start(begin, end, into)
@@ -206,6 +207,45 @@ class GradientBytes:
                 place.copy_(source)
 
         return wait
+
+    def set(self, begin: int, end: int, values: Tensor) -> None:
+        """Sets some elements, in the order of memory, without having all of them here.
+
+        Raises:
+            OSError: others could not be read back.
+        """
+        self._wait()
+        if self.here or self._changes or self._is_zero or not self._set_away(begin, end, values):
+            self.fetch()
+            with self.in_order():
+                flat(self.plain)[begin:end].copy_(values)
+            self.changed()
+
+    def _set_away(self, begin: int, end: int, values: Tensor) -> bool:
+        """The same for what is away. False: there is no room; some of it may be set."""
+        length = self.window.piece_elements
+        for number in range(begin // length, -(-end // length)):
+            first = number * length
+            last = min(first + length, self.plain.numel())
+            low, high = max(first, begin), min(last, end)
+            part = values[low - begin : high - begin]
+            if (low, high) != (first, last):
+                whole = torch.empty(last - first, dtype=values.dtype, device=values.device)
+                self._get(self._blocks[number], whole)()
+                whole[low - first : high - first].copy_(part)
+                part = whole
+            block: _core.Block | None = None
+            try:
+                block = self.window.engine.put(part)
+                if block is None:
+                    return False
+                block.settle()
+            except (OSError, MemScaleError):
+                _drop([] if block is None else [block])
+                return False
+            before, self._blocks[number] = self._blocks[number], block
+            before.drop()
+        return True
 
     def _get(self, block: _core.Block, target: Tensor) -> Callable[[], None]:
         block.get(target)

@@ -392,8 +392,15 @@ def came_later(stand_in: StandIn) -> bool:
 
 
 def runs_plain() -> bool:
-    """Whether a forward saves nothing, or is transformed by functorch, which brings its own saves."""
-    return not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a forward saves nothing, or is transformed by functorch, which brings its own saves.
+
+    Or is written down by `torch.jit.trace` and exporters to ONNX, which see no values behind placeholders.
+    """
+    return (
+        not torch.is_grad_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 class CheckpointedForward(StandIn):

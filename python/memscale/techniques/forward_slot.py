@@ -86,6 +86,11 @@ class StandIn(plain_copies.Ours):
         """
         return functools.partial(_unbound, self, type(self.module).forward)
 
+    @property
+    def __code__(self) -> Any:
+        """The original's, for `torch.export`, which reads the names of its arguments there."""
+        return self.original.__code__
+
     def run_original(self, *args: Any, **kwargs: Any) -> Any:
         """Calls it. Compiled code must have no bound method: the compiler looks it up by its name again."""
         if self._function is not None:

@@ -161,3 +161,70 @@ def test_a_complex_output_has_a_loss() -> None:
     before = x.nbytes + sum(parameter.nbytes for parameter in model.parameters())
     predicted = memscale.predict(model, optimizer, sample_input=x, device="cpu").allocated_peak_bytes
     assert 0.99 * predicted <= before + peak_bytes(step) <= predicted
+
+
+class _Counted:
+    """Counts plans."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        make_plan, self.count = executor_module.make_plan, 0
+
+        def counted(*args: Any) -> Any:
+            self.count += 1
+            return make_plan(*args)
+
+        monkeypatch.setattr(executor_module, "make_plan", counted)
+
+
+def test_names_of_files_in_a_batch_ask_for_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(*(Block() for _ in range(3)))
+
+        def forward(self, batch: dict[str, Any], mode: str = "deep") -> Tensor:
+            return (self.blocks if mode == "deep" else self.blocks[:1])(batch["x"]).square().mean()
+
+    plans, model = _Counted(monkeypatch), Named()
+    memscale.wrap(model, CONFIG)
+    for step in range(12):
+        model({"x": rows(16), "files": [f"{step}-{row}.png" for row in range(16)]}).backward()
+    assert plans.count <= 5
+    before = plans.count
+    model({"x": rows(16), "files": ["a.png"] * 16}, "flat").backward()
+    assert plans.count == before + 1  # what a word decides is looked at as before
+
+
+def test_lengths_that_never_come_again_end_asking_for_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(8, 8, batch_first=True)
+
+        def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.layer(packed)[0].data.square().mean()
+
+    plans, model = _Counted(monkeypatch), Packed()
+    memscale.wrap(model, CONFIG)
+    for step in range(40):
+        model(torch.randn(3, 30, 8), [30, 1 + step % 29, 1 + (step * 7 + step // 29) % 30]).backward()
+    assert plans.count <= 20
+
+
+def test_a_data_set_that_a_batch_knows_is_not_searched() -> None:
+    """Batches of torchtext do; every forward looked at every example."""
+    looked: list[object] = []
+
+    class Example:
+        @property
+        def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+            looked.append(self)
+            return {}
+
+    batch = SimpleNamespace(x=rows(16), extra={"x": rows(1)})
+    batch.dataset = SimpleNamespace(examples=[Example() for _ in range(5000)])
+    model = TakesObject()
+    memscale.wrap(model, CONFIG)
+    model(batch).y.square().mean().backward()
+    assert len(looked) == 0

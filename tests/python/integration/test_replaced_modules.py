@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -128,3 +130,33 @@ def test_weights_that_a_graph_has_made_are_nothing_to_plan_with() -> None:
         return losses
 
     assert torch.allclose(torch.stack(run(True)), torch.stack(run(False)), rtol=1e-2)
+
+
+def test_a_model_with_a_scripted_part_is_planned() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+            self.scripted = torch.jit.script(nn.Sequential(nn.Linear(128, 128), nn.ReLU()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scripted(self.blocks(x)).square().mean()
+
+    x = torch.randn(512, 128)
+    seed(0)
+    expected = _run(Mixed(), 3, x)
+    seed(0)
+    model = Mixed()
+    memscale.wrap(model, SMALLEST, sample_input=x)
+    assert all(map(torch.equal, _run(model, 3, x), expected))
+    assert model.__dict__[EXECUTOR].plan.active
+
+
+def test_a_module_that_is_replaced_is_given_back() -> None:
+    x = torch.randn(64, 128)
+    model = nn.Sequential(Block(), Block(), nn.Linear(128, 128))
+    memscale.wrap(model, memscale.Config(enable_logging=False), sample_input=x)
+    head = weakref.ref(model[2])
+    model[2] = nn.Linear(128, 2)
+    gc.collect()
+    assert head() is None

@@ -7,7 +7,7 @@ import copy
 import io
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from away_samples import CUT, PIECE, WHOLE, equal, opened, pair, parameters, step
+from gradient_samples import released
 from memscale.optim import give_back, take_over
 from memscale.optim.away import at_home, away_bytes, is_away, send, take_back
 from memscale.optim.pieces import AWAY
@@ -350,3 +351,26 @@ def test_a_parameter_is_forgotten_with_its_blocks() -> None:
     blocks = offload.counters()["block_count"]
     del optimizer.state[values[0]]
     assert offload.counters()["block_count"] == blocks - 1
+
+
+@pytest.mark.parametrize("piece", [512, 1 << 14])
+@pytest.mark.parametrize("kind", ["fused", "lists"])
+def test_what_a_step_writes_to_gradients_that_are_away(kind: str, piece: int) -> None:
+    found = []
+    for elsewhere in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(150, 401), nn.Tanh(), nn.Linear(401, 150))
+        how: dict[str, Any] = {"fused": True} if kind == "fused" else {"foreach": True, "nesterov": True}
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, **how)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        with released(model) if elsewhere else nullcontext() as made:
+            if made is not None:
+                assert send(optimizer, opened(), PIECE) == ""
+                made.window.piece_elements = piece
+            for number in range(4):
+                scaler.scale(model(torch.full((3, 150), 0.1 * number)).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                found.append([value.grad.clone() for value in model.parameters()])
+            found.append([value.detach() for value in model.parameters()])
+    assert equal(found[:5], found[5:])

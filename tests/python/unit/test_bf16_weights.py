@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import gc
 import io
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -120,6 +121,21 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert value.dtype is other[name].dtype and torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("config", [SMALLEST, IN_8BIT], ids=["fp32", "8 bits"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_weight_that_is_set_to_zero_is_zero(config: memscale.Config, steps: int) -> None:
+    model, optimizer = wrapped(config)
+    train(model, optimizer, steps)
+    weight = dict(model.named_parameters())["up.weight"]
+    with torch.no_grad():
+        weight[::2] = 0  # pruned, or initialised anew; what it lacked of its master is behind the times
+        weight[1::2] *= -0.0
+    assert float(model.state_dict()["up.weight"].abs().max()) < 1e-40
+    losses = train(model, optimizer, 3, begin=steps)
+    assert all(map(math.isfinite, losses))
+    assert all(bool(value.isfinite().all()) for value in model.state_dict().values())
 
 
 class TestSteps:

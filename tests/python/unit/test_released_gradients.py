@@ -122,6 +122,9 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "foreach zero": lambda g: torch._foreach_zero_([g]),
     "nan": lambda g: g.mul_(float("nan")).nan_to_num_(1.5),
     "data": lambda g: setattr(g, "data", VALUES * 3),
+    "another storage": lambda g: g.set_(VALUES * 3),
+    "transposed": lambda g: g.t_(),
+    "another dimension": lambda g: g.unsqueeze_(0),
 }
 
 
@@ -150,6 +153,14 @@ def test_another_order_of_dimensions() -> None:
     start(away, 0, 2 * PIECE, part)()
     assert torch.equal(part, VALUES.reshape(-1)[: 2 * PIECE])  # in the order of memory
     assert torch.equal(away, ordinary)
+
+
+def test_parts_are_those_of_the_data_that_it_was_given() -> None:
+    _, away = pair()
+    away.data = VALUES * 3
+    part = torch.empty(2 * PIECE)
+    start(away, PIECE, 3 * PIECE, part)()
+    assert torch.equal(part, 3 * VALUES.reshape(-1)[PIECE : 3 * PIECE])
 
 
 def test_a_view_keeps_it_here_for_as_long_as_it_lives() -> None:
