@@ -64,7 +64,9 @@ def _missed(row: Row, scale: str) -> str:
         return "no plain run"
     elif memory > SHARES[row["way"]]:
         found.append(f"{memory:.1%} of the peak")
-    if row["way"] == "resident" and time is not None and time > most:
+    if row["way"] == "resident" and time is None:
+        found.append("no plain run to compare its time with")
+    elif row["way"] == "resident" and time > most:
         found.append(f"{time:.2f} of the time")
     return " at ".join(found)
 
@@ -79,7 +81,10 @@ def _peers(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _sweep(rows: Sequence[Row]) -> Iterator[str]:
-    found = [gone for _, _, gone in reductions(rows)]
+    found = [0.0 if not_finite(ours) else gone for _, ours, gone in reductions(rows)]
+    # A point that MemScale failed at is one that it saved nothing at.
+    ours = [row for row in rows if row["suite"] == "sweep" and is_ours(row["way"])]
+    found += [0.0 for row in ours if row["status"] not in ("ok", "skipped")]
     if found:
         median = statistics.median(found)
         missed = [] if median >= SWEEP_MEDIAN else [f"{median:.1%}"]

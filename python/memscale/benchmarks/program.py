@@ -45,6 +45,7 @@ def run(options: argparse.Namespace) -> bool:
         ValueError: an option makes no sense here.
     """
     _check_transformers()
+    _check(options)  # before files of a run before are touched
     models = chosen(options.models.split(",") if options.models else None)
     if options.quick and options.models is None:
         models = models[:_QUICK_MODELS]
@@ -75,17 +76,30 @@ def _check_transformers() -> None:
         raise MemScaleError("the benchmark models need transformers: pip install transformers")
 
 
+def _check(options: argparse.Namespace) -> None:
+    """Refuses what makes no sense here."""
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA card")
+    if options.steps is not None and options.steps < 2:
+        raise ValueError("--steps: at least 2")
+    for name in _ways(options):
+        if name not in WAYS:
+            raise ValueError(f"there is no way {name!r}; allowed: {', '.join(WAYS)}")
+
+
+def _ways(options: argparse.Namespace) -> tuple[str, ...]:
+    return WAYS if options.ways is None else tuple(filter(None, options.ways.split(",")))
+
+
 def _settings(options: argparse.Namespace, rows: list[Row], folder: str) -> Settings:
     """What all jobs share."""
     import torch
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA card")
     scale = options.scale or ("tiny" if options.quick else "full" if device == "cuda" else "reduced")
     steps = (_QUICK_STEPS if options.quick else _STEPS) if options.steps is None else options.steps
-    if steps < 2:
-        raise ValueError("--steps: at least 2")
     return Settings(scale, device, steps, min(_WARM_UP, steps - 1), folder, rows)
 
 
@@ -93,10 +107,7 @@ def _tasks(
     options: argparse.Namespace, settings: Settings, models: Sequence[BenchmarkModel]
 ) -> tuple[Iterator[Task], int]:
     """All tasks in order, and about how many they are."""
-    names = WAYS if options.ways is None else tuple(filter(None, options.ways.split(",")))
-    for name in names:
-        if name not in WAYS:
-            raise ValueError(f"there is no way {name!r}; allowed: {', '.join(WAYS)}")
+    names = _ways(options)
     parts, total = [suite.registry(settings, models, names)], len(models) * len(names)
     if options.peers:
         parts.append(suite.peers(settings, models))

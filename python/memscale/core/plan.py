@@ -201,6 +201,9 @@ class Plan:
             f" {'fits' if self.fits else 'does not fit'}; `explain()` tells more>"
         )
 
+    def __reduce__(self) -> tuple[Callable[[Any], Plan], tuple[dict[str, Any]]]:
+        return Plan.from_dict, (self.to_dict(),)  # copies and pickles: `walk` holds the core's graph
+
     @cached_property
     def frontier(self) -> Frontier:
         """(peak bytes, step ns) of every plan there was to choose from, fastest first."""

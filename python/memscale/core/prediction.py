@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
@@ -170,7 +171,8 @@ class Prediction:
             with_plan: under the plan for that batch; False: without any technique.
 
         Raises:
-            ValueError: the batch cannot be told from the sample.
+            ValueError: the batch cannot be told from the sample, the model takes no other, or it cannot be
+                traced without data.
         """
         return self._scaling("batch").largest("batch", with_plan)
 
@@ -181,7 +183,8 @@ class Prediction:
             with_plan: under the plan for that length; False: without any technique.
 
         Raises:
-            ValueError: the sequence cannot be told from the sample.
+            ValueError: the sequence cannot be told from the sample, the model takes no other, or it cannot be
+                traced without data.
         """
         return self._scaling("sequence").largest("sequence", with_plan)
 
@@ -204,6 +207,9 @@ class Prediction:
             f"<Prediction: {format_bytes(self.device_used_peak_bytes)} of {format_bytes(self.budget_bytes)}"
             f" on {self.device or 'its device'}, {verdict}>"
         )
+
+    def __reduce__(self) -> tuple[Callable[[Any], Prediction], tuple[dict[str, Any]]]:
+        return Prediction.from_dict, (self.to_dict(),)  # copies and pickles: `scaling` holds the model
 
     def explain(self, full: bool = False) -> str:
         """The prediction as text, about one screen.

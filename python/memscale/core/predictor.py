@@ -59,7 +59,9 @@ def predict_step(
         advice=advice_of(plan),
         plan=plan,
         plain=plan.plain,
-        scaling=Scaling(planner, sample, batch, plan, lambda: _both(around(), bare(model))),
+        scaling=Scaling(
+            replace(planner, may_run=False), sample, batch, plan, lambda: _both(around(), bare(model))
+        ),
     )
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -27,6 +26,10 @@ _MOST_TRIED: Final = 3
 """Cards that are tried for a plain run, of those with a price and of the others. What a step takes differs
 little from card to card, so that the first one is right unless it holds the run by a hair."""
 
+_MOST_STEPS: Final = 10**15
+_HIGHEST_PRICE: Final = 10**12
+"""With more, products are infinite, which JSON cannot say."""
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -49,7 +52,7 @@ class Terms:
     def __post_init__(self) -> None:
         if self.compare not in COMPARISONS:
             raise refuse("compare", self.compare, "give 'same' or 'needed'")
-        check_int(1, optional=True)("steps", self.steps)
+        check_int(1, _MOST_STEPS, optional=True)("steps", self.steps)
         given = self.price_per_hour
         by_name = given if isinstance(given, Mapping) else {} if given is None else {"": given}
         prices = {_device_name(name): _price(name, price) for name, price in by_name.items()}
@@ -104,7 +107,12 @@ def savings_of(asked: Asked, terms: Terms) -> Savings:
     batch, why_not = _batch_of(asked.planned)
     sides = _Sides(asked, terms, hardware, reference, batch)
     same = sides.compared(reference.plain, batch, asked.planned.plan.predicted, batch)
-    largest = None if batch is None else sides.largest()
+    largest = None
+    if batch is not None:
+        try:
+            largest = sides.largest()
+        except ValueError as error:
+            why_not = str(error)
     return Savings(
         compare=terms.compare,
         same_batch=same,
@@ -265,8 +273,10 @@ def _device_name(name: Any) -> str:
 
 def _price(name: Any, price: Any) -> float:
     of = f" of {name!r}" if name else ""
-    if isinstance(price, bool) or not isinstance(price, Real) or not 0 <= float(price) < math.inf:
-        raise refuse("price_per_hour", price, f"give a number of at least 0 for an hour{of}, or None")
+    is_number = isinstance(price, Real) and not isinstance(price, bool)
+    if not is_number or not bool(0 <= price <= _HIGHEST_PRICE):
+        allowed = f"give a number from 0 to {_HIGHEST_PRICE:,} for an hour{of}, or None"
+        raise refuse("price_per_hour", price, allowed)
     return float(price)
 
 

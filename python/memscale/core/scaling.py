@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from memscale.core.advice import reserve_bytes, varying_share
 from memscale.core.profiler import normalize_sample
 from memscale.core.trace_static import has_data
+from memscale.errors import ProfileError
 
 if TYPE_CHECKING:
     from memscale.core.plan import Plan
@@ -41,7 +42,7 @@ class Scaling:
     """Sizes of one sample that fit one budget. Each answer is found once.
 
     Attributes:
-        planner: plans for the model and the budget.
+        planner: plans for the model and the budget; it must not run the model.
         sample: as the user gave it; a callable is asked for other sizes.
         batch: the sample as arguments.
         plan: what the sample itself got.
@@ -68,7 +69,8 @@ class Scaling:
             with_plan: under the smallest plan for that size, else without any.
 
         Raises:
-            ValueError: the size cannot be told from the sample.
+            ValueError: the size cannot be told from the sample, the model rejects another one, or it cannot
+                be traced without data: a real step of another size may not fit into this machine.
         """
         key = what, with_plan
         if key not in self._answers:
@@ -81,9 +83,9 @@ class Scaling:
         for what in DIMENSIONS:
             try:
                 present = size_of(self.sample, self.batch, what)
+                plain, planned = self.largest(what, with_plan=False), self.largest(what, with_plan=True)
             except ValueError:
                 continue
-            plain, planned = self.largest(what, with_plan=False), self.largest(what, with_plan=True)
             lines.append(f"largest {what}: {planned} with a plan, {plain} without (this sample: {present})")
         return tuple(lines)
 
@@ -91,6 +93,11 @@ class Scaling:
 
     def _search(self, what: str, with_plan: bool) -> int:
         present = size_of(self.sample, self.batch, what)
+        if self.plan.profile != "static":
+            raise ValueError(
+                f"the largest {what} cannot be told: this model cannot be traced without data, and steps of "
+                "other sizes are not run"
+            )
         most = self._most(what)
         used = {present: self._of_sample(with_plan)}
         low, high = 0, most + 1  # low fits (0 always does), high does not
@@ -98,7 +105,7 @@ class Scaling:
         halve = False
         while True:
             if size not in used:
-                used[size] = self._trace(self.sample_of(what, size), with_plan)
+                used[size] = self._trace(what, size, with_plan)
             width = high - low
             low, high = (size, high) if used[size] <= self._limit else (low, size)
             if high - low <= 1:
@@ -129,11 +136,23 @@ class Scaling:
     def _of_sample(self, with_plan: bool) -> int:
         return self.plan.smallest_peak_bytes if with_plan else self.plan.plain.device_used_peak_bytes
 
-    def _trace(self, batch: Batch, with_plan: bool) -> int:
-        """Device-used bytes of a step, under the smallest plan or under none."""
+    def _trace(self, what: str, size: int, with_plan: bool) -> int:
+        """Device-used bytes of a step of another size, under the smallest plan or under none.
+
+        Raises:
+            ValueError: the model, or the callable that makes samples, does not take that size.
+        """
         self.traces += 1
-        with self.bare():
-            return self.planner.used_bytes(*batch, with_plan=with_plan)
+        try:
+            with self.bare():
+                return self.planner.used_bytes(*self.sample_of(what, size), with_plan=with_plan)
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, ProfileError) and error.__cause__ else error
+            line = str(cause).strip().partition("\n")[0][:160]
+            raise ValueError(
+                f"the largest {what} cannot be told: with {size} the model raised "
+                f"{type(cause).__name__}: {line}"
+            ) from error
 
     # ---- samples ---------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Difference:
     relative: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VerifyReport:
     """Outcome of `memscale.verify`.
 
@@ -89,6 +89,9 @@ class VerifyReport:
     errors: tuple[Errors, ...] = ()
     each: tuple[Errors, ...] = ()
     no_float64: str = ""
+
+    def __repr__(self) -> str:
+        return f"<VerifyReport: {self.summary()}; `table()` tells more>"
 
     @property
     def equal(self) -> bool:

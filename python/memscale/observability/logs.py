@@ -61,6 +61,7 @@ def teardown() -> None:
     """Closes the log file, takes our handlers off and restores the logger's level. Harmless when repeated."""
     with _lock:
         _close_file()
+        _state.refused = ""
         if _state.stderr is not None:
             LOGGER.removeHandler(_state.stderr)
             _state.stderr = None
@@ -156,6 +157,7 @@ class _State:
 
     stderr: _StderrHandler | None = None
     file: logging.FileHandler | None = None
+    refused: str = ""  # the file that the last warning was about
     level_before: int | None = None
     level_set: int = logging.NOTSET
 
@@ -205,8 +207,11 @@ def _open_file(path: str) -> None:
     try:
         handler = _LogFile(full, mode="a", encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:
-        LOGGER.warning("cannot append to log_file=%r (%s): the log goes on without it", path, error)
+        if _state.refused != full:  # one wrap sets the log up more than once
+            LOGGER.warning("cannot append to log_file=%r (%s): the log goes on without it", path, error)
+        _state.refused = full
         return
+    _state.refused = ""
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     _close_file()
     _state.file = handler

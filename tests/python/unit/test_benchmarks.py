@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import math
 import signal
 import sys
 import time
@@ -223,6 +224,23 @@ def test_goals_name_what_misses_them() -> None:
     swept = [row("plain-fp32", 1.0, 1.0, "sweep"), row("resident", 0.2, 1.0, "sweep")]
     assert goals(swept, "reduced") == ["sweep: median reduction ≥ 85%: met 0 of 1; not: 80.0%"]
     assert goals(fine, "tiny") == []
+    failed = [{**row("resident", 0.1, 1.0, "sweep"), "batch": 1 + extra, "status": "oom"} for extra in (1, 2)]
+    most = [*swept[:1], row("resident", 0.1, 1.0, "sweep"), *failed]
+    assert goals(most, "reduced") == ["sweep: median reduction ≥ 85%: met 0 of 1; not: 0.0%"]
+    broken = [*swept[:1], {**row("resident", 0.1, 1.0, "sweep"), "loss_off_percent": math.inf}]
+    assert goals(broken, "reduced") == ["sweep: median reduction ≥ 85%: met 0 of 1; not: 0.0%"]
+    alone = goals([row("resident", 0.3, 1.0)], "full")  # nothing of BF16 was measured
+    assert alone[0].endswith("not: gpt2-xl (no plain run to compare its time with)")
+
+
+@pytest.mark.parametrize("wrong", [["--ways", "nope"], ["--steps", "1"], ["--device", "cuda"]])
+def test_a_mistake_leaves_the_rows_of_a_run_before(tmp_path: Path, wrong: list[str]) -> None:
+    if "cuda" in wrong and torch.cuda.is_available():
+        pytest.skip("there is a card")
+    before = tmp_path / "benchmarks.json"
+    before.write_text('{"rows": []}')
+    assert main([*wrong, "--models", "bert-base", "--out", str(tmp_path)]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [before.name]
 
 
 # ---- nothing is lost ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from memscale import _core
 
-STAYS = (False, 0, 0, 0, ())
+STAYS = (False, 0, 0, 0, (), 0)
 CHOICES: list[Any] = [
     (0, "keep", "root", 1, 0, 0, 0, 0, False, (), *STAYS),
     (1, "checkpoint", "chosen", 2, 2**40, 123_456, 2**41, 99, False, (), *STAYS),
@@ -18,8 +18,8 @@ CHOICES: list[Any] = [
     (4, "keep", "not-needed", 65535, 5, 0, 7, 2**63 - 1, False, (), *STAYS),
     (5, "selective", "chosen", 1, 5, 0, 0, 0, False, (0, 3, 2**32 - 2), *STAYS),
     (6, "selective", "chosen", 1, 5, 0, 0, 0, False, (), *STAYS),
-    (7, "offload", "chosen", 3, 9, 8, 0, 0, False, (), False, 2**40, 2**32 - 1, 8, (0, 1, 2**32 - 2)),
-    (8, "selective", "chosen", 1, 9, 8, 0, 0, False, (4,), True, 2**30, 1, 3, (0,)),
+    (7, "offload", "chosen", 3, 9, 8, 0, 0, False, (), False, 2**40, 2**32 - 1, 8, (0, 1, 2**32 - 2), 2**41),
+    (8, "selective", "chosen", 1, 9, 8, 0, 0, False, (4,), True, 2**30, 1, 3, (0,), 0),
 ]
 SUMMARY: dict[str, Any] = {
     "budget_bytes": 1000,
@@ -58,7 +58,7 @@ def test_a_choice_may_be_given_short() -> None:
 
 def test_lists_may_be_any_iterable() -> None:
     want = _core.Plan.build(CHOICES, SUMMARY).digest
-    choices = [(*choice[:9], iter(choice[9]), *choice[10:14], iter(choice[14])) for choice in CHOICES]
+    choices = [(*choice[:9], iter(choice[9]), *choice[10:14], iter(choice[14]), choice[15]) for choice in CHOICES]
     assert _core.Plan.build(choices, SUMMARY).digest == want
 
 
@@ -94,10 +94,11 @@ def test_every_difference_shows_in_the_digest() -> None:
     ):
         digests.add(_core.Plan.build([*CHOICES[:4], changed, CHOICES[5]], SUMMARY).digest)
     digests.add(_core.Plan.build([(*CHOICES[1][:8], True, ())], SUMMARY).digest)
+    digests.add(_core.Plan.build([*CHOICES[:-1], (*CHOICES[-1][:-1], 1)], SUMMARY).digest)
     for key, value in SUMMARY.items():
         other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else "f" * 16
         digests.add(_core.Plan.build(CHOICES, {**SUMMARY, key: other}).digest)
-    assert len(digests) == len(SUMMARY) + 6
+    assert len(digests) == len(SUMMARY) + 7
 
 
 @pytest.mark.parametrize(
@@ -108,23 +109,24 @@ def test_every_difference_shows_in_the_digest() -> None:
         ((0, "keep", "chosen", 65536, 1, 1), "call_count"),
         ((0, "keep", "chosen", 1, -1, 1), "saved_bytes"),
         ((0, "keep", "chosen", 1, 1, 2**63), "cost_ns"),
-        ((0, "keep", "chosen"), "6, 10 or 15 elements, not 3"),
+        ((0, "keep", "chosen"), "6, 10 or 16 elements, not 3"),
         ((0, "keep", "chosen", 1, 1, 1, -1, 0, False, ()), "other_peak_bytes"),
         ((0, "keep", "chosen", 1, 1, 1, 0, -1, False, ()), "module 0: the step time the other way round"),
         ((0, "keep", "chosen", 1, 1, 1, 0, 0, True, ()), "only a checkpoint can be joined"),
         ((0, "checkpoint", "chosen", 1, 1, 1, 0, 0, False, (1,)), "the action checkpoint keeps no operation"),
         ((0, "selective", "chosen", 1, 1, 1, 0, 0, False, (2, 1)), "offsets must rise"),
         ((0, "selective", "chosen", 1, 1, 1, 0, 0, False, (-1,)), "a kept offset"),
-        ((0, "keep", "chosen", 1, 1, 1, 0, 0, False, (), False, 1, 0, 0, ()), "nothing is offloaded"),
+        ((0, "keep", "chosen", 1, 1, 1, 0, 0, False, (), False, 1, 0, 0, (), 0), "nothing is offloaded"),
         (
-            (0, "keep", "chosen", 1, 1, 1, 0, 0, False, (), True, 0, 0, 0, ()),
+            (0, "keep", "chosen", 1, 1, 1, 0, 0, False, (), True, 0, 0, 0, (), 0),
             "the action keep has no boundary",
         ),
-        ((0, "checkpoint", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (1,)), "moves nothing"),
-        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (1, 1)), "ordinals must rise"),
-        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (-1,)), "a moved ordinal"),
-        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 2**32, 0, ()), "moved_count"),
-        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, -1, ()), "transfers is negative"),
+        ((0, "checkpoint", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (1,), 0), "moves nothing"),
+        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (1, 1), 0), "ordinals must rise"),
+        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (-1,), 0), "a moved ordinal"),
+        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 2**32, 0, (), 0), "moved_count"),
+        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, -1, (), 0), "transfers is negative"),
+        ((0, "offload", "chosen", 1, 1, 1, 0, 0, False, (), False, 0, 0, 0, (), -1), "ahead_bytes"),
         ((2**32 - 1, "keep", "chosen", 1, 1, 1), "module"),
     ],
 )

@@ -189,6 +189,7 @@ def test_another_file_replaces_the_first_and_none_keeps_it(tmp_path: Path) -> No
 def test_an_unwritable_file_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "missing" / "run.log"
     logs.setup(Config(log_file=str(path)))
+    logs.setup(Config(log_file=str(path)))  # as `wrap` does
     logs.setup(Config(log_file=str(tmp_path)))  # a folder
     err = capsys.readouterr().err
     assert err.count("memscale: warning: cannot append to log_file=") == 2

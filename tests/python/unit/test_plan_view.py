@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 
@@ -297,7 +299,7 @@ def test_json_keeps_what_is_new() -> None:
     plan = plan_of(
         choice("h.0", "selective", kept=("addmm#0",), other_peak_bytes=5, other_ns=7),
         choice("h.1", "checkpoint", joined=True),
-        choice("h.2", "offload", moved=(0, 2), moved_bytes=3, moved_count=2, transfer_ns=4),
+        choice("h.2", "offload", moved=(0, 2), moved_bytes=3, moved_count=2, transfer_ns=4, ahead_bytes=9),
     )
     plan = dataclasses.replace(
         plan, away_peak_bytes=5, window_out_bytes=6, window_in_bytes=7, staging_bytes=8
@@ -305,9 +307,16 @@ def test_json_keeps_what_is_new() -> None:
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert again.choices[0].kept == ("addmm#0",)
-    assert again.choices[2].moved == (0, 2)
+    assert again.choices[2].moved == (0, 2) and again.choices[2].ahead_bytes == 9
     assert again.window_in_bytes == 7 and again.staging_bytes == 8
     assert again.frontier == plan.frontier
     data = plan.to_dict()
-    with pytest.raises(ValueError, match="plan version is 2; allowed: 6"):
+    with pytest.raises(ValueError, match="plan version is 2; allowed: 7"):
         Plan.from_dict({**data, "version": 2})
+
+
+def test_a_plan_is_copied_and_pickled_as_the_data_it_is() -> None:
+    plan = plan_of(choice("h.0", "checkpoint"))
+    plan = dataclasses.replace(plan, walk=lambda: ((2, 1),))
+    for again in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        assert again == plan and again.frontier == ((2, 1),)

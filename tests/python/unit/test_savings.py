@@ -196,6 +196,57 @@ def test_a_step_that_no_card_holds() -> None:
     assert "no card of the table holds it" in found.explain()
 
 
+class Positions(nn.Module):
+    """Takes 8 samples and no other number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.table).square()
+
+
+SEEN: list[int] = []
+"""Samples of each forward of a `ByValue`: what hangs on the module is put back after a trace."""
+
+
+class ByValue(nn.Module):
+    """Decides by what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(16, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        SEEN.append(len(ids))
+        x = self.words(ids)
+        return x * 2 if x.sum() > 0 else x
+
+
+def test_a_model_that_takes_one_batch_has_no_largest() -> None:
+    model, x = Positions(), torch.zeros(8, 4)
+    found = memscale.estimate_savings(model, sample_input=x, device="cpu")
+    assert found.largest_batch is None and "no largest batch" in found.explain()
+    predicted = memscale.predict(model, sample_input=x, device="cpu")
+    with pytest.raises(ValueError, match="largest batch cannot be told: with"):
+        predicted.largest_batch()
+    assert predicted.advise() == predicted.advice
+
+
+@pytest.mark.parametrize("device", ["cpu", "24GiB"])
+def test_no_other_size_is_run_for_real(device: str) -> None:
+    SEEN.clear()
+    model, ids = ByValue(), torch.zeros(8, 2, dtype=torch.long)
+    predicted = memscale.predict(model, sample_input=ids, device=device)
+    assert predicted.method == "empirical"
+    with pytest.raises(ValueError, match="without data"):
+        predicted.largest_batch()
+    predicted.explain(full=True)
+    found = memscale.estimate_savings(model, sample_input=ids, device=device)
+    assert found.largest_batch is None and set(SEEN) == {8}
+
+
 def test_a_batch_that_cannot_be_told_leaves_the_largest_out() -> None:
     class Two(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
