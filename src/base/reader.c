@@ -91,21 +91,6 @@ bool msc__reader_u64(msc__reader *reader, uint64_t max, uint64_t *value)
     return true;
 }
 
-bool msc__reader_i64(msc__reader *reader, int64_t *value)
-{
-    uint64_t magnitude;
-    bool negative = reader->status == MSC_OK && reader->at != reader->end && *reader->at == '-';
-
-    if (negative)
-        reader->at++;
-    if (!msc__reader_u64(reader, INT64_MAX, &magnitude))
-        return false;
-    if (negative && magnitude == 0)
-        return msc__reader_fail(reader, MSC_EFORMAT, "a minus before zero");
-    *value = negative ? -(int64_t)magnitude : (int64_t)magnitude;
-    return true;
-}
-
 bool msc__reader_hex64(msc__reader *reader, uint64_t *value)
 {
     const char *word;

@@ -33,7 +33,6 @@ bool msc__reader_word(msc__reader *reader, const char **word, size_t *word_bytes
 bool msc__reader_expect(msc__reader *reader, const char *expected);
 /** Reads a decimal number of at most `max`: digits only, no leading zero. */
 bool msc__reader_u64(msc__reader *reader, uint64_t max, uint64_t *value);
-bool msc__reader_i64(msc__reader *reader, int64_t *value);
 /** Reads exactly 16 lower-case hexadecimal digits. */
 bool msc__reader_hex64(msc__reader *reader, uint64_t *value);
 /** Reads the rest of the line, which may be empty and may hold spaces. */

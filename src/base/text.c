@@ -43,13 +43,6 @@ void msc__text_put_u64(msc__text *text, uint64_t value)
         msc__text_put_char(text, digits[--count]);
 }
 
-void msc__text_put_i64(msc__text *text, int64_t value)
-{
-    if (value < 0)
-        msc__text_put_char(text, '-');
-    msc__text_put_u64(text, value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
-}
-
 void msc__text_put_hex64(msc__text *text, uint64_t value)
 {
     int shift;

@@ -20,7 +20,6 @@ void msc__text_init(msc__text *text, char *buffer, size_t buffer_bytes);
 void msc__text_put(msc__text *text, const char *string);
 void msc__text_put_char(msc__text *text, char c);
 void msc__text_put_u64(msc__text *text, uint64_t value);
-void msc__text_put_i64(msc__text *text, int64_t value);
 void msc__text_put_hex64(msc__text *text, uint64_t value); /**< 16 lower-case digits */
 /** Terminates the buffer, if there is one. Call once, last. */
 void msc__text_end(msc__text *text);

@@ -5,8 +5,6 @@
  * Locking, unlocking and signalling cannot fail on objects that `_init` made and that are used as the header
  * says, so their results are not looked at: a wrong use is a bug, which the sanitizers name better than a
  * status could.
- *
- * Condition variables count on the monotonic clock: a deadline must not move when somebody sets the time.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* pthread_setname_np */
@@ -64,16 +62,7 @@ void msc__mutex_unlock(msc__mutex *mutex)
 
 msc_status msc__cond_init(msc__cond *cond, msc_error *err)
 {
-    pthread_condattr_t attributes;
-    int result = pthread_condattr_init(&attributes);
-
-    if (result == 0) {
-        result = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-        if (result == 0)
-            result = pthread_cond_init(&cond->it, &attributes);
-        (void)pthread_condattr_destroy(&attributes);
-    }
-    return check(result, "a condition variable", err);
+    return check(pthread_cond_init(&cond->it, NULL), "a condition variable", err);
 }
 
 void msc__cond_fini(msc__cond *cond)
@@ -95,13 +84,6 @@ static struct timespec to_timespec(int64_t ns)
     time.tv_sec = (time_t)(ns / SECOND_NS);
     time.tv_nsec = (long)(ns % SECOND_NS);
     return time;
-}
-
-bool msc__cond_wait_until(msc__cond *cond, msc__mutex *mutex, int64_t deadline_ns)
-{
-    struct timespec deadline = to_timespec(deadline_ns);
-
-    return pthread_cond_timedwait(&cond->it, &mutex->it, &deadline) != ETIMEDOUT;
 }
 
 void msc__cond_signal(msc__cond *cond)

@@ -21,7 +21,7 @@ typedef struct msc__mutex {
 } msc__mutex;
 
 typedef struct msc__cond {
-    pthread_cond_t it; /* on the monotonic clock */
+    pthread_cond_t it;
 } msc__cond;
 
 typedef struct msc__thread {
@@ -38,9 +38,6 @@ void msc__mutex_unlock(msc__mutex *mutex);
 msc_status msc__cond_init(msc__cond *cond, msc_error *err);
 void msc__cond_fini(msc__cond *cond);
 void msc__cond_wait(msc__cond *cond, msc__mutex *mutex);
-
-/** False if `deadline_ns` of `msc__clock_ns` passed first. */
-bool msc__cond_wait_until(msc__cond *cond, msc__mutex *mutex, int64_t deadline_ns);
 void msc__cond_signal(msc__cond *cond);
 void msc__cond_broadcast(msc__cond *cond);
 

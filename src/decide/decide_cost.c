@@ -299,8 +299,8 @@ static int64_t waits_ns(const msc__model *model, const msc__candidate *candidate
     return first_ns > rest_ns ? first_ns : rest_ns;
 }
 
-int64_t msc__cost_transfer(const msc__model *model, const msc__candidate *candidate,
-                           const msc__region *region)
+static int64_t cost_of_transfer(const msc__model *model, const msc__candidate *candidate,
+                                const msc__region *region)
 {
     const msc_link *link = &model->link;
     int64_t forward_ns = model->time_before_ns[region->end] - model->time_before_ns[region->begin];
@@ -325,7 +325,7 @@ int64_t msc__cost_transfers(const msc__model *model, const msc__candidate *candi
     uint32_t i;
 
     for (i = 0; i < candidate->region_count; i++)
-        cost_ns += msc__cost_transfer(model, candidate, &model->regions[candidate->first_region + i]);
+        cost_ns += cost_of_transfer(model, candidate, &model->regions[candidate->first_region + i]);
     return cost_ns;
 }
 
@@ -333,7 +333,7 @@ int64_t msc__cost_transfers(const msc__model *model, const msc__candidate *candi
  * the region when they run first and at those of the recompute, kept or not. */
 int64_t msc__cost_region(const msc__model *model, const msc__candidate *candidate, const msc__region *region)
 {
-    int64_t cost_ns = msc__cost_transfer(model, candidate, region);
+    int64_t cost_ns = cost_of_transfer(model, candidate, region);
 
     if (candidate->offload)
         return cost_ns;

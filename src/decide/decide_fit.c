@@ -267,8 +267,3 @@ int64_t msc__fit_most_freed(const msc__fit *fit, uint32_t r, uint32_t segment)
         sum -= points[k].delta_bytes;
     return sum;
 }
-
-uint32_t msc__fit_segment_at(const msc__fit *fit, uint32_t position)
-{
-    return fit->segment_of[position == 0 ? 1 : fit->op_slot[position - 1] + 1];
-}

@@ -135,7 +135,4 @@ bool msc__fit_lowers(const msc__fit *fit);
 /** Most that a region, in whatever set, can take off the live bytes of a segment. */
 int64_t msc__fit_most_freed(const msc__fit *fit, uint32_t region, uint32_t segment);
 
-/** Segment that begins at a position, before anything that happens there but frees. */
-uint32_t msc__fit_segment_at(const msc__fit *fit, uint32_t position);
-
 #endif /* MSC_DECIDE_FIT_H */

@@ -238,11 +238,7 @@ void msc__cost_times(msc__model *model, const msc_rates *rates);
 /** Checks what describes the link. Errors: EINVAL. */
 msc_status msc__check_link(const msc_link *link, msc_error *err);
 
-/** Time that the moves of one region of a candidate add: no part of it hides behind compute. */
-int64_t msc__cost_transfer(const msc__model *model, const msc__candidate *candidate,
-                           const msc__region *region);
-
-/** Likewise of all its regions. */
+/** Time that the moves of all regions of a candidate add: no part of it hides behind compute. */
 int64_t msc__cost_transfers(const msc__model *model, const msc__candidate *candidate);
 
 /** Time that one region of a candidate adds. */

@@ -43,7 +43,8 @@
 
 /* ---- finding ---------------------------------------------------------------------------------------- */
 
-uint32_t msc__first_input_of(const msc_graph *graph, uint32_t call)
+/* Of a call, or where it would be; inputs are sorted by call. */
+static uint32_t first_input_of(const msc_graph *graph, uint32_t call)
 {
     const msc_input *inputs = msc_graph_inputs(graph);
     uint32_t low = 0;
@@ -247,7 +248,7 @@ static void list_inputs(listing *l, const msc__region *region, const uint32_t *n
     uint32_t ordinal = 0;
     uint32_t i;
 
-    for (i = msc__first_input_of(l->graph, region->first_call);
+    for (i = first_input_of(l->graph, region->first_call);
          i < msc_graph_input_count(l->graph) && inputs[i].call == region->first_call; i++) {
         const msc_buffer *buffer = &buffers[inputs[i].buffer];
         if (msc__offsets_have(named, count, ordinal++) && !buffer->resident && buffer->begin < region->begin)

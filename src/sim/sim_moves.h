@@ -41,9 +41,6 @@ static inline msc__move_limits msc__move_limits_of(const msc__region *region, ui
 /** First save packed at a position or later. Saves are in the order of packing. Cost: a binary search. */
 uint32_t msc__first_save(const msc_graph *graph, uint32_t position);
 
-/** First input of a call, or where it would be; inputs are sorted by call. Cost: a binary search. */
-uint32_t msc__first_input_of(const msc_graph *graph, uint32_t call);
-
 /** Whether a save is packed inside a region. */
 static inline bool msc__save_is_inside(const msc_save *save, const msc__region *region)
 {

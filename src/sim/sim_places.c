@@ -17,7 +17,8 @@
 #include "base/error.h"
 #include "sim/sim_pools.h"
 
-uint32_t msc__sim_places_find(const msc__sim_pools *pools, uint32_t pool, uint32_t stream)
+/* Position of the first place in `order` that is not below (pool, stream). */
+static uint32_t find_place(const msc__sim_pools *pools, uint32_t pool, uint32_t stream)
 {
     uint32_t low = 0;
     uint32_t high = pools->order.count;
@@ -36,7 +37,7 @@ uint32_t msc__sim_places_find(const msc__sim_pools *pools, uint32_t pool, uint32
 /* Whether a pool has been released. */
 static bool is_released(const msc__sim_pools *pools, uint32_t pool)
 {
-    uint32_t first = msc__sim_places_find(pools, pool, 0);
+    uint32_t first = find_place(pools, pool, 0);
     const msc__sim_place *place;
 
     if (first >= pools->order.count)
@@ -74,7 +75,7 @@ void msc__sim_places_mark(msc__sim_pools *pools, uint32_t pool, bool released)
 {
     uint32_t i;
 
-    for (i = msc__sim_places_find(pools, pool, 0); i < pools->order.count; i++) {
+    for (i = find_place(pools, pool, 0); i < pools->order.count; i++) {
         msc__sim_place *place = msc__sim_place_at(pools, msc__sim_places_by_order(pools, i));
         if (place->pool != pool)
             break;
@@ -92,7 +93,7 @@ msc_status msc__sim_places_select(msc__sim_pools *pools, const msc_sim_place *wa
         if (place->stream == wanted->stream && place->pool == wanted->pool)
             return MSC_OK;
     }
-    position = msc__sim_places_find(pools, wanted->pool, wanted->stream);
+    position = find_place(pools, wanted->pool, wanted->stream);
     if (position < pools->order.count) {
         uint32_t index = msc__sim_places_by_order(pools, position);
         place = msc__sim_place_at(pools, index);

@@ -109,8 +109,6 @@ msc_status msc__sim_cover_id(msc_sim *sim, uint32_t id, msc_error *err);
 msc_status msc__sim_places_select(msc__sim_pools *pools, const msc_sim_place *place, msc_error *err);
 /** Marks the places of a private pool as released, or as in use. */
 void msc__sim_places_mark(msc__sim_pools *pools, uint32_t pool, bool released);
-/** Position of the first place in `order` that is not below (pool, stream). */
-uint32_t msc__sim_places_find(const msc__sim_pools *pools, uint32_t pool, uint32_t stream);
 /** The place at a position of `order`. */
 static inline uint32_t msc__sim_places_by_order(const msc__sim_pools *pools, uint32_t position)
 {

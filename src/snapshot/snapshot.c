@@ -36,7 +36,7 @@ const char *msc_snapshot_state_name(msc_snapshot_state state)
 
 /* ---- lifecycle ---------------------------------------------------------------------------------- */
 
-msc_status msc__snapshot_create(msc_context *ctx, msc_snapshot **out, msc_error *err)
+static msc_status create_empty(msc_context *ctx, msc_snapshot **out, msc_error *err)
 {
     static const msc__snapshot_range empty_stack = {0, 0};
     msc_snapshot *snapshot = msc__alloc(ctx, sizeof *snapshot);
@@ -179,7 +179,7 @@ static msc_status read_source(msc_context *ctx, const msc__source *source, msc_s
     pickle.ctx = ctx;
     pickle.err = err;
     pickle.source = *source;
-    status = msc__snapshot_create(ctx, &pickle.snapshot, err);
+    status = create_empty(ctx, &pickle.snapshot, err);
     if (status == MSC_OK)
         status = msc__pickle_run(&pickle);
     msc__pickle_fini(&pickle);

@@ -47,9 +47,6 @@ struct msc_snapshot {
     uint32_t device_count;
 };
 
-/** An empty snapshot. Errors: ENOMEM. */
-msc_status msc__snapshot_create(msc_context *ctx, msc_snapshot **out, msc_error *err);
-
 /** Id of a string, frame or stack that is equal, made if there is none. Errors: ENOMEM, EOVERFLOW. */
 msc_status msc__snapshot_intern_string(msc_snapshot *snapshot, const void *bytes, size_t size_bytes,
                                        uint32_t *out, msc_error *err);

@@ -139,7 +139,7 @@ class Refiner:
         for way in sorted(ways, key=self._bound):
             if not way.plan.fits or not way.parts or self._bound(way) >= best.plan.predicted.step_time_ns:
                 continue
-            mine = self._filled(way, best)
+            mine = self._filled(way)
             mine = mine if not mine.parts else self._with_checkpoints(mine)
             if mine is not way:
                 found.append(mine)
@@ -156,7 +156,7 @@ class Refiner:
     def _room(self, plan: Plan) -> int:
         return self.most_bytes - plan.predicted.device_used_peak_bytes
 
-    def _filled(self, way: Tried, best: Tried) -> Tried:
+    def _filled(self, way: Tried) -> Tried:
         """With as much spared as there is room for."""
         room = self._room(way.plan)
         while self.traces < _MOST_TRACES:

@@ -58,7 +58,9 @@ def test_a_choice_may_be_given_short() -> None:
 
 def test_lists_may_be_any_iterable() -> None:
     want = _core.Plan.build(CHOICES, SUMMARY).digest
-    choices = [(*choice[:9], iter(choice[9]), *choice[10:14], iter(choice[14]), choice[15]) for choice in CHOICES]
+    choices = [
+        (*choice[:9], iter(choice[9]), *choice[10:14], iter(choice[14]), choice[15]) for choice in CHOICES
+    ]
     assert _core.Plan.build(choices, SUMMARY).digest == want
 
 

@@ -49,18 +49,15 @@ static void assert_format_error(const msc__reader *reader, const char *message)
 
 static void test_line_of_words(void **state)
 {
-    msc__reader reader = read_text("op 17 -4 00000000000000ff add mm\nend");
+    msc__reader reader = read_text("op 17 00000000000000ff add mm\nend");
     const char *rest;
     size_t rest_bytes;
     uint64_t value;
-    int64_t number;
 
     (void)state;
     assert_true(msc__reader_expect(&reader, "op"));
     assert_true(msc__reader_u64(&reader, 17, &value));
     assert_int_equal(value, 17);
-    assert_true(msc__reader_i64(&reader, &number));
-    assert_true(number == -4);
     assert_true(msc__reader_hex64(&reader, &value));
     assert_int_equal(value, 255);
     assert_true(msc__reader_rest(&reader, &rest, &rest_bytes));
@@ -200,35 +197,6 @@ static void test_unsigned_refuses(void **state)
     assert_not_unsigned("\n1", "graph, line 1: a word is missing");
 }
 
-static void test_signed_range(void **state)
-{
-    msc__reader reader = read_text("9223372036854775807 -9223372036854775807 9223372036854775808");
-    int64_t value = 0;
-
-    (void)state;
-    assert_true(msc__reader_i64(&reader, &value));
-    assert_true(value == INT64_MAX);
-    assert_true(msc__reader_i64(&reader, &value));
-    assert_true(value == -INT64_MAX);
-    assert_false(msc__reader_i64(&reader, &value));
-    assert_format_error(&reader, "graph, line 1: a number out of range");
-}
-
-static void test_signed_refuses(void **state)
-{
-    static const char *const wrong[] = {"-", "--1", "- 1", "-\n", "-01", "+1", "-0"};
-    size_t i;
-
-    (void)state;
-    for (i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        msc__reader reader = read_text(wrong[i]);
-        int64_t value = 7;
-        assert_false(msc__reader_i64(&reader, &value));
-        assert_int_equal(reader.status, MSC_EFORMAT);
-        assert_true(value == 7);
-    }
-}
-
 static void test_hex_refuses(void **state)
 {
     static const char *const wrong[] = {"0",
@@ -256,7 +224,6 @@ static void test_first_error_stays(void **state)
     const char *word;
     size_t bytes;
     uint64_t value;
-    int64_t number;
 
     (void)state;
     assert_true(msc__reader_expect(&reader, "graph"));
@@ -267,7 +234,6 @@ static void test_first_error_stays(void **state)
     assert_false(msc__reader_word(&reader, &word, &bytes));
     assert_false(msc__reader_expect(&reader, "op"));
     assert_false(msc__reader_u64(&reader, 9, &value));
-    assert_false(msc__reader_i64(&reader, &number));
     assert_false(msc__reader_hex64(&reader, &value));
     assert_false(msc__reader_rest(&reader, &word, &bytes));
     assert_false(msc__reader_line_end(&reader));
@@ -299,8 +265,6 @@ int main(void)
         {"word/unexpected", test_unexpected_word, NULL, NULL, NULL},
         {"unsigned/range", test_unsigned_range, NULL, NULL, NULL},
         {"unsigned/refuses", test_unsigned_refuses, NULL, NULL, NULL},
-        {"signed/range", test_signed_range, NULL, NULL, NULL},
-        {"signed/refuses", test_signed_refuses, NULL, NULL, NULL},
         {"hex/refuses", test_hex_refuses, NULL, NULL, NULL},
         {"error/first-stays", test_first_error_stays, NULL, NULL, NULL},
         {"error/without-record", test_without_record, NULL, NULL, NULL},

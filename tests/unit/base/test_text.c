@@ -54,7 +54,7 @@ static void test_digest_of_high_bytes(void **state)
 /* Whatever the room: never a byte beyond it, always a terminator, always the same length and digest. */
 static void test_every_room(void **state)
 {
-    const char *whole = "module 12 -3 00000000000000ff";
+    const char *whole = "module 12 00000000000000ff";
     size_t length = strlen(whole);
     uint64_t digest = 0;
     size_t room;
@@ -69,8 +69,6 @@ static void test_every_room(void **state)
         msc__text_init(&text, buffer, room);
         msc__text_put(&text, "module ");
         msc__text_put_u64(&text, 12);
-        msc__text_put_char(&text, ' ');
-        msc__text_put_i64(&text, -3);
         msc__text_put_char(&text, ' ');
         msc__text_put_hex64(&text, 255);
         msc__text_end(&text);
@@ -96,17 +94,6 @@ static void assert_number(uint64_t value, const char *expected)
     assert_string_equal(buffer, expected);
 }
 
-static void assert_signed(int64_t value, const char *expected)
-{
-    char buffer[32];
-    msc__text text;
-
-    msc__text_init(&text, buffer, sizeof buffer);
-    msc__text_put_i64(&text, value);
-    msc__text_end(&text);
-    assert_string_equal(buffer, expected);
-}
-
 static void assert_hex(uint64_t value, const char *expected)
 {
     char buffer[32];
@@ -125,10 +112,6 @@ static void test_numbers(void **state)
     assert_number(9, "9");
     assert_number(10, "10");
     assert_number(UINT64_MAX, "18446744073709551615");
-    assert_signed(0, "0");
-    assert_signed(-1, "-1");
-    assert_signed(INT64_MAX, "9223372036854775807");
-    assert_signed(INT64_MIN, "-9223372036854775808");
     assert_hex(0, "0000000000000000");
     assert_hex(UINT64_C(0x0123456789abcdef), "0123456789abcdef");
     assert_hex(UINT64_MAX, "ffffffffffffffff");
