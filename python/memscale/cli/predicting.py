@@ -152,9 +152,10 @@ def _predict(
 ) -> Predicted:
     step = StepFacts(optimizer=case.optimizer, training=None if case.model.training else True)
     runnable = may_run(case.model, batch)
-    planner = _SharingPlanner(case.model, config, step, hardware, runnable, batch, traces)
+    planner = _SharingPlanner(case.model, config, step, hardware, runnable, batch=batch, traces=traces)
     planned = planner.plan_and_plain(*batch)
-    scaling = Scaling(planner, case.sample, batch, planned.plan, lambda: bare(case.model))
+    others = replace(planner, may_run=False)  # a step of another size may not fit into this machine
+    scaling = Scaling(others, case.sample, batch, planned.plan, lambda: bare(case.model))
     plain_trace = traces[hardware.target, False]
     return _predicted(planned.plan, scaling, (plain_trace, planned.trace), planner.engine)
 

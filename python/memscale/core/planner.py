@@ -19,6 +19,7 @@ from memscale.core.config import Config
 from memscale.core.decision_engine import DecisionEngine
 from memscale.core.hardware import Hardware, budget_bytes, detect
 from memscale.core.plan import Plan
+from memscale.core.planning_pace import Pace
 from memscale.core.profiler import MemoryProfiler
 from memscale.core.step_amounts import NOTHING, Refiner, Spared, all_spared
 from memscale.core.step_ways import Place, Tried, Way, attached, better, combined, found, techniques_of, tried
@@ -71,6 +72,7 @@ class Planner:
 
     Attributes:
         may_run: the model may be run for real, if it cannot be traced on fakes.
+        pace: is told of every trace.
     """
 
     model: nn.Module
@@ -78,6 +80,7 @@ class Planner:
     step: StepFacts
     hardware: Hardware
     may_run: bool = True
+    pace: Pace | None = None
 
     @cached_property
     def engine(self) -> DecisionEngine:
@@ -125,7 +128,10 @@ class Planner:
             _without_cache(self.model) if cache_off else nullcontext(),
             attached(attachments, step) as step,
         ):
-            return profiler.profile(self.model, args, kwargs, step, self.may_run)
+            trace = profiler.profile(self.model, args, kwargs, step, self.may_run)
+        if self.pace is not None:
+            self.pace.traced()
+        return trace
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         """The plan for a batch, with as few traces as will do."""
@@ -324,4 +330,5 @@ def make_plan(
     Raises:
         Exception: the model rejects the batch, or the device is not one that MemScale knows.
     """
-    return Planner(model, config, step, calibrated(detect(device_of(model)))).plan(args, kwargs)
+    hardware = calibrated(detect(device_of(model)))
+    return Planner(model, config, step, hardware, pace=Pace()).plan(args, kwargs)

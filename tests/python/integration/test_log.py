@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import memscale
 from memscale import AsyncOffloadConfig, Config
+from memscale.core import planning_pace
 from memscale.observability import logs
 from zoo.models import case
 from zoo.training import Loop, train
@@ -43,6 +45,26 @@ def test_one_block_then_silence(sample: bool, caplog: pytest.LogCaptureFixture) 
         assert word in block
     assert "auto_policy" in block and "use_cache" in block
     assert len(messages) == 1 + (not run.plan.fits)
+
+
+def test_a_long_planning_says_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Less and less often; with logging off, not at all."""
+    clock = itertools.count(0.0, 4.0)
+    monkeypatch.setattr(planning_pace.time, "perf_counter", lambda: next(clock))
+    pace = planning_pace.Pace()
+    logs.setup(Config())
+    for _ in range(12):
+        pace.traced()
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.rpartition(" in ")[2] for line in said] == ["12 s", "20 s", "40 s"]
+    assert "3 ways" in said[0]
+    logs.setup(Config(enable_logging=False))
+    for _ in range(40):
+        pace.traced()
+    assert len(caplog.records) == 3
+    logs.teardown()
 
 
 def test_nothing_to_do_is_said(caplog: pytest.LogCaptureFixture) -> None:
