@@ -160,8 +160,7 @@ _HEAD = """# Equality
 
 Techniques, alone and in pairs, trained beside plain PyTorch. `python tools/equality_matrix.py` makes
 this page. The tests of every change run a part of it, chosen by a fixed rule (`tests/python/matrix`). 8-bit
-optimizer state and weights in a file are not in it: they have tests of their own
-([techniques.md](techniques.md)).
+optimizer state is not in it: it has tests of its own ([techniques.md](techniques.md)).
 
 {architectures} architectures × {columns} columns ({techniques} techniques and their pairs) × {modes} ways
 to train. In each cell a model is trained for {steps} optimizer steps with AdamW, once plain and once with

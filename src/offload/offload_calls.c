@@ -57,6 +57,16 @@ static msc__block *await_change(msc_offload *engine, msc_ticket ticket)
     return find(engine, ticket);
 }
 
+/*
+ * Whether the step can be taken for over although blocks of it are held, as by a graph that waits for a backward of its own:
+ * nearly all that was put is gone. Or else one such block would let a single step go on, and grow, for ever.
+ */
+static bool is_over(const msc_offload *engine)
+{
+    return engine->live_count == 0 ||
+           (engine->used_in_step && engine->step_tickets.count / 4 > (uint64_t)engine->live_count + 64);
+}
+
 /* A place and a record, or nothing. */
 static msc_status make_block(msc_offload *engine, uint64_t bytes, msc__block **out, msc_error *err)
 {
@@ -115,7 +125,7 @@ static msc_status put(msc_offload *engine, const void *source, uint64_t bytes, v
     msc__block *block = NULL;
     msc_status status;
 
-    if (engine->live_count == 0)
+    if (is_over(engine))
         msc__offload_begin_step(engine);
     status = make_block(engine, bytes, &block, err);
     if (status != MSC_OK)

@@ -40,6 +40,7 @@ from memscale.core.watched_forward import WatchedForward
 from memscale.errors import BudgetError, VerificationError
 from memscale.observability import logs, metrics, offload_log, plan_log
 from memscale.observability.offload_figures import OffloadFigures
+from memscale.optim import masters
 from memscale.techniques.forward_slot import ForwardSlot
 from memscale.techniques.loss_scale import LossScale, enter, forget, scale_for
 from memscale.techniques.plain_copies import Ours
@@ -323,8 +324,13 @@ class Executor(Ours):
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step; if it is this model's, the next forward plans for it."""
         model = self._model()
-        if model is not None and not self.idle:
-            self._optimizers.note(optimizer, model)
+        if model is None or self.idle:
+            return
+        if self._optimizers.note(optimizer, model) and self.in_force.path and self._losses < _MOST_LOSSES:
+            self._losses += 1  # what the plan does to state and weights goes with the other optimizer
+            self._signature = None
+            self._known.clear()
+        masters.part_from_others(optimizer)
 
     # ---- planning --------------------------------------------------------------------------------
 

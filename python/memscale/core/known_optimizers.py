@@ -38,16 +38,21 @@ class KnownOptimizers:
         named = None if self._named is None else self._named()
         return named if any(item is named for item in self.all) else None
 
-    def note(self, optimizer: Optimizer, model: nn.Module) -> None:
-        """An optimizer is about to step; it counts if it is one of this model's."""
-        known = self.all
+    def note(self, optimizer: Optimizer, model: nn.Module) -> bool:
+        """An optimizer is about to step; it counts if it is one of this model's.
+
+        Returns:
+            Whether it has taken the place of the one that the caller has named.
+        """
+        known, had_named = self.all, self._named is not None and self._named in self._all
         if any(item is optimizer or inner_of(item) is optimizer for item in known):
-            return
+            return False
         theirs = _parameters(optimizer)
         if theirs.isdisjoint(id(parameter) for parameter in model.parameters()):
-            return
+            return False
         kept = [item for item in known if theirs.isdisjoint(_parameters(item))]
         self._all = [weakref.ref(item) for item in (*kept, optimizer)]
+        return had_named and self.named is None
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:

@@ -36,6 +36,9 @@ _PREFETCH_SHARE, _PREFETCH_MOST = 16, 256 << 20
 """Of a file: what waits for its copy, or is back early, is at most such a part of the budget. A plan counts
 all of it, but how much it is depends on the disk: so far may the step stay below its predicted peak."""
 
+_AHEAD_MOST = 1024
+"""Storages that an engine brings back ahead at most: MSC__OFFLOAD_AHEAD_MOST."""
+
 _STAGING_COUNT = 4
 _CHUNK_LEAST, _CHUNK_MOST = 64 << 10, 2 << 20
 STAGING_BYTES = 2 * _STAGING_COUNT * _CHUNK_MOST
@@ -139,7 +142,7 @@ def _host_link(config: EffectiveConfig, budget_bytes: int) -> Link | str:
         file_bytes=room,
         directory=wanted.directory,
         window_bytes=min(budget_bytes // _WINDOW_SHARE, _WINDOW_MOST),
-        prefetch_count=wanted.prefetch_depth,
+        prefetch_count=min(wanted.prefetch_depth, _AHEAD_MOST),
         prefetch_bytes=min(budget_bytes // _PREFETCH_SHARE, _PREFETCH_MOST),
         debug=wanted.debug,
         trace_count=max(_EVENTS_LEAST, min(_EVENTS_MOST, budget_bytes // _EVENTS_SHARE)),
@@ -166,7 +169,7 @@ def _card_link(config: EffectiveConfig, hardware: Hardware, device: torch.device
     if pinned < STAGING_BYTES:
         pinned = 0
     pageable = max(0, cap - pinned) if "pageable" in wanted.tiers else 0
-    if pageable < STAGING_BYTES and pinned == 0:
+    if pageable < STAGING_BYTES:  # staging is there where the driver locks no pages, and would have no room
         pageable = 0
     room = 0
     if "file" in wanted.tiers and wanted.directory is not None:
@@ -183,7 +186,7 @@ def _card_link(config: EffectiveConfig, hardware: Hardware, device: torch.device
         host_bytes=pageable,
         file_bytes=room,
         directory=wanted.directory or "",
-        prefetch_count=wanted.prefetch_depth,
+        prefetch_count=min(wanted.prefetch_depth, _AHEAD_MOST),
         debug=wanted.debug,
     )
     rate = hardware.link_bytes_per_us

@@ -45,7 +45,6 @@ class Master:
         self._optimizer = weakref.ref(optimizer)
         self.waiting: Tensor | None = waiting
         self._shown: weakref.ref[Tensor] | None = None
-        self._shown_at = (0, 0)
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -78,12 +77,14 @@ class Master:
     def shown(self) -> Tensor:
         """The master for a state dict: the same tensor until something changes, as tied weights are one."""
         known = None if self._shown is None else self._shown()
-        if known is None or self._shown_at != (self.parameter._version, known._version):
-            optimizer: Any = self._optimizer()
-            make = getattr(optimizer, "_memscale_empty", None)
-            known = self.value(make() if make is not None and self.parameter.is_cpu else None)
-            self._shown, self._shown_at = weakref.ref(known), (self.parameter._version, known._version)
-        return known
+        optimizer: Any = self._optimizer()
+        make = getattr(optimizer, "_memscale_empty", None)
+        now = self.value(make() if make is not None and self.parameter.is_cpu else None)
+        # What is written through `.data` has no version: averages of weights are swapped in like that.
+        if known is not None and torch.equal(known.view(torch.int32), now.view(torch.int32)):
+            return known
+        self._shown = weakref.ref(now)
+        return now
 
     def set(self, value: Tensor) -> None:
         """Sets the master, and the weight with it."""
@@ -175,6 +176,22 @@ def to_fp32(parameter: nn.Parameter) -> None:
         _exchange(parameter, master.value())
     for name in _OWN:
         del vars(parameter)[name]
+
+
+def part_from_others(optimizer: torch.optim.Optimizer) -> None:
+    """Before a step: weights whose masters another optimizer steps become FP32, or steps in BF16 lose most.
+
+    Not where this one only goes around the other (SAM, Lookahead).
+    """
+    around = {id(value) for value in vars(optimizer).values()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            master = master_of(parameter)
+            if master is None:
+                continue
+            other = master._optimizer()
+            if other is not optimizer and (other is None or id(other) not in around):
+                to_fp32(parameter)
 
 
 def _exchange(parameter: nn.Parameter, data: Tensor) -> None:

@@ -171,8 +171,9 @@ class HeadNode(torch.autograd.Function):
         with torch.enable_grad(), own_saves():
             if not again:
                 hidden = hidden.detach().requires_grad_(wanted[0])
-            logits = ctx.call.run(hidden)
-            tensors = zip((hidden, *ctx.call.params), wanted, strict=True)
+            lent = ctx.call.lent()
+            logits = ctx.call.run(hidden, lent)
+            tensors = zip((hidden, *lent), wanted, strict=True)
             inputs = [tensor for tensor, want in tensors if want]
             found = torch.autograd.grad(logits, inputs, grad, allow_unused=True, create_graph=again)
         made = iter(found)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _foreach_utils
 
@@ -257,6 +258,8 @@ class _Stepping:
         self.begins = begins
 
     def __call__(self, *unused: Any) -> None:
+        if detect_fake_mode() is not None:
+            return  # a trace steps on fakes, of another model perhaps: no byte of a gradient moves there
         self.window.in_step = self.begins
         self.window.clear()  # when it begins, of what clipping used last
 

@@ -68,14 +68,34 @@ class HeadCall:
         distinct = {id(tensor): tensor for _, _, tensor, _ in self.tensors}
         self.params: Sequence[Tensor] = [tensor for tensor in distinct.values() if tensor.requires_grad]
 
-    def run(self, rows: Tensor) -> Tensor:
+    def run(self, rows: Tensor, lent: Sequence[Tensor] = ()) -> Tensor:
         """Logits [..., classes] of rows [..., width].
+
+        Args:
+            rows: of hidden states.
+            lent: in place of `params`.
 
         Raises:
             RuntimeError: a weight or buffer has been changed in place since the call.
         """
-        with self.restored(), autocast_as(self.autocast):
+        with self.restored(), self._lent(lent), autocast_as(self.autocast):
             return self.original(rows)
+
+    def lent(self) -> list[Tensor]:
+        """`params`, for gradients that are computed inside: a caller's hook on one sees the sum, and once."""
+        return [param.view_as(param) if param._backward_hooks else param for param in self.params]
+
+    @contextmanager
+    def _lent(self, lent: Sequence[Tensor]) -> Iterator[None]:
+        others = {id(own): other for own, other in zip(self.params, lent, strict=False) if own is not other}
+        places = [(place, name, tensor) for place, name, tensor, _ in self.tensors if id(tensor) in others]
+        try:
+            for place, name, tensor in places:
+                place[name] = others[id(tensor)]
+            yield
+        finally:
+            for place, name, tensor in places:
+                place[name] = tensor
 
     def check(self) -> None:
         """Raises RuntimeError if a weight or buffer of the head has been changed in place since the call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,8 +38,11 @@ class Head(Protocol):
     linear: tuple[Tensor, Tensor | None] | None
     params: Sequence[Tensor]
 
-    def run(self, rows: Tensor) -> Tensor:
+    def run(self, rows: Tensor, lent: Sequence[Tensor] = ()) -> Tensor:
         """Logits [..., classes] of rows [..., width], as the module's own forward computes them."""
+
+    def lent(self) -> Sequence[Tensor]:
+        """What `run` may be lent in place of `params`, to take gradients of."""
 
 
 class ProductTiles:
@@ -93,21 +96,24 @@ class AnyTiles:
         self.grads = [WeightSum(param) for param in head.params]
         self.rows: Tensor | None = None
         self.out: Tensor | None = None
+        self.lent: Sequence[Tensor] = ()
 
     def logits(self, rows: Tensor, size: int) -> Tensor:
         """Logits of a tile."""
         with torch.enable_grad(), own_saves():
             self.rows = rows.requires_grad_(self.wants_rows)
-            self.out = self.head.run(self.rows)
+            self.lent = self.head.lent()
+            self.out = self.head.run(self.rows, self.lent)
         return self.out.detach().clone()  # what follows changes it, and its graph may need it
 
     def backward(self, grad: Tensor) -> Tensor | None:
         """Gradient of the rows; those of the parameters are added up."""
         assert self.rows is not None and self.out is not None
         inputs = [self.rows] if self.wants_rows else []
-        inputs += self.head.params
+        inputs += self.lent
         made = list(torch.autograd.grad(self.out, inputs, grad, allow_unused=True))
         self.rows = self.out = None
+        self.lent = ()
         of_rows = made.pop(0) if self.wants_rows else None
         for total, part in zip(self.grads, made, strict=True):
             if part is not None:
@@ -144,9 +150,9 @@ class WeightSum:
 
     def add(self, part: Tensor) -> None:
         """Adds a gradient."""
-        self._add(part, slice(None))
+        self._add(part, ...)
 
-    def _add(self, value: Tensor, part: slice) -> None:
+    def _add(self, value: Tensor, part: Any) -> None:
         high = self.high[part]
         if self.low is None:
             high.add_(value)

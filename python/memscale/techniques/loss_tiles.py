@@ -25,6 +25,7 @@ from memscale.techniques.forward_slot import ForwardSlot, StandIn, beneath_stand
 from memscale.techniques.head_call import HeadCall
 from memscale.techniques.head_products import own_saves
 from memscale.techniques.logit_steps import is_plain
+from memscale.techniques.row_facts import alias_of, exchanged
 from memscale.techniques.tiled_loss import autocast_now
 
 _FEWEST_CLASSES = 1024
@@ -32,6 +33,9 @@ _FEWEST_CLASSES = 1024
 
 _PROBED_ROWS = 3
 """What a head of unknown code is tried on."""
+
+_SMALL = 1 << 16
+"""Elements of weights whose gradients are tried: those that count rows are scales and steps."""
 
 Form = tuple[int, torch.dtype]
 """Of logits: number of classes, and dtype."""
@@ -91,9 +95,10 @@ class TiledHeadForward(StandIn):
         flags = tuple(part.training for part in self.module.modules())
         key = hidden.shape[-1], hidden.dtype, hidden.device, autocast_now(), flags
         if isinstance(hidden, FakeTensor):
-            return _probe(self.original, hidden)  # a trace's answer rests on shapes alone: not to be kept
+            # A trace's answer rests on shapes alone: not to be kept.
+            return _probe(self.module, self.original, hidden)
         if key not in self._forms:
-            self._forms[key] = _probe(self.original, hidden)
+            self._forms[key] = _probe(self.module, self.original, hidden)
         return self._forms[key]
 
 
@@ -151,7 +156,7 @@ def _product_dtype(hidden: Tensor) -> torch.dtype:
     return hidden.dtype
 
 
-def _probe(original: Callable[..., Any], hidden: Tensor) -> Form | str:
+def _probe(module: nn.Module, original: Callable[..., Any], hidden: Tensor) -> Form | str:
     """Runs a head on a few rows, together and one of them alone."""
     rows = hidden.detach().reshape(-1, hidden.shape[-1])[:_PROBED_ROWS]
     rows = rows.expand(_PROBED_ROWS, -1) if len(rows) == 1 else rows
@@ -168,11 +173,40 @@ def _probe(original: Callable[..., Any], hidden: Tensor) -> Form | str:
         return "the head draws random numbers, which tiles would draw in another order"
     if not is_plain(together) or together.shape[:-1] != rows.shape[:-1] or not together.is_floating_point():
         return "the head does not make one row of logits of each row"
-    if not fake:
+    if before is not None:
         scale = together.float().abs().max()
         if not torch.allclose(together[1:2].float(), alone.float(), rtol=0.02, atol=0.02 * float(scale)):
             return "the head makes a row of logits of more than its own row"
+        try:
+            add_up = _add_up(module, original, rows)
+        except Exception as error:
+            return f"the head has no gradients for some rows alone: {type(error).__name__}"
+        finally:
+            _put_back(hidden, before)
+        if not add_up:
+            return "gradients of the head's weights are no sums over rows"
     return together.shape[-1], together.dtype
+
+
+def _add_up(module: nn.Module, original: Callable[..., Any], rows: Tensor) -> bool:
+    """Whether gradients of a head's weights for some rows are the sums of those for each of them."""
+
+    def of_weights(some: Tensor) -> list[Tensor]:
+        trained = [value for value in module.parameters() if value.requires_grad and value.numel() <= _SMALL]
+        logits = original(some)
+        made = torch.autograd.grad(logits.float().square().sum(), trained, allow_unused=True)
+        return [torch.zeros_like(own) if one is None else one for own, one in zip(trained, made, strict=True)]
+
+    with torch.enable_grad(), own_saves(), exchanged(module, alias_of):
+        if not any(value.requires_grad and value.numel() <= _SMALL for value in module.parameters()):
+            return True
+        whole, alone = of_weights(rows), [of_weights(row) for row in rows.split(1)]
+    sums = [torch.stack([one.double() for one in parts]).sum(0) for parts in zip(*alone, strict=True)]
+    near = [
+        (one.double() - other).norm() <= 0.1 * one.double().norm()
+        for one, other in zip(whole, sums, strict=True)
+    ]
+    return all(map(bool, near))
 
 
 def _generators(hidden: Tensor) -> list[Tensor]:

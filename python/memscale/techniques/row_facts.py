@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ from memscale.techniques.row_proof import NotRowWiseError, Proof, storage_key
 
 PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107)
 """Row counts to choose from: small, and unlikely to divide a width."""
+
+_SMALL = 1 << 16
+"""Elements of weights whose gradients are looked at: large ones would take memory while planning."""
 
 _WIDTHS = 6
 """Most widths of the input that are tried: the smallest sizes found in the parameters."""
@@ -70,23 +73,34 @@ class _Seen:
 
 
 @contextmanager
-def _faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[dict[int, Tensor]]:
-    """Runs the block with fakes on the CPU in the module's registries. Yields them, by the original's id."""
+def exchanged(module: nn.Module, make: Callable[[Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
+    """Runs the block with others in place of a module's tensors. Yields them, by the original's id."""
     undo: list[tuple[dict[str, Any], str, Any]] = []
-    fakes: dict[int, Tensor] = {}
+    made: dict[int, Tensor] = {}
     try:
         for part in module.modules():
             for registry in (part._parameters, part._buffers):
                 for name, value in registry.items():
                     if value is not None:
                         undo.append((registry, name, value))
-                        if id(value) not in fakes:
-                            fakes[id(value)] = _fake(value, mode)
-                        registry[name] = fakes[id(value)]  # type: ignore[assignment]
-        yield fakes
+                        if id(value) not in made:
+                            made[id(value)] = make(value)
+                        registry[name] = made[id(value)]  # type: ignore[assignment]
+        yield made
     finally:
         for registry, name, value in undo:
             registry[name] = value
+
+
+def _faked(module: nn.Module, mode: FakeTensorMode) -> AbstractContextManager[dict[int, Tensor]]:
+    """Runs the block with fakes on the CPU in the module's registries. Yields them, by the original's id."""
+    return exchanged(module, lambda value: _fake(value, mode))
+
+
+def alias_of(value: Tensor) -> Tensor:
+    """The same values, without the hooks of others; a buffer's copy, which may be written."""
+    made = value.detach()
+    return nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made.clone()
 
 
 def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -265,6 +279,8 @@ def _leaves(tensor: Tensor) -> Iterator[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            raise NotRowWiseError(f"it has a backward of its own ({type(node).__name__})")
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             yield leaf
@@ -284,15 +300,38 @@ def rows_are_apart(module: nn.Module, run: Callable[..., Any], facts: RowFacts) 
         return True
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
     generator = torch.Generator().manual_seed(0)
-    with model_state.preserved(module), _flags(module, training=False), _by_itself(), torch.no_grad():
+    with model_state.preserved(module), _flags(module, training=False), _by_itself(), torch.enable_grad():
         x = torch.randn(2, 3, facts.width, generator=generator).to(dtype)
-        whole = run(x).reshape(6, -1)
         rows = x.reshape(1, 6, -1)
-        parts = torch.cat([run(rows[:, :2]), run(rows[:, 2:])], dim=1).reshape(6, -1)
+        with exchanged(module, alias_of):
+            whole = _with_gradients(module, run, [x])
+            parts = _with_gradients(module, run, [rows[:, :2], rows[:, 2:]])
+    if len(whole) != len(parts):
+        return False
+    return all(_is_near(one, other) for one, other in zip(whole, parts, strict=True))
+
+
+def _with_gradients(module: nn.Module, run: Callable[..., Any], parts: Sequence[Tensor]) -> list[Tensor]:
+    """Rows of output and input gradient, and the gradients of the parameters, summed over the parts."""
+    inputs = [part.detach().clone().requires_grad_() for part in parts]
+    outputs = [run(part) for part in inputs]
+    trained = [value for value in module.parameters() if value.requires_grad and value.numel() <= _SMALL]
+    joined = [torch.cat([value.reshape(-1, value.shape[-1]) for value in outputs])]
+    # No sum of squares: behind a norm that is nearly the same for any input.
+    by_row = torch.randn(joined[0].shape, generator=torch.Generator().manual_seed(1)).to(joined[0].dtype)
+    made = torch.autograd.grad(joined[0], [*inputs, *trained], by_row, allow_unused=True)
+    of_rows, of_weights = made[: len(inputs)], made[len(inputs) :]
+    joined[0] = joined[0].detach()
+    if all(value is not None for value in of_rows):
+        joined.append(torch.cat([value.reshape(-1, value.shape[-1]) for value in of_rows]))
+    return [*joined, *(value for value in of_weights if value is not None)]
+
+
+def _is_near(whole: Tensor, parts: Tensor) -> bool:
     if not bool(torch.isfinite(whole).all()):
         return not bool(torch.isfinite(parts).all())
     scale = float(whole.abs().max()) or 1.0
-    return float((whole - parts).abs().max()) <= 64 * torch.finfo(dtype).eps * scale
+    return float((whole - parts).abs().max()) <= 64 * torch.finfo(whole.dtype).eps * scale
 
 
 def takes_one(run: Callable[..., Any]) -> str:

@@ -117,6 +117,7 @@ class Proof(TorchDispatchMode):
         carrying = [(tensor, axis) for tensor, axis in axes if axis is not None]
         if not carrying:
             self._without_rows(info, outputs)
+            self._note_numbers(info, (args, kwargs))
         elif not info.is_view and info.name != "_unsafe_view":
             axis = self._follow(func, (args, kwargs), carrying)
             for output in outputs:
@@ -131,6 +132,12 @@ class Proof(TorchDispatchMode):
             raise NotRowWiseError(f"it makes something of the number of its rows ({info.name})")
         if info.foreign:
             raise NotRowWiseError(f"it uses {info.name}, which is not known to keep rows apart")
+
+    def _note_numbers(self, info: kernels.OpFacts, call: tuple[Any, Any]) -> None:
+        """A step size that is divided by the number of elements has no rows, and its gradient knows them."""
+        if info.pointwise or info.name in _ELEMENTWISE:
+            values = [value for value in tree_leaves(call) if isinstance(value, (int, float))]
+            self.numbers.append((info.name, values))
 
     def _note_output(self, info: kernels.OpFacts, output: Tensor, axis: int) -> None:
         """Rows of an output are counted from the right, as broadcasting does."""
@@ -158,8 +165,7 @@ class Proof(TorchDispatchMode):
         if name in _PRODUCTS:
             return self._product(name, args, carrying)
         if info.pointwise or name in _ELEMENTWISE:
-            values = tree_leaves((args, kwargs))
-            self.numbers.append((name, [value for value in values if isinstance(value, (int, float))]))
+            self._note_numbers(info, (args, kwargs))
             return place
         tensor, axis = carrying[0]
         if name in _ALONG_DIMS:

@@ -206,3 +206,15 @@ def test_why_not(tmp_path: Path) -> None:
     assert gradient_offload.why_not(parallel[0], around) == "" and gradient_offload.find(parallel[0], around)
     assert "DistributedDataParallel" in gradient_offload.why_not(parallel, around)
     assert not gradient_offload.find(parallel, around)
+
+
+def test_another_model_is_planned_while_gradients_are_looked_at(tmp_path: Path) -> None:
+    """A GAN's loop logs norms of one model's gradients, then runs the other: its trace steps on fakes."""
+    first, _ = released(tmp_path)
+    first(X).logsumexp(-1).mean().backward()
+    gradients = [value.grad for value in first.parameters() if value.grad is not None]
+    norms = [gradient.data.norm() for gradient in gradients]
+    second = memscale.wrap(model_of(), config(tmp_path, None))
+    second(X).logsumexp(-1).mean().backward()
+    assert executor_of(second).plan is not None
+    assert [gradient.norm() for gradient in gradients] == norms

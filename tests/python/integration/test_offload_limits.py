@@ -66,6 +66,12 @@ def test_a_limit_below_the_staging_buffers_is_no_limit_to_work_with() -> None:
     assert "less than" in str(link_for(wanted.effective(), card(), CUDA, 1 << 30))
 
 
+def test_pageable_memory_has_room_for_the_staging_buffers() -> None:
+    """They are in it where the driver locks no pages: an engine refuses a limit that is below them."""
+    found = link(("pinned", "pageable"), gigabytes(36 * MB), card(), pinned_pool_bytes=32 * MB).settings
+    assert (found.pinned_bytes, found.host_bytes) == (32 * MB, 0)
+
+
 def test_the_staging_buffers_are_not_promised_to_blocks() -> None:
     found = link(("pinned", "pageable"), gigabytes(256 * MB), card())
     assert found.limit_bytes == 256 * MB - STAGING_BYTES
@@ -86,6 +92,12 @@ def test_without_prefetch_a_plan_counts_none(tmp_path: Path) -> None:
     wanted = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path), prefetch_depth=0)
     found = link_for(Config(async_config=wanted).effective(), card(), torch.device("cpu"), 320 * MB)
     assert isinstance(found, Link) and found.for_decision.window_in_bytes == 0
+
+
+def test_an_engine_brings_back_as_many_as_it_can_where_more_are_wanted(tmp_path: Path) -> None:
+    wanted = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path), prefetch_depth=10**10)
+    found = link_for(Config(async_config=wanted).effective(), card(), torch.device("cpu"), 320 * MB)
+    assert isinstance(found, Link) and Offload(found.settings).engine.counters()["block_count"] == 0
 
 
 @pytest.mark.parametrize(

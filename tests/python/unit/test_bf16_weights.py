@@ -673,3 +673,28 @@ class TestRefusals:
         assert after.dtype is torch.float32 and not has_half(model)
         assert 0 < (after - before).abs().max() < 0.1
         memscale.detach(model)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad])
+def test_another_optimizer_for_the_same_weights_steps_them_in_fp32(kind: type[torch.optim.Optimizer]) -> None:
+    model, first = wrapped()
+    train(model, first, 3)
+    second = kind(model.parameters(), lr=1e-5)  # type: ignore[call-arg]
+    for step in range(3, 6):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        train(model, second, 1, begin=step)
+        changed = (model.state_dict()["up.weight"] != before["up.weight"]).float().mean()
+        assert changed > 0.9  # in BF16, 1 % of them
+    del first
+
+
+def test_a_state_dict_has_what_was_written_through_data() -> None:
+    model, optimizer = wrapped()
+    train(model, optimizer, 2)
+    held = model.state_dict()
+    before = held["up.weight"].clone()
+    for weight in model.parameters():
+        weight.data.mul_(0.5)  # as averages of weights are swapped in, for an evaluation
+    now = model.state_dict()
+    assert torch.allclose(now["up.weight"], before / 2, rtol=1e-2)
+    assert torch.equal(held["up.weight"], before) and now["head.weight"] is now["words.weight"]

@@ -577,3 +577,63 @@ def test_functional_call_with_other_weights_computes_with_those() -> None:
     with tiled(net, used=True):
         ours = look()
     assert torch.equal(plain[0], ours[0]) and distance(ours[1], plain[1]) < 1e-5
+
+
+class Tempered(nn.Linear):
+    """A head with a learned temperature, which is one number."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__(width, classes)
+        self.temperature = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias) * self.temperature
+
+
+@pytest.mark.parametrize("head", [nn.Linear, Tempered])
+@pytest.mark.parametrize("is_tiled", [True, False])
+def test_hooks_on_a_heads_weights_see_their_gradient_once(head: Any, is_tiled: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 16), head(16, 1200))
+    seen: list[int] = []
+    x, target = torch.randn(300, 16), torch.randint(0, 1200, (300,))
+    for value in net[1].parameters():
+        value.register_hook(lambda gradient: seen.append(1) or gradient * 0.1)
+
+    def loss(model: Any) -> Tensor:
+        logits = model(x)
+        own = F.cross_entropy(logits, target)
+        return own if is_tiled else own + 1e-2 * logits.logsumexp(-1).square().mean()
+
+    plain = {name: value.clone() for name, value in gradients(net, loss).items()}
+    calls = len(seen)
+    (tile,) = find(net)
+    tile.attach()
+    tiled = gradients(net, loss)
+    assert tile.used and len(seen) == 2 * calls
+    assert all(distance(tiled[name], plain[name]) < 1e-5 for name in plain)
+
+
+class LearnedStep(nn.Linear):
+    """A head that rounds its input to a learned step, whose gradient is divided by the number of elements."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__(width, classes)
+        self.step = nn.Parameter(torch.tensor(0.05))
+
+    def forward(self, x: Tensor) -> Tensor:
+        small = self.step * (x.numel() * 127) ** -0.5
+        step = (self.step - small).detach() + small
+        scaled = (x / step).clamp(-128, 127)
+        return F.linear(((scaled.round() - scaled).detach() + scaled) * step, self.weight, self.bias)
+
+
+def test_a_head_whose_gradients_are_no_sums_over_rows_stays_whole() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 16), LearnedStep(16, 1200))
+    x, target = torch.randn(300, 16), torch.randint(0, 1200, (300,))
+    plain = {k: v.clone() for k, v in gradients(net, lambda model: F.cross_entropy(model(x), target)).items()}
+    (tile,) = find(net)
+    tile.attach()
+    assert equal(gradients(net, lambda model: F.cross_entropy(model(x), target)), plain)
+    assert "no sums over rows" in tile.reason

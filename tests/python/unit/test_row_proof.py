@@ -345,3 +345,53 @@ def test_hugging_face_families(name: str) -> None:
     pytest.importorskip("transformers")
     build, paths = hugging_face()[name]
     assert [tiles.path for tiles in row_search.find(build())] == paths
+
+
+class LearnedStep(nn.Module):
+    """Rounds activations to a learned step, whose gradient is divided by the number of elements (LSQ)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 128), nn.Linear(128, 16)
+        self.step = nn.Parameter(torch.tensor(0.05))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.gelu(self.up(x))
+        small = self.step * (x.numel() * 127) ** -0.5
+        step = (self.step - small).detach() + small
+        scaled = (x / step).clamp(-128, 127)
+        return self.down(((scaled.round() - scaled).detach() + scaled) * step)
+
+
+class _Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] / grads[0].norm()
+
+
+class NormedGradient(nn.Module):
+    """Rows that meet in backward: in a function, or in a hook."""
+
+    def __init__(self, by_hook: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 128), nn.Linear(128, 16)
+        self.by_hook = by_hook
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.gelu(self.up(x))
+        if not self.by_hook:
+            return self.down(_Normed.apply(x))  # type: ignore[no-untyped-call,no-any-return]
+        if x.requires_grad:
+            x.register_hook(lambda grad: grad / grad.norm())
+        return self.down(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [LearnedStep, lambda: NormedGradient(False), lambda: NormedGradient(True)])
+def test_rows_that_meet_in_backward_are_no_rows_alone(make: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), make())
+    assert not row_search.find(model) and row_search.reasons(model)

@@ -118,3 +118,14 @@ def test_memory_of_a_mask_says_nothing_of_the_next_tensor_there() -> None:
     for _ in range(5):
         with pytest.raises(DataDependentOutputException):
             memscale.plan(AskedAgain(), None, config, (weight, torch.ones(4, dtype=torch.int64)))
+
+
+def test_a_search_for_nans_asks_a_trace_for_no_values() -> None:
+    """Or the plan would come from a real step, which may take more than the budget."""
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    config = memscale.Config(use_empirical_fallback=False)
+    expected = memscale.plan(model, None, config, torch.ones(8, 64)).predicted
+    with torch.autograd.set_detect_anomaly(True):
+        found = memscale.plan(model, None, config, torch.ones(8, 64)).predicted
+        assert torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+    assert found == expected

@@ -173,6 +173,32 @@ static void steps_without_a_use_are_forgotten(void **state)
     training_close(&t);
 }
 
+/* A block that is held for ever, as by a graph that never has its backward, does not let one step grow for ever. */
+static void steps_end_although_a_block_is_held(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    training_step step = {.seed = 1, .block_count = 24, .most_bytes = 64, .same_sizes = true};
+    char bytes[64] = {1};
+    uint64_t held_bytes = 0;
+    msc_ticket ticket;
+    training t;
+    int run;
+
+    (void)state;
+    training_open(&t, &options, NULL);
+    assert_int_equal(msc_offload_put(t.engine, bytes, sizeof bytes, NULL, &ticket, &err), MSC_OK);
+    msc_offload_group(t.engine); /* the steps' blocks are of another one, so it is not fetched with them */
+    for (run = 0; run < 400; run++) {
+        assert_int_equal(training_run(&t, &step), step.block_count);
+        if (run == 99)
+            held_bytes = msc_context_held_bytes(t.ctx);
+    }
+    assert_true(msc_offload_counters_now(t.engine).step_count > 0);
+    assert_int_equal(msc_context_held_bytes(t.ctx), held_bytes);
+    msc_offload_drop(t.engine, ticket);
+    training_close(&t);
+}
+
 /* The record of a block goes when its generations are used up. */
 static void no_ticket_is_used_twice(void **state)
 {
@@ -534,6 +560,7 @@ int main(void)
         cmocka_unit_test(without_prefetch_all_are_missed),
         cmocka_unit_test(a_step_that_repeats_allocates_nothing),
         cmocka_unit_test(steps_without_a_use_are_forgotten),
+        cmocka_unit_test(steps_end_although_a_block_is_held),
         cmocka_unit_test(no_ticket_is_used_twice),
         cmocka_unit_test(limits_hold),
         cmocka_unit_test(pinning_refused),
