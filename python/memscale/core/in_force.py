@@ -82,9 +82,9 @@ class InForce:
     @property
     def has_lost_a_module(self) -> bool:
         """A module that the plan knows is in its place no more: the model, or its owner, has another."""
-        for modules, name, known in self._places:
-            module = known()
-            if module is None or modules.get(name) is not module:
+        for owned_by, name, known in self._places:
+            owner, module = owned_by(), known()
+            if owner is None or module is None or owner._modules.get(name) is not module:
                 return True
         return False
 
@@ -229,8 +229,8 @@ class InForce:
         return list({id(read()): read for read in reads}.values())
 
 
-Place = tuple[dict[str, "nn.Module | None"], str, "weakref.ref[nn.Module]"]
-"""Children of a module, the name of one of them, and that one, which may go."""
+Place = tuple["weakref.ref[nn.Module]", str, "weakref.ref[nn.Module]"]
+"""A module, the name of one of its children, and that one; either may go."""
 
 
 def _places_of(model: nn.Module, paths: Collection[str]) -> list[Place]:
@@ -245,7 +245,7 @@ def _places_of(model: nn.Module, paths: Collection[str]) -> list[Place]:
             module = None if isinstance(owner, torch.jit.ScriptModule) else owner._modules.get(name)
             if module is None:
                 break
-            found[".".join(names[:depth])] = (owner._modules, name, weakref.ref(module))
+            found[".".join(names[:depth])] = (weakref.ref(owner), name, weakref.ref(module))
             owner = module
     return list(found.values())
 
