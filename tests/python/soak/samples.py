@@ -96,7 +96,7 @@ def whole_bytes(model: nn.Module, x: Tensor) -> int:
     return _WHOLE[key]
 
 
-def wrapped(model: nn.Module, x: Tensor, folder: Path, percent: int = 60, **more: Any) -> nn.Module:
+def wrapped(model: nn.Module, x: Tensor, folder: Path, percent: int = 65, **more: Any) -> nn.Module:
     """The model, under a budget that only offload meets."""
     budget = whole_bytes(model, x) * percent // 100
     memscale.wrap(model, config(folder, budget, **more), sample_input=x)
