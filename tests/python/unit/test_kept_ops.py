@@ -60,13 +60,13 @@ def test_a_plan_goes_back_to_the_core() -> None:
         (0, 0, True, ()),
         (5, 6, False, (0,)),
     ]
-    assert [item[10:] for item in found.choices] == [(False, 0, 0, 0, ())] * 3
+    assert [item[10:] for item in found.choices] == [(False, 0, 0, 0, (), 0)] * 3
     moved = {"moved_bytes": 3, "moved_count": 2, "transfer_ns": 4}
     gone = plan_of(
         choice("blocks.0", "offload", moved=(0, 2), **moved), choice("blocks.1", "checkpoint", boundary=True)
     )
     found = core_plan(dataclasses.replace(gone, window_out_bytes=5, window_in_bytes=6), graph)
-    assert [item[10:] for item in found.choices] == [(False, 3, 2, 4, (0, 2)), (True, 0, 0, 0, ())]
+    assert [item[10:] for item in found.choices] == [(False, 3, 2, 4, (0, 2), 0), (True, 0, 0, 0, (), 0)]
     assert (found.summary["window_out_bytes"], found.summary["window_in_bytes"]) == (5, 6)
     with pytest.raises(ValueError, match="'aten::mm#1'"):
         core_plan(plan_of(choice("blocks.0", "selective", kept=("aten::mm#1",))), graph)
