@@ -41,6 +41,7 @@ from memscale.errors import BudgetError, VerificationError
 from memscale.observability import logs, metrics, offload_log, plan_log
 from memscale.observability.offload_figures import OffloadFigures
 from memscale.optim import masters
+from memscale.techniques.bf16_weights import Bf16Weights
 from memscale.techniques.forward_slot import ForwardSlot
 from memscale.techniques.loss_scale import LossScale, enter, forget, scale_for
 from memscale.techniques.plain_copies import Ours
@@ -125,9 +126,9 @@ class Executor(Ours):
         return self.planned is None and not self.idle and self._failures < _MOST_FAILURES
 
     @property
-    def has_half(self) -> bool:
+    def half(self) -> Bf16Weights | None:
         """Weights are BF16, and need autocast in evaluation, too."""
-        return self.in_force.has_half
+        return self.in_force.half
 
     @property
     def switched_off(self) -> list[str]:

@@ -70,9 +70,9 @@ class InForce:
         return model
 
     @property
-    def has_half(self) -> bool:
+    def half(self) -> Bf16Weights | None:
         """Weights are BF16, and need autocast in evaluation, too."""
-        return any(isinstance(item, Bf16Weights) for item in self.path)
+        return next((item for item in self.path if isinstance(item, Bf16Weights)), None)
 
     @property
     def staying(self) -> frozenset[str]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memscale.techniques.bf16_weights import Bf16Weights
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.compiled import outside_compiler
 from memscale.techniques.forward_slot import StandIn
@@ -43,12 +42,14 @@ class WatchedForward(StandIn):
             waits = self.executor.awaits_batch and not self.passive and not _is_exported()
             if waits and torch.is_grad_enabled():
                 outside_compiler(self.executor.before_forward, self.run_original, args, kwargs)
-            if self.executor.has_half and not self.passive and not torch.is_grad_enabled():
-                return Bf16Weights.evaluate(self.run_original, args, kwargs)
+            half = self.executor.half
+            if half is not None and not self.passive and not torch.is_grad_enabled():
+                return half.evaluate(self.run_original, args, kwargs)
             return self.run_original(*args, **kwargs)
         if self.passive or self.executor.idle or runs_plain():
-            if self.executor.has_half and not (self.passive or self.executor.idle):
-                return Bf16Weights.evaluate(self.original, args, kwargs)
+            half = self.executor.half
+            if half is not None and not (self.passive or self.executor.idle):
+                return half.evaluate(self.original, args, kwargs)
             return self.original(*args, **kwargs)
         failures = self.executor.failures
         self.executor.before_forward(self.original, args, kwargs)

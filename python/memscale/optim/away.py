@@ -32,6 +32,7 @@ from memscale.optim.away_state import bring_back, brought_back, copied, move, se
 from memscale.optim.away_step import step_group
 from memscale.optim.kinds import inner_of
 from memscale.optim.mapped import Empty, mapped_in
+from memscale.optim.master_rests import wait_elsewhere
 from memscale.optim.pieces import AWAY, PIECE_ELEMENTS
 from memscale.optim.shelf import Shelf
 from memscale.optim.taken import _can_rewrap, _rewrap, is_taken
@@ -266,6 +267,10 @@ def send(
     optimizer.__class__ = _class_for(base, _form_of(base))
     _rewrap(optimizer)
     _shelves[optimizer] = shelf
+    try:
+        wait_elsewhere(optimizer)
+    except OSError as error:
+        shelf.say(str(error))
     send_away(optimizer, base, shelf)
     return ""
 

@@ -54,7 +54,7 @@ def step_group(optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> list[T
         return _all_here(optimizer, group["params"])
     work: _Own | _Standard = _Standard(optimizer, base, group, shelf)
     if getattr(optimizer, "_memscale_kind", None) is not None:
-        master_rests.prepare(optimizer, group)
+        master_rests.leave_to_pytorch(optimizer, group)
         work = _Own(optimizer, group, shelf)
     jobs: list[Job] = []
     left = []
@@ -286,7 +286,7 @@ class _Own:
         entry: Entry = optimizer.state.get(parameter, {})
         if AWAY in entry:
             refuse_torn(entry[AWAY])
-            if entry[FORM] == form:
+            if entry.get(FORM) == form:
                 return entry
             optimizer.state[parameter] = entry = brought_back(entry)
         if not entry:  # all zeros, made piece by piece
@@ -300,11 +300,14 @@ class _Own:
         away: Away = entry[AWAY]
         first, last = away.bounds[index]
         is_last = index + 1 == len(away.bounds)
+        has_rest = master_rests.waits(parameter)
 
         def work(piece: Tensor | None) -> Tensor | None:
             assert isinstance(away.layout, Own)
             if piece is None:  # before the first step
                 piece = torch.zeros(away.size(index), dtype=torch.uint8, device=away.device)
+            if has_rest:
+                master_rests.fill(parameter, piece, away.layout, first, last)
             part = gradient.part(first, last)
             form = entry[FORM]
             types = {"weights": form.weights, "moments": form.moments, "gradient": GRADIENTS[part.dtype]}
@@ -319,6 +322,8 @@ class _Own:
                 torch.autograd.graph.increment_version(parameter)
                 entry[STEP] += 1
                 away.torn = False
+                if has_rest:
+                    master_rests.settled(parameter)
             return piece
 
         return Job(away, index, work, lambda: gradient.begin(first, last))

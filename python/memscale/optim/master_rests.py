@@ -3,6 +3,8 @@
 
     waiting, 16 bits ──► the step that is about to run ──► in the state: 16 bits, or 8 beside 8-bit moments
 
+Where the state is away between steps, the rest goes into each of its pieces when the step has it (`fill`).
+
 `masters.py` has the weights themselves.
 """
 
@@ -18,7 +20,7 @@ from memscale.optim.arrays import core_on, rest_of
 from memscale.optim.away_state import brought_back
 from memscale.optim.kinds import gradient_refusal, group_refusal, parameter_refusal
 from memscale.optim.masters import NARROW, WHOLE, Master, master_of, span, to_fp32
-from memscale.optim.pieces import AWAY
+from memscale.optim.pieces import AWAY, Own
 from memscale.optim.saved import KEY
 from memscale.optim.steps import entry_of
 
@@ -32,17 +34,31 @@ _CHUNK_ON_CARD: Final = 1 << 18  # 1 MiB, for a kernel that is worth its launch
 def prepare(optimizer: _Taken, group: dict[str, Any]) -> None:
     """Makes the weights of a group ready for a step: rests that wait go into the optimizer's state.
 
-    What PyTorch has to step (sparse gradients, a switch of the group) becomes FP32: it would lose the master.
+    The largest first: while one is at it, its rest is there twice, and those of the others still once.
     """
-    waits = False
+    leave_to_pytorch(optimizer, group)
+    found = [value for value in group["params"] if value.grad is not None and waits(value)]
+    for parameter in sorted(found, key=lambda value: -value.numel()):
+        settle(optimizer, parameter)
+
+
+def leave_to_pytorch(optimizer: _Taken, group: dict[str, Any]) -> None:
+    """Makes those of a group's BF16 weights FP32 that our step does not do, or which would lose their masters.
+
+    That is what PyTorch has to step (sparse gradients, a switch of the group), and what has been given another
+    dtype: there the weight is all there is.
+    """
     for parameter in group["params"]:
-        master = master_of(parameter)
-        if master is not None and parameter.grad is not None:
-            waits |= master.waiting is not None
-            if not _is_ours(optimizer, group, parameter):
-                to_fp32(parameter)
-    if waits:
-        _settle_all(optimizer)
+        if master_of(parameter) is None or parameter.grad is None:
+            continue
+        if parameter.dtype is not torch.bfloat16 or not _is_ours(optimizer, group, parameter):
+            to_fp32(parameter)
+
+
+def waits(parameter: Tensor) -> bool:
+    """Whether a weight has a rest that waits for its step."""
+    master = master_of(parameter)
+    return master is not None and master.waiting is not None
 
 
 def _is_ours(optimizer: _Taken, group: dict[str, Any], parameter: Tensor) -> bool:
@@ -54,44 +70,58 @@ def _is_ours(optimizer: _Taken, group: dict[str, Any], parameter: Tensor) -> boo
     )
 
 
-def _settle_all(optimizer: _Taken) -> None:
-    """The largest first: while one is at it, its rest is there twice, and those of the others still once."""
-    found = [
-        (parameter, master)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if (master := master_of(parameter)) is not None
-        and master.waiting is not None
-        and _is_ours(optimizer, group, parameter)
-    ]
-    for parameter, master in sorted(found, key=lambda pair: -pair[0].numel()):
-        _settle(optimizer, parameter, master)
-
-
-def _settle(optimizer: _Taken, parameter: nn.Parameter, master: Master) -> None:
-    if parameter.dtype is not torch.bfloat16:  # somebody has converted the model: the weight is all there is
-        to_fp32(parameter)
-        return
+def settle(optimizer: _Taken, parameter: Tensor) -> None:
+    """Puts a rest that waits into the state of the whole parameter, which is made, or comes back, for that."""
     if AWAY in optimizer.state.get(parameter, {}):  # its step sends it away again
         optimizer.state[parameter] = brought_back(optimizer.state[parameter])
     rest = rest_of(entry_of(optimizer, parameter))
-    assert rest is not None and master.waiting is not None
-    if rest.dtype is torch.int16:
-        rest.copy_(master.waiting)
-    else:
-        _round(parameter, master.waiting, rest)
+    assert rest is not None
+    _fill(parameter, _flat(rest), 0, parameter.numel())
+    settled(parameter)
+
+
+def fill(parameter: Tensor, state: Tensor, layout: Own, first: int, last: int) -> None:
+    """Puts a part of a rest that waits into a piece of the state.
+
+    Args:
+        parameter: whose.
+        state: bytes of the piece.
+        layout: of the state.
+        first: element of the parameter that the piece begins with.
+        last: that it ends before.
+    """
+    at, size = layout.places(first, last).rest
+    dtype = torch.int16 if size == 2 * (last - first) else torch.int8
+    _fill(parameter, state[at : at + size].view(dtype), first, last)
+
+
+def settled(parameter: Tensor) -> None:
+    """All of a rest is in the state."""
+    master = master_of(parameter)
+    assert master is not None
     master.waiting = None
 
 
-def _round(parameter: nn.Parameter, waiting: Tensor, rest: Tensor) -> None:
-    """Weights with a rest of 16 bits become such with 8, to nearest, a part at a time."""
-    if waiting.stride() != parameter.stride() or waiting.device != parameter.device:
-        waiting = torch.empty_like(parameter, dtype=torch.int16).copy_(waiting)
-    flat = [_flat(tensor) for tensor in (parameter.detach(), waiting, rest)]
-    device, chunk = parameter.device, _CHUNK if parameter.is_cpu else _CHUNK_ON_CARD
-    whole = torch.empty(min(chunk, parameter.numel()), dtype=torch.float32, device=device)
-    for weight, wide, narrow in zip(*(tensor.split(chunk) for tensor in flat), strict=True):
-        part = whole[: weight.numel()]
+def _fill(parameter: Tensor, rest: Tensor, first: int, last: int) -> None:
+    """Makes a part of a rest of that which waits: as it is, or rounded to 8 bits, to nearest."""
+    master = master_of(parameter)
+    assert master is not None and master.waiting is not None
+    if master.waiting.stride() != parameter.stride():
+        master.waiting = master.empty().copy_(master.waiting)
+    waiting = _flat(master.waiting)[first:last]
+    if rest.dtype is torch.int16:
+        rest.copy_(waiting)
+    else:
+        _round(_flat(parameter.detach())[first:last], waiting, rest)
+
+
+def _round(weights: Tensor, waiting: Tensor, rest: Tensor) -> None:
+    """Weights with a rest of 16 bits become such with 8, a part at a time."""
+    device, chunk = weights.device, _CHUNK if weights.is_cpu else _CHUNK_ON_CARD
+    whole = torch.empty(min(chunk, weights.numel()), dtype=torch.float32, device=device)
+    parts = (tensor.split(chunk) for tensor in (weights, waiting, rest))
+    for weight, there, narrow in zip(*parts, strict=True):
+        part, wide = whole[: weight.numel()], there.to(device)
         core_on(device).join(WHOLE, span(weight), span(wide), span(part))
         core_on(device).split(NARROW, span(part), span(weight), span(narrow))
 
@@ -108,6 +138,16 @@ def _masters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Master]]:
         master = master_of(parameter)
         if master is not None:
             yield place, master
+
+
+def wait_elsewhere(optimizer: torch.optim.Optimizer) -> None:
+    """Has rests that wait wait where the optimizer's state is from now on.
+
+    Raises:
+        OSError: there is no room for one. Those before it are there.
+    """
+    for _, master in _masters(optimizer):
+        master.wait_elsewhere()
 
 
 def keep_rests(optimizer: torch.optim.Optimizer) -> None:

@@ -3,9 +3,10 @@
 
     master = weight, its upper 16 bits rounded │ rest, what the weight lacks of it
 
-The parameter stays the same object; its data changes. The rest of 16 bits is kept here until the optimizer
-steps the parameter, and goes into the optimizer's state then: as it is, or rounded to 8 bits beside moments
-in 8 bits. So up to that step every bit of the FP32 weight is there, and afterwards what was trained.
+The parameter stays the same object; its data changes. The rest of 16 bits waits until the optimizer steps the
+parameter, and goes into the optimizer's state then: as it is, or rounded to 8 bits beside moments in 8 bits.
+So up to that step every bit of the FP32 weight is there, and afterwards what was trained. It waits where a
+state dict of the optimizer would be: in host memory, or in files if the optimizer's state is in one.
 
 While a weight is BF16, whoever saves or copies it gets the master: `state_dict`, `pickle`, `copy.deepcopy`.
 `load_state_dict` sets the master. `optimizer.state_dict()` has no rest of such weights: the model's has it.
@@ -23,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from memscale.optim.arrays import FORM, core_on, maker_on, rest_of
+from memscale.optim.arrays import FORM, core_on, in_memory, maker_on, rest_of
+from memscale.optim.pieces import HOST
 
 if TYPE_CHECKING:
     from memscale.optim.mapped import Empty
@@ -61,25 +63,45 @@ class Master:
         entry = {} if optimizer is None else optimizer.state.get(self.parameter, {})
         return rest_of(entry) if FORM in entry else None
 
+    def empty(self) -> Tensor:
+        """What the rest of 16 bits can wait in."""
+        parameter = self.parameter
+        return self._make()(parameter.shape, parameter.stride(), dtype=torch.int16)
+
+    def _make(self) -> Empty:
+        """Makes tensors that take nothing of what the weight lies in and is short of."""
+        optimizer: Any = self._optimizer()
+        make = getattr(optimizer, "_memscale_empty", None)
+        return in_memory if make is None else make()
+
+    def wait_elsewhere(self) -> None:
+        """Has the rest wait where the optimizer's state goes from now on.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        if self.waiting is not None:
+            self.waiting = self.empty().copy_(self.waiting)
+
     def value(self, make: Empty | None = None) -> Tensor:
         """The master, in FP32, in a tensor that `make` makes; None: where the weight is."""
         parameter, rest = self.parameter, self.rest()
         if rest is None or parameter.dtype is not torch.bfloat16 or rest.shape != parameter.shape:
             return parameter.detach().float()
-        if rest.stride() != parameter.stride() or rest.device != parameter.device:
-            rest = torch.empty_like(parameter, dtype=rest.dtype, requires_grad=False).copy_(rest)
         make = make or maker_on(parameter.device)
         whole = make(parameter.shape, parameter.stride(), dtype=torch.float32)
         form = WHOLE if rest.dtype is torch.int16 else NARROW
-        core_on(parameter.device).join(form, span(parameter), span(rest), span(whole))
+        weight, rest = _beside(parameter.detach(), whole), _beside(rest, whole)
+        core_on(whole.device).join(form, span(weight), span(rest), span(whole))
         return whole
 
     def shown(self) -> Tensor:
-        """The master for a state dict: the same tensor until something changes, as tied weights are one."""
+        """The master for a state dict: the same tensor until something changes, as tied weights are one.
+
+        That of a weight on a card lies in host memory, as the optimizer's state dict does.
+        """
         known = None if self._shown is None else self._shown()
-        optimizer: Any = self._optimizer()
-        make = getattr(optimizer, "_memscale_empty", None)
-        now = self.value(make() if make is not None and self.parameter.is_cpu else None)
+        now = self.value(self._make())
         # What is written through `.data` has no version: averages of weights are swapped in like that.
         if known is not None and torch.equal(known.view(torch.int32), now.view(torch.int32)):
             return known
@@ -89,8 +111,8 @@ class Master:
     def set(self, value: Tensor) -> None:
         """Sets the master, and the weight with it."""
         parameter = self.parameter
-        whole = torch.empty_like(parameter, dtype=torch.float32, requires_grad=False).copy_(value.detach())
-        weight, self.waiting = _split(whole)
+        whole = in_memory(parameter.shape, parameter.stride(), dtype=torch.float32).copy_(value.detach())
+        weight, self.waiting = _split(whole, self.empty())
         with torch.no_grad():
             parameter.copy_(weight)
 
@@ -98,7 +120,7 @@ class Master:
         """Takes the rest out of the optimizer's state, which is about to be exchanged."""
         rest = self.rest()
         if self.waiting is None and rest is not None:
-            wide = torch.empty_like(self.parameter, dtype=torch.int16, requires_grad=False)
+            wide = self.empty()
             self.waiting = wide.copy_(rest) if rest.dtype is torch.int16 else wide.copy_(rest).mul_(256)
 
     def copied(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -125,12 +147,20 @@ def span(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
-def _split(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """An FP32 tensor without gaps as weight and rest of 16 bits."""
+def _split(whole: Tensor, rest: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """An FP32 tensor without gaps, in host memory, as weight and rest of 16 bits."""
     weight = torch.empty_like(whole, dtype=torch.bfloat16, requires_grad=False)
-    rest = torch.empty_like(whole, dtype=torch.int16, requires_grad=False)
+    if rest is None:
+        rest = torch.empty_like(whole, dtype=torch.int16, requires_grad=False)
     core_on(whole.device).split(WHOLE, span(whole), span(weight), span(rest))
     return weight, rest
+
+
+def _beside(tensor: Tensor, other: Tensor) -> Tensor:
+    """A tensor on the device of another one and with its strides: itself, if it is so."""
+    if tensor.device == other.device and tensor.stride() == other.stride():
+        return tensor
+    return maker_on(other.device)(other.shape, other.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 def master_of(parameter: Tensor) -> Master | None:
@@ -152,28 +182,36 @@ def dtype_of(parameter: Tensor) -> torch.dtype:
 
 
 @torch.no_grad()
-def to_bf16(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> None:
+def to_bf16(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, device: torch.device | None = None
+) -> None:
     """Makes an FP32 weight BF16. A gradient that is there becomes BF16, too.
 
     Args:
         optimizer: steps it, and has our state by its next step.
         parameter: of the optimizer; without gaps in memory.
+        device: of its data then; None: as before.
     """
-    weight, rest = _split(parameter)
-    _exchange(parameter, weight)
+    weight, rest = _split(parameter.detach().to(HOST))
+    _exchange(parameter, weight.to(device or parameter.device))
     master = Master(parameter, optimizer, rest)
     for name, value in zip(_OWN, (master, master.copied, master.reduced), strict=True):
         vars(parameter)[name] = value
 
 
 @torch.no_grad()
-def to_fp32(parameter: nn.Parameter) -> None:
-    """Makes it FP32 again: its master, bit for bit. Its rest in the optimizer's state means nothing then."""
+def to_fp32(parameter: nn.Parameter, device: torch.device | None = None) -> None:
+    """Makes it FP32 again: its master, bit for bit. Its rest in the optimizer's state means nothing then.
+
+    Args:
+        parameter: that is BF16 here; others stay as they are.
+        device: of its data then; None: as before.
+    """
     master = master_of(parameter)
     if master is None:
         return
     if parameter.dtype is torch.bfloat16:  # not if somebody has converted the model
-        _exchange(parameter, master.value())
+        _exchange(parameter, master.value(maker_on(device or parameter.device)))
     for name in _OWN:
         del vars(parameter)[name]
 

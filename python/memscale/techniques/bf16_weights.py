@@ -18,7 +18,8 @@ leaves alone, runs under autocast as well while weights are BF16, and returns FP
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ from memscale.core.gradient_buckets import replicas_of
 from memscale.optim import master_hooks, masters
 from memscale.optim.away import is_away
 from memscale.optim.kinds import group_refusal, inner_of, kind_of, parameter_refusal
+from memscale.optim.pieces import HOST
 from memscale.optim.taken import hold, is_taken, let_go, moments_of
 from memscale.optim.taken import why_not as why_not_taken
 from memscale.techniques import precision
@@ -52,16 +54,20 @@ class Bf16Weights:
         model: the model.
         optimizer: steps them.
         names: of the weights.
+        kind: of the device that the step is for, "cpu" or "cuda".
     """
 
     name = NAME
     path = ""
     stays = True  # a graph may have saved a weight as it is
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, names: frozenset[str]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, names: frozenset[str], kind: str
+    ) -> None:
         self._model = weakref.ref(model)
         self._optimizer = weakref.ref(optimizer)
         self.names = names
+        self.kind = kind
         self.beneath: StandIn | None = None
         self.used = False
         self.reason = ""
@@ -78,7 +84,7 @@ class Bf16Weights:
 
     def traced(self, step: StepFacts) -> StepFacts:
         """The step with these weights in BF16. A loop that opens autocast itself keeps its weights, too."""
-        if torch.is_autocast_enabled("cpu") and NAME not in step.staying:
+        if torch.is_autocast_enabled(self.kind) and NAME not in step.staying:
             self.reason = "the training loop opens autocast itself, and keeps its weights"
             return step
         self.used = True
@@ -100,9 +106,10 @@ class Bf16Weights:
         for hook in self._hooks:
             hook.put()
         try:
-            for weight in weights:
-                masters.to_bf16(optimizer, weight)
-                self._weights.append(weakref.ref(weight))
+            with _placed_anew(weights) as device:
+                for weight in weights:
+                    masters.to_bf16(optimizer, weight, device)
+                    self._weights.append(weakref.ref(weight))
         except BaseException:
             self.undo()
             raise
@@ -110,8 +117,9 @@ class Bf16Weights:
     def undo(self) -> None:
         """Makes them FP32 again. Where no step has been done since `attach`, every bit is as it was."""
         weights = [weight for weight in (held() for held in self._weights) if weight is not None]
-        for weight in weights:
-            masters.to_fp32(weight)
+        with _placed_anew(weights) as device:
+            for weight in weights:
+                masters.to_fp32(weight, device)
         for hook in reversed(self._hooks):
             hook.remove()
         self._weights, self._hooks = [], []
@@ -119,14 +127,36 @@ class Bf16Weights:
         if optimizer is not None:
             let_go(optimizer)
 
-    @staticmethod
-    def evaluate(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def evaluate(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A forward that is not trained, where nobody has opened autocast: as this would compute it."""
-        if torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled(self.kind):
             return forward(*args, **kwargs)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(self.kind, dtype=torch.bfloat16):
             output = forward(*args, **kwargs)
         return evaluated_in_fp32(output)
+
+
+@contextmanager
+def _placed_anew(weights: Sequence[nn.Parameter]) -> Iterator[torch.device | None]:
+    """Weights of a card get other data in host memory meanwhile, and are brought back one behind the other.
+
+    What they leave behind is free by then, all of it, and PyTorch's allocator has the new ones as if the model
+    had been made with them: the memory that a plan counts.
+
+    Yields:
+        Where their data is to be until the end of the block; None: where it is.
+    """
+    places = [(weight, weight.device) for weight in weights if weight.device.type != "cpu"]
+    if not places:
+        yield None
+        return
+    try:
+        yield HOST
+    finally:
+        torch.cuda.empty_cache()
+        for weight, device in places:
+            if weight.device != device:
+                weight.data = weight.data.to(device)
 
 
 def find(model: nn.Module, around: Surroundings) -> list[Bf16Weights]:
@@ -142,7 +172,8 @@ def find(model: nn.Module, around: Surroundings) -> list[Bf16Weights]:
     present = frozenset(name for name, value in model.named_parameters() if masters.is_half(value))
     if not present and _why_not(model, around):
         return []
-    return [Bf16Weights(model, optimizer, present or frozenset(_names(model, optimizer)))]
+    names = present or frozenset(_names(model, optimizer))
+    return [Bf16Weights(model, optimizer, names, around.hardware.device_kind)]
 
 
 def why_not(model: nn.Module, around: Surroundings) -> str:
@@ -159,8 +190,6 @@ def _why_not(model: nn.Module, around: Surroundings) -> str:
     hardware, optimizer = around.hardware, around.optimizer
     if precision.why_not(model, hardware) or precision.dtype_for(hardware) is not torch.bfloat16:
         return "only with BF16 autocast"
-    if hardware.device_kind != "cpu":
-        return "what FP32 weights leave behind on a card is reused in part, which plans do not count yet"
     if optimizer is None:
         return UNKNOWN
     reason = "its state is elsewhere already" if is_away(optimizer) else why_not_taken(optimizer)

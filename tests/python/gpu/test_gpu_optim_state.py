@@ -347,7 +347,7 @@ class TestMasters:
                     optimizer.step()
                 masters = [master_of(value) for value in values]
                 shown = [master.shown() for master in masters if master is not None]
-                assert {value.device.type for value in shown} == {device}
+                assert {value.device.type for value in shown} == {"cpu"}
                 results.append([value.cpu() for value in shown])
                 for value in values:
                     to_fp32(value)

@@ -17,18 +17,22 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+import zoo.training
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import step_ways
+from memscale.benchmarks.memory import engine_bytes
+from memscale.core import hardware_host, step_ways
 from memscale.core.plan import Plan
 from memscale.offload import limits
 from memscale.offload.engine import why_not
 from memscale.optim.away import away_bytes
+from memscale.techniques import precision
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
 
 NAMES = ("state_offload", "gradient_offload")
+EVERY = step_ways.STEP_TECHNIQUES
 Batch = dict[str, Tensor]
 
 
@@ -193,6 +197,43 @@ def test_the_predicted_peak_is_the_measured_one(
     assert all(map(torch.equal, plain.parameters(), model.parameters()))
     memscale.detach(plain)
     memscale.detach(model)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("eight_bit", [False, True])
+def test_bf16_weights_from_their_first_step_on(
+    eight_bit: bool, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they lack of their masters waits in files, and goes into the state piece by piece."""
+    flags = hardware_host.cpu_flags() | {"avx512_bf16"}
+    monkeypatch.setattr(hardware_host, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(precision, "_onednn_has_bf16", lambda: True)
+    names = {"autocast", "bf16_weights", "state_offload"}
+    rows = tuple(technique for technique in EVERY if technique.name in names)
+    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(700, 700) for _ in range(8)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x = torch.linspace(-1, 1, 1400).view(2, 700)
+    more = {"use_mixed_precision": True, "exact": False, "use_8bit_optimizer": eight_bit}
+    memscale.wrap(model, config(tmp_path, 1, **more), x, optimizer=optimizer)
+    plan = plan_of(model)
+    assert {step.technique for step in plan.steps} == names
+    weights = sum(value.nbytes for value in model.parameters())
+    assert weights == 8 * (2 * 700 * 700 + 4 * 700)
+    training = partial(train, nn.Sequential(model, Square()), optimizer, {"input": x}, steps)
+    peak = weights + zoo.training.peak_bytes(training) + engine_bytes()
+    predicted = plan.predicted.device_used_peak_bytes
+    assert peak <= predicted
+    assert steps == 1 or peak >= 0.97 * predicted  # in the first step nothing is fetched ahead
+    memscale.detach(model)
+
+
+class Square(nn.Module):
+    """A loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().mean()  # type: ignore[no-any-return]
 
 
 class Chain(nn.Module):
