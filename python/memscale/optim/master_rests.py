@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memscale.optim.arrays import core_on, rest_of
 from memscale.optim.away_state import brought_back
@@ -43,10 +43,10 @@ def prepare(optimizer: _Taken, group: dict[str, Any]) -> None:
 
 
 def leave_to_pytorch(optimizer: _Taken, group: dict[str, Any]) -> None:
-    """Makes those of a group's BF16 weights FP32 that our step does not do, or which would lose their masters.
+    """Makes those of a group's BF16 weights FP32 that our step does not do, as they would lose their masters.
 
-    That is what PyTorch has to step (sparse gradients, a switch of the group), and what has been given another
-    dtype: there the weight is all there is.
+    That is what PyTorch has to step (sparse gradients, a switch of the group), and what has been given
+    another dtype: there the weight is all there is.
     """
     for parameter in group["params"]:
         if master_of(parameter) is None or parameter.grad is None:
@@ -71,7 +71,7 @@ def _is_ours(optimizer: _Taken, group: dict[str, Any], parameter: Tensor) -> boo
 
 
 def settle(optimizer: _Taken, parameter: Tensor) -> None:
-    """Puts a rest that waits into the state of the whole parameter, which is made, or comes back, for that."""
+    """Puts a rest that waits into the state of the whole parameter; it is made, or comes back, for that."""
     if AWAY in optimizer.state.get(parameter, {}):  # its step sends it away again
         optimizer.state[parameter] = brought_back(optimizer.state[parameter])
     rest = rest_of(entry_of(optimizer, parameter))

@@ -140,8 +140,8 @@ class Bf16Weights:
 def _placed_anew(weights: Sequence[nn.Parameter]) -> Iterator[torch.device | None]:
     """Weights of a card get other data in host memory meanwhile, and are brought back one behind the other.
 
-    What they leave behind is free by then, all of it, and PyTorch's allocator has the new ones as if the model
-    had been made with them: the memory that a plan counts.
+    What they leave behind is free by then, all of it, and PyTorch's allocator has the new ones as if the
+    model had been made with them: the memory that a plan counts.
 
     Yields:
         Where their data is to be until the end of the block; None: where it is.
