@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -34,3 +35,12 @@ def clean_state() -> Iterator[None]:
     torch.set_autocast_enabled("cpu", False)
     assert torch.is_grad_enabled() and not leaked
     logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
+
+
+@pytest.fixture(scope="module")
+def few_objects() -> Iterator[None]:
+    """Garbage collections look at what the tests of a module make, and not at all that has been imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -14,8 +14,6 @@ balanced by one reference too few elsewhere.
 
 The table `LEAK_TESTS` must name every public function, method and property; a missing one fails
 `test_every_public_name_has_an_entry`. Error paths are entries too: that is where references get lost.
-
-The techniques are the last part: tensor bytes, from the profiler's events, and Python objects over 200 steps.
 """
 
 from __future__ import annotations
@@ -31,18 +29,13 @@ from typing import Any
 import pytest
 import torch
 
-import memscale
 from core_samples import chain, noted
 from leak_blocks import BLOCK_CALLS, BLOCK_ERRORS
 from leak_optim import OPTIM_CALLS, OPTIM_ERRORS
-from matrix.techniques import COLUMNS, TECHNIQUES, Columns, column_name
 from memscale import _core
 from memscale.errors import MemScaleError
-from technique_leaks import CYCLE_OBJECTS, OBJECTS, growth_in_cycles, net_bytes, objects
-from technique_leaks import growth as growth_over_steps
-from zoo.blocks import Stack, inputs
-from zoo.training import SMALLEST
 
+pytestmark = pytest.mark.usefixtures("few_objects")
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the heap as Linux shows it")
 
 ROUNDS = 4000
@@ -388,66 +381,3 @@ def test_the_instruments_see_a_leak(folder: Path) -> None:
     assert blocks >= ROUNDS
     _, native = growth(lambda _: kept.append(chain()), folder)
     assert native > RESIDENT_BYTES >= NATIVE_BYTES
-
-
-# ---- techniques ---------------------------------------------------------------------------------------
-
-RUNNING_TWICE = tuple(item for item in TECHNIQUES if item.twice and item.name != "boundary")
-"""The models of these tests have three blocks to share."""
-
-
-@pytest.mark.parametrize("columns", [columns for columns in COLUMNS if len(columns) == 1], ids=column_name)
-def test_a_technique_keeps_nothing(columns: Columns) -> None:
-    """Among the steps are some that fail, and some with two backwards."""
-    grown, more = growth_over_steps(columns)
-    assert grown == 0, f"{grown} bytes in 180 steps"
-    assert more < OBJECTS, f"{more} Python objects in 180 steps"
-
-
-def test_techniques_together_keep_nothing() -> None:
-    grown, more = growth_over_steps(RUNNING_TWICE)
-    assert grown == 0 and more < OBJECTS
-
-
-@pytest.mark.parametrize("columns", [columns for columns in COLUMNS if len(columns) == 1], ids=column_name)
-def test_attaching_and_detaching_keeps_nothing(columns: Columns) -> None:
-    grown, more = growth_in_cycles(columns)
-    assert grown == 0 and more < CYCLE_OBJECTS
-
-
-def test_wrap_and_detach_keep_nothing() -> None:
-    """With all that planning does, and a first batch that is waited for."""
-    model = Stack().train()
-
-    def cycle() -> None:
-        memscale.wrap(model, SMALLEST)
-        model(*inputs(0)).square().mean().backward()
-        memscale.detach(model)
-        model.zero_grad()
-
-    def cycles() -> None:
-        for _ in range(6):
-            cycle()
-
-    cycle()
-    cycle()
-    before = objects()
-    assert net_bytes(cycles) == 0
-    assert objects() - before < OBJECTS
-
-
-def test_the_instruments_see_a_leaking_technique() -> None:
-    kept: list[object] = []
-    assert net_bytes(lambda: kept.append(torch.ones(1000))) >= 4000
-    before = objects()
-    kept += [[] for _ in range(1000)]
-    assert objects() - before >= 1000
-
-
-def test_the_instruments_forget_what_an_earlier_measurement_saw() -> None:
-    """Addresses that the profiler once saw begin, and not end, come back as the memory of another test."""
-    seen: list[torch.Tensor] = []
-    net_bytes(lambda: seen.extend(torch.ones(513) for _ in range(50)))
-    seen.clear()
-    unseen = [torch.ones(513) for _ in range(100)]
-    assert net_bytes(lambda: (unseen.clear(), torch.ones(1))) == 0

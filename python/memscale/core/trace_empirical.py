@@ -10,6 +10,7 @@ touching `.grad`, so that hooks which act on gradients stay silent.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -263,6 +264,7 @@ def _record(
             gradients = torch.autograd.grad(loss, trainable, allow_unused=True) if trainable else []
         return buckets.completed(recorder, trainable, gradients)
 
+    gc.collect()  # what a real step has room for
     with model_state.preserved(model, contents=True) as changes, tracer.no_collection():
         calls.declare_residents((args, kwargs), step)
         buckets.declare(recorder)

@@ -421,7 +421,6 @@ def _written_buffers(
 def no_collection() -> Iterator[None]:
     """Storages must die when their last reference does, not when the collector happens to run."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import gc
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,15 +37,6 @@ def bf16_host(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = hardware_host.cpu_flags() | {"avx512_bf16"}
     monkeypatch.setattr(hardware_host, "cpu_flags", lambda: flags)
     monkeypatch.setattr(precision, "_onednn_has_bf16", lambda: True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_objects() -> Iterator[None]:
-    """Each trace has garbage collected: that is quick where only what these tests make is looked at."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Net(nn.Module):
