@@ -6,6 +6,7 @@ On shapes with large embeddings, tied weights, convolutions and recurrent layers
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -216,13 +217,15 @@ def test_bf16_weights_from_their_first_step_on(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     x = torch.linspace(-1, 1, 1400).view(2, 700)
     more = {"use_mixed_precision": True, "exact": False, "use_8bit_optimizer": eight_bit}
+    gc.collect()
+    others = engine_bytes()
     memscale.wrap(model, config(tmp_path, 1, **more), x, optimizer=optimizer)
     plan = plan_of(model)
     assert {step.technique for step in plan.steps} == names
     weights = sum(value.nbytes for value in model.parameters())
     assert weights == 8 * (2 * 700 * 700 + 4 * 700)
     training = partial(train, nn.Sequential(model, Square()), optimizer, {"input": x}, steps)
-    peak = weights + zoo.training.peak_bytes(training) + engine_bytes()
+    peak = weights + zoo.training.peak_bytes(training) + engine_bytes() - others
     predicted = plan.predicted.device_used_peak_bytes
     assert peak <= predicted
     assert steps == 1 or peak >= 0.97 * predicted  # in the first step nothing is fetched ahead
