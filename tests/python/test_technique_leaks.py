@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 
 import memscale
 from matrix.techniques import COLUMNS, TECHNIQUES, Columns, column_name
+from memscale import AsyncOffloadConfig, Config
+from memscale.offload.engine import Offload, why_not
 from technique_leaks import CYCLE_OBJECTS, OBJECTS, growth, growth_in_cycles, net_bytes, objects
 from zoo.blocks import Stack, inputs
 from zoo.training import SMALLEST
@@ -56,6 +63,34 @@ def test_wrap_and_detach_keep_nothing() -> None:
     before = objects()
     assert net_bytes(cycles) == 0
     assert objects() - before < OBJECTS
+
+
+@pytest.mark.skipif(why_not(torch.device("cpu")) != "", reason="no offload here")
+def test_a_model_that_goes_with_its_techniques_leaves_no_engine(tmp_path: Path) -> None:
+    """Its optimizer and its hooks on all optimizers go with it."""
+    engine = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path))
+    config = Config(memory_budget=1, async_config=engine, enable_logging=False)
+
+    def train() -> None:
+        model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(4)])
+        optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(2, 600)
+        memscale.wrap(model, config, x, optimizer=optimizer)
+        plan = model.__dict__["_memscale_executor"].plan
+        assert names == {step.technique for step in plan.steps}
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    def left() -> tuple[int, int, int]:
+        gc.collect()
+        engines = sum(type(item) is Offload for item in gc.get_objects())
+        hooks = sys.modules["torch.optim.optimizer"]
+        return engines, len(hooks._global_optimizer_pre_hooks), len(hooks._global_optimizer_post_hooks)
+
+    names = {"state_offload", "gradient_offload", "weight_offload"}
+    before = left()
+    for _ in range(2):
+        train()
+    assert left() == before
 
 
 def test_the_instruments_see_a_leaking_technique() -> None:

@@ -169,8 +169,10 @@ class GradientOffload:
         for name, (parameter, _) in names_of(self.model, settings.least_bytes).items():
             if name not in self.spared:
                 self._hooks[name] = _hook_in_front(parameter, _Completed(window))
-        self._handles.append(register_optimizer_step_pre_hook(_Stepping(window, True)))
-        self._handles.append(register_optimizer_step_post_hook(_Stepping(window, False)))
+        for register, begins in _STEP_HOOKS:
+            handle = register(_Stepping(weakref.ref(window), begins))
+            weakref.finalize(window, handle.remove).atexit = False  # of a model that goes as it is
+            self._handles.append(handle)
 
     def parts(self) -> list[Part]:
         """The gradient of each parameter."""
@@ -253,15 +255,19 @@ class _Completed:
 class _Stepping:
     """Tells that an optimizer begins or ends a step."""
 
-    def __init__(self, window: ReleaseWindow, begins: bool) -> None:
+    def __init__(self, window: weakref.ref[ReleaseWindow], begins: bool) -> None:
         self.window = window
         self.begins = begins
 
     def __call__(self, *unused: Any) -> None:
-        if detect_fake_mode() is not None:
+        window = self.window()
+        if window is None or detect_fake_mode() is not None:
             return  # a trace steps on fakes, of another model perhaps: no byte of a gradient moves there
-        self.window.in_step = self.begins
-        self.window.clear()  # when it begins, of what clipping used last
+        window.in_step = self.begins
+        window.clear()  # when it begins, of what clipping used last
+
+
+_STEP_HOOKS: Final = ((register_optimizer_step_pre_hook, True), (register_optimizer_step_post_hook, False))
 
 
 def _allow_in_lists() -> None:

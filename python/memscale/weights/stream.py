@@ -167,6 +167,7 @@ class Stream:
             root.put(_RootForward(model, root.present, self))
             self._root = root
             self._step_hook = register_optimizer_step_post_hook(_Stepped(weakref.ref(self)))
+            weakref.finalize(self, self._step_hook.remove).atexit = False  # of a model that goes as it is
 
     def _end(self) -> None:
         if self._root is not None:
