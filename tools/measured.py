@@ -8,11 +8,15 @@ its commit here, read the words again, and run `tools/readme_figures.py --write`
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from figures import Figure, Results, Row, Rows, in_words, median, percentile, signed
 
 Named = Iterator[tuple[str, Figure]]
+
+BENCHMARKS = "c812c36ff2e7"
+"""The commit of the rows of `memscale bench`."""
 
 GUIDES: dict[str, tuple[str, ...]] = {
     "docs/guide/optimizer.md": (
@@ -48,6 +52,7 @@ def figures_of(results: Results) -> dict[str, Figure]:
             _hooks,
             _away,
             _weights,
+            _benchmarks,
             _optimizer_step,
             _convergence,
         ),
@@ -435,6 +440,74 @@ def _weights(results: Results) -> Named:
     yield "weights_group", _one(rows, "group_bytes", "{:.0f} MB", 1e-6)
     yield "weights_time", _one(rows, "to_plain", "{:.1f}")
     yield "weights_group_time", _one(rows, "group_to_plain", "{:.1f}")
+
+
+def _benchmarks(results: Results) -> Named:
+    rows = results.rows("benchmarks", BENCHMARKS, scale="reduced", device="cpu")
+    registry = rows.where(suite="registry")
+    for model in registry.values("model"):
+        part, name = registry.where(model=model), model.replace("-", "_")
+        yield f"{name}_plain", _one(part.where(way="plain-fp32"), "allocated_bytes", "{:.0f} MB", 1e-6)
+        yield f"{name}_bf16_time", _one(part.where(way="plain-bf16"), "of_plain_time", "{:.2f}")
+        for way in ("resident", "smallest", "wrap"):
+            yield f"{name}_{way}", _one(part.where(way=way), "of_plain_memory", "{:.1f} %", 100)
+            yield f"{name}_{way}_time", _one(part.where(way=way), "of_plain_time", "{:.2f}")
+    ours = registry.where(way=("resident", "smallest", "wrap"))
+    off = ours.numbers("predicted_off_percent")
+    yield "bench_off", Figure(f"{min(off):.1f} to {max(off):.1f} %", ours)
+    exact = ours.where(way="wrap", losses_equal=True, gradients_equal=True)
+    yield "bench_exact", Figure(in_words(len(exact)), exact)
+    yield "bench_loss", Figure(f"{max(ours.numbers('loss_off_percent')):.3f} %", ours)
+    yield from _peers(rows)
+
+
+def _peers(rows: Rows) -> Named:
+    """Each peer beside MemScale with its peak as the budget, and which were beaten in both at once."""
+    theirs = rows.where(suite="peers", status="ok", way=lambda way: not _is_ours(way))
+    ours = rows.where(status="ok", way=_is_ours)
+    beaten = Rows(row for row in theirs if any(_is_better(mine, row) for mine in ours))
+    yield "peers_runs", _count(theirs)
+    yield "peers_beaten", Figure(str(len(beaten)), theirs)
+    missed = [f"`{row['way']}` on {row['model']}" for row in theirs if row not in beaten]
+    yield "peers_missed", Figure(", ".join(missed) or "none", theirs)
+    for peer in theirs.values("way"):
+        pairs = [
+            (mine, row)
+            for row in theirs.where(way=peer)
+            for mine in ours.where(suite="peers", model=row["model"], way=f"at {peer}")
+        ]
+        both = Rows(row for pair in pairs for row in pair)
+        name = "peer_" + re.sub(r"\W", "_", peer)
+        plain = [float(row["of_plain_memory"]) for _, row in pairs]
+        yield f"{name}_share", Figure(_percents(plain), both)
+        yield f"{name}_memory", Figure(_range([_taken(mine) / _taken(row) for mine, row in pairs]), both)
+        times = [float(mine["step_ms"]) / float(row["step_ms"]) for mine, row in pairs]
+        yield f"{name}_time", Figure(_range(times), both)
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def _percents(shares: list[float]) -> str:
+    return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
+
+
+def _is_ours(way: str) -> bool:
+    return way.split()[0] in ("wrap", "resident", "smallest", "budget", "at")
+
+
+def _is_better(mine: Row, row: Row) -> bool:
+    return (
+        mine["model"] == row["model"]
+        and _taken(mine) <= _taken(row)
+        and float(mine["step_ms"]) <= float(row["step_ms"])
+    )
+
+
+def _taken(row: Row) -> int:
+    """Tensors, and on a CPU host what the engine has in the same memory."""
+    return int(row["allocated_bytes"]) + int(row["engine_bytes"] or 0)
 
 
 def _away(results: Results) -> Named:
