@@ -3,7 +3,7 @@
  * The life of a step, from the first record of its graph to the replay of its plan, with allocation 0, 1, 2 …
  * failing until a run needs no more of them than were granted. Most of the requests are those of the decision,
  * which makes the same ones again and again: in the middle of a run every third fails, another third in
- * each pass; with MEMSCALE_OOM=all every one does.
+ * each pass, so that none is left out; with MEMSCALE_OOM=all every one fails in each pass.
  *
  *      build -> finish -> text -> parse -> file -> load -> decide -> text -> parse -> trace -> replay
  *

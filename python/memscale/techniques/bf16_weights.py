@@ -115,17 +115,24 @@ class Bf16Weights:
             raise
 
     def undo(self) -> None:
-        """Makes them FP32 again. Where no step has been done since `attach`, every bit is as it was."""
+        """Makes them FP32 again. Where no step has been done since `attach`, every bit is as it was.
+
+        Raises:
+            torch.OutOfMemoryError: a card has no room for all of them. Those for which it has none lie in
+                host memory then, in FP32; all else is undone.
+        """
         weights = [weight for weight in (held() for held in self._weights) if weight is not None]
-        with _placed_anew(weights) as device:
-            for weight in weights:
-                masters.to_fp32(weight, device)
-        for hook in reversed(self._hooks):
-            hook.remove()
-        self._weights, self._hooks = [], []
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            let_go(optimizer)
+        try:
+            with _placed_anew(weights) as device:
+                for weight in weights:
+                    masters.to_fp32(weight, device)
+        finally:
+            for hook in reversed(self._hooks):
+                hook.remove()
+            self._weights, self._hooks = [], []
+            optimizer = self._optimizer()
+            if optimizer is not None:
+                let_go(optimizer)
 
     def evaluate(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A forward that is not trained, where nobody has opened autocast: as this would compute it."""
