@@ -6,6 +6,8 @@
  *            finds it full or empty lets others run
  *   ranges   one take and one give among 1,000 ranges of a training step's sizes
  *   slabs    the same with blocks of memory, all slabs mapped before
+ *   requests what an engine over host memory asks its allocator for: as it is opened, in a first step of 64 blocks that
+ *            leave and come back, and in the 100 steps after it; those of the C library's own are not among them
  *   file     MiB (256) written and read in blocks of 1 and 4 MiB with 4, 8 and 16 in flight, by io_uring and by
  *            threads, past the page cache where the file system of `directory` (/tmp) allows it; and "plain", which
  *            does what `dd oflag=direct` and `dd iflag=direct` do: one block after the other with pwrite and pread
@@ -14,7 +16,7 @@
  * Space is reserved and written once before. Throughput of a disk means nothing by itself: compare with plain.
  *
  * With --csv one row per case, to be appended to a results file: bench, case, kind, then for ring, ranges and slabs
- * operations, million per second and ns each; for file the block's bytes, depth, MiB per second, percent of plain.
+ * operations, million per second and ns each; for requests their number; for file the block's bytes, depth, MiB per second, percent of plain.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* O_DIRECT, O_TMPFILE */
@@ -29,6 +31,7 @@
 #include <unistd.h>
 
 #include "bench_measure.h"
+#include "memscale/offload.h"
 #include "offload/offload_file.h"
 #include "offload/offload_ranges.h"
 #include "offload/offload_ring.h"
@@ -39,6 +42,8 @@
 #define RANGES 1000u
 #define ROUNDS 2000u
 #define DEPTH_MOST 16u
+#define STEP_BLOCKS 64u
+#define STEPS 100u
 #define MIB (UINT64_C(1) << 20)
 
 static int csv;
@@ -295,6 +300,73 @@ static void bench_file(msc_context *ctx, const char *directory, uint64_t bytes)
     free(d.memory);
 }
 
+/* ---- requests for memory ---------------------------------------------------------------------------- */
+
+static uint64_t request_count;
+
+static void *counted_resize(void *user, void *old, size_t old_bytes, size_t new_bytes)
+{
+    (void)user;
+    (void)old_bytes;
+    request_count += new_bytes > 0;
+    if (new_bytes > 0)
+        return realloc(old, new_bytes);
+    free(old);
+    return NULL;
+}
+
+/* All blocks leave, and come back in the opposite order, as saved tensors do. */
+static void run_step(msc_offload *engine, char (*blocks)[4096])
+{
+    msc_ticket tickets[STEP_BLOCKS];
+    uint32_t i;
+
+    msc_offload_step(engine);
+    for (i = 0; i < STEP_BLOCKS; i++)
+        require(msc_offload_put(engine, blocks[i], sizeof blocks[i], NULL, &tickets[i], NULL) == MSC_OK,
+                "no put");
+    for (i = 0; i < STEP_BLOCKS; i++)
+        require(msc_offload_settle(engine, tickets[i], NULL, NULL) == MSC_OK, "no settle");
+    for (i = STEP_BLOCKS; i-- > 0;) {
+        require(msc_offload_get(engine, tickets[i], blocks[i], NULL, NULL) == MSC_OK, "no get");
+        require(msc_offload_arrive(engine, tickets[i], NULL, NULL) == MSC_OK, "no arrival");
+        msc_offload_drop(engine, tickets[i]);
+    }
+}
+
+static void tell_requests(const char *kind)
+{
+    printf(csv ? "offload_parts,requests,%s,%llu\n" : "requests %-24s %8llu\n", kind,
+           (unsigned long long)request_count);
+    request_count = 0;
+}
+
+static void bench_requests(void)
+{
+    static char blocks[STEP_BLOCKS][4096];
+    msc_context_options counted = msc_context_options_default();
+    msc_offload_options options = msc_offload_options_default();
+    msc_context *ctx = NULL;
+    msc_device *device = NULL;
+    msc_offload *engine = NULL;
+    uint32_t i;
+
+    counted.allocator.resize = counted_resize;
+    options.limit_bytes[MSC_TIER_HOST] = MIB;
+    require(msc_context_create(&counted, &ctx, NULL) == MSC_OK, "no context");
+    require(msc_device_create(ctx, NULL, &device, NULL) == MSC_OK, "no device");
+    require(msc_offload_create(ctx, device, &options, &engine, NULL) == MSC_OK, "no engine");
+    tell_requests("opened");
+    run_step(engine, blocks);
+    tell_requests("first step");
+    for (i = 0; i < STEPS; i++)
+        run_step(engine, blocks);
+    tell_requests("100 steps after it");
+    msc_offload_destroy(engine);
+    msc_device_destroy(device);
+    msc_context_destroy(ctx);
+}
+
 int main(int argc, char **argv)
 {
     msc_context *ctx = NULL;
@@ -314,6 +386,7 @@ int main(int argc, char **argv)
     require(msc_context_create(NULL, &ctx, NULL) == MSC_OK, "no context");
     bench_ring(ctx);
     bench_ranges(ctx);
+    bench_requests();
     bench_file(ctx, directory, mib * MIB);
     msc_context_destroy(ctx);
     return 0;
