@@ -146,3 +146,21 @@ def test_rows_are_chosen_and_read(tmp_path: Path) -> None:
         results.rows("other")
     assert percentile(range(1, 101), 95) == 95
     assert signed(-0.04, 1) == "0.0" and signed(-1.26, 1) == "−1.3"
+
+
+def test_peers_are_judged_as_memscale_bench_judges_them() -> None:
+    """The tool reads rows without the package; who is beaten must not be two opinions."""
+    import measured
+    from figures import Results, Rows
+
+    from memscale.benchmarks.table import beaten
+    from memscale.benchmarks.ways import is_ours
+
+    found = Results(ROOT / "bench" / "results").rows("benchmarks", measured.BENCHMARKS)
+    ran = Rows(row for row in found if row["status"] == "ok")
+    numbers = ("allocated_bytes", "engine_bytes", "step_ms", "loss_off_percent")
+    typed = [{**row, **{name: float(row[name] or 0) for name in numbers}} for row in ran]
+    theirs = [row for row in typed if row["suite"] == "peers" and not is_ours(row["way"])]
+    figures = {name: figure.text for name, figure in measured._peers(found)}
+    assert figures["peers_runs"] == str(len(theirs)) != "0"
+    assert figures["peers_beaten"] == str(sum(bool(beaten(row, typed)) for row in theirs))
