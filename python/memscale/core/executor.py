@@ -127,7 +127,7 @@ class Executor(Ours):
 
     @property
     def half(self) -> Bf16Weights | None:
-        """Weights are BF16, and need autocast in evaluation, too."""
+        """What has weights in BF16, which need autocast in evaluation, too; None where none are."""
         return self.in_force.half
 
     @property

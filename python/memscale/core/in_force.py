@@ -71,7 +71,7 @@ class InForce:
 
     @property
     def half(self) -> Bf16Weights | None:
-        """Weights are BF16, and need autocast in evaluation, too."""
+        """What has weights in BF16, which need autocast in evaluation, too; None where none are."""
         return next((item for item in self.path if isinstance(item, Bf16Weights)), None)
 
     @property
