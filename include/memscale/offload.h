@@ -173,6 +173,9 @@ MSC_API msc_status msc_offload_settle(msc_offload *engine, msc_ticket ticket, vo
     EAGAIN (no message): not yet. */
 MSC_API msc_status msc_offload_settled(msc_offload *engine, msc_ticket ticket, msc_error *err);
 
+/** As `settled` for each of `count` tickets up to the first that is not: returns how many are. */
+MSC_API uint32_t msc_offload_settled_of(msc_offload *engine, const msc_ticket *tickets, uint32_t count);
+
 /**
  * Starts to copy a block back; a few small blocks may wait until one of them is asked for, while others that were
  * asked for ahead of their use are not used yet.
@@ -210,6 +213,15 @@ MSC_API void msc_offload_drop(msc_offload *engine, msc_ticket ticket);
  * @return how many there are.
  */
 MSC_API uint32_t msc_offload_use(msc_offload *engine, msc_ticket ticket, msc_ticket *soon, uint32_t most);
+
+/**
+ * As `msc_offload_use`; and, where the block was got ahead of this use, as `msc_offload_arrived`.
+ *
+ * @param stream as in `arrive`.
+ * @param here   not 0: arrived; 0: it has to be got, or `arrive` tells more.
+ */
+MSC_API uint32_t msc_offload_use_on(msc_offload *engine, msc_ticket ticket, void *stream, msc_ticket *soon,
+                                    uint32_t most, uint32_t *here);
 
 /**
  * The blocks that are put from now on belong together, such as those of one module's forward. Prefetch does not go

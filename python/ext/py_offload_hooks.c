@@ -415,11 +415,24 @@ static bool is_away(const msc__py_store *store)
     return store->memory == NULL && !msc__py_alias_is(&store->source);
 }
 
+/* Tells the engine what is used. What was fetched, and was claimed for the present stream, may be here already. */
+static uint32_t use(const msc__py_engine *engine, msc__py_store *store, msc_ticket *soon)
+{
+    uint32_t here;
+    uint32_t count;
+
+    if (store->memory == NULL)
+        return msc_offload_use(engine->offload, store->ticket, soon, MOST_SOON);
+    count = msc_offload_use_on(engine->offload, store->ticket, store->fetch_stream, soon, MOST_SOON, &here);
+    store->here = here != 0;
+    return count;
+}
+
 /* Starts what the engine wants to have here soon. Without room on the device for it, it is fetched when it is used. */
-static bool fetch_soon(msc__py_engine *engine, const msc__py_store *needed)
+static bool fetch_soon(msc__py_engine *engine, msc__py_store *needed)
 {
     msc_ticket soon[MOST_SOON];
-    uint32_t count = msc_offload_use(engine->offload, needed->ticket, soon, MOST_SOON);
+    uint32_t count = use(engine, needed, soon);
     msc_error err;
     uint32_t i;
 

@@ -16,6 +16,8 @@
 #include "error.h"
 #include "py_offload_store.h"
 
+#define ASKED_MOST 16u /* sources, in one question: as many as are put before one */
+
 /* ---- the list of those that fly ----------------------------------------------------------------- */
 
 static void start_flying(msc__py_store *store)
@@ -338,10 +340,37 @@ static bool wait_for_oldest(msc__py_engine *engine)
     return PyErr_CheckSignals() == 0;
 }
 
+/* Asks for several at once: a question costs more than an answer. False: there is no more that has settled. */
+static bool finish_settled(msc__py_engine *engine)
+{
+    const msc__py_store *next = engine->flying_first;
+    msc_ticket tickets[ASKED_MOST];
+    uint32_t count = 0;
+    uint32_t i;
+
+    if (engine->offload == NULL)
+        return false;
+    for (; next != NULL && count < ASKED_MOST; next = next->next)
+        tickets[count++] = next->ticket;
+    count = msc_offload_settled_of(engine->offload, tickets, count);
+    for (i = 0; i < count; i++) {
+        msc__py_store *store = msc__py_store_of(engine, tickets[i]);
+
+        if (store == NULL || !store->flying)
+            continue;
+        msc__py_store_hold(store);
+        finish(store, MSC_OK);
+        msc__py_store_release(store);
+    }
+    return count == ASKED_MOST;
+}
+
 bool msc__py_store_settle(msc__py_engine *engine, uint64_t most_bytes)
 {
     engine->unseen_bytes = 0;
     engine->unseen_count = 0;
+    while (finish_settled(engine))
+        continue;
     while (engine->flying_first != NULL && engine->offload != NULL) {
         msc__py_store *store = engine->flying_first;
         msc_status status = msc_offload_settled(engine->offload, store->ticket, NULL);
@@ -444,18 +473,18 @@ bool msc__py_store_arrive(msc__py_store *store)
     msc_status status;
     msc_error err;
 
-    if (store->here)
-        return true;
     if (!msc__py_current_stream(&engine->torch, &stream))
         return false;
+    if (store->here && stream == store->fetch_stream)
+        return true;
     if (engine->offload == NULL || store->ticket == 0) {
         PyErr_SetString(PyExc_RuntimeError, "the offload engine that holds this saved tensor is closed");
         return false;
     }
     status = arrive(engine, store->ticket, stream, &err);
     if (status == MSC_OK) {
-        if (store->memory == memory) /* on a card each stream waits for itself */
-            store->here = engine->torch.device_type == MSC_DL_CPU;
+        if (store->memory == memory)
+            store->here = stream == store->fetch_stream;
         return PyErr_CheckSignals() == 0;
     }
     if (store->memory == memory)

@@ -23,7 +23,7 @@ struct msc__py_store {
     uint32_t saved_count;         /* Saved objects */
     uint32_t waiting;             /* of them, those not unpacked since the fetch */
     uint32_t round;               /* of fetches */
-    bool here;                    /* on the host: the bytes of this fetch have arrived, for whoever asks */
+    bool here;                    /* the bytes of this fetch have arrived for `fetch_stream` */
     bool announced;               /* the engine knows that this fetch, or the source, is in use */
     bool modified;                /* the source changed before its copy was complete */
     bool flying;                  /* in the list of those with a source whose copy is on its way */

@@ -3,6 +3,8 @@
 #ifndef MSC_DEVICE_HOST_H
 #define MSC_DEVICE_HOST_H
 
+#include <stdbool.h>
+
 #include "base/thread.h"
 #include "device/device_internal.h"
 
@@ -68,6 +70,9 @@ msc_status msc__host_copy_submit(msc_device *device, void *to, const void *from,
                                  msc_copy_kind kind, void *stream, msc_error *err);
 
 /* device_host_copy.c */
+
+/** Whether copies take no time but their own, and none fails. */
+bool msc__host_copies_plainly(const msc_device_faults *faults);
 
 /** Copies, with the faults that `seed` and the copy's number decide. `failure` is left alone if it succeeds. */
 void msc__host_copy_run(const msc_device_faults *faults, const msc__host_copy *copy,

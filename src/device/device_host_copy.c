@@ -59,6 +59,12 @@ static void pass_time(int64_t ns)
         msc__sleep_ns(ns);
 }
 
+bool msc__host_copies_plainly(const msc_device_faults *faults)
+{
+    return faults->delay_most_ns == 0 && faults->bytes_per_second == 0 && faults->split_ppm == 0 &&
+           faults->fail_ppm == 0;
+}
+
 void msc__host_copy_run(const msc_device_faults *faults, const msc__host_copy *copy,
                         msc__host_failure *failure)
 {

@@ -12,6 +12,9 @@
  * it, and an event that was recorded on two streams needs no thought. Ids of streams are never given twice: a
  * moment of a stream that is not there any more has come, because a stream ends when its work is done.
  *
+ * A stream that has nothing to do needs no thread: a record there is done at once, and so is a small copy without
+ * trouble, because handing it over takes longer. Where the thread has something to do, all waits for its turn.
+ *
  * A record still has something to do when its turn comes: it moves the failure of the copies before it, if
  * there was one, from the stream to the event. It finds its event by address; an event that is destroyed
  * before that is struck from the queues.
@@ -28,6 +31,8 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "device/device_host.h"
+
+#define AT_ONCE_BYTES (16u << 10) /* copied in the time that waking a thread takes, or less */
 
 typedef enum operation_verb { VERB_COPY, VERB_RECORD, VERB_WAIT } operation_verb;
 
@@ -54,6 +59,11 @@ struct msc__host_stream {
 static operation *at(msc__host_stream *stream, uint64_t index)
 {
     return &stream->queue[index % MSC__HOST_QUEUE];
+}
+
+static bool is_idle(const msc__host_stream *stream)
+{
+    return stream->done == stream->given;
 }
 
 /* ---- moments; the mutex is held --------------------------------------------------------------------- */
@@ -89,6 +99,12 @@ static void announce_progress(msc__host *host)
 
 /* ---- the thread of a stream ------------------------------------------------------------------------- */
 
+static void take_failure(msc__host_stream *stream, msc__host_event *event)
+{
+    event->failure = stream->failure;
+    memset(&stream->failure, 0, sizeof stream->failure);
+}
+
 static void record_now(msc__host_stream *stream, const operation *record)
 {
     msc__host_event *event = record->event;
@@ -96,8 +112,7 @@ static void record_now(msc__host_stream *stream, const operation *record)
     /* Only the event's last record may speak for it. A failure that nobody can be told stays for the next one. */
     if (event == NULL || event->point.stream != stream->id || event->point.position != stream->done + 1)
         return;
-    event->failure = stream->failure;
-    memset(&stream->failure, 0, sizeof stream->failure);
+    take_failure(stream, event);
 }
 
 static void copy_now(msc__host_stream *stream, const msc__host_copy *copy)
@@ -312,13 +327,17 @@ msc_status msc__host_event_record(msc_device *device, void *handle, void *stream
     msc__host_stream *stream = stream_handle;
     msc__host_event *event = handle;
     msc_status status = enter(host, stream, err);
+    bool idle;
 
     if (status != MSC_OK)
         return status;
-    if (stream != NULL)
+    idle = stream == NULL || is_idle(stream);
+    if (!idle)
         place(stream, VERB_RECORD)->event = event;
-    memset(event, 0, sizeof *event);
-    if (stream != NULL) {
+    memset(event, 0, sizeof *event); /* a moment that has come */
+    if (stream != NULL && idle)
+        take_failure(stream, event);
+    if (!idle) {
         event->point.stream = stream->id;
         event->point.position = stream->given + 1;
         submit(stream);
@@ -400,6 +419,11 @@ msc_status msc__host_copy_submit(msc_device *device, void *to, const void *from,
     status = enter(host, stream, err);
     if (status != MSC_OK)
         return status;
+    if (is_idle(stream) && bytes <= AT_ONCE_BYTES && msc__host_copies_plainly(&host->faults)) {
+        msc__mutex_unlock(&host->mutex);
+        memcpy(to, from, (size_t)bytes);
+        return MSC_OK;
+    }
     copy = &place(stream, VERB_COPY)->copy;
     copy->to = to;
     copy->from = from;

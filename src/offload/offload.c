@@ -170,7 +170,7 @@ void msc_offload_destroy(msc_offload *engine)
     msc__file_destroy(engine->in.file);
     msc__places_fini(engine);
     msc__schedule_fini(engine->ctx, &engine->schedule);
-    msc__array_fini(engine->ctx, &engine->step_tickets, sizeof(msc_ticket));
+    msc__array_fini(engine->ctx, &engine->step_puts, sizeof(msc__put));
     msc__free(engine->ctx, engine->trace, engine->options.trace_count * sizeof *engine->trace);
     if (engine->directory != NULL)
         msc__free(engine->ctx, engine->directory, strlen(engine->directory) + 1);

@@ -64,7 +64,7 @@ static msc__block *await_change(msc_offload *engine, msc_ticket ticket)
 static bool is_over(const msc_offload *engine)
 {
     return engine->live_count == 0 ||
-           (engine->used_in_step && engine->step_tickets.count / 4 > (uint64_t)engine->live_count + 64);
+           (engine->used_in_step && engine->step_puts.count / 4 > (uint64_t)engine->live_count + 64);
 }
 
 /* A place and a record, or nothing. */
@@ -104,23 +104,23 @@ static msc_status record(const msc_offload *engine, void *event, void *stream, m
 /* The block waits for its source, and has an ordinal and a ticket in its step; or none of it. */
 static msc_status enter_step(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
 {
-    msc_ticket ticket = msc__block_ticket(block);
+    msc__put mine = {.ticket = msc__block_ticket(block), .group = engine->group};
     msc_status status = MSC_OK;
 
     block->out_waits = has_to_wait(engine, stream);
     if (block->out_waits)
         status = record(engine, block->events[MSC__OUT_READY], stream, err);
     if (status == MSC_OK)
-        status = msc__array_reserve(engine->ctx, &engine->step_tickets, sizeof ticket, 1, err);
+        status = msc__array_reserve(engine->ctx, &engine->step_puts, sizeof mine, 1, err);
     if (status == MSC_OK)
         status = msc__schedule_put(engine->ctx, &engine->schedule, block->bytes, &block->ordinal, err);
     if (status == MSC_OK)
-        status = msc__array_push(engine->ctx, &engine->step_tickets, sizeof ticket, &ticket, err);
+        status = msc__array_push(engine->ctx, &engine->step_puts, sizeof mine, &mine, err);
     return status;
 }
 
 static msc_status put(msc_offload *engine, const void *source, uint64_t bytes, void *stream, msc_ticket *out,
-                      msc_error *err)
+                      bool *rouse, msc_error *err)
 {
     msc__block *block = NULL;
     msc_status status;
@@ -141,13 +141,14 @@ static msc_status put(msc_offload *engine, const void *source, uint64_t bytes, v
     engine->live_count++;
     engine->counters.put_count[block->place.tier]++;
     *out = msc__block_ticket(block);
-    msc__lane_submit(&engine->out, *out, bytes);
+    *rouse = msc__lane_submit(&engine->out, *out, bytes);
     return MSC_OK;
 }
 
 msc_status msc_offload_put(msc_offload *engine, const void *source, uint64_t bytes, void *stream,
                            msc_ticket *out, msc_error *err)
 {
+    bool rouse = false;
     msc_status status;
 
     if (out == NULL)
@@ -159,8 +160,10 @@ msc_status msc_offload_put(msc_offload *engine, const void *source, uint64_t byt
     status = msc__offload_enter(engine, 0, NULL, err);
     if (status != MSC_OK)
         return status;
-    status = put(engine, source, bytes, stream, out, err);
+    status = put(engine, source, bytes, stream, out, &rouse, err);
     msc__mutex_unlock(&engine->mutex);
+    if (rouse)
+        msc__lane_rouse(&engine->out);
     return status;
 }
 
@@ -243,13 +246,33 @@ msc_status msc_offload_settled(msc_offload *engine, msc_ticket ticket, msc_error
     return status;
 }
 
+uint32_t msc_offload_settled_of(msc_offload *engine, const msc_ticket *tickets, uint32_t count)
+{
+    uint32_t i;
+
+    if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
+        return 0;
+    for (i = 0; i < count; i++) {
+        msc__block *block = find(engine, tickets[i]);
+
+        if (block == NULL || block->out != MSC__OUT_STORED)
+            break;
+        block->settled = true;
+    }
+    if (i < count)
+        hurry(engine);
+    msc__mutex_unlock(&engine->mutex);
+    return i;
+}
+
 static bool may_get(const msc__block *block)
 {
     return block->in == MSC__IN_NONE || block->in == MSC__IN_OVER || block->in == MSC__IN_FAILED ||
            (block->in == MSC__IN_ISSUED && block->arrived);
 }
 
-static msc_status get(msc_offload *engine, msc__block *block, void *destination, void *stream, msc_error *err)
+static msc_status get(msc_offload *engine, msc__block *block, void *destination, void *stream, bool *rouse,
+                      msc_error *err)
 {
     msc_status status = MSC_OK;
 
@@ -265,7 +288,7 @@ static msc_status get(msc_offload *engine, msc__block *block, void *destination,
     block->destination = destination;
     block->in = MSC__IN_QUEUED;
     block->arrived = false;
-    msc__lane_submit(&engine->in, msc__block_ticket(block), block->bytes);
+    *rouse = msc__lane_submit(&engine->in, msc__block_ticket(block), block->bytes);
     return MSC_OK;
 }
 
@@ -273,6 +296,7 @@ msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void *destina
                            msc_error *err)
 {
     msc__block *block = NULL;
+    bool rouse = false;
     msc_status status;
 
     if (destination == NULL)
@@ -280,8 +304,10 @@ msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void *destina
     status = msc__offload_enter(engine, ticket, &block, err);
     if (status != MSC_OK)
         return status;
-    status = get(engine, block, destination, stream, err);
+    status = get(engine, block, destination, stream, &rouse, err);
     msc__mutex_unlock(&engine->mutex);
+    if (rouse)
+        msc__lane_rouse(&engine->in);
     return status;
 }
 
@@ -338,6 +364,11 @@ msc_status msc_offload_arrive(msc_offload *engine, msc_ticket ticket, void *stre
     return status;
 }
 
+msc_status msc__offload_arrived(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
+{
+    return in_is_awaited(engine, block) ? MSC_EAGAIN : arrive(engine, block, stream, err);
+}
+
 msc_status msc_offload_arrived(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err)
 {
     msc__block *block = NULL;
@@ -345,7 +376,7 @@ msc_status msc_offload_arrived(msc_offload *engine, msc_ticket ticket, void *str
 
     if (status != MSC_OK)
         return status;
-    status = in_is_awaited(engine, block) ? MSC_EAGAIN : arrive(engine, block, stream, err);
+    status = msc__offload_arrived(engine, block, stream, err);
     if (status == MSC_EAGAIN)
         hurry(engine);
     msc__mutex_unlock(&engine->mutex);

@@ -106,6 +106,14 @@ typedef struct msc__block {
     msc__transfer returning; /* lane in's */
 } msc__block;
 
+/** What a look ahead asks of a block that was put in this step. It lies apart, where no lane writes: a look at a block
+    fetches its line from the lane's core. */
+typedef struct msc__put {
+    msc_ticket ticket;
+    uint32_t group;
+    bool ahead; /* the block counts in the prefetch window */
+} msc__put;
+
 enum { MSC__OUT_READY, MSC__OUT_DONE, MSC__IN_READY, MSC__IN_DONE };
 
 /** One copy of a lane that is under way: a whole block, or a piece of one in a staging buffer. */
@@ -195,10 +203,10 @@ struct msc_offload {
 
     msc__lane out, in;
     msc__schedule schedule;
-    msc__array step_tickets; /* msc_ticket: ordinal → block of this step, which may be gone */
-    uint32_t live_count;     /* blocks that the program has not dropped */
-    uint32_t group;          /* of the blocks put now */
-    uint64_t allowance;      /* of that group */
+    msc__array step_puts; /* msc__put: ordinal → block of this step, which may be gone */
+    uint32_t live_count;  /* blocks that the program has not dropped */
+    uint32_t group;       /* of the blocks put now */
+    uint64_t allowance;   /* of that group */
     bool used_in_step;
     uint32_t window;                            /* blocks on their way back at most, now */
     msc__block *ahead[MSC__OFFLOAD_AHEAD_MOST]; /* on their way back, or back and not used; in no order */
@@ -239,6 +247,9 @@ void msc__block_settle_drop(msc_offload *engine, msc__block *block);
     mutex is free. Errors: ESTATE (a child of fork), EINVAL (no such block). Whoever waits with the mutex has to
     find the block again: another thread may have dropped it, and its record may be another block's. */
 msc_status msc__offload_enter(msc_offload *engine, msc_ticket ticket, msc__block **out, msc_error *err);
+
+/** As `msc_offload_arrived`. The mutex is held. */
+msc_status msc__offload_arrived(msc_offload *engine, msc__block *block, void *stream, msc_error *err);
 
 /* offload_use.c: steps and prefetch. The mutex is held. */
 
@@ -281,8 +292,12 @@ msc_status msc__lane_start(msc__lane *lane, const msc__direction *direction, con
 void msc__lane_fini(msc__lane *lane);
 
 /** Passes a block to a lane. The mutex is held; it is released while the ring is full. A lane that sleeps goes on
-    sleeping while there is little to do, until `msc__lane_wake`: whoever asks for a result calls that. */
-void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes);
+    sleeping while there is little to do, until `msc__lane_wake`: whoever asks for a result calls that. Returns whether
+    the lane is to be roused. */
+bool msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes);
+
+/** Wakes a lane. The mutex is not held: or else the lane, awake, would wait for it. */
+void msc__lane_rouse(msc__lane *lane);
 
 /** Wakes a lane that sleeps in spite of something to do. The mutex is held. */
 void msc__lane_wake(msc__lane *lane);

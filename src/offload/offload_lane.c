@@ -4,7 +4,8 @@
  *
  * A lane is woken only when it sleeps, so a burst of puts costs one system call; and lane out for small blocks only
  * when some have come together or somebody asks for one, or else each of them would cost a system call, which takes
- * longer than its copy. Lane in sleeps on while more blocks are ahead of the program than wait for it. A lane decides to
+ * longer than its copy. It is woken when the mutex is free: a lane that wakes to a mutex that is held costs each side one
+ * more system call. Lane in sleeps on while more blocks are ahead of the program than wait for it. A lane decides to
  * sleep under the engine's mutex, which submitters hold, and looks at the ring once more there: nothing is
  * submitted unseen.
  *
@@ -78,12 +79,25 @@ void msc__lane_fini(msc__lane *lane)
     msc__cond_fini(&lane->awake);
 }
 
-void msc__lane_wake(msc__lane *lane)
+/* Nothing is put off any more. Returns whether something was, and the lane sleeps. */
+static bool end_putting_off(msc__lane *lane)
 {
-    if (lane->asleep && lane->put_off_count > 0)
-        msc__cond_signal(&lane->awake);
+    bool sleeps_on = lane->asleep && lane->put_off_count > 0;
+
     lane->put_off_count = 0;
     lane->put_off_bytes = 0;
+    return sleeps_on;
+}
+
+void msc__lane_wake(msc__lane *lane)
+{
+    if (end_putting_off(lane))
+        msc__cond_signal(&lane->awake);
+}
+
+void msc__lane_rouse(msc__lane *lane)
+{
+    msc__cond_signal(&lane->awake);
 }
 
 /* Whether what was put off may go on waiting. */
@@ -96,7 +110,7 @@ static bool can_wait(const msc__lane *lane)
     return lane == &engine->out || 2 * lane->put_off_count <= engine->ahead_count;
 }
 
-void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
+bool msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
 {
     msc_offload *engine = lane->engine;
 
@@ -105,11 +119,10 @@ void msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
         msc__cond_wait(&engine->changed, &engine->mutex);
     lane->full_count--;
     if (!lane->asleep)
-        return;
+        return false;
     lane->put_off_count++;
     lane->put_off_bytes += bytes;
-    if (!can_wait(lane))
-        msc__lane_wake(lane);
+    return !can_wait(lane) && end_putting_off(lane);
 }
 
 /* ---- what is to be told ------------------------------------------------------------------------- */

@@ -82,18 +82,18 @@ void msc__schedule_use(msc_context *ctx, msc__schedule *schedule, uint32_t ordin
     keep_pace(ctx, &schedule->uses, &schedule->order, sizeof ordinal);
 }
 
-uint32_t msc__schedule_expected(const msc__schedule *schedule, uint32_t ahead)
+msc__schedule_walk msc__schedule_ahead(const msc__schedule *schedule)
 {
     uint32_t used = schedule->uses.count;
-    uint32_t next; /* one above the next in reverse order */
+    msc__schedule_walk walk = {NULL, 0};
 
     if (is_known(schedule)) {
-        if (ahead >= schedule->order.count - schedule->position)
-            return MSC_NONE;
-        return ordinal_at(&schedule->order, schedule->position + ahead);
+        walk.order = (const uint32_t *)schedule->order.items + schedule->position;
+        walk.left = schedule->order.count - schedule->position;
+    } else {
+        walk.left = used > 0 ? ordinal_at(&schedule->uses, used - 1) : schedule->bytes.count;
     }
-    next = used > 0 ? ordinal_at(&schedule->uses, used - 1) : schedule->bytes.count;
-    return ahead < next ? next - 1 - ahead : MSC_NONE;
+    return walk;
 }
 
 static void swap(msc__array *first, msc__array *second)

@@ -42,11 +42,23 @@ msc_status msc__schedule_put(msc_context *ctx, msc__schedule *schedule, uint64_t
 /** A block is used. Without memory for the record, the next step expects the reverse order. */
 void msc__schedule_use(msc_context *ctx, msc__schedule *schedule, uint32_t ordinal);
 
-/**
- * The ordinal that is expected as the `ahead`-th after the latest use, 0 being the next; MSC_NONE where there is
- * none. Before the first use it is what is expected first.
- */
-uint32_t msc__schedule_expected(const msc__schedule *schedule, uint32_t ahead);
+/** A walk along what is expected after the latest use. Before the first use it begins with what is expected first. */
+typedef struct msc__schedule_walk {
+    const uint32_t *order; /* NULL: down to ordinal 0 */
+    uint32_t left;
+} msc__schedule_walk;
+
+/** Begins a walk, which lasts until the schedule changes. */
+msc__schedule_walk msc__schedule_ahead(const msc__schedule *schedule);
+
+/** The next ordinal; MSC_NONE at the end. */
+static inline uint32_t msc__schedule_next(msc__schedule_walk *walk)
+{
+    if (walk->left == 0)
+        return MSC_NONE;
+    walk->left--;
+    return walk->order != NULL ? *walk->order++ : walk->left;
+}
 
 /** A step begins. Returns whether the step that ended was as expected. */
 bool msc__schedule_step(msc_context *ctx, msc__schedule *schedule);

@@ -26,7 +26,7 @@ void msc__offload_begin_step(msc_offload *engine)
         if (!msc__schedule_step(engine->ctx, &engine->schedule))
             engine->counters.reorder_count++;
     }
-    engine->step_tickets.count = 0;
+    engine->step_puts.count = 0;
     engine->used_in_step = false;
 }
 
@@ -52,12 +52,31 @@ void msc_offload_step(msc_offload *engine)
     msc__mutex_unlock(&engine->mutex);
 }
 
+/* Where a block that was put in this step is noted; NULL: it was put in another one. */
+static msc__put *put_of(const msc_offload *engine, const msc__block *block)
+{
+    msc__put *puts = engine->step_puts.items;
+
+    return block->ordinal < engine->step_puts.count && puts[block->ordinal].ticket == msc__block_ticket(block)
+               ? &puts[block->ordinal]
+               : NULL;
+}
+
+static void note_ahead(const msc_offload *engine, const msc__block *block, bool ahead)
+{
+    msc__put *put = put_of(engine, block);
+
+    if (put != NULL)
+        put->ahead = ahead;
+}
+
 void msc__window_leave(msc_offload *engine, msc__block *block)
 {
     msc__block *last;
 
     if (block->ahead_place == MSC_NONE)
         return;
+    note_ahead(engine, block, false);
     last = engine->ahead[--engine->ahead_count];
     engine->ahead[block->ahead_place] = last;
     last->ahead_place = block->ahead_place;
@@ -67,6 +86,7 @@ void msc__window_leave(msc_offload *engine, msc__block *block)
 
 static void enter_window(msc_offload *engine, msc__block *block)
 {
+    note_ahead(engine, block, true);
     block->ahead_place = engine->ahead_count;
     engine->ahead[engine->ahead_count++] = block;
     engine->ahead_bytes += block->bytes;
@@ -113,14 +133,10 @@ static bool meet(msc_offload *engine, msc__block *block)
     return missed;
 }
 
-static msc__block *block_of(msc_offload *engine, uint32_t ordinal)
+static msc__block *block_of(msc_offload *engine, const msc__put *put)
 {
-    const msc_ticket *tickets = engine->step_tickets.items;
-    msc__block *block = NULL;
+    msc__block *block = msc__block_find(engine, put->ticket);
 
-    if (ordinal >= engine->step_tickets.count)
-        return NULL;
-    block = msc__block_find(engine, tickets[ordinal]);
     return block != NULL && !block->dropped && block->out != MSC__OUT_FAILED ? block : NULL;
 }
 
@@ -152,23 +168,27 @@ static bool has_room(const msc_offload *engine, const msc__block *block, const m
 /* The blocks that follow the one in use, as far as the window goes. */
 static uint32_t look_ahead(msc_offload *engine, const msc__block *in_use, msc_ticket *soon, uint32_t most)
 {
-    const msc__block *next = NULL; /* the first of the group behind the one in use */
+    msc__schedule_walk walk = msc__schedule_ahead(&engine->schedule);
+    const msc__put *puts = engine->step_puts.items;
+    uint32_t next = in_use->group; /* the group behind it, once there is one */
     uint32_t count = 0;
     uint32_t ahead;
 
     for (ahead = 0; count < most && ahead < engine->options.prefetch_count; ahead++) {
-        uint32_t ordinal = msc__schedule_expected(&engine->schedule, ahead);
-        msc__block *block = ordinal == MSC_NONE ? NULL : block_of(engine, ordinal);
+        uint32_t ordinal = msc__schedule_next(&walk);
+        msc__block *block = NULL; /* not looked at where it is ahead: a lane may have its line */
 
-        if (ordinal == MSC_NONE)
+        if (ordinal >= engine->step_puts.count)
             break;
-        if (block == NULL || block == in_use)
+        if (!puts[ordinal].ahead && (block = block_of(engine, &puts[ordinal])) == NULL)
             continue;
-        if (next == NULL && block->group != in_use->group)
-            next = block;
-        if (!is_away(block))
+        if (block == in_use)
             continue;
-        if (block->group != in_use->group && block->group != next->group)
+        if (next == in_use->group)
+            next = puts[ordinal].group;
+        if (block == NULL || !is_away(block))
+            continue;
+        if (block->group != in_use->group && block->group != next)
             break;
         if (!has_room(engine, block, in_use))
             break;
@@ -178,19 +198,44 @@ static uint32_t look_ahead(msc_offload *engine, const msc__block *in_use, msc_ti
     return count;
 }
 
+/* The block is met: notes its use, and says what to get. */
+static uint32_t use(msc_offload *engine, msc__block *block, bool missed, msc_ticket *soon, uint32_t most)
+{
+    uint32_t count = 0;
+
+    if (missed && most > 0)
+        soon[count++] = msc__block_ticket(block);
+    engine->used_in_step = true;
+    if (put_of(engine, block) != NULL && block->out != MSC__OUT_FAILED)
+        msc__schedule_use(engine->ctx, &engine->schedule, block->ordinal);
+    return count + look_ahead(engine, block, soon + count, most - count);
+}
+
 uint32_t msc_offload_use(msc_offload *engine, msc_ticket ticket, msc_ticket *soon, uint32_t most)
 {
     msc__block *block = NULL;
-    uint32_t count = 0;
+    uint32_t count;
 
     if (msc__offload_enter(engine, ticket, &block, NULL) != MSC_OK)
         return 0;
-    if (meet(engine, block) && most > 0)
-        soon[count++] = ticket;
-    engine->used_in_step = true;
-    if (block_of(engine, block->ordinal) == block)
-        msc__schedule_use(engine->ctx, &engine->schedule, block->ordinal);
-    count += look_ahead(engine, block, soon + count, most - count);
+    count = use(engine, block, meet(engine, block), soon, most);
+    msc__mutex_unlock(&engine->mutex);
+    return count;
+}
+
+uint32_t msc_offload_use_on(msc_offload *engine, msc_ticket ticket, void *stream, msc_ticket *soon,
+                            uint32_t most, uint32_t *here)
+{
+    msc__block *block = NULL;
+    uint32_t count;
+    bool missed;
+
+    *here = 0;
+    if (msc__offload_enter(engine, ticket, &block, NULL) != MSC_OK)
+        return 0;
+    missed = meet(engine, block);
+    *here = !missed && msc__offload_arrived(engine, block, stream, NULL) == MSC_OK;
+    count = use(engine, block, missed, soon, most);
     msc__mutex_unlock(&engine->mutex);
     return count;
 }

@@ -16,7 +16,7 @@ from memscale import AsyncOffloadConfig, Config
 from memscale.core import planner
 from memscale.core.hardware import Hardware, detect
 from memscale.offload import limits
-from memscale.offload.engine import Offload, why_not
+from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.offload.limits import STAGING_BYTES, Link, link_for
 from soak.samples import Network, batch, config, engine_of, executor_of, same, step, whole_bytes
 
@@ -122,6 +122,24 @@ def test_staging_is_a_share_of_the_budget(budget: int, chunk: int, tmp_path: Pat
     counters = engine.counters()
     assert counters["staging_bytes"] + counters["table_bytes"] <= found.engine_bytes(here, 2200)
     del blocks
+    engine.close()
+
+
+@pytest.mark.parametrize("count", [1025, 2049, 8193])
+def test_no_engine_has_larger_tables_than_are_counted(count: int) -> None:
+    """Arrays double, and these counts just exceed what they had room for; the second step has all of them."""
+    door = Offload(
+        OffloadSettings(torch.device("cpu"), host_bytes=16 << 20, file_bytes=0, least_bytes=1, trace_count=9)
+    )
+    engine = door.engine
+    tensors = [torch.ones(8) for _ in range(count)]
+    for _ in range(3):
+        saved = [engine.pack(tensor) for tensor in tensors]
+        engine.settle()
+        assert engine.counters()["block_count"] == count
+        while saved:
+            engine.unpack(saved.pop())
+    assert engine.counters()["table_bytes"] <= door.settings.own_bytes(count) - door.settings.staging_bytes
     engine.close()
 
 

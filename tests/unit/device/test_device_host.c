@@ -251,6 +251,54 @@ static void slow_copies(void **state)
     assert_true(longest_ns >= 5000000); /* the seeds differ, and one of them draws the upper half */
 }
 
+/* A small copy on a stream that has nothing to do is over when it was submitted; behind another one it waits. */
+static void idle_streams_do_it_at_once(void **state)
+{
+    static unsigned char first[8u << 20];
+    static unsigned char second[8u << 20];
+    unsigned char third[COPY_BYTES] = {0};
+    fixture fix;
+    void *event;
+
+    (void)state;
+    fixture_open(&fix, NULL);
+    event = fixture_event(&fix);
+    fixture_fill(first, sizeof first, 1);
+    fixture_copy(&fix, third, first, COPY_BYTES, MSC_COPY_IN, 0);
+    fixture_record(&fix, event, 0);
+    OK(&fix, fix.ops->event_query(fix.device, event, &fix.err));
+    assert_true(fixture_holds(third, COPY_BYTES, 1));
+    fixture_copy(&fix, second, first, sizeof first, MSC_COPY_IN, 0);
+    fixture_copy(&fix, third, second + sizeof second - COPY_BYTES, COPY_BYTES, MSC_COPY_IN, 0);
+    fixture_record(&fix, event, 0);
+    fixture_await(&fix, event);
+    assert_memory_equal(third, first + sizeof first - COPY_BYTES, COPY_BYTES);
+    fix.ops->event_destroy(fix.device, event);
+    fixture_close(&fix);
+}
+
+/* A record on a stream that has nothing to do tells of the failure that nobody was told yet, once. */
+static void idle_streams_tell_failures(void **state)
+{
+    msc_device_options options = msc_device_options_default();
+    char bytes[8] = {0};
+    fixture fix;
+    void *event;
+
+    (void)state;
+    options.faults.fail_ppm = 1000000;
+    fixture_open(&fix, &options);
+    event = fixture_event(&fix);
+    fixture_copy(&fix, bytes, bytes + 4, 4, MSC_COPY_IN, 0);
+    msc__sleep_ns(20000000);
+    fixture_record(&fix, event, 0);
+    assert_int_equal(fix.ops->event_wait(fix.device, event, NULL), MSC_EDRIVER);
+    fixture_record(&fix, event, 0);
+    OK(&fix, fix.ops->event_wait(fix.device, event, &fix.err));
+    fix.ops->event_destroy(fix.device, event);
+    fixture_close(&fix);
+}
+
 /* On the host the default stream is the caller, who has waited when the call returns. */
 static void default_stream_blocks(void **state)
 {
@@ -459,6 +507,8 @@ int main(void)
         {"device_host/failures-are-told", failures_are_told, NULL, NULL, NULL},
         {"device_host/failures-are-not-lost", failures_are_not_lost, NULL, NULL, NULL},
         {"device_host/slow-copies", slow_copies, NULL, NULL, NULL},
+        {"device_host/idle-streams-at-once", idle_streams_do_it_at_once, NULL, NULL, NULL},
+        {"device_host/idle-streams-tell", idle_streams_tell_failures, NULL, NULL, NULL},
         {"device_host/default-stream-blocks", default_stream_blocks, NULL, NULL, NULL},
         {"device_host/pin-limits", pin_limits, NULL, NULL, NULL},
         {"device_host/no-memory", no_memory, NULL, NULL, NULL},

@@ -113,6 +113,14 @@ static uint64_t size_of(const training_step *step, uint32_t i)
     return 1 + training_random(&seed) % step->most_bytes;
 }
 
+/* Asked in each of the two ways that do not wait, for some of the pieces. */
+static msc_status ask_settled(training *t, const piece *p, msc_error *err)
+{
+    if (p->bytes % 4 == 1)
+        return msc_offload_settled_of(t->engine, &p->ticket, 1) == 1 ? MSC_OK : MSC_EAGAIN;
+    return p->bytes % 4 == 3 ? msc_offload_settled(t->engine, p->ticket, err) : MSC_EAGAIN;
+}
+
 /* The program takes its memory back: it is overwritten and gone, as another tensor would have it. */
 static void settle(training *t, const training_step *step, piece *p)
 {
@@ -121,7 +129,7 @@ static void settle(training *t, const training_step *step, piece *p)
 
     if (p->settled || p->failed)
         return;
-    status = p->bytes % 2 ? msc_offload_settled(t->engine, p->ticket, &err) : MSC_EAGAIN;
+    status = ask_settled(t, p, &err);
     if (status == MSC_EAGAIN)
         status = msc_offload_settle(t->engine, p->ticket, NULL, &err);
     p->failed = status == MSC_EDRIVER && step->copies_fail;
@@ -234,7 +242,9 @@ static void check_early(const training_step *step, const piece *pieces, const pi
 static void use(training *t, const training_step *step, piece *pieces, piece *p)
 {
     msc_ticket soon[8];
-    uint32_t count = msc_offload_use(t->engine, p->ticket, soon, 8);
+    uint32_t here = 0;
+    uint32_t count = p->bytes % 4 < 2 ? msc_offload_use_on(t->engine, p->ticket, NULL, soon, 8, &here)
+                                      : msc_offload_use(t->engine, p->ticket, soon, 8);
     uint32_t i;
 
     p->named = false;
@@ -246,7 +256,7 @@ static void use(training *t, const training_step *step, piece *pieces, piece *p)
         if (!next->failed)
             start(t, step, next);
     }
-    if (!p->failed)
+    if (!p->failed && !here)
         arrive(t, step, p);
     if (!training_is(p->failed ? p->source : p->destination, p->bytes, p->seed))
         fail_msg("block of %llu bytes came back wrong", (unsigned long long)p->bytes);

@@ -393,6 +393,78 @@ static void calls_in_a_wrong_order(void **state)
     training_close(&t);
 }
 
+static void put_and_settle(training *t, const char *bytes, msc_ticket *tickets, uint32_t count)
+{
+    uint32_t i;
+
+    for (i = 0; i < count; i++) {
+        assert_int_equal(msc_offload_put(t->engine, bytes, 64, NULL, &tickets[i], &err), MSC_OK);
+        assert_int_equal(msc_offload_settle(t->engine, tickets[i], NULL, &err), MSC_OK);
+    }
+}
+
+/* Several are asked about at once: those count that stand before the first that is not settled, or not there. */
+static void several_are_settled(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    msc_device_faults slow = {.bytes_per_second = 3200}; /* 64 bytes take 20 ms */
+    char bytes[64] = {1};
+    msc_ticket tickets[4] = {0};
+    training t;
+
+    (void)state;
+    training_open(&t, &options, &slow);
+    put_and_settle(&t, bytes, tickets, 3);
+    assert_int_equal(msc_offload_put(t.engine, bytes, 64, NULL, &tickets[3], &err), MSC_OK);
+    assert_int_equal(msc_offload_settled_of(t.engine, tickets, 4), 3);
+    assert_int_equal(msc_offload_settled_of(t.engine, tickets, 2), 2);
+    assert_int_equal(msc_offload_settled_of(t.engine, tickets + 3, 1), 0);
+    assert_int_equal(msc_offload_settled_of(t.engine, tickets, 0), 0);
+    assert_int_equal(msc_offload_settle(t.engine, tickets[3], NULL, &err), MSC_OK);
+    assert_int_equal(msc_offload_settled_of(t.engine, tickets, 4), 4);
+    msc_offload_drop(t.engine, tickets[1]);
+    assert_int_equal(msc_offload_settled_of(t.engine, tickets, 4), 1);
+    training_close(&t);
+}
+
+/* What a use says of the block itself: only what was got ahead of it, and has its bytes, is here. */
+static void a_use_says_what_is_here(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_HOST);
+    msc_device_faults slow = {.bytes_per_second = 3200};
+    char bytes[64] = {1};
+    char back[64] = {0};
+    msc_ticket tickets[2];
+    msc_ticket soon[2];
+    uint32_t here = 1;
+    training t;
+
+    (void)state;
+    training_open(&t, &options, &slow);
+    put_and_settle(&t, bytes, tickets, 2);
+    assert_int_equal(msc_offload_use_on(t.engine, tickets[1], NULL, soon, 2, &here), 2);
+    assert_int_equal(here, 0); /* nobody has got it */
+    assert_int_equal(soon[1], tickets[0]);
+    assert_int_equal(msc_offload_get(t.engine, tickets[0], back, NULL, &err), MSC_OK);
+    assert_int_equal(msc_offload_use_on(t.engine, tickets[0], NULL, soon, 1, &here), 0);
+    assert_int_equal(here, 0); /* on its way */
+    assert_int_equal(msc_offload_arrive(t.engine, tickets[0], NULL, &err), MSC_OK);
+    assert_int_equal(msc_offload_use_on(t.engine, tickets[1], NULL, soon, 2, &here), 2);
+    assert_int_equal(msc_offload_get(t.engine, tickets[0], back, NULL, &err), MSC_OK);
+    while (msc_offload_counters_now(t.engine).in_bytes[MSC_TIER_HOST] < 128)
+        msc__sleep_ns(1000000);
+    assert_int_equal(msc_offload_use_on(t.engine, tickets[0], NULL, soon, 1, &here), 0);
+    assert_int_equal(here, 1);
+    assert_memory_equal(back, bytes, sizeof bytes);
+    assert_int_equal(msc_offload_use_on(t.engine, tickets[0], NULL, soon, 1, &here), 1);
+    assert_int_equal(here, 0); /* used, and to be got anew */
+    msc_offload_drop(t.engine, tickets[0]);
+    here = 1;
+    assert_int_equal(msc_offload_use_on(t.engine, tickets[0], NULL, soon, 1, &here), 0);
+    assert_int_equal(here, 0);
+    training_close(&t);
+}
+
 static void refused_options(void **state)
 {
     static const struct {
@@ -568,6 +640,8 @@ int main(void)
         cmocka_unit_test(asked_for_at_once),
         cmocka_unit_test(dropped_ones_make_room),
         cmocka_unit_test(calls_in_a_wrong_order),
+        cmocka_unit_test(several_are_settled),
+        cmocka_unit_test(a_use_says_what_is_here),
         cmocka_unit_test(refused_options),
         cmocka_unit_test(a_child_is_refused),
         cmocka_unit_test(without_memory),

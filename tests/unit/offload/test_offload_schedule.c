@@ -50,11 +50,12 @@ static void put_all(const uint64_t *bytes, uint32_t count)
 /* What is expected from here on. */
 static void expect(const uint32_t *ordinals, uint32_t count)
 {
+    msc__schedule_walk walk = msc__schedule_ahead(&schedule);
     uint32_t i;
 
     for (i = 0; i < count; i++)
-        assert_int_equal(msc__schedule_expected(&schedule, i), ordinals[i]);
-    assert_int_equal(msc__schedule_expected(&schedule, count), MSC_NONE);
+        assert_int_equal(msc__schedule_next(&walk), ordinals[i]);
+    assert_int_equal(msc__schedule_next(&walk), MSC_NONE);
 }
 
 static const uint64_t sizes[] = {10, 20, 30, 40};
