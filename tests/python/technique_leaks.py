@@ -75,7 +75,7 @@ def growth(columns: Columns) -> tuple[int, int]:
     row = row_for(columns)
     model, optimizer, step = training(row, mode("dropout"))
     with forced(model, row, columns, optimizer):
-        return _grown(step, MANY)
+        return grown_in(step, MANY)
 
 
 def growth_in_cycles(columns: Columns) -> tuple[int, int]:
@@ -88,10 +88,12 @@ def growth_in_cycles(columns: Columns) -> tuple[int, int]:
         with forced(model, row, columns, optimizer):
             step(number)
 
-    return _grown(cycle, CYCLES)
+    return grown_in(cycle, CYCLES)
 
 
-def _grown(step: Callable[[int], None], many: int) -> tuple[int, int]:
+def grown_in(step: Callable[[int], None], many: int = MANY) -> tuple[int, int]:
+    """Tensor bytes and Python objects by which the steps from `FEW` to `many` grow."""
+
     def first() -> None:
         for number in range(FEW):
             step(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,23 @@ import memscale
 from matrix.techniques import COLUMNS, TECHNIQUES, Columns, column_name
 from memscale import AsyncOffloadConfig, Config
 from memscale.offload.engine import Offload, why_not
-from technique_leaks import CYCLE_OBJECTS, OBJECTS, growth, growth_in_cycles, net_bytes, objects
+from technique_leaks import (
+    CYCLE_OBJECTS,
+    FEW,
+    OBJECTS,
+    grown_in,
+    growth,
+    growth_in_cycles,
+    net_bytes,
+    objects,
+)
 from zoo.blocks import Stack, inputs
 from zoo.training import SMALLEST
 
 pytestmark = pytest.mark.usefixtures("few_objects")
+
+PLANS, PLAN_OBJECTS = 30, 60
+"""Plans that are made, and objects by which each may grow, as caches fill; a trace has hundreds."""
 
 RUNNING_TWICE = tuple(item for item in TECHNIQUES if item.twice and item.name != "boundary")
 """The models of these tests have three blocks to share."""
@@ -63,6 +76,68 @@ def test_wrap_and_detach_keep_nothing() -> None:
     before = objects()
     assert net_bytes(cycles) == 0
     assert objects() - before < OBJECTS
+
+
+@pytest.mark.skipif(why_not(torch.device("cpu")) != "", reason="no offload here")
+def test_plans_that_release_gradients_keep_nothing(tmp_path: Path) -> None:
+    """The traces' parameters go with them."""
+    model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(4)])
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(2, 600)
+    engine = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path))
+    config = Config(memory_budget=1, async_config=engine, enable_logging=False)
+
+    def plan(number: int) -> None:
+        made = memscale.plan(model, config=config, sample_input=x, optimizer=optimizer)
+        assert "gradient_offload" in {step.technique for step in made.steps}
+
+    grown, more = grown_in(plan, PLANS)
+    assert grown == 0 and more < (PLANS - FEW) * PLAN_OBJECTS
+
+
+@pytest.mark.parametrize("eight_bit", [False, True])
+def test_steps_in_backward_keep_nothing(eight_bit: bool) -> None:
+    """Among them steps that fail, in the place of ordinary ones and of those beside backward."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(12)])
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(2, 24)
+    config = Config(step_in_backward=True, use_8bit_optimizer=eight_bit, enable_logging=False)
+    memscale.wrap(model, config, x, optimizer=optimizer)
+
+    def step(number: int) -> None:
+        optimizer.param_groups[0]["lr"] = -1.0 if number % 4 == 3 and eight_bit else 1e-3
+        (group,) = optimizer.param_groups
+        betas, group["betas"] = group["betas"], None if number % 4 == 3 and not eight_bit else group["betas"]
+        try:
+            model(x).square().mean().backward()
+        except (ValueError, TypeError):
+            group["betas"] = betas
+            with pytest.raises(RuntimeError, match="broken off"):
+                optimizer.step()
+        else:
+            assert number % 4 < 3
+            optimizer.step()
+        optimizer.zero_grad()
+
+    grown, more = grown_in(step)
+    assert grown == 0 and more < OBJECTS
+    threads = threading.active_count()
+    memscale.detach(model)
+    assert threading.active_count() == threads - eight_bit
+
+
+def test_steps_in_backward_attached_and_detached() -> None:
+    model = nn.Sequential(*[nn.Linear(24, 24) for _ in range(4)])
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(2, 24)
+    config = Config(step_in_backward=True, enable_logging=False)
+
+    def cycle(number: int) -> None:
+        memscale.wrap(model, config, x, optimizer=optimizer)
+        model(x).square().mean().backward()
+        if number % 2:
+            optimizer.step()
+        memscale.detach(model)
+
+    grown, more = grown_in(cycle, PLANS)
+    assert grown == 0 and more < (PLANS - FEW) * PLAN_OBJECTS
 
 
 @pytest.mark.skipif(why_not(torch.device("cpu")) != "", reason="no offload here")

@@ -11,7 +11,8 @@ recorder does it in place under the engine's own conditions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,6 +72,16 @@ class AccumulationWatch:
         """Backward is over: additions from now on are not the engine's."""
         self.between_nodes = self.into_leaf = self.inside_node = False
         self.held.clear()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Additions inside the block are not the engine's: a hook's, behind a leaf."""
+        was = self.between_nodes, self.into_leaf, self.inside_node
+        self.between_nodes = self.into_leaf = self.inside_node = False
+        try:
+            yield
+        finally:
+            self.between_nodes, self.into_leaf, self.inside_node = was
 
     def _begins(self, number: int, *unused: Any) -> None:
         self.on_node(number)

@@ -3,7 +3,8 @@
 
     between steps    the state of small parameters and of those that are spared, and step counters
     in the step      the piece that is computed, that before it and that behind it; their parts of gradients
-                     that are away, but for that before; what the optimizer's operations take on one piece
+                     that are away, but for that before; buffers for parts of weights that are at home; what
+                     the optimizer's operations take on one piece
     on the link      the state that is away, back and out again
 
 In the first step a piece is there twice, as PyTorch makes it and as it stays or leaves, and what stays is not
@@ -17,6 +18,7 @@ is told otherwise.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from torch import Tensor
 from memscale.core.optimizer_path import OptimizerPath
 from memscale.optim.alone import CUTTABLE, can_cut
 from memscale.optim.arrays import form_of, places
+from memscale.optim.away_weights import BUFFERS
 from memscale.optim.kinds import Kind, group_refusal, parameter_refusal
 from memscale.optim.pieces import LEAST_BYTES, LINE, PIECE_ELEMENTS, bounds_of, is_dense
 
@@ -52,6 +55,7 @@ class _Piece(NamedTuple):
         copy: of a temporary of the step's operations.
         copy_count: how many of these are there at once.
         gradient: of its part of a gradient that is away.
+        weight: of its part of a weight that is at home.
         here: its state stays in memory.
         is_new: it has no state yet.
     """
@@ -61,11 +65,15 @@ class _Piece(NamedTuple):
     copy: int
     copy_count: int
     gradient: int
+    weight: int
     here: bool
     is_new: bool
 
 
-_NO_PIECE = _Piece(0, 0, 0, 0, 0, here=True, is_new=False)
+_Numbered = tuple[int, _Piece]
+"""A piece, and the number of its parameter in its group."""
+
+_NO_PIECE = _Piece(0, 0, 0, 0, 0, 0, here=True, is_new=False)
 
 
 class Leaving(NamedTuple):
@@ -175,10 +183,10 @@ class AwayLayout:
         groups = [self._pieces(group) for group in range(len(self.optimizer.param_groups))]
         every = [piece for pieces in groups for _, piece in pieces]
         unmade = sum(piece.state for piece in every if piece.is_new and piece.here)
-        found: list[dict[int, list[int]]] = []
-        for pieces in groups:
-            most: dict[int, list[int]] = {}
-            leaving = 0
+        found: list[dict[int, list[int]]] = [{} for _ in groups]
+        for group, pieces in self._runs(groups):
+            most, leaving = found[group], 0
+            buffers = self._weight_buffers(pieces)
             ahead = [*(piece for _, piece in pieces[1:]), _NO_PIECE]
             for (index, piece), following in zip(pieces, ahead, strict=False):
                 own = 0 if piece.here else piece.state
@@ -189,13 +197,27 @@ class AwayLayout:
                     copies = piece.copy * piece.copy_count
                     first = max(piece.made + copies - unmade, piece.made + own - then)
                     blocks, unmade = [*blocks, max(0, first - sum(blocks[3:]))], then
-                blocks = [size for size in blocks if size]
+                blocks = [*buffers, *(size for size in blocks if size)]
                 most[index] = max(most.get(index, []), blocks, key=sum)
                 leaving = own or leaving
-            found.append(most)
         return found
 
-    def _pieces(self, group: int) -> list[tuple[int, _Piece]]:
+    def _runs(self, groups: list[list[_Numbered]]) -> Iterator[tuple[int, list[_Numbered]]]:
+        """Pieces that follow each other in one run, with the number of their group."""
+        for group, pieces in enumerate(groups):
+            if not self.path.stepped:
+                yield group, pieces
+                continue
+            for _, run in itertools.groupby(pieces, lambda piece: piece[0]):  # in backward: each alone
+                yield group, list(run)
+
+    @staticmethod
+    def _weight_buffers(pieces: list[_Numbered]) -> list[int]:
+        """Sizes of the buffers that parts of weights pass through in the step of a group."""
+        sizes = [piece.weight for _, piece in pieces if piece.weight]
+        return [max(sizes)] * min(BUFFERS, len(sizes)) if sizes else []
+
+    def _pieces(self, group: int) -> list[_Numbered]:
         """All pieces of a group in their order, with the numbers of their parameters."""
         settings = self.optimizer.param_groups[group]
         found = []
@@ -208,10 +230,12 @@ class AwayLayout:
             copies = 0 if parameter.is_ours else self._temporaries(settings)
             made = 0 if parameter.is_ours else self._tensors(settings) * width
             released = width if cut and parameter.name in self.path.released else 0
+            home = self.path.streamed.names if self.path.on_card else ()
+            at_home = width if cut and parameter.name in home else 0
             is_new = not self.optimizer.state.get(real)
             for count in self._piece_counts(group, parameter):
                 state = self._piece_bytes(group, parameter, count)
-                sizes = state, made * count, width * count, copies, released * count
+                sizes = state, made * count, width * count, copies, released * count, at_home * count
                 found.append((index, _Piece(*sizes, here=here, is_new=is_new)))
         return found
 

@@ -203,6 +203,7 @@ class EffectiveConfig:
     memory_budget_bytes: int | None
     strict_budget: bool
     force_optimize: bool
+    step_in_backward: bool
     exact: bool
     use_static_profiling: bool
     use_empirical_fallback: bool
@@ -249,6 +250,12 @@ class Config:
         memory_budget: Absolute budget, as bytes or a text such as "8GiB"; overrides the share.
         strict_budget: A budget that cannot be met raises `BudgetError` and changes nothing.
         force_optimize: Optimise even if the plain run fits comfortably.
+        step_in_backward: A promise that nothing happens to gradients between backward and `optimizer.step()`:
+            no clipping, no scaler, no closure, one backward per step, nobody reads `p.grad`. Then each
+            parameter is stepped as soon as its gradient is complete, with the settings of that moment, and
+            the gradient is freed; `optimizer.step()` finishes. What breaks the promise raises
+            `RuntimeError`. Needs the optimizer named, and one that treats parameters independently; else the
+            plan's notes say why it is not done.
         exact: True admits only techniques whose loss and gradients are bit-equal to plain PyTorch at the same
             precision. None: False in AGGRESSIVE or once an inexact technique is switched on, else True.
         use_static_profiling: Trace the step without computing it.
@@ -287,6 +294,7 @@ class Config:
     memory_budget: int | str | None = None
     strict_budget: bool = False
     force_optimize: bool = False
+    step_in_backward: bool = False
     exact: bool | None = None
     use_static_profiling: bool = True
     use_empirical_fallback: bool = True
@@ -312,6 +320,7 @@ class Config:
         "memory_budget": checks.check_size,
         "strict_budget": checks.check_bool,
         "force_optimize": checks.check_bool,
+        "step_in_backward": checks.check_bool,
         "exact": _check_exact,
         "use_static_profiling": checks.check_bool,
         "use_empirical_fallback": checks.check_bool,

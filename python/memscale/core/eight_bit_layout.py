@@ -163,7 +163,7 @@ class _TorchAO:
 
 
 @dataclass(frozen=True)
-class _Own:
+class OwnLayout:
     """Our own, which an optimizer has or is going to have.
 
     Attributes:
@@ -180,20 +180,24 @@ class _Own:
 
     @property
     def name(self) -> str:
+        """Of its step."""
         return f"memscale::{self.kind.name}"
 
     def shared(self) -> list[int]:
+        """See `Layout`."""
         return []
 
     def state(self, group: int, index: int) -> list[int]:
+        """See `Layout`."""
         parameter, kind = self._parameter(group, index), self.kind
-        if self._is_ours(group, index):
+        if self.is_ours(group, index):
             return [form_of(kind, self.moments, parameter).places.total_bytes]
         moments = len(kind.moments) + bool(self.optimizer.param_groups[group].get("amsgrad"))
         return [parameter.numel() * parameter.element_size()] * moments + [_COUNTER_BYTES] * kind.counts
 
     def scratch(self, group: int, index: int, on_card: bool) -> list[int]:
-        if self._is_ours(group, index):
+        """See `Layout`."""
+        if self.is_ours(group, index):
             return []
         settings = self.optimizer.param_groups[group]
         parameter = self._parameter(group, index)
@@ -204,7 +208,8 @@ class _Own:
     def _parameter(self, group: int, index: int) -> Tensor:
         return self.as_told(self.optimizer.param_groups[group]["params"][index])
 
-    def _is_ours(self, group: int, index: int) -> bool:
+    def is_ours(self, group: int, index: int) -> bool:
+        """Whether a parameter has our state; else PyTorch's."""
         settings = self.optimizer.param_groups[group]
         return not (group_refusal(self.kind, settings) or parameter_refusal(settings["params"][index]))
 
@@ -233,7 +238,7 @@ def layout_of(
             moments = moments_of(optimizer) or "fp32"
             return AwayLayout(optimizer, base_of(optimizer), ours, moments, path, as_told, name_of)
         if has_ours and isinstance(kind, Kind):
-            return _Own(optimizer, kind, moments_of(optimizer) or "fp32", as_told)
+            return OwnLayout(optimizer, kind, moments_of(optimizer) or "fp32", as_told)
     package = None if optimizer is None else package_of(optimizer)
     bases = {kind.__name__: kind for kind in type(optimizer).__mro__}
     if package == "bitsandbytes":

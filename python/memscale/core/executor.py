@@ -234,6 +234,7 @@ class Executor(Ours):
         """
         for switch in self.in_force.switches:
             switch.hold()
+        self.in_force.about_to_run()
         self.open.look()
         self._warn_of_open_graphs()
         if self._failures >= _MOST_FAILURES:
@@ -276,7 +277,7 @@ class Executor(Ours):
             self._outputs = []
         self._outputs += [weakref.ref(storage) for storage in output_storages(output)]
         self.open.add(output)
-        self.in_force.has_run()
+        self.in_force.has_run(output)
         if self.in_force.offload is not None:
             offload_log.warn(self, self.in_force.offload)
 

@@ -16,7 +16,7 @@ import copy
 import functools
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
 from memscale.core.away_layout import AwayLayout
-from memscale.core.eight_bit_layout import Layout, layout_of
+from memscale.core.eight_bit_layout import Layout, OwnLayout, layout_of
 from memscale.core.optimizer_path import OptimizerPath
 from memscale.optim.arrays import FORM
 from memscale.optim.away import is_away, plain_copy
@@ -134,6 +134,7 @@ class _ToldStep:
     scratch: list[int]
     moved_bytes: int
     link_bytes: int = 0  # that are moved in memory in the time of its copies
+    by_core: bool = False
 
 
 class FakeOptimizer:
@@ -153,8 +154,9 @@ class FakeOptimizer:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer | None = None
         self._prepared: torch.optim.Optimizer | None = None
-        self._late: list[int] = []  # state that appears in the first step
+        self._late: dict[Tensor | None, list[int]] = {}  # state that appears in the first step; whose
         self._told: list[_ToldStep] | None = None  # in place of running the optimizer
+        self._apart = step.path.stepped  # names of those that are stepped alone, each in its place
         self.alike: dict[nn.Parameter, list[nn.Parameter]] = {}
         self.has_whole_gradients = False
         if not self.parameters:
@@ -207,7 +209,7 @@ class FakeOptimizer:
         on_card = recorder.target.kind == "cuda"
         stepped = any(real.state.values())
         for size in layout.shared():
-            self._add_state(size, is_late=not stepped)
+            self._add_state(size, None, is_late=not stepped)
         for number, group in enumerate(real.param_groups):
             for index, parameter in enumerate(group["params"]):
                 fake = fake_of(parameter)
@@ -215,19 +217,27 @@ class FakeOptimizer:
                     continue
                 sizes = layout.state(number, index)
                 for size in sizes:
-                    buffer = self._add_state(size, is_late=not real.state.get(parameter))
+                    buffer = self._add_state(size, fake, is_late=not real.state.get(parameter))
                     recorder.label(buffer, fake, recorder.names.get(id(fake), ""))
                 scratch = layout.scratch(number, index, on_card)
                 moved, link = 3 * fake.numel() * fake.element_size() + 2 * sum(sizes) + 2 * sum(scratch), 0
                 if isinstance(layout, AwayLayout):
                     moved, link = layout.moved(number, index)
-                self._told.append(_ToldStep(fake, layout.name, scratch, moved, link))
+                by_core = isinstance(layout, OwnLayout) and layout.is_ours(number, index)
+                self._told.append(_ToldStep(fake, layout.name, scratch, moved, link, by_core))
 
-    def _add_state(self, size: int, is_late: bool) -> int:
+    def _add_state(self, size: int, parameter: Tensor | None, is_late: bool) -> int:
+        """`parameter`: whose it is; None: that of all."""
         buffer = self.recorder.graph.add_resident(size, _core.CATEGORY_OPTIMIZER_STATE)
         if is_late:
-            self._late.append(buffer)
+            self._late.setdefault(parameter, []).append(buffer)
         return buffer
+
+    def _appear(self, parameters: Iterable[Tensor | None]) -> None:
+        """State of these appears with the next operation, if this is the first step."""
+        for parameter in parameters:
+            for buffer in self._late.pop(parameter, ()):
+                self.recorder.graph.make_late(buffer)
 
     def _step_as_told(self, told: Sequence[_ToldStep]) -> None:
         graph = self.recorder.graph
@@ -297,8 +307,9 @@ class FakeOptimizer:
             return
         first = recorder.resident(state, _core.CATEGORY_OPTIMIZER_STATE)
         others = [recorder.graph.add_resident(size, _core.CATEGORY_OPTIMIZER_STATE) for _ in parameters[1:]]
-        self._late += (first, *others) if is_late else ()
         for buffer, parameter in zip((first, *others), parameters, strict=True):
+            if is_late:
+                self._late.setdefault(parameter, []).append(buffer)
             recorder.label(buffer, state, recorder.names.get(id(parameter), ""))
 
     def _counts_on_card(self) -> bool:
@@ -314,7 +325,8 @@ class FakeOptimizer:
             group.get("foreach") for group in optimizer.param_groups
         )
         on_card = self.recorder.cuda is not None  # where the order of the state decides what is reserved
-        if not one_by_one or on_card or any(parameter.device.type != "cpu" for parameter in covered):
+        apart = any(self.recorder.names.get(id(parameter)) in self._apart for parameter in covered)
+        if not one_by_one or on_card or apart or any(value.device.type != "cpu" for value in covered):
             return {parameter: [parameter] for parameter in covered}
         keys = [(tuple(parameter.shape), parameter.dtype) for parameter in covered]
         chosen = _each_pair(keys)
@@ -329,8 +341,7 @@ class FakeOptimizer:
         """Records one step. Gradients must be in place; they stay alive during the step."""
         if self.optimizer is None and self._told is None:
             return
-        for buffer in self._late:
-            self.recorder.graph.make_late(buffer)
+        self._appear(list(self._late))
         if self._told is not None:
             self._step_as_told(self._told)
             return
@@ -350,6 +361,37 @@ class FakeOptimizer:
         self.recorder.cost_scale = 1.0
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
+
+    def is_stepped_by_core(self, parameter: nn.Parameter) -> bool:
+        """Whether it has our state, in memory."""
+        return any(part.parameter is parameter and part.by_core for part in self._told or ())
+
+    def step_alone(self, parameter: nn.Parameter) -> bool:
+        """Records the step of one parameter, whose gradient must be in place.
+
+        Returns:
+            Whether the optimizer has it. Otherwise nothing is recorded.
+        """
+        if self._told is not None:
+            told = [part for part in self._told if part.parameter is parameter]
+            self._appear((None, parameter) if told else ())
+            self._step_as_told(told)
+            return bool(told)
+        optimizer = self.optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        group = next((item for item in groups if any(value is parameter for value in item["params"])), None)
+        if optimizer is None or group is None:
+            return False
+        self._appear((parameter,))
+        optimizer.param_groups = [{**group, "params": [parameter]}]
+        try:
+            with _AnyNumber():
+                optimizer.step()
+        except Exception as error:
+            self.notes.append(f"a step in backward is not in the plan ({type(error).__name__}: {error})")
+        finally:
+            optimizer.param_groups = groups
+        return True
 
 
 def fake_optimizers(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from memscale.core.sources import Origins
 from memscale.core.target import CPU, Target
 from memscale.core.work import is_half, moved_bytes
 from memscale.core.wrapped_numbers import WrappedNumbers, kept_bytes
+
+if TYPE_CHECKING:
+    from memscale.core.streamed_weights import Uses
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -76,6 +79,7 @@ class GraphRecorder(TorchDispatchMode):
         cuda: what its kernels take beside their results, when it is a card.
         module_ids: path → graph module; empty until the modules have been entered.
         names: id of a parameter → its qualified name.
+        uses: knows which blocks of streamed weights are in memory; None: there are none.
         origins: tells which line of the program runs.
         cost_scale: factor on the cost of operations, for phases that are traced on representatives.
     """
@@ -89,6 +93,7 @@ class GraphRecorder(TorchDispatchMode):
         self.phase = _core.PHASE_FORWARD
         self.module_ids: dict[str, int] = {}
         self.names: dict[int, str] = {}
+        self.uses: Uses | None = None
         self._labels: list[tuple[int, str, str]] = []  # buffer, module path, text: wait for the modules
         self._forms: dict[tuple[torch.dtype, torch.Size], str] = {}
         self.paused = False
@@ -275,6 +280,8 @@ class GraphRecorder(TorchDispatchMode):
         flags = (_core.OP_RANDOM if draws else 0) | (_core.OP_HALF if is_half((*inputs, *outputs)) else 0)
         self.graph.add_op(info.name, flops, moved, scratch, flags, work)
         self._note_op()
+        if self.uses is not None:
+            self.uses.read(inputs)
         if draws:
             self.random_modules.update(self.open_modules)
             if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
@@ -363,6 +370,8 @@ class GraphRecorder(TorchDispatchMode):
 
     def enter(self, module: int) -> int:
         """A module's forward begins. Returns the call."""
+        if self.uses is not None:
+            self.uses.called(module)
         call = self.graph.begin_call(module)
         self.open_modules.append(module)
         self._open_calls.append((call, self.graph.buffer_count))

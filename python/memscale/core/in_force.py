@@ -12,14 +12,20 @@ import functools
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from memscale.core.step_ways import placed
 from memscale.offload.engine import Boundary, Offload
-from memscale.techniques.base import Attachment, PartialAttachment, PathAttachment, Surroundings
+from memscale.techniques.base import (
+    Attachment,
+    ForwardAttachment,
+    PartialAttachment,
+    PathAttachment,
+    Surroundings,
+)
 from memscale.techniques.bf16_weights import Bf16Weights
 from memscale.techniques.chains import ChainAttachment, ChainRun
 from memscale.techniques.checkpoint_state import BufferRef
@@ -93,10 +99,19 @@ class InForce:
         """What the model does on its own and has been switched off."""
         return [item for item in self.attached if isinstance(item, CacheSwitch)]
 
-    def has_run(self) -> None:
-        """A forward has run with what is in force."""
+    def about_to_run(self) -> None:
+        """A forward is about to run. Raises what a technique of the path has against that."""
+        for item in self.path:
+            if isinstance(item, ForwardAttachment):
+                item.about_to_run()
+
+    def has_run(self, output: Any) -> None:
+        """A forward has run with what is in force, and returned this."""
         if self.path:
             self._run_with = frozenset(item.name for item in self.path)
+        for item in self.path:
+            if isinstance(item, ForwardAttachment):
+                item.has_run(output)
 
     def exchange(self, planned: Planned) -> None:
         """Attaches a plan in place of what is in force, which comes back if that fails."""

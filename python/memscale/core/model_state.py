@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from memscale.core.value_images import Images
+from memscale.optim.released import set_gradient
 
 _TORCH_DICTS = frozenset(
     {"_parameters", "_buffers", "_modules", "forward", "_memscale_executor", "__reduce_ex__", "__deepcopy__"}
@@ -151,7 +152,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
         values.restore()
         changes.now = dict  # the images hold the modules, and the changes outlive them
         for parameter, grad in grads:
-            parameter.grad = grad
+            set_gradient(parameter, grad)
         torch.set_rng_state(cpu_rng)
         if cuda_rng:
             torch.cuda.set_rng_state_all(cuda_rng)

@@ -4,6 +4,7 @@
     forward ──► backward ──► gradient ──► optimizer ──► weight
                               │             │             │
               gradient_window_bytes  state_chunk_bytes   half
+              stepped: gone when it has been used
 
 Other step techniques are attached for the time of a trace. These would change the model's data or the
 optimizer, which a trace leaves as they are; so it is told, and the executor attaches them for real.
@@ -12,7 +13,21 @@ optimizer, which a trace leaves as they are; so it is told, and the executor att
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
+
+
+class Block(NamedTuple):
+    """A block of streamed weights.
+
+    Attributes:
+        names: of the parameters.
+        owners: paths of the modules that use it.
+        nbytes: its size.
+    """
+
+    names: tuple[str, ...]
+    owners: tuple[str, ...]
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -21,15 +36,22 @@ class Streamed:
 
     Attributes:
         names: of the parameters.
-        window_bytes: memory for their blocks.
-        block_bytes: that come in a forward.
+        blocks: which come and go.
+        window_bytes: memory for blocks, at most.
+        inner_bytes: memory for several inside one of the model's own modules, at most.
         trained_bytes: that an optimizer's step reads and writes.
     """
 
     names: frozenset[str] = frozenset()
+    blocks: tuple[Block, ...] = ()
     window_bytes: int = 0
-    block_bytes: int = 0
+    inner_bytes: int = 0
     trained_bytes: int = 0
+
+    @property
+    def block_bytes(self) -> int:
+        """That come in a forward."""
+        return sum(block.nbytes for block in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -49,6 +71,9 @@ class OptimizerPath:
         engine_bytes: memory of the device that the plan's engine takes for what leaves by this path; 0: it is
             not open for that.
         state_engine_bytes: likewise, of the engine that the optimizer's state has of its own.
+        stepped: names of parameters that are stepped in backward, each alone when its gradient is complete.
+        step_window_bytes: of gradients that wait, on a host, for steps by our core beside backward; larger
+            ones do not.
     """
 
     half: frozenset[str] = frozenset()
@@ -61,6 +86,8 @@ class OptimizerPath:
     streamed: Streamed = field(default_factory=Streamed)
     engine_bytes: int = 0
     state_engine_bytes: int = 0
+    stepped: frozenset[str] = frozenset()
+    step_window_bytes: int = 0
 
 
 AS_IT_IS: Final = OptimizerPath()

@@ -22,7 +22,18 @@ from memscale.core.plan import Plan
 from memscale.core.planning_pace import Pace
 from memscale.core.profiler import MemoryProfiler
 from memscale.core.step_amounts import NOTHING, Refiner, Spared, all_spared
-from memscale.core.step_ways import Place, Tried, Way, attached, better, combined, found, techniques_of, tried
+from memscale.core.step_ways import (
+    Place,
+    Tried,
+    Way,
+    attached,
+    better,
+    combined,
+    for_way,
+    found,
+    techniques_of,
+    tried,
+)
 from memscale.core.tracer import StepFacts, Trace
 from memscale.offload.limits import Link, link_for
 from memscale.techniques.base import StepAttachment, Surroundings
@@ -31,7 +42,7 @@ from memscale.techniques.loss_scale import entered
 from memscale.techniques.state_offload import with_state_room
 from memscale.techniques.use_cache import CacheSwitch, configs_with_cache
 from memscale.techniques.weight_offload import with_room
-from memscale.weights.stream import device_of_use
+from memscale.weights.places import device_of_use
 
 _STATEFUL = (
     "use_cache: stays on, this model's recurrent layers compute otherwise without it; blocks that are given "
@@ -96,7 +107,8 @@ class Planner:
         if device.type != self.hardware.device_kind:  # a prediction for a card, say
             device = torch.device(self.hardware.device_kind)
         link = link_for(self.config.effective(), self.hardware, device, budget.bytes)
-        return with_state_room(with_room(link, self.model), self.step.optimizer)
+        known = self.step.optimizer if self.step.may_change_optimizer else None
+        return with_room(with_state_room(link, self.step.optimizer), self.model, known)
 
     @property
     def switches_cache(self) -> bool:
@@ -294,7 +306,7 @@ class Planner:
 
     def _found(self, way: Way, spared: Spared = NOTHING) -> tuple[list[StepAttachment], dict[str, str]]:
         """Where techniques could attach, and why some could not."""
-        around = self._around(spared)
+        around = for_way(self._around(spared), way)
         with entered(self.model, self.step.optimizer):
             attachments = found(self.model, around, way)
             places = {item.name for item in attachments}

@@ -17,7 +17,7 @@ from memscale.core.planner import Planner
 from memscale.core.profiler import normalize_sample
 from memscale.core.scaling import Scaling
 from memscale.core.trace_static import has_data
-from memscale.weights.stream import device_of_use
+from memscale.weights.places import device_of_use
 
 if TYPE_CHECKING:
     from torch import nn

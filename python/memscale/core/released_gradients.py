@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from memscale import _core
 from memscale.core.away_layout import Together, most_together
+from memscale.core.complete_gradients import enter, when_complete
 from memscale.optim.pieces import PIECE_ELEMENTS
 from memscale.optim.released import fills_its_storage
 
@@ -62,21 +63,20 @@ class ReleasedGradients:
         names = self.recorder.names
         return [value for value in parameters if names[id(value)] not in self.path.released]
 
-    def watch(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Lets the others' gradients go when they are complete."""
+    @contextmanager
+    def watching(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Lets the others' gradients go, inside the block, when they are complete."""
         staying = set(self.outside(parameters))
-        for parameter in parameters:
-            if parameter not in staying:
-                self._order.append(parameter)
-                parameter.register_post_accumulate_grad_hook(self._completed)
+        self._order = [parameter for parameter in parameters if parameter not in staying]
+        with when_complete(self._order, self._completed):
+            yield
 
     def _completed(self, parameter: nn.Parameter) -> None:
         gradient, recorder = parameter.grad, self.recorder
         buffer = None if gradient is None else recorder.buffer_of(gradient)
         if gradient is None or buffer is None or gradient.requires_grad or not fills_its_storage(gradient):
             return
-        recorder.graph.set_category(buffer, _core.CATEGORY_GRADIENT)
-        recorder.label(buffer, gradient, recorder.names[id(parameter)])
+        enter(recorder, buffer, parameter, gradient)
         self._released.add(parameter)
         parameter.grad = None
         self._priced("memscale::gradient_out", _bytes_of(gradient), self.path.link_moves[0])

@@ -80,6 +80,11 @@ def techniques_of(config: EffectiveConfig) -> Way:
     )
 
 
+def for_way(around: Surroundings, way: Iterable[StepTechnique]) -> Surroundings:
+    """The surroundings of the techniques of a way, which may ask for each other."""
+    return replace(around, way=frozenset(technique.name for technique in way))
+
+
 def found(model: nn.Module, around: Surroundings, way: Iterable[StepTechnique]) -> list[StepAttachment]:
     """Where the techniques of a way could attach in a bare model."""
     return [place for technique in way for place in technique.find(model, around)]
@@ -89,6 +94,7 @@ def placed(model: nn.Module, around: Surroundings, places: Sequence[Place]) -> l
     """Attachments for the places that a plan names, on this model."""
     names = {name for name, _ in places}
     way = [technique for technique in STEP_TECHNIQUES if technique.name in names]
+    around = for_way(around, way)
     return [item for item in found(model, around, way) if (item.name, item.path) in set(places)]
 
 
@@ -162,7 +168,8 @@ def combined(best: Tried, ways: Sequence[Tried], plain: Plan) -> Plan:
     """
     smallest = min(item.plan.smallest_peak_bytes for item in ways)
     steps = tuple(_choice(best, technique, ways) for technique in best.way if best.does(technique.name))
-    notes = {f"{name}: {reason}": None for item in ways for name, reason in item.idle}
+    idle = (pair for item in ways for pair in item.idle if not best.does(pair[0]))
+    notes = {f"{name}: {reason}": None for name, reason in idle}
     return replace(
         best.plan,
         steps=steps,

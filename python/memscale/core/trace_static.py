@@ -33,9 +33,10 @@ from memscale.core.fake_optimizer import FakeOptimizer, fake_optimizers, free_sw
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
 from memscale.core.released_gradients import ReleasedGradients
+from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
 from memscale.optim.masters import told_dtypes
-from memscale.weights.stream import device_of_use
+from memscale.weights.places import device_of_use
 
 _REAL_ELEMENTS = 1 << 24
 """Integer tensors up to this size are computed for real."""
@@ -417,8 +418,7 @@ def trace_static(
     calls = tracer.CallRecorder(model, recorder)
     fakes = _FakeModel(model, FakeTensorMode(allow_non_fake_inputs=True), step.path.half)
     buckets = GradientBuckets(model)
-    with model_state.preserved(model) as changes, tracer.no_collection(), ExitStack() as stack:
-        stack.enter_context(quiet_fakes())
+    with model_state.preserved(model) as changes, tracer.no_collection(), quiet_fakes(), ExitStack() as stack:
         stack.enter_context(tracer.training_flags(model, step.training))
         stack.enter_context(sharding.whole(model))
         stack.enter_context(silent(model))
@@ -437,7 +437,8 @@ def trace_static(
         released = ReleasedGradients(recorder, step)
         if step.grads_present:
             tracer.make_gradients(recorder, released.outside(buckets.outside(trainable)))
-        released.watch(trainable)
+        stack.enter_context(released.watching(trainable))
+        stack.enter_context(SteppedGradients(recorder, step.path, optimizers).watching(trainable))
         buckets.watch(recorder, trainable)
         saves = _FakeSaves(recorder)
         forward = functools.partial(buckets.forward, functools.partial(calls.run, step, *batch))

@@ -317,10 +317,10 @@ def run_step(
     Output and loss live until the step is over, as a loop's variables do: the recorder holds them.
     `parameters` are those whose gradients `backward` returns, in order.
     """
-    streamed_weights.come(recorder, step.path)
     with torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
-            output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
+            with streamed_weights.in_use(recorder, step.path):
+                output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
             loss = loss_of(output) if step.forwards == 1 else _sum_of(map(loss_of, output))
@@ -331,8 +331,7 @@ def run_step(
         recorder.learn_inputs = False
         if loss is not None:
             recorder.accumulation.watch(loss)
-        streamed_weights.come(recorder, step.path)
-        with _autocast_left():
+        with _autocast_left(), streamed_weights.in_use(recorder, step.path, in_backward=True):
             gradients = backward(loss) if loss is not None else []
     for parameter, gradient in zip(parameters, gradients, strict=False):
         buffer = None if gradient is None else recorder.buffer_of(gradient)

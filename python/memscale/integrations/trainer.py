@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from memscale.core.config import Config
+from memscale.core.config_checks import refuse
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.model_state import preserved
 from memscale.observability import logs
@@ -139,6 +140,7 @@ def begin(trainer: Trainer, config: Config, sample_input: Any, start: Start) -> 
 
     Raises:
         TypeError: the trainer would put its model into `nn.DataParallel`.
+        ConfigError: `step_in_backward`, a promise that a trainer does not keep.
         Exception: as `memscale.wrap`.
     """
     if trainer.args.n_gpu > 1 and not getattr(trainer, "is_model_parallel", False):
@@ -147,6 +149,9 @@ def begin(trainer: Trainer, config: Config, sample_input: Any, start: Start) -> 
             "nn.DataParallel, whose replicas a plan does not reach. Start one process per GPU (torchrun, "
             "accelerate launch), or let it see one (CUDA_VISIBLE_DEVICES=0)"
         )
+    if config.step_in_backward:
+        why = "a Trainer takes the norm of all gradients before each step: train with a loop of your own"
+        raise refuse("step_in_backward", True, f"{why}, or leave it out")
     optimizer = _optimizer_of(trainer)
     if sample_input is None:
         sample_input = _first_batch(trainer)

@@ -8,7 +8,8 @@
     taken     the caller's optimizer with that state: taken over, given back
     saved     `state_dict` in PyTorch's form, and back
     masters   weights that are BF16 while they are trained
-    away      state that lies elsewhere between steps; pieces, shelf, alone, away_state, away_step
+    away      state that lies elsewhere between steps; pieces, shelf, alone, away_state, away_step, away_load,
+              away_weights
     released  gradients that have left the device; released_bytes, released_changes, release_window
 
 An optimizer is taken over in place: it stays the same object, and its class becomes a subclass of its own.

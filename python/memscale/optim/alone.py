@@ -20,9 +20,13 @@ import torch
 from torch import Tensor
 
 from memscale.optim.pieces import AWAY, Slots
+from memscale.weights.places import device_of_use
 
 CUTTABLE: Final = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 """Treat each element alone, and have state for each: a part of a parameter is stepped as in the whole."""
+
+States = defaultdict[Any, Any]
+"""State by parameter, as an optimizer has it."""
 
 _REDUCED: Final = (torch.bfloat16, torch.float16)
 _NOT_COPIED: Final = (
@@ -87,13 +91,18 @@ class Alone:
 
     def step(self, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
         """Steps a tensor with its `grad`. Returns its state afterwards."""
+        states: States = defaultdict(dict)
+        states[parameter] = state
+        self.step_in(parameter, states)
+        return dict(states[parameter])
+
+    def step_in(self, parameter: Tensor, states: States) -> None:
+        """The same, with the state where it lies: in that of its optimizer, say."""
         mine = self._stand_in
         mine.param_groups = [{**self.group, "params": [parameter]}]
-        mine.state = defaultdict(dict)
-        mine.state[parameter] = state
+        mine.state = states
         try:
             self._step(mine)
-            return dict(mine.state[parameter])
         finally:
             mine.param_groups, mine.state = [], defaultdict(dict)  # holds no part that has been stepped
 
@@ -133,7 +142,7 @@ def lists_are_alike(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> 
     if group.get("fused") or group.get("foreach") is False or not group_is_on_card(group):
         return True
     return all(
-        _is_usual(parameter, optimizer.state.get(parameter, {}))
+        is_usual_on_card(parameter, optimizer.state.get(parameter, {}))
         for parameter in group["params"]
         if parameter.grad is not None
     )
@@ -141,24 +150,24 @@ def lists_are_alike(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> 
 
 def group_is_on_card(group: dict[str, Any]) -> bool:
     """Whether any of a group's parameters lies on a card."""
-    return any(parameter.is_cuda for parameter in group["params"])
+    return any(device_of_use(parameter).type == "cuda" for parameter in group["params"])
 
 
-def _is_usual(parameter: Tensor, state: dict[str, Any]) -> bool:
-    """Whether parameter, gradient and what is here of its state are dense and alike."""
-    gradient = parameter.grad
-    assert gradient is not None
-    alike = (gradient, *(value for value in state.values() if isinstance(value, Tensor)))
+def is_usual_on_card(parameter: Tensor, state: dict[str, Any]) -> bool:
+    """Whether a card's parameter, its gradient and what is here of its state are dense and alike."""
+    gradient, device = parameter.grad, device_of_use(parameter)
+    found = () if gradient is None else (gradient,)
+    alike = (*found, *(value for value in state.values() if isinstance(value, Tensor)))
     layout = state[AWAY].layout if AWAY in state else None
     away = layout.slots if isinstance(layout, Slots) else ()
     return (
         type(parameter) in (Tensor, torch.nn.Parameter)
-        and parameter.is_cuda
+        and device.type == "cuda"
         and torch.ops.aten.is_non_overlapping_and_dense.default(parameter.detach())
         and all(
             value.layout is torch.strided
             and value.dtype is parameter.dtype
-            and value.device == parameter.device
+            and value.device == device
             and value.stride() == parameter.stride()
             for value in alike
             if value.shape == parameter.shape and parameter.dim() > 0

@@ -130,14 +130,15 @@ def _spans(kind: str, weights: str, moments: str, shape: tuple[int, ...]) -> tup
     return (count, *found.rest, *found.moment1, *found.moment2, *found.scale1, *found.scale2)
 
 
-@functools.lru_cache(maxsize=2)  # PyTorch counts for each thread of Python: two may step in turn
-def _threads(count: int) -> _core.Optim:
+@functools.lru_cache(maxsize=3)  # PyTorch counts for each thread of Python: two may step in turn, and a queue
+def threads(count: int) -> _core.Optim:
+    """The core with so many threads."""
     return _core.Optim(count)
 
 
 def core() -> _core.Optim:
     """The core's threads: as many as PyTorch has."""
-    return _threads(min(torch.get_num_threads(), _MOST_THREADS))
+    return threads(min(torch.get_num_threads(), _MOST_THREADS))
 
 
 def core_on(device: torch.device) -> _core.Optim:

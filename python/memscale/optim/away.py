@@ -89,9 +89,7 @@ class _AwayGroups(_Away):
     """Of an optimizer whose step asks `_init_group`."""
 
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
-        with _whole_step():
-            left = step_group(self, self._memscale_away_base, group, _shelves[self])
-        return super()._init_group({**group, "params": left}, *lists)  # type: ignore[misc]
+        return super()._init_group({**group, "params": step_away(self, group)}, *lists)  # type: ignore[misc]
 
 
 class _AwayStep(_Away):
@@ -100,13 +98,23 @@ class _AwayStep(_Away):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step."""
-        base, shelf = self._memscale_away_base, _shelves[self]
 
         def step_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
             with _whole_step():
-                return [{**group, "params": step_group(self, base, group, shelf)} for group in groups]
+                return [{**group, "params": step_away(self, group)} for group in groups]
 
-        return step_around(self, base, closure, step_groups)
+        return step_around(self, self._memscale_away_base, closure, step_groups)
+
+
+def step_away(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[Tensor]:
+    """Steps the parameters of a group whose state is away, or is to be. Returns the others.
+
+    Raises:
+        OSError, RuntimeError: as `away_step.step_group`.
+    """
+    assert isinstance(optimizer, _Away)
+    with _whole_step():
+        return step_group(optimizer, optimizer._memscale_away_base, group, _shelves[optimizer])
 
 
 def _class_for(base: type[torch.optim.Optimizer], own: type[_Away]) -> type[_Away]:

@@ -20,6 +20,7 @@ from memscale.optim.away_state import Entry, depart, is_cut, is_worth_it, with_g
 from memscale.optim.pieces import LEAST_BYTES, Slots, slots_of
 from memscale.optim.saved import hooked
 from memscale.optim.shelf import Shelf
+from memscale.weights.places import device_of_use
 
 
 class _Wrapped:
@@ -42,6 +43,8 @@ def passing(optimizer: Any, base: type[torch.optim.Optimizer], shelf: Shelf) -> 
     def settle(owner: Any) -> None:
         for group, parameter in with_groups(owner):
             entry = owner.state.get(parameter, {})
+            if device_of_use(parameter) != parameter.device:
+                entry = owner.state[parameter] = _beside_home(entry, group, parameter)
             if any(isinstance(value, _Wrapped) for value in entry.values()):
                 owner.state[parameter] = _settled(entry, parameter, is_cut(base, group, parameter), shelf)
 
@@ -72,6 +75,15 @@ def _passes(value: Any) -> bool:
     )
 
 
+def _beside_home(entry: Entry, group: Entry, parameter: Tensor) -> Entry:
+    """What PyTorch has brought to a weight at home: large tensors as they pass, and counters on the card."""
+    passing = {name: _Wrapped(value) if _passes(value) else value for name, value in entry.items()}
+    counter = passing.get("step")
+    if (group.get("fused") or group.get("capturable")) and isinstance(counter, Tensor):
+        passing["step"] = counter.to(device_of_use(parameter))
+    return passing
+
+
 def _settled(entry: Entry, parameter: Tensor, cut: bool, shelf: Shelf) -> Entry:
     """A state that is away, of one whose large tensors are wrapped."""
     given = {name: value.tensor for name, value in entry.items() if isinstance(value, _Wrapped)}
@@ -86,7 +98,7 @@ def _settled(entry: Entry, parameter: Tensor, cut: bool, shelf: Shelf) -> Entry:
     for name, value in given.items():
         if name not in names:
             dtype = parameter.dtype if floating else value.dtype
-            here[name] = value.to(dtype=dtype, device=parameter.device)
+            here[name] = value.to(dtype=dtype, device=device_of_use(parameter))
     if not slots:
         return here
     typed = tuple(slot._replace(dtype=parameter.dtype if floating else slot.dtype) for slot in slots)

@@ -24,6 +24,7 @@ from memscale.optim.pieces import (
     slots_of,
 )
 from memscale.optim.shelf import Job, Shelf, fetched
+from memscale.weights.places import device_of_use
 
 if TYPE_CHECKING:
     from memscale.optim.mapped import Empty
@@ -41,7 +42,7 @@ def is_worth_it(parameter: Tensor, device: torch.device | None = None) -> bool:
     return (
         type(parameter).__torch_dispatch__ is Tensor.__torch_dispatch__
         and parameter.layout is torch.strided
-        and (device is None or same_place(parameter.device, device))
+        and (device is None or same_place(device_of_use(parameter), device))
         and parameter.nbytes >= LEAST_BYTES
         and not (parameter.is_neg() or parameter.is_conj())
     )
@@ -49,7 +50,8 @@ def is_worth_it(parameter: Tensor, device: torch.device | None = None) -> bool:
 
 def is_cut(base: type[torch.optim.Optimizer], group: Entry, parameter: Tensor) -> bool:
     """Whether a parameter's state passes in pieces."""
-    return can_cut(base, group, parameter) and is_dense(parameter)
+    on_card = device_of_use(parameter).type != "cpu"
+    return can_cut(base, group, parameter, on_card) and is_dense(parameter)
 
 
 def layout_of(entry: Entry, parameter: Tensor, cut: bool) -> Layout:
@@ -62,9 +64,10 @@ def layout_of(entry: Entry, parameter: Tensor, cut: bool) -> Layout:
     """
     if FORM in entry:
         return Own(entry[FORM])
-    slots = slots_of(entry, tuple(parameter.shape) if cut else None, parameter.device)
+    device = device_of_use(parameter)
+    slots = slots_of(entry, tuple(parameter.shape) if cut else None, device)
     if any(slot.stride != parameter.stride() for slot in slots) and cut:
-        return Slots(slots_of(entry, None, parameter.device), False)  # loaded in another order
+        return Slots(slots_of(entry, None, device), False)  # loaded in another order
     return Slots(slots, cut)
 
 
@@ -182,9 +185,10 @@ def rest_from(entry: Entry) -> Tensor:
 
 def bring_back(optimizer: torch.optim.Optimizer) -> None:
     """Brings all state back."""
-    for parameter, entry in list(optimizer.state.items()):
-        if AWAY in entry:
-            optimizer.state[parameter] = brought_back(entry)
+    state = optimizer.state
+    for parameter in list(state):  # and no list of entries: what they had here goes one by one
+        if AWAY in state[parameter]:
+            state[parameter] = brought_back(state[parameter])
 
 
 def refuse_torn(away: Away) -> None:

@@ -32,11 +32,13 @@ from memscale.optim.away_state import (
     layout_of,
     refuse_torn,
 )
+from memscale.optim.away_weights import Passage, WeightParts
 from memscale.optim.kinds import GRADIENTS, gradient_refusal, group_refusal, parameter_refusal, rule_of
 from memscale.optim.pieces import AWAY, Away, Own, Slot, Slots, flat, slots_of
-from memscale.optim.released import ReleasedGradient, put, start
+from memscale.optim.released import ReleasedGradient, on_its_device, put, start
 from memscale.optim.shelf import Job, Shelf
 from memscale.optim.steps import entry_of
+from memscale.weights.stepping import borrow
 
 Base = type[torch.optim.Optimizer]
 
@@ -69,15 +71,22 @@ def step_group(optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> list[T
     except BaseException:
         for source in work.sources:
             source.drain()
+        for weights in work.weights:
+            weights.drain()
         raise
+    finally:
+        work.passage.end()
     return _all_here(optimizer, left)
 
 
 def _all_here(optimizer: Any, parameters: list[Tensor]) -> list[Tensor]:
-    """Parameters that are stepped elsewhere, with their state here."""
+    """Parameters that are stepped elsewhere, with their state here, and where they are used."""
     for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        borrow(parameter)
         entry = optimizer.state.get(parameter)
-        if entry and AWAY in entry and parameter.grad is not None:
+        if entry and AWAY in entry:
             optimizer.state[parameter] = brought_back(entry)
     return parameters
 
@@ -137,10 +146,12 @@ class _Standard:
         # A fused step writes gradients when it unscales them, which no version shows.
         self.unscales = bool(group.get("fused")) and getattr(optimizer, "grad_scale", None) is not None
         self.sources: list[_Gradient] = []
+        self.weights: list[WeightParts] = []
+        self.passage = Passage()
 
     def jobs(self, parameter: Tensor) -> list[Job] | None:
         """What the step of a parameter consists of; None: it is stepped elsewhere."""
-        gradient = parameter.grad
+        gradient = on_its_device(parameter)
         assert gradient is not None
         group = self.group
         if (
@@ -155,10 +166,14 @@ class _Standard:
             and _is_like(gradient, parameter)
             and gradient.dtype is parameter.dtype
         )
+        if not cut:
+            borrow(parameter)
         away, small = self._entry(parameter, cut)
         source = _Gradient(gradient)
+        weights = WeightParts(parameter, self.passage, away.bounds)
         self.sources.append(source)
-        return [self._job(parameter, source, away, small, i) for i in range(len(away.bounds))]
+        self.weights.append(weights)
+        return [self._job(parameter, weights, source, away, small, i) for i in range(len(away.bounds))]
 
     def _entry(self, parameter: Tensor, cut: bool) -> tuple[Away, Entry]:
         """Where the state is, and what of it is here. State that is here leaves."""
@@ -178,7 +193,15 @@ class _Standard:
                 entry = {**entry, AWAY: self.shelf.place_for(parameter, layout)}
         return entry[AWAY], {name: value for name, value in entry.items() if name != AWAY}
 
-    def _job(self, parameter: Tensor, gradient: _Gradient, away: Away, small: Entry, index: int) -> Job:
+    def _job(
+        self,
+        parameter: Tensor,
+        weights: WeightParts,
+        gradient: _Gradient,
+        away: Away,
+        small: Entry,
+        index: int,
+    ) -> Job:
         first, last = away.bounds[index]
         is_last = index + 1 == len(away.bounds)
 
@@ -191,7 +214,7 @@ class _Standard:
             before = {**copy.deepcopy(counters), **views}
             part = parameter
             if layout.cut:
-                part = flat(parameter.detach())[first:last]
+                part = weights.part(first, last)
                 part.grad = gradient.part(first, last)
             version = -1 if part.grad is None else part.grad._version
             after = self.alone.step(part, before)
@@ -200,12 +223,18 @@ class _Standard:
                 self.optimizer.state[parameter] = {**counters, AWAY: away}
             if layout.cut and part.grad is not None and (self.unscales or part.grad._version != version):
                 gradient.put_back(first, part.grad)
+            if layout.cut:
+                weights.stepped(first, last, is_last)
             kept = _kept(away, parameter, (first, last), piece, after)
             if is_last:
                 self._end(parameter, away, after)
             return kept
 
-        return Job(away, index, work, (lambda: gradient.begin(first, last)) if away.layout.cut else None)
+        def begin() -> None:
+            weights.begin(first, last)
+            gradient.begin(first, last)
+
+        return Job(away, index, work, begin if away.layout.cut else None)
 
     def _end(self, parameter: Tensor, away: Away, after: Entry) -> None:
         names = {slot.name for slot in _slots_of(away).slots}
@@ -258,13 +287,15 @@ class _Own:
     def __init__(self, optimizer: Any, group: Entry, shelf: Shelf) -> None:
         self.optimizer, self.shelf = optimizer, shelf
         self.sources: list[_Gradient] = []
+        self.weights: list[WeightParts] = []
+        self.passage = Passage()
         self.kind = optimizer._memscale_kind
         self.refusal = group_refusal(self.kind, group)
         self.rule = {} if self.refusal else rule_of(self.kind, group)
 
     def jobs(self, parameter: Tensor) -> list[Job] | None:
         """What the step of a parameter consists of; None: it is stepped elsewhere."""
-        gradient = parameter.grad
+        gradient = on_its_device(parameter)
         assert gradient is not None
         if (
             self.refusal
@@ -274,10 +305,13 @@ class _Own:
         ):
             return None
         if not _is_like(gradient, parameter):
-            gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+            like = torch.empty_like(parameter, dtype=gradient.dtype, device=gradient.device)
+            gradient = like.copy_(gradient)
         entry, source = self._entry(parameter), _Gradient(gradient)
+        weights = WeightParts(parameter, self.passage, entry[AWAY].bounds)
         self.sources.append(source)
-        return [self._job(parameter, source, entry, i) for i in range(len(entry[AWAY].bounds))]
+        self.weights.append(weights)
+        return [self._job(parameter, weights, source, entry, i) for i in range(len(entry[AWAY].bounds))]
 
     def _entry(self, parameter: Tensor) -> Entry:
         """The state, whose bytes are away."""
@@ -296,7 +330,9 @@ class _Own:
         optimizer.state[parameter] = entry
         return entry
 
-    def _job(self, parameter: Tensor, gradient: _Gradient, entry: Entry, index: int) -> Job:
+    def _job(
+        self, parameter: Tensor, weights: WeightParts, gradient: _Gradient, entry: Entry, index: int
+    ) -> Job:
         away: Away = entry[AWAY]
         first, last = away.bounds[index]
         is_last = index + 1 == len(away.bounds)
@@ -306,16 +342,16 @@ class _Own:
             assert isinstance(away.layout, Own)
             if piece is None:  # before the first step
                 piece = torch.zeros(away.size(index), dtype=torch.uint8, device=away.device)
+            weight = weights.part(first, last)
             if has_rest:
-                master_rests.fill(parameter, piece, away.layout, first, last)
+                master_rests.fill(parameter, weight, piece, away.layout, first, last)
             part = gradient.part(first, last)
             form = entry[FORM]
             types = {"weights": form.weights, "moments": form.moments, "gradient": GRADIENTS[part.dtype]}
-            tensor = _as_tensor(
-                away.layout, entry[STEP] + 1, flat(parameter.detach()), part, piece, first, last
-            )
+            tensor = _as_tensor(away.layout, entry[STEP] + 1, weight, part, piece, first, last)
             core_on(away.device).step({**self.rule, **types}, [tensor])
             away.torn = True
+            weights.stepped(first, last, is_last)
             if first == 0:
                 self.optimizer.state[parameter] = entry
             if is_last:
@@ -326,15 +362,18 @@ class _Own:
                     master_rests.settled(parameter)
             return piece
 
-        return Job(away, index, work, lambda: gradient.begin(first, last))
+        def begin() -> None:
+            weights.begin(first, last)
+            gradient.begin(first, last)
+
+        return Job(away, index, work, begin)
 
 
 def _as_tensor(
-    layout: Own, step: int, weights: Tensor, gradient: Tensor, piece: Tensor, first: int, last: int
+    layout: Own, step: int, weight: Tensor, gradient: Tensor, piece: Tensor, first: int, last: int
 ) -> tuple[int, ...]:
     """A part of a parameter as the core takes it."""
     spans, at = layout.places(first, last), piece.data_ptr()
-    weight = weights[first:last]
     arrays = (spans.rest, spans.moment1, spans.moment2, spans.scale1, spans.scale2)
     return (
         *(last - first, first, step),

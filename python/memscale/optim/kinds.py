@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
 from memscale.optim import cards
+from memscale.weights.places import device_of_use
 
 MOMENTS: Final = ("code8", "fp32")
 """Forms of the moments: a byte each and one per 128 for their scale, or FP32."""
@@ -101,8 +102,9 @@ def group_refusal(kind: Kind, group: dict[str, Any]) -> str:
 
 def parameter_refusal(parameter: Tensor) -> str:
     """Why a parameter stays with PyTorch; "" if it need not. Looks at no data."""
-    if not parameter.is_cpu:
-        reason = cards.why_not(parameter.device)
+    device = device_of_use(parameter)
+    if device.type != "cpu":
+        reason = cards.why_not(device)
         if reason:
             return reason
     if parameter.dtype is not torch.float32 and parameter.dtype is not torch.bfloat16:
@@ -118,7 +120,7 @@ def gradient_refusal(parameter: Tensor, gradient: Tensor) -> str:
     """Why a parameter with this gradient stays with PyTorch; "" if it need not."""
     if gradient.layout is not torch.strided:
         return "sparse gradients"
-    if gradient.dtype not in GRADIENTS or gradient.device != parameter.device:
+    if gradient.dtype not in GRADIENTS or gradient.device != device_of_use(parameter):
         return f"gradients of {gradient.dtype} on {gradient.device.type}"
     if not (_is_plain(gradient) or _is_released(gradient)) or gradient.shape != parameter.shape:
         return "gradients that are not ordinary tensors"

@@ -23,6 +23,7 @@ from memscale.optim.masters import NARROW, WHOLE, Master, master_of, span, to_fp
 from memscale.optim.pieces import AWAY, Own
 from memscale.optim.saved import KEY
 from memscale.optim.steps import entry_of
+from memscale.weights.stepping import borrow
 
 if TYPE_CHECKING:
     from memscale.optim.taken import _Taken
@@ -52,6 +53,7 @@ def leave_to_pytorch(optimizer: _Taken, group: dict[str, Any]) -> None:
         if master_of(parameter) is None or parameter.grad is None:
             continue
         if parameter.dtype is not torch.bfloat16 or not _is_ours(optimizer, group, parameter):
+            borrow(parameter)
             to_fp32(parameter)
 
 
@@ -76,15 +78,16 @@ def settle(optimizer: _Taken, parameter: Tensor) -> None:
         optimizer.state[parameter] = brought_back(optimizer.state[parameter])
     rest = rest_of(entry_of(optimizer, parameter))
     assert rest is not None
-    _fill(parameter, _flat(rest), 0, parameter.numel())
+    _fill(parameter, _flat(parameter.detach()), _flat(rest), 0, parameter.numel())
     settled(parameter)
 
 
-def fill(parameter: Tensor, state: Tensor, layout: Own, first: int, last: int) -> None:
+def fill(parameter: Tensor, weight: Tensor, state: Tensor, layout: Own, first: int, last: int) -> None:
     """Puts a part of a rest that waits into a piece of the state.
 
     Args:
         parameter: whose.
+        weight: that part of it, flat.
         state: bytes of the piece.
         layout: of the state.
         first: element of the parameter that the piece begins with.
@@ -92,7 +95,7 @@ def fill(parameter: Tensor, state: Tensor, layout: Own, first: int, last: int) -
     """
     at, size = layout.places(first, last).rest
     dtype = torch.int16 if size == 2 * (last - first) else torch.int8
-    _fill(parameter, state[at : at + size].view(dtype), first, last)
+    _fill(parameter, weight, state[at : at + size].view(dtype), first, last)
 
 
 def settled(parameter: Tensor) -> None:
@@ -102,7 +105,7 @@ def settled(parameter: Tensor) -> None:
     master.waiting = None
 
 
-def _fill(parameter: Tensor, rest: Tensor, first: int, last: int) -> None:
+def _fill(parameter: Tensor, weight: Tensor, rest: Tensor, first: int, last: int) -> None:
     """Makes a part of a rest of that which waits: as it is, or rounded to 8 bits, to nearest."""
     master = master_of(parameter)
     assert master is not None and master.waiting is not None
@@ -112,7 +115,7 @@ def _fill(parameter: Tensor, rest: Tensor, first: int, last: int) -> None:
     if rest.dtype is torch.int16:
         rest.copy_(waiting)
     else:
-        _round(_flat(parameter.detach())[first:last], waiting, rest)
+        _round(weight, waiting, rest)
 
 
 def _round(weights: Tensor, waiting: Tensor, rest: Tensor) -> None:

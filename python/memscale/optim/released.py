@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from memscale.optim.release_window import ReleaseWindow
 from memscale.optim.released_bytes import GradientBytes
 from memscale.optim.released_changes import change_of, is_zeroing
+from memscale.weights.places import device_of_use
 
 _aten = torch.ops.aten
 
@@ -188,6 +189,41 @@ def as_ordinary(gradient: ReleasedGradient) -> Tensor:
         held.stays = True
         held.changed()
     return held.plain
+
+
+def set_gradient(parameter: Tensor, gradient: Tensor | None) -> None:
+    """`parameter.grad = gradient`, also where the parameter's data are not where it is used.
+
+    PyTorch refuses a gradient on another device than the data. So it gets data there for that moment: the
+    gradient's own, of which nothing is read.
+    """
+    if gradient is None or gradient.device.type == parameter.device.type:
+        parameter.grad = gradient
+        return
+    form = gradient.memscale_bytes.plain if isinstance(gradient, ReleasedGradient) else gradient
+    before = parameter.data
+    parameter.data = form.detach()
+    try:
+        parameter.grad = gradient
+    finally:
+        parameter.data = before
+
+
+def on_its_device(parameter: Tensor) -> Tensor | None:
+    """The gradient of a parameter, which is brought to where the parameter is used if it is not there.
+
+    Where a parameter's data are on the host and PyTorch copies a gradient instead of keeping it, the copy is
+    on the host, too.
+    """
+    gradient = parameter.grad
+    if gradient is None or gradient.device.type != "cpu":
+        return gradient
+    device = device_of_use(parameter)
+    if device.type == "cpu":
+        return gradient
+    gradient = gradient.to(device)
+    set_gradient(parameter, gradient)
+    return gradient
 
 
 # ---- operations --------------------------------------------------------------------------------------

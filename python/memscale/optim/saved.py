@@ -35,6 +35,7 @@ from memscale.optim.arrays import (
 from memscale.optim.away_state import brought_back
 from memscale.optim.kinds import group_refusal, parameter_refusal
 from memscale.optim.pieces import AWAY
+from memscale.weights.places import device_of_use
 
 if TYPE_CHECKING:
     from memscale.optim.taken import _Taken
@@ -102,7 +103,8 @@ def as_ours(optimizer: _Taken, state_dict: dict[str, Any], moments: str) -> dict
         for parameter, index in zip(group["params"], saved["params"], strict=True):
             if state.get(index) and not parameter_refusal(parameter):
                 form = form_of(kind, moments, parameter)
-                make = optimizer._memscale_empty() if parameter.is_cpu else maker_on(parameter.device)
+                device = device_of_use(parameter)
+                make = optimizer._memscale_empty() if device.type == "cpu" else maker_on(device)
                 entry = from_standard(kind, form, state[index], make)
                 _complete(entry, beside.get(index, {}), kind.counts)
                 state[index] = {_READY: _Ready(entry)}

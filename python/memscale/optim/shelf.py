@@ -28,6 +28,7 @@ from memscale import _core
 from memscale.errors import MemScaleError
 from memscale.offload.engine import Offload
 from memscale.optim.pieces import PIECE_ELEMENTS, Away, Layout
+from memscale.weights.places import device_of_use
 
 _LOGGER = logging.getLogger("memscale")
 
@@ -77,7 +78,7 @@ class Shelf:
     def place_for(self, parameter: Tensor, layout: Layout) -> Away:
         """Where the state of a parameter is to be; it is not there yet."""
         is_here = id(parameter) in self.spared
-        return Away(layout, parameter.numel(), self.piece_elements, is_here, parameter.device)
+        return Away(layout, parameter.numel(), self.piece_elements, is_here, device_of_use(parameter))
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Does jobs in their order.
@@ -117,6 +118,8 @@ class _Run:
                     self._fetch(job)
                 if index + 1 < len(self.jobs):
                     self._fetch(self.jobs[index + 1])
+                else:
+                    self.free = None  # nothing comes into it
                 self._do(job)
             self._settle(0)
         except BaseException:
@@ -124,16 +127,15 @@ class _Run:
             raise
 
     def _fetch(self, job: Job) -> None:
+        piece = job.away.pieces[job.number]
+        size = piece.nbytes if isinstance(piece, _core.Block) else 0
+        buffer = self._buffer(size, job.away.device)  # frees the last one, before `begin` takes memory
         if job.begin is not None:
             job.begin()
-        piece = job.away.pieces[job.number]
         if isinstance(piece, _core.Block):
-            buffer = self._buffer(piece.nbytes, job.away.device)
             piece.get(buffer)
-            self.ahead.append(buffer)
-        else:
-            self.free = None
-            self.ahead.append(piece)
+            piece = buffer
+        self.ahead.append(piece)
 
     def _do(self, job: Job) -> None:
         away, index = job.away, job.number

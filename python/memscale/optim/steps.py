@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,8 +35,10 @@ from memscale.optim.kinds import (
     rule_of,
 )
 from memscale.optim.released import ReleasedGradient, plain
+from memscale.weights.places import device_of_use
 
 if TYPE_CHECKING:
+    from memscale import _core
     from memscale.optim.taken import _Taken
 
 _LOGGER = logging.getLogger("memscale")
@@ -43,8 +47,40 @@ said_about: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref
 """Per optimizer, why parameters stay with PyTorch, as far as it has been said."""
 
 
-_Call = tuple[list[tuple[int, ...]], list[Entry], list[Tensor]]
-"""Tensors as the core takes them, their state, and the parameters."""
+@dataclass
+class CoreStep:
+    """A call of the core.
+
+    Attributes:
+        tensors: as the core takes them.
+        entries: their state, whose counters have not moved.
+        parameters: that are stepped.
+        gradients: that they are stepped with: the core has addresses only.
+        rule: how.
+    """
+
+    tensors: list[tuple[int, ...]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    parameters: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+    rule: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all gradients."""
+        return sum(gradient.nbytes for gradient in self.gradients)
+
+    def run(self, core: _core.Optim | None = None) -> None:
+        """Does it.
+
+        Args:
+            core: None: that of the device, with as many threads as PyTorch has.
+        """
+        (core or core_on(self.parameters[0].device)).step(self.rule, self.tensors)
+
+
+Hand = Callable[[CoreStep], None]
+"""What a call is handed to: runs it, or has it run before anybody looks at weights and state."""
 
 
 class _Work:
@@ -54,29 +90,28 @@ class _Work:
     """
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[str, torch.dtype, int], _Call] = {}  # with the card's number, or -1
-        self.copies: list[Tensor] = []  # of gradients, while the core works on them
+        self.calls: dict[tuple[str, torch.dtype, int], CoreStep] = {}  # with the card's number, or -1
 
     def add(self, entry: Entry, parameter: Tensor, gradient: Tensor, is_like: bool = False) -> None:
         """`is_like`: the gradient is known to lie as the parameter does."""
         if not is_like and (gradient.stride() != parameter.stride() or gradient.is_neg()):
             gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
-            self.copies.append(gradient)
         types = (entry[FORM].weights, gradient.dtype, gradient.get_device())
         call = self.calls.get(types)
         if call is None:
-            call = self.calls[types] = ([], [], [])
-        call[0].append(tensor_of(entry, parameter, gradient))
-        call[1].append(entry)
-        call[2].append(parameter)
+            call = self.calls[types] = CoreStep()
+        call.tensors.append(tensor_of(entry, parameter, gradient))
+        call.entries.append(entry)
+        call.parameters.append(parameter)
+        call.gradients.append(gradient)
 
-    def run(self, rule: dict[str, Any]) -> None:
-        for (weights, gradient, _), (tensors, entries, parameters) in self.calls.items():
-            types = {"weights": weights, "gradient": GRADIENTS[gradient]}
-            core_on(parameters[0].device).step({**rule, **types}, tensors)
-            for entry in entries:
+    def run(self, rule: dict[str, Any], hand: Hand = CoreStep.run) -> None:
+        for (weights, gradient, _), call in self.calls.items():
+            call.rule = {**rule, "weights": weights, "gradient": GRADIENTS[gradient]}
+            hand(call)
+            for entry in call.entries:
                 entry[STEP] += 1
-            _note_change(parameters)
+            _note_change(call.parameters)
 
 
 def _note_change(parameters: list[Tensor]) -> None:
@@ -88,8 +123,13 @@ def _note_change(parameters: list[Tensor]) -> None:
             torch.autograd.graph.increment_version(parameter)
 
 
-def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
+def step_group(optimizer: _Taken, group: dict[str, Any], hand: Hand = CoreStep.run) -> list[Tensor]:
     """Steps the parameters of a group that have our state. Returns those that PyTorch has to step.
+
+    Args:
+        optimizer: whose group it is.
+        group: settings and parameters.
+        hand: gets the calls of the core for gradients that are here.
 
     Raises:
         RuntimeError: a compiler is tracing, or a CUDA graph is captured: what is not to be repeated would be,
@@ -120,7 +160,7 @@ def step_group(optimizer: _Taken, group: dict[str, Any]) -> list[Tensor]:
         else:
             work.add(entry_of(optimizer, parameter), parameter, gradient)
     rule = {**rule_of(kind, group), "moments": optimizer._memscale_moments}
-    work.run(rule)
+    work.run(rule, hand)
     for entry, parameter, gradient in released:  # one at a time is here
         with plain(gradient) as tensor:
             alone = _Work()
@@ -134,15 +174,15 @@ def entry_of(optimizer: _Taken, parameter: Tensor) -> Entry:
     kind = optimizer._memscale_kind
     found: Entry = optimizer.state.get(parameter, {})
     if FORM in found:
-        if found[BYTES].get_device() != parameter.get_device():  # the parameter has moved
-            found = optimizer.state[parameter] = {**found, BYTES: found[BYTES].to(parameter.device)}
+        if found[BYTES].get_device() != parameter.get_device():  # the parameter has moved, or is at home
+            found = optimizer.state[parameter] = {**found, BYTES: found[BYTES].to(device_of_use(parameter))}
         if is_form_of(found[FORM], kind, optimizer._memscale_moments, parameter):
             return found
     form = form_of(kind, optimizer._memscale_moments, parameter)
     if FORM in found:
         found = reformed(kind, found, form)
     else:
-        found = from_standard(kind, form, found, maker_on(parameter.device))
+        found = from_standard(kind, form, found, maker_on(device_of_use(parameter)))
     optimizer.state[parameter] = found
     return found
 
@@ -160,9 +200,10 @@ def _release(optimizer: _Taken, group: dict[str, Any], parameter: Tensor, why: s
 
 def give_back_state(optimizer: _Taken, group: dict[str, Any], parameter: Tensor, entry: Entry) -> None:
     """Puts state in PyTorch's form in place of ours."""
-    made = to_standard(optimizer._memscale_kind, entry, parameter.dtype, parameter.device)
+    device = device_of_use(parameter)
+    made = to_standard(optimizer._memscale_kind, entry, parameter.dtype, device)
     if "step" in made and (group.get("fused") or group.get("capturable")):
-        made["step"] = made["step"].to(parameter.device, torch.float32)
+        made["step"] = made["step"].to(device, torch.float32)
     if made:
         optimizer.state[parameter] = made
     else:

@@ -69,7 +69,7 @@ class _Taken(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As PyTorch's, which would also take parameters that share memory."""
         super().add_param_group(param_group)
-        if _overlap([value for group in self.param_groups for value in group["params"]]):
+        if share_memory([value for group in self.param_groups for value in group["params"]]):
             self.param_groups.pop()
             raise ValueError("parameters of the new group share memory with others: give the optimizer back")
 
@@ -258,7 +258,7 @@ def base_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
 def _reason(optimizer: torch.optim.Optimizer, kind: Kind) -> str:
     """Why no parameter of an optimizer can have our state; "" if one can."""
     parameters = [value for group in optimizer.param_groups for value in group["params"]]
-    if _overlap(parameters):
+    if share_memory(parameters):
         return "its parameters share memory"
     reasons = [
         group_refusal(kind, group) or parameter_refusal(parameter)
@@ -268,7 +268,7 @@ def _reason(optimizer: torch.optim.Optimizer, kind: Kind) -> str:
     return "" if "" in reasons else (reasons or ["it has no parameters"])[0]
 
 
-def _overlap(parameters: list[Tensor]) -> bool:
+def share_memory(parameters: list[Tensor]) -> bool:
     """Whether two parameters have memory in common: each would be stepped with its own state."""
     spans = sorted(
         (value.get_device(), value.data_ptr(), value.data_ptr() + value.numel() * value.element_size())
@@ -308,9 +308,10 @@ def give_back(optimizer: torch.optim.Optimizer) -> None:
 
 def _give_back(optimizer: Any) -> None:
     groups = {id(value): group for group in optimizer.param_groups for value in group["params"]}
-    for parameter, entry in list(optimizer.state.items()):
-        if isinstance(entry, dict) and FORM in entry:
-            give_back_state(optimizer, groups.get(id(parameter), {}), parameter, entry)
+    state = optimizer.state
+    for parameter in list(state):  # and no list of entries: each goes as soon as its successor is there
+        if isinstance(state[parameter], dict) and FORM in state[parameter]:
+            give_back_state(optimizer, groups.get(id(parameter), {}), parameter, state[parameter])
     _HOLDERS.pop(optimizer, None)
     optimizer.__class__ = optimizer._memscale_base
     _rewrap(optimizer)

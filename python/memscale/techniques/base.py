@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,17 @@ class PathAttachment(StepAttachment, Protocol):
 
 
 @runtime_checkable
+class ForwardAttachment(PathAttachment, Protocol):
+    """A path technique that is told of the model's forwards whose output is to be differentiated."""
+
+    def about_to_run(self) -> None:
+        """One is about to run, and nothing has been done for it. What this raises is the caller's."""
+
+    def has_run(self, output: Any) -> None:
+        """One has run, and returned this."""
+
+
+@runtime_checkable
 class PartialAttachment(PathAttachment, Protocol):
     """A path technique that may leave parts as they are: a plan takes no more of it than the budget demands.
 
@@ -105,6 +116,7 @@ class Surroundings:
         link: how tensors may leave the device, or why they may not; "" where nobody asked for it.
         offload: the executor's engine over that link, which is made when it is asked for; None in a trace.
         spared: technique → names of the parts that it is to leave as they are.
+        way: names of the techniques that are looked for together.
     """
 
     hardware: Hardware
@@ -113,3 +125,4 @@ class Surroundings:
     link: Link | str = ""
     offload: Callable[[], Offload] | None = None
     spared: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    way: frozenset[str] = frozenset()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memscale.techniques.compiled import never_compiled
-from memscale.weights.stream import lasting_address
+from memscale.weights.places import lasting_address
 
 BufferRef = tuple[nn.Module, str]
 """A registered buffer, as its module and its name there."""

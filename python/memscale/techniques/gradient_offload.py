@@ -34,7 +34,8 @@ from memscale.offload.engine import Offload
 from memscale.optim.kinds import inner_of
 from memscale.optim.masters import told_dtypes
 from memscale.optim.release_window import ReleaseWindow
-from memscale.optim.released import ReleasedGradient, as_ordinary, release
+from memscale.optim.released import ReleasedGradient, as_ordinary, on_its_device, release, set_gradient
+from memscale.techniques.step_in_backward import takes_place
 
 if TYPE_CHECKING:
     from memscale.core.hardware import Hardware
@@ -54,7 +55,7 @@ _NONE_LARGE = "no gradient has {} bytes or more"
 
 def find(model: nn.Module, around: Surroundings) -> Sequence[GradientOffload]:
     """The technique for a model, if it can have it."""
-    if isinstance(around.link, str) or _reason(model, around.link):
+    if isinstance(around.link, str) or _reason(model, around.link) or takes_place(model, around):
         return ()
     spared = around.spared.get(NAME, frozenset())
     return (GradientOffload(model, around.link, around.hardware, around.offload, spared, around.optimizer),)
@@ -62,7 +63,9 @@ def find(model: nn.Module, around: Surroundings) -> Sequence[GradientOffload]:
 
 def why_not(model: nn.Module, around: Surroundings) -> str:
     """Why a model cannot have it; "" where nobody asked."""
-    return around.link if isinstance(around.link, str) else _reason(model, around.link)
+    if isinstance(around.link, str):
+        return around.link
+    return "" if takes_place(model, around) else _reason(model, around.link)
 
 
 def _reason(model: nn.Module, link: Link) -> str:
@@ -142,13 +145,17 @@ class GradientOffload:
 
     def traced(self, step: StepFacts) -> StepFacts:
         """The step with complete gradients gone."""
-        self.used = True
         settings = self.link.settings
         self._half = step.path.half
+        names = frozenset(names_of(self.model, settings.least_bytes, self._half))
+        self.used = bool(names - self.spared)
+        if not self.used:  # such as of weights that are BF16 in this step
+            self.reason = "" if names else _NONE_LARGE.format(settings.least_bytes)
+            return step
         path = replace(
             step.path,
             gradient_window_bytes=max(1, settings.window_bytes),
-            released=frozenset(names_of(self.model, settings.least_bytes, self._half)) - self.spared,
+            released=names - self.spared,
             link_moves=self._moves,
             engine_bytes=self.link.engine_bytes(self.hardware),
         )
@@ -224,7 +231,7 @@ def _bring_back(parameter: Tensor) -> None:
     """Makes a released gradient an ordinary one."""
     if isinstance(parameter.grad, ReleasedGradient):
         try:
-            parameter.grad = as_ordinary(parameter.grad)
+            set_gradient(parameter, as_ordinary(parameter.grad))
         except (OSError, MemScaleError) as error:
             _LOGGER.warning("a released gradient is lost: %s", error)
 
@@ -244,10 +251,10 @@ class _Completed:
 
     def put(self, parameter: Tensor) -> None:
         """Puts a released gradient in place of an ordinary one, which nothing here has any more then."""
-        gradient = parameter.grad
+        gradient = on_its_device(parameter)
         made = None if gradient is None else release(gradient, self.window)
         if made is not None:
-            parameter.grad = made
+            set_gradient(parameter, made)
             with self.window.lock:
                 self.window.note(made.memscale_bytes)
 

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from memscale.optim.released import set_gradient
 from memscale.techniques.loss_scale import ACTIVE, any_active, optimizer_refusal, weights_of
 
 _hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
@@ -86,7 +87,7 @@ def _judge(optimizer: Optimizer) -> None:
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for value, grad in _hidden.pop(optimizer, ()):
-        value.grad = grad
+        set_gradient(value, grad)
 
 
 def are_finite(grads: Sequence[Tensor]) -> bool:

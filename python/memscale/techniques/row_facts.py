@@ -153,19 +153,19 @@ def prove(module: nn.Module, run: Callable[..., Any]) -> RowFacts:
     rows = [prime for prime in PRIMES if all(size % prime for size in sizes)][:2]
     if len(rows) < 2:
         raise NotRowWiseError("its sizes leave no row count to tell rows by")
-    reason: NotRowWiseError | None = None
+    reason = "it does not run on rows alone"
     with model_state.preserved(module) as changes, quiet_fakes(), _flags(module, training=True):
         for width in sorted(sizes - {1})[:_WIDTHS]:
             try:
                 facts = _prove_width(module, run, width, dtype, rows)
             except NotRowWiseError as error:
-                reason = error
+                reason = str(error)  # the error itself would hold all frames that call this
             except Exception:  # the module's own: this is no input for it
                 continue
             else:
                 break
         else:
-            raise reason or NotRowWiseError("it does not run on rows alone")
+            raise NotRowWiseError(reason)
     if changes.attributes or changes.buffers or changes.python_random:
         raise NotRowWiseError("it changes its own state")
     return facts

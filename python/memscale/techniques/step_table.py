@@ -22,6 +22,7 @@ from memscale.techniques import (
     row_search,
     row_tiles,
     state_offload,
+    step_in_backward,
     weight_offload,
 )
 from memscale.techniques.base import StepAttachment, Surroundings
@@ -125,6 +126,15 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         find=state_offload.find,
         why_not=state_offload.why_not,
         even_spared=True,  # it steps piece by piece all the same
+    ),
+    StepTechnique(
+        name=step_in_backward.NAME,
+        what="step in backward: a parameter is stepped when its gradient is complete, which goes at once",
+        exact=True,
+        asked=True,
+        wanted=lambda config: config.step_in_backward,
+        find=step_in_backward.find,
+        why_not=step_in_backward.why_not,
     ),
     StepTechnique(
         name=gradient_offload.NAME,

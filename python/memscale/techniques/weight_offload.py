@@ -2,12 +2,13 @@
 """Weights away between their uses; a forward and a backward have the blocks that they are at.
 
     CPU      all weights, in a file
-    card     frozen weights, in host memory, page-locked first, or in a file; what is trained stays, as the
-             bits of its step are those of the card
+    card     in host memory, page-locked first, or in a file: frozen weights, and beside optimizer state that
+             is away trained ones, too, whose pieces pass the card in the step. Without, these stay, as the
+             bits of their step are those of the card
 
     memory   a window of two blocks, in place of all weights that are streamed; more if a module uses several
-    time     two reads of each block per forward and backward, one ahead of its use; on the CPU a step of the
-             optimizer reads and writes what is trained, in the file's pages
+    time     two reads of each block per forward and backward, one ahead of its use; a step of the optimizer
+             reads and writes what is trained, on the CPU in the file's pages
 
 Nothing is rounded, and nothing is computed otherwise. It is the dearest technique: a plan takes it where
 nothing else meets the budget, and streams no more than the budget demands.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -28,9 +29,12 @@ from torch import nn
 
 from memscale.core import sharding
 from memscale.core.gradient_buckets import replicas_of
-from memscale.core.optimizer_path import Streamed
+from memscale.core.optimizer_path import Block, Streamed
 from memscale.core.step_amounts import Part
 from memscale.offload.limits import STAGING_BYTES
+from memscale.optim.away_weights import why_not_in_pieces
+from memscale.techniques import state_offload
+from memscale.techniques.step_in_backward import takes_place
 from memscale.weights.card import CHUNK_BYTES, CardBlocks, Rooms
 from memscale.weights.saves import can_save
 from memscale.weights.stream import opened, stream_of, window_bytes
@@ -50,23 +54,36 @@ NAME: Final = "weight_offload"
 _ELSEWHERE = "the model does not lie on the device that the plan is for"
 _SHARDED = "weights are sharded by fully_shard, which brings them itself"
 _REPLICATED = "DistributedDataParallel sends weights of its own accord"
+_STEPPED = "weights are stepped in backward, and have to be in memory then"
 _OLD = "this PyTorch does not tell which hooks on saved tensors are in force"
 
 
 def find(model: nn.Module, around: Surroundings) -> Sequence[WeightOffload]:
     """The technique for a model, if it can have it."""
-    if isinstance(around.link, str) or _reason(model, around.link, around.hardware):
+    if why_not(model, around) or isinstance(around.link, str):
         return ()
-    units, _ = _units(model, around.link)
+    units, _ = _units(model, around.link, _steppable(model, around))
     return (WeightOffload(model, units, around.link, around.hardware, around.spared.get(NAME, frozenset())),)
 
 
 def why_not(model: nn.Module, around: Surroundings) -> str:
     """Why a model cannot have it; "" where nobody asked."""
-    return around.link if isinstance(around.link, str) else _reason(model, around.link, around.hardware)
+    if isinstance(around.link, str):
+        return around.link
+    return _STEPPED if takes_place(model, around) else _reason(model, around.link, around)
 
 
-def _reason(model: nn.Module, link: Link, hardware: Hardware) -> str:
+def _steppable(model: nn.Module, around: Surroundings) -> Mapping[int, str]:
+    """Which trained weights of a card may leave: those whose state does, too. As `units_of` takes them."""
+    if around.optimizer is None or around.hardware.device_kind == "cpu":
+        return {}
+    if state_offload.NAME not in around.way or not state_offload.find(model, around):
+        return {}
+    return why_not_in_pieces(around.optimizer)
+
+
+def _reason(model: nn.Module, link: Link, around: Surroundings) -> str:
+    hardware = around.hardware
     if link.settings.device.type != hardware.device_kind:
         return _ELSEWHERE
     if replicas_of(model):
@@ -75,7 +92,7 @@ def _reason(model: nn.Module, link: Link, hardware: Hardware) -> str:
         return _SHARDED
     if not can_save():
         return _OLD
-    units, left = _units(model, link)
+    units, left = _units(model, link, _steppable(model, around))
     if not units:
         reasons = f" ({next(iter(left.values()))})" if left else ""
         return f"no block of weights has {link.settings.least_bytes} bytes or more{reasons}"
@@ -88,11 +105,13 @@ def _reason(model: nn.Module, link: Link, hardware: Hardware) -> str:
     return ""
 
 
-def _units(model: nn.Module, link: Link) -> tuple[list[UnitFound], dict[str, str]]:
+def _units(
+    model: nn.Module, link: Link, trained: Mapping[int, str]
+) -> tuple[list[UnitFound], dict[str, str]]:
     stream = stream_of(model)
     streamed = frozenset() if stream is None else stream.streamed_ids
     card = None if link.settings.device.type == "cpu" else link.settings.device
-    units, left = units_of(model, link.settings.least_bytes, streamed, card)
+    units, left = units_of(model, link.settings.least_bytes, streamed, card, trained)
     if card is None:
         return units, left
     rooms, fitting = _rooms_of(model, link), []
@@ -112,13 +131,23 @@ def _rooms_of(model: nn.Module, link: Link) -> Rooms:
     return Rooms(*link.weights_bytes, link.settings.directory)
 
 
-def with_room(link: Link | str, model: nn.Module) -> Link | str:
-    """A way off a card with a part of it kept for the model's frozen weights: half of it at most."""
+def with_room(
+    link: Link | str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Link | str:
+    """A way off a card with a part of it kept for the model's weights: half of what there is at most.
+
+    Args:
+        link: where the optimizer's state has its room already.
+        model: whose weights.
+        optimizer: steps those that are trained; None: these stay.
+    """
     if isinstance(link, str) or link.settings.device.type == "cpu":
         return link
     stream = stream_of(model)
     streamed = frozenset() if stream is None else stream.streamed_ids
-    units, _ = units_of(model, link.settings.least_bytes, streamed, link.settings.device)
+    has_room = optimizer is not None and any(link.state_bytes)
+    trained = why_not_in_pieces(optimizer) if optimizer is not None and has_room else {}
+    units, _ = units_of(model, link.settings.least_bytes, streamed, link.settings.device, trained)
     needed, kept = sum(unit.nbytes() for unit in units), []
     given = link.settings
     for size in (given.pinned_bytes, given.host_bytes, given.file_bytes):
@@ -178,10 +207,13 @@ class WeightOffload:
     def what(self) -> str:
         """What it does, for people."""
         count = len(self._wanted)
-        if self.link.settings.device.type != "cpu":
+        if self._is_on_card:
+            trained = any(value.requires_grad for unit in self._wanted for value in unit.parameters)
+            whose = "weights" if trained else "frozen weights"
+            rest = "trained ones pass it in a step" if trained else "weights that are trained stay there"
             return (
-                f"frozen weights in host memory between uses: {count} of {len(self.units)} blocks, two on "
-                "the card at a time; weights that are trained stay there"
+                f"{whose} in host memory between uses: {count} of {len(self.units)} blocks, two on "
+                f"the card at a time; {rest}"
             )
         return f"weights in a file between uses: {count} of {len(self.units)} blocks, two in memory at a time"
 
@@ -190,13 +222,17 @@ class WeightOffload:
         half = self._half = step.path.half
         wanted = self._wanted
         self.used = bool(wanted)
-        blocks = [
-            (unit.nbytes(half), [owner.path for owner in unit.owners]) for unit in wanted if unit.owners
+        coming = [
+            Block(unit.names, tuple(owner.path for owner in unit.owners), unit.nbytes(half))
+            for unit in wanted
+            if unit.owners
         ]
+        blocks = [(block.nbytes, block.owners) for block in coming]
         streamed = Streamed(
             names=frozenset(name for unit in wanted for name in unit.names),
+            blocks=tuple(coming),
             window_bytes=window_bytes(blocks),
-            block_bytes=sum(size for size, _ in blocks),
+            inner_bytes=_inner_bytes(blocks),
             trained_bytes=sum(map(self._trained_bytes, wanted)),
         )
         rate = self.hardware.cost.bytes_of("move")
@@ -208,7 +244,7 @@ class WeightOffload:
         return sum(
             (2 if name in self._half else value.element_size()) * value.numel()
             for name, value in zip(unit.names, unit.parameters, strict=True)
-            if value.requires_grad and self.link.settings.device.type == "cpu"
+            if value.requires_grad
         )
 
     def parts(self) -> Sequence[Part]:
@@ -224,15 +260,34 @@ class WeightOffload:
     def attach(self) -> None:
         """Sends the weights away.
 
+        On a card those that are spared leave, too, and come back behind the window: in the order that a plan
+        counts with, for the allocator to split its memory alike.
+
         Raises:
             OSError: there is no room for their files.
             AttachError: a module does not let its forward be replaced.
         """
         try:
-            self._stream(self._wanted)
+            wanted = self._wanted
+            self._stream(self.units if wanted and self._is_on_card else wanted)
+            self._open_window()
+            self._bring_back([unit.path for unit in self.units if unit.path in self.spared])
         except BaseException:
             self.undo()
             raise
+
+    def _open_window(self) -> None:
+        """Has a card's window at once."""
+        model = self._model()
+        stream = None if model is None else stream_of(model)
+        if stream is not None and isinstance(stream.blocks, CardBlocks):
+            wanted = {unit.path for unit in self._wanted}
+            blocks = [(unit.nbytes, unit.owners) for unit in stream.units.values() if unit.path in wanted]
+            stream.blocks.open(window_bytes(blocks))
+
+    @property
+    def _is_on_card(self) -> bool:
+        return self.link.settings.device.type != "cpu"
 
     def _stream(self, units: Sequence[UnitFound]) -> None:
         model = self._model()
@@ -242,7 +297,7 @@ class WeightOffload:
             if stream is None or not stream.has(unit):
                 self._bring_back([unit.path])  # its parameters have been exchanged, or have got other data
                 opened(model, self._blocks(model)).add(unit)
-        if units and self.link.settings.device.type == "cuda":
+        if units and self._is_on_card:
             torch.cuda.empty_cache()  # what they had on the card
 
     def _blocks(self, model: nn.Module) -> CardBlocks | str:
@@ -255,7 +310,7 @@ class WeightOffload:
     def become(self, other: PathAttachment) -> None:
         """Streams what another one does, and no more."""
         assert isinstance(other, WeightOffload)
-        if self.link.settings.device.type != "cpu":  # what was frozen may be trained now
+        if self._is_on_card:  # what was frozen may be trained now
             self._bring_back([unit.path for unit in self.units if unit.path not in _paths(other.units)])
         self.spared, self.units = other.spared, other.units
         self._stream(self._wanted)
@@ -277,6 +332,18 @@ class WeightOffload:
                     stream.remove(path)
                 except (OSError, torch.OutOfMemoryError) as error:
                     _LOGGER.warning("weights of %r stay away: %s", path, error)
+
+
+def _inner_bytes(blocks: Sequence[tuple[int, tuple[str, ...]]]) -> int:
+    """Memory for the blocks that a second run of one of the model's own modules has, if it has several."""
+    owners = [path for _, paths in blocks for path in paths]
+    if len(set(owners)) < len(owners):  # a module uses several, and needs the window
+        return window_bytes(blocks)
+    inside: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+    for size, paths in blocks:
+        for child in {path.partition(".")[0] for path in paths}:
+            inside.setdefault(child, []).append((size, paths))
+    return max((window_bytes(several) for several in inside.values() if len(several) > 1), default=0)
 
 
 def _paths(units: Sequence[UnitFound]) -> frozenset[str]:

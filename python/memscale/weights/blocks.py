@@ -24,11 +24,11 @@ class Blocks(Protocol):
 
     Attributes:
         device: of the blocks.
-        frozen_only: weights that are trained stay.
+        is_apart: no operation on the device reads a weight at home.
     """
 
     device: torch.device
-    frozen_only: bool
+    is_apart: bool
 
     @property
     def free_bytes(self) -> int:
@@ -56,8 +56,8 @@ class Blocks(Protocol):
     def lose(self, unit: Unit, memory: Tensor) -> None:
         """The memory of a unit's block, which others may hold, is in the window no more."""
 
-    def trim(self, used_bytes: int, most_bytes: int) -> None:
-        """Keeps no more than fits into the window."""
+    def rest(self) -> None:
+        """Nothing comes next: memory that no block has may go."""
 
     def start(self, unit: Unit) -> None:
         """Begins to fill a unit's block."""
@@ -105,7 +105,7 @@ class HostBlocks:
     """
 
     device = torch.device("cpu")
-    frozen_only = False
+    is_apart = False
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -132,16 +132,13 @@ class HostBlocks:
         """It goes with the last tensor over it."""
 
     def take(self, nbytes: int, used_bytes: int, most_bytes: int) -> Tensor | None:
-        """Memory for a block."""
-        while True:
-            for index, memory in enumerate(self._free):
-                if _size(memory) == nbytes:
-                    return self._free.pop(index)
-            if used_bytes + self.free_bytes + nbytes <= most_bytes:
-                return self.beyond(nbytes)
-            if not self._free:
-                return None
-            self._free.pop()
+        """Memory for a block: that of one of the same size. Other memory that is free goes."""
+        sizes = list(map(_size, self._free))  # no name for what goes below: it would live on
+        memory = self._free.pop(sizes.index(nbytes)) if nbytes in sizes else None
+        self._free.clear()
+        if memory is None and used_bytes + nbytes <= most_bytes:
+            memory = self.beyond(nbytes)
+        return memory
 
     def beyond(self, nbytes: int) -> Tensor:
         """Memory for a block beside the window."""
@@ -155,10 +152,9 @@ class HostBlocks:
     def lose(self, unit: Unit, memory: Tensor) -> None:
         """Who holds it has it."""
 
-    def trim(self, used_bytes: int, most_bytes: int) -> None:
-        """Keeps no more than fits into the window."""
-        while self._free and used_bytes + self.free_bytes > most_bytes:
-            self._free.pop()
+    def rest(self) -> None:
+        """Others can have the memory: later blocks, an optimizer's step."""
+        self._free.clear()
 
     def start(self, unit: Unit) -> None:
         """Begins to fill a unit's block."""

@@ -103,16 +103,18 @@ class CardBlocks:
         rooms: where homes may be.
 
     Attributes:
-        stream: of the copies.
+        stream: of the copies to the card.
+        stream_home: of what an optimizer has stepped, on its way home.
     """
 
-    frozen_only = True
+    is_apart = True
 
     def __init__(self, device: torch.device, rooms: Rooms) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self.rooms = rooms
         self.stream = torch.cuda.Stream(self.device)
+        self.stream_home = torch.cuda.Stream(self.device)
         self._region: Tensor | None = None
         self._taken: dict[int, int] = {}  # offset of a block in the region → its size
         self._users: dict[Unit, set[torch.cuda.Stream]] = {}
@@ -145,13 +147,19 @@ class CardBlocks:
         size = 0 if self._region is None else self._region.numel()
         return max(0, size - sum(self._taken.values()))
 
+    def open(self, most_bytes: int) -> None:
+        """Takes the region now, if no block is in one."""
+        if not self._taken:
+            self._drop_region()
+            self._region = self._allocated(most_bytes)
+
     def take(self, nbytes: int, used_bytes: int, most_bytes: int) -> Tensor | None:
         """A part of the region: at its begin, or at its end."""
         if not self._taken and (self._region is None or self._region.numel() != most_bytes):
             self._drop_region()
             if used_bytes:  # blocks beside a region, or in one that is lost
                 return None
-            self._region = self._allocated(most_bytes)
+            self.open(most_bytes)
         region = self._region
         size = 0 if region is None else region.numel()
         if region is None or len(self._taken) >= _MOST_BLOCKS or nbytes > size:
@@ -209,8 +217,8 @@ class CardBlocks:
         """The allocator gives memory to what its stream computes next: after our copies and all uses."""
         torch.cuda.default_stream(self.device).wait_stream(self.stream)
 
-    def trim(self, used_bytes: int, most_bytes: int) -> None:
-        """The region is as large as the window."""
+    def rest(self) -> None:
+        """The region stays: its place is what a plan for a card knows."""
 
     # ---- copies ------------------------------------------------------------------------------------
 

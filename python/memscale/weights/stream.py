@@ -28,22 +28,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memscale.core.graph_builder import GraphRecorder
 from memscale.techniques import plain_copies
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.weights.blocks import Blocks, HostBlocks
+from memscale.weights.places import device_of_use, streams
 from memscale.weights.saves import SavedWeight, hooks
+from memscale.weights.stepping import Steps
 from memscale.weights.unit import Unit, Weight, view_of
 from memscale.weights.units import UnitFound
 from memscale.weights.window import Window
 
 _LOGGER = logging.getLogger("memscale")
-
-_streams: weakref.WeakKeyDictionary[nn.Module, Stream] = weakref.WeakKeyDictionary()
 
 
 class Stream:
@@ -55,6 +53,7 @@ class Stream:
 
     Attributes:
         places: address of a storage → unit, and the weight that it is the home of; None: the unit's block.
+        steps: hears of optimizers, while anything is streamed.
     """
 
     def __init__(self, model: nn.Module, blocks: Blocks) -> None:
@@ -70,7 +69,7 @@ class Stream:
         self._root: ForwardSlot | None = None
         self._slots: dict[str, ForwardSlot] = {}  # by path of the module
         self._copied: dict[str, list[weakref.ref[nn.Module]]] = {}  # modules whose copies are put right
-        self._step_hook: Any = None
+        self.steps: Any = None
         self._said: set[Unit] = set()
 
     # ---- units -------------------------------------------------------------------------------------
@@ -166,18 +165,17 @@ class Stream:
             root = ForwardSlot(model, "", _through(model))
             root.put(_RootForward(model, root.present, self))
             self._root = root
-            self._step_hook = register_optimizer_step_post_hook(_Stepped(weakref.ref(self)))
-            weakref.finalize(self, self._step_hook.remove).atexit = False  # of a model that goes as it is
+            self.steps = Steps(self)
 
     def _end(self) -> None:
         if self._root is not None:
             self._root.remove()
             self._root = None
-            self._step_hook.remove()
+            self.steps.close()
         self.window.close()
         model = self._model()
         if model is not None:
-            _streams.pop(model, None)
+            streams.pop(model, None)
 
     def _measure(self) -> None:
         self.window.most_bytes = window_bytes(
@@ -308,20 +306,7 @@ class Stream:
 
 def stream_of(model: nn.Module) -> Stream | None:
     """The stream of a model that has one."""
-    return _streams.get(model)
-
-
-def lasting_address(tensor: Tensor) -> int:
-    """The address of a tensor's storage; of a streamed weight, which comes and goes, of that at home."""
-    address: int = tensor.untyped_storage()._cdata
-    for stream in _streams.values():
-        if address in stream.places:
-            unit, weight = stream.places[address]
-            if weight is None:
-                weight = unit.weight_at(int(tensor.storage_offset()) * tensor.element_size())
-            address = weight.home.untyped_storage()._cdata
-            break
-    return address
+    return streams.get(model)
 
 
 def _on_their_device(module: nn.Module, attributes: dict[str, Any]) -> None:
@@ -337,16 +322,6 @@ def _there(value: nn.Parameter | None) -> nn.Parameter | None:
     return nn.Parameter(value.detach().to(device_of_use(value)), value.requires_grad)
 
 
-def device_of_use(tensor: Tensor) -> torch.device:
-    """Where a tensor is while it is used: a weight that lies at home on the host may be used on a card."""
-    if tensor.device.type == "cpu" and _streams and not is_lazy(tensor):
-        address = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
-        for stream in _streams.values():
-            if address in stream.places:
-                return stream.blocks.device
-    return tensor.device
-
-
 def opened(model: nn.Module, blocks: Blocks | str) -> Stream:
     """The stream of a model: the one that it has, or a new one.
 
@@ -354,9 +329,9 @@ def opened(model: nn.Module, blocks: Blocks | str) -> Stream:
         model: whose.
         blocks: of a new one; a folder: in memory of the host, with homes in files there.
     """
-    stream = _streams.get(model)
+    stream = streams.get(model)
     if stream is None:
-        stream = _streams[model] = Stream(model, HostBlocks(blocks) if isinstance(blocks, str) else blocks)
+        stream = streams[model] = Stream(model, HostBlocks(blocks) if isinstance(blocks, str) else blocks)
     return stream
 
 
@@ -448,7 +423,7 @@ class _UsingForward(StandIn):
         with ExitStack() as stack:
             if uses and (looking := hooks(stream)) is not None:
                 stack.enter_context(looking)
-            if uses and stream.blocks.frozen_only and not stream.is_running:
+            if uses and stream.blocks.is_apart and not stream.is_running:
                 stream.begin_forward()  # a part of the model, which cannot read its weights at home
                 stack.callback(stream.end_forward)
             for use in uses if stream.is_running else ():
@@ -460,18 +435,6 @@ class _UsingForward(StandIn):
 def _uses_of(slot: ForwardSlot) -> list[_Use]:
     assert isinstance(slot.stand_in, _UsingForward)
     return slot.stand_in.uses
-
-
-class _Stepped:
-    """Hears that an optimizer has stepped, and lets the pages go that it has touched."""
-
-    def __init__(self, stream: weakref.ref[Stream]) -> None:
-        self.stream = stream
-
-    def __call__(self, *unused: Any) -> None:
-        stream = self.stream()
-        if stream is not None:
-            stream.let_pages_go()
 
 
 def _through(module: nn.Module) -> StandIn | None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from memscale.weights.gradients import Arrivals, is_watched
+
 if TYPE_CHECKING:
     from memscale.weights.blocks import Blocks
 
@@ -44,6 +46,7 @@ class Weight:
         version: of the parameter, when block and home had the same bytes last.
         was_left: its data were in the block while anybody could write to them.
         is_streamed: False once the caller has given it other data, or it is back in memory for good.
+        arrivals: of its gradients, where they arise on another device than that of its home; else None.
     """
 
     def __init__(self, parameter: nn.Parameter, place: Place, home: Tensor) -> None:
@@ -56,6 +59,7 @@ class Weight:
         self.version = parameter._version
         self.was_left = False
         self.is_streamed = True
+        self.arrivals: Arrivals | None = None
 
     def has_form(self) -> bool:
         """Whether the parameter has the type, sizes and strides that it had."""
@@ -124,6 +128,8 @@ class Unit:
         """Gives the parameters their data at home. Their memory is free then."""
         for weight in self.weights:
             weight.parameter.data = weight.home
+            if self.blocks.is_apart and weight.parameter.requires_grad:
+                weight.arrivals = Arrivals(weight)
 
     # ---- use ---------------------------------------------------------------------------------------
 
@@ -141,16 +147,25 @@ class Unit:
             return
         if parameter.data_ptr() != weight.home_address or not weight.has_form():
             weight.is_streamed = False  # the caller has given it other data
-            if parameter.device != self.blocks.device and self.blocks.frozen_only:
+            if parameter.device != self.blocks.device and self.blocks.is_apart:
                 parameter.data = parameter.detach().to(self.blocks.device)  # made of what is at home
             return
-        if self.blocks.frozen_only and parameter.requires_grad:  # it was frozen when it left
+        if self._has_to_stay(weight):
             parameter.data = self.blocks.own(self, weight)
             weight.is_streamed = False
             return
         assert self.block is not None
         parameter.data = weight.view(self.block)
         weight.in_block = True
+        if weight.arrivals is not None and parameter.requires_grad:
+            weight.arrivals.begin_use(parameter)
+
+    def _has_to_stay(self, weight: Weight) -> bool:
+        """Whether a weight cannot come and go any more: it left frozen, or its gradient is watched now."""
+        parameter = weight.parameter
+        if not (self.blocks.is_apart and parameter.requires_grad):
+            return False
+        return weight.arrivals is None or is_watched(parameter)
 
     def end_use(self, weights: list[Weight]) -> None:
         """They are not used any more."""
@@ -179,6 +194,8 @@ class Unit:
 
     def _go(self, weight: Weight) -> None:
         parameter = weight.parameter
+        if weight.arrivals is not None:
+            weight.arrivals.end_use()
         if not self._is_in_block(weight):
             weight.is_streamed = weight.in_block = False  # the caller has given it other data
             return
@@ -233,6 +250,9 @@ class Unit:
             if weight.is_streamed and not weight.in_block and at_home:
                 parameter.data = self.blocks.own(self, weight)
             weight.is_streamed = weight.in_block = False
+            if weight.arrivals is not None:
+                weight.arrivals.end()
+                weight.arrivals = None
 
 
 def places_of(sizes: list[int]) -> tuple[list[Place], int]:

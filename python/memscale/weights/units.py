@@ -8,7 +8,8 @@ embedding         the same; a forward reads the rows that it needs in the file
 the rest          stays: what is small, what is no plain tensor, what somebody else holds
 
 On a card no operation reads a weight at home. There a block's weights come while any module in it runs, and
-what is trained, shared by several blocks, an embedding's, or used around other modules stays.
+what is shared by several blocks, an embedding's, or used around other modules stays. So does what is trained,
+unless its optimizer steps it in pieces.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch import nn
 
 from memscale.optim.pieces import is_dense
+from memscale.weights.gradients import is_watched
 from memscale.weights.unit import is_held, places_of
 
 _LISTS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -33,6 +35,9 @@ _WORTH_PARTING: Final = 8
 """Times the bytes that a unit must have, from which on a block is parted into the lists inside it."""
 
 _Owners = list[tuple[str, str, nn.Module]]
+
+_NONE_TRAINED: Final[Mapping[int, str]] = {}
+_TRAINED: Final = "it is trained, and the step of what is trained runs on the card"
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ def units_of(
     least_bytes: int,
     streamed: frozenset[int] = frozenset(),
     card: torch.device | None = None,
+    trained: Mapping[int, str] = _NONE_TRAINED,
 ) -> tuple[list[UnitFound], dict[str, str]]:
     """The units of a model in module order, and why parameters stay that could be worth it: name → reason.
 
@@ -89,6 +95,7 @@ def units_of(
         least_bytes: of a unit.
         streamed: ids of parameters that are streamed now; they are found again.
         card: that the model lies on; None: the CPU.
+        trained: on a card, id of a trained parameter → "" if its optimizer steps it in pieces, or why not.
     """
     if reason := _unseen_writes(model):
         return [], {"": reason}
@@ -105,7 +112,7 @@ def units_of(
         places = {blocks.get(path, path) for path, _, _ in owners}
         reason = "" if id(value) in streamed else _refusal(value, owners, card)
         if card is not None:
-            reason = reason or _refusal_on_card(value, owners, blocks)
+            reason = reason or _refusal_on_card(value, owners, blocks, trained)
         if reason:
             left[name] = reason
         else:
@@ -215,9 +222,13 @@ def _refusal(value: nn.Parameter, owners: _Owners, card: torch.device | None) ->
     return ""
 
 
-def _refusal_on_card(value: nn.Parameter, owners: _Owners, blocks: Mapping[str, str]) -> str:
-    if value.requires_grad:
-        return "it is trained, and the step of what is trained runs on the card"
+def _refusal_on_card(
+    value: nn.Parameter, owners: _Owners, blocks: Mapping[str, str], trained: Mapping[int, str]
+) -> str:
+    if value.requires_grad and (reason := trained.get(id(value), _TRAINED)):
+        return reason
+    if value.requires_grad and is_watched(value):
+        return "somebody has hooks on its gradient"
     if len({blocks.get(path, path) for path, _, _ in owners}) > 1:
         return "several blocks share it"
     for path, _, module in owners:

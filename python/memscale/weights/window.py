@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks in memory: those in use, the one that comes next, and as many of before as there is room for.
+"""The blocks in memory: those in use, and the one that comes next.
 
     use of unit i     waits for its block, and asks for that of unit i + 1 in the order of the last pass
-    room              the block that was used longest ago leaves; its memory is the next one's
+    room              the blocks of before leave; the memory of one is the next one's
 
 A pass is a forward and what comes until the next one. A block leaves only where `Unit.settle` finds that
 nobody holds it, so a late use can be slow and never wrong. `blocks` has the memory, and fills it.
@@ -11,7 +11,7 @@ nobody holds it, so a late use can be slow and never wrong. `blocks` has the mem
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from torch import Tensor
 
@@ -90,6 +90,7 @@ class Window:
             OSError: it could not be read.
         """
         following = self.order.next_after(unit)
+        self._let_go((unit, following))
         if unit.block is None:
             self._start(unit, self._room(unit.nbytes, (unit,), may_exceed=True))
         self._wait(unit)
@@ -98,6 +99,7 @@ class Window:
             self._units[unit] = self._units.pop(unit)
         if following is not None and following is not unit and following.block is None:
             self._start(following, self._room(following.nbytes, (unit, following), may_exceed=False))
+        self.blocks.rest()
 
     def clear(self, is_final: bool) -> list[Unit]:
         """Lets all blocks go that are not used. Returns the units whose blocks somebody holds.
@@ -119,7 +121,7 @@ class Window:
                 unit.stays = True
                 assert unit.block is not None
                 self.blocks.lose(unit, unit.block)
-        self.blocks.trim(self.used_bytes, self.most_bytes)
+        self.blocks.rest()
         return held
 
     def drop(self, unit: Unit) -> None:
@@ -150,6 +152,12 @@ class Window:
                 self.counters["over_window"] += 1
                 return self.blocks.beyond(nbytes)
             self.blocks.give(leaving, self._taken(leaving))
+
+    def _let_go(self, but: Container[Unit | None]) -> None:
+        """Lets the blocks of before go, so that a plan knows how many there are."""
+        for unit in list(self._units):
+            if unit not in but and self._leaves(unit):
+                self.blocks.give(unit, self._taken(unit))
 
     def _leaves(self, unit: Unit) -> bool:
         """Whether the block of a unit can go."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import memscale
 from memscale.core.hardware import detect
+from memscale.core.plan import Plan
 from memscale.offload.engine import Offload, OffloadSettings
 from memscale.offload.limits import Link
 from memscale.optim.away import send
@@ -164,3 +166,57 @@ def technique(model: nn.Module, window_bytes: int = 0, tier: str = "pinned") -> 
     offload = opened(tier, window_bytes=window_bytes)
     link = Link(offload.settings, 1000, 1000, 96 << 20)
     return GradientOffload(model, link, detect(card()), lambda: offload)
+
+
+# ---- training under a plan ---------------------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    """Layers of one size, and a loss."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.body = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).square().mean()  # type: ignore[no-any-return]
+
+
+@dataclass
+class Run:
+    """What a run leaves behind; peaks are the allocator's."""
+
+    found: list[Any] = field(default_factory=list)
+    plan: Plan | None = None
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+
+
+def measured(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, steps: int, accumulate: int = 1
+) -> Run:
+    """Trains a wrapped model, and detaches it: losses, weights and state, the plan and the peaks."""
+    made = Run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(steps):
+        for _ in range(accumulate):
+            loss = model(x)
+            loss.backward()
+            made.found.append(loss.detach().cpu())
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.cuda.synchronize()
+    made.allocated_bytes = torch.cuda.max_memory_allocated()
+    made.reserved_bytes = torch.cuda.max_memory_reserved()
+    made.plan = model._memscale_executor.plan  # type: ignore[union-attr]
+    memscale.detach(model)
+    made.found += [value.detach().cpu() for value in model.parameters()]
+    state = optimizer.state_dict()["state"]
+    made.found.append([(key, name, _here(state[key][name])) for key in sorted(state) for name in state[key]])
+    return made
+
+
+def _here(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value

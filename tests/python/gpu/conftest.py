@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_training import clean_device
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -36,15 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if missing is not None:
                 item.add_marker(missing)
-
-
-def clean_device() -> None:
-    """Gives all that can be given back to the device."""
-    gc.collect()
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
 
 
 @pytest.fixture(autouse=True)

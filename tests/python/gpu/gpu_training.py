@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -256,6 +257,15 @@ def assert_equal(plain: Result, other: Result) -> None:
     for name, value in plain.state.items():
         assert torch.equal(value, other.state[name]), name
     assert torch.equal(plain.rng, other.rng), "the device's random state"
+
+
+def clean_device() -> None:
+    """Gives all that can be given back to the device."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
 
 
 def context_bytes() -> int:

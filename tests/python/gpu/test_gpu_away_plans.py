@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from away_runs import Make, card, equal
+from away_runs import Chain, Make, Run, card, equal, measured
 from gpu_training import context_bytes
-from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 import memscale
 from memscale import Config
 from memscale.core import step_ways
-from memscale.core.plan import Plan
 from memscale.optim import cards
 from memscale.optim.away import away_bytes, is_away
 from memscale.optim.released import ReleasedGradient
@@ -35,57 +32,17 @@ def these_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-class Chain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.body = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x).square().mean()  # type: ignore[no-any-return]
-
-
-@dataclass
-class Run:
-    """What a run leaves behind; peaks are the allocator's."""
-
-    found: list[Any] = field(default_factory=list)
-    plan: Plan | None = None
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
-
-
-def _here(value: Any) -> Any:
-    return value.cpu() if isinstance(value, Tensor) else value
-
-
 def trained(make: Make, budget: int, accumulate: int = 1, steps: int = 2, **more: Any) -> Run:
     """A short training under a budget."""
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    model, x = Chain().cuda(), torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH).cuda()
-    optimizer, made = make(model.parameters()), Run()
+    model, x = Chain(WIDTH, LAYERS).cuda(), torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH).cuda()
+    optimizer = make(model.parameters())
     settings = {"async_offload": True, **more}
     config = Config(memory_budget=budget, enable_logging=False, **settings)
     memscale.wrap(model, config, x, optimizer=optimizer)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(steps):
-        for _ in range(accumulate):
-            loss = model(x)
-            loss.backward()
-            made.found.append(loss.detach().cpu())
-        optimizer.step()
-        optimizer.zero_grad()
-    torch.cuda.synchronize()
-    made.allocated_bytes = torch.cuda.max_memory_allocated()
-    made.reserved_bytes = torch.cuda.max_memory_reserved()
-    made.plan = model._memscale_executor.plan  # type: ignore[union-attr]
-    memscale.detach(model)
+    made = measured(model, optimizer, x, steps, accumulate)
     assert not is_away(optimizer)
-    made.found += [value.detach().cpu() for value in model.parameters()]
-    state = optimizer.state_dict()["state"]
-    made.found.append([(key, name, _here(state[key][name])) for key in sorted(state) for name in state[key]])
     return made
 
 
@@ -148,8 +105,8 @@ def test_nothing_leaves_unless_it_is_asked_for() -> None:
 
 def test_detach_in_the_middle_of_a_step() -> None:
     """Between backward and step: gradients and state are on the card again, as in a plain run."""
-    plain, x = Chain().cuda(), torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH).cuda()
-    model = Chain().cuda()
+    plain, x = Chain(WIDTH, LAYERS).cuda(), torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH).cuda()
+    model = Chain(WIDTH, LAYERS).cuda()
     models, optimizers = (plain, model), [ADAMW(each.parameters()) for each in (plain, model)]
     config = Config(memory_budget=context_bytes() + (40 << 20), enable_logging=False, async_offload=True)
     memscale.wrap(model, config, x, optimizer=optimizers[1])
@@ -175,7 +132,7 @@ def test_a_prediction_needs_no_card() -> None:
     config = Config(memory_budget=context_bytes() + (40 << 20), async_offload=True)
     found = []
     for device in ("cpu", "cuda"):
-        model = Chain().to(device)
+        model = Chain(WIDTH, LAYERS).to(device)
         optimizer = ADAMW(model.parameters())
         found.append(memscale.predict(model, optimizer, config, x.to(device), device=torch.device("cuda")))
     assert found[0].allocated_peak_bytes == found[1].allocated_peak_bytes
@@ -186,7 +143,7 @@ def test_a_cap_on_host_memory_holds_for_all_engines() -> None:
     """The engine of the state and that of all else together take no more than the configuration allows."""
     plain = trained(ADAMW, 1 << 36)
     cap = 256_000_000
-    model = Chain().cuda()
+    model = Chain(WIDTH, LAYERS).cuda()
     optimizer = ADAMW(model.parameters())
     budget = context_bytes() + plain.reserved_bytes * 45 // 100
     config = Config(

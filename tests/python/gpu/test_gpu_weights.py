@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_training import context_bytes
+from gpu_training import clean_device, context_bytes
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -391,14 +390,6 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
     rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name == NAME)
     monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
-
-
-def clean_device() -> None:
-    gc.collect()
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
 
 
 def large() -> nn.Module:

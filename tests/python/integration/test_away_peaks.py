@@ -67,6 +67,22 @@ def falcon() -> nn.Module:
     return transformers.FalconForCausalLM(made)  # type: ignore[no-any-return]
 
 
+def experts() -> nn.Module:
+    """The parameter that is stepped last is large, and the two before it are."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_local_experts": 4, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False}
+    made = transformers.MixtralConfig(vocab_size=4000, max_position_embeddings=64, **sizes, **heads)
+    return transformers.MixtralForCausalLM(made)  # type: ignore[no-any-return]
+
+
+def translator() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 320, "d_ff": 900, "num_heads": 5, "d_kv": 64, "num_layers": 2}
+    made = transformers.T5Config(vocab_size=4000, decoder_start_token_id=0, pad_token_id=0, **sizes)
+    return transformers.T5ForConditionalGeneration(made)  # type: ignore[no-any-return]
+
+
 class Pictures(nn.Module):
     """A classifier with a wide last convolution."""
 
@@ -99,6 +115,8 @@ class Recurrent(nn.Module):
 MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
     "opt": (opt, {"input_ids": words(5000), "labels": words(5000)}),
     "falcon": (falcon, {"input_ids": words(5000), "labels": words(5000)}),
+    "experts": (experts, {"input_ids": words(4000), "labels": words(4000)}),
+    "translator": (translator, {"input_ids": words(4000), "labels": words(4000)}),
     "pictures": (Pictures, {"x": torch.linspace(-1, 1, 12288).view(4, 3, 32, 32), "labels": torch.arange(4)}),
     "recurrent": (Recurrent, {"x": words(3000)}),
 }
@@ -163,6 +181,7 @@ def plan_of(model: Any) -> Plan:
     [
         ("opt", "8 bits", 85, {"state_offload", "gradient_offload"}),
         ("falcon", "one by one", 70, {"state_offload", "gradient_offload"}),
+        ("experts", "one by one", 62, {"state_offload", "gradient_offload"}),
         ("pictures", "SGD", 90, {"state_offload"}),
         ("recurrent", "lists", 60, {"state_offload", "gradient_offload"}),
         ("recurrent", "fused", 65, {"state_offload", "gradient_offload"}),
@@ -197,6 +216,57 @@ def test_the_predicted_peak_is_the_measured_one(
     assert all(map(torch.equal, expected, found))
     assert all(map(torch.equal, plain.parameters(), model.parameters()))
     memscale.detach(plain)
+    memscale.detach(model)
+
+
+@pytest.mark.parametrize("name", ["experts", "translator", "opt"])
+def test_the_smallest_plan_with_weights_away(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of several sizes come and go beside gradients and pieces of state."""
+    names = {*NAMES, "weight_offload"}
+    rows = tuple(technique for technique in EVERY if technique.name in names)
+    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    build, batch = MODELS[name]
+    kept: list[Any] = []
+
+    def begin() -> None:
+        torch.manual_seed(0)
+        model = build().train()
+        optimizer = OPTIMIZERS["one by one"](model)
+        memscale.wrap(model, config(tmp_path, 1), batch, optimizer=optimizer)
+        train(model, optimizer, batch, 1)
+        kept[:] = model, optimizer
+
+    gc.collect()
+    others = engine_bytes()
+    stays = sum(zoo.training.memory_changes(begin))
+    model, optimizer = kept
+    plan = plan_of(model)
+    assert {step.technique for step in plan.steps} == names
+    peak = stays + zoo.training.peak_bytes(partial(train, model, optimizer, batch)) + engine_bytes() - others
+    predicted = plan.predicted.device_used_peak_bytes
+    assert 0.98 * predicted <= peak <= predicted
+    memscale.detach(model)
+
+
+@pytest.mark.parametrize("dtype", ["FP32", "BF16"])
+def test_gradients_of_bf16_weights_may_all_be_small(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then gradient release does nothing, and no plan has it."""
+    flags = hardware_host.cpu_flags() | {"avx512_bf16"}
+    monkeypatch.setattr(hardware_host, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(precision, "_onednn_has_bf16", lambda: True)
+    others = {"autocast", "bf16_weights"} if dtype == "BF16" else set()
+    rows = tuple(technique for technique in EVERY if technique.name in {*NAMES, *others})
+    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(6)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    settings = config(tmp_path, 1, use_mixed_precision=bool(others), exact=not others)
+    memscale.wrap(model, settings, torch.ones(2, 600), optimizer=optimizer)
+    chosen = {step.technique for step in plan_of(model).steps}
+    assert chosen == {"state_offload", *(others or ["gradient_offload"])}
     memscale.detach(model)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core import executor as executor_module
+from memscale.errors import ConfigError
 from trainer_samples import GPT2, Counted, Lines, Own, Stream, Trained, arguments, trained, weights
 from zoo.training import SMALLEST, built, same_bits
 
@@ -101,6 +102,12 @@ class TestTransformers:
             assert planned.executor.plan.digest == planned.plan_at_wrap.digest
             assert planned.executor.planning_seconds == 0.0
             assert not [key for key in planned.metrics if "planning" in key]
+
+    def test_steps_in_backward_are_refused(self, tmp_path: Path) -> None:
+        """It looks at gradients between backward and step, whether or not it clips."""
+        for norm in (1.0, 0.0):
+            with pytest.raises(ConfigError, match=r"step_in_backward=True.*a Trainer takes the norm"):
+                trained(tmp_path, SMALLEST.replace(step_in_backward=True), max_grad_norm=norm)
 
     def test_in_place(self, tmp_path: Path) -> None:
         run = trained(tmp_path, SMALLEST)

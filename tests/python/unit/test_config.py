@@ -36,6 +36,7 @@ DEFAULTS: dict[str, object] = {
     "memory_budget": None,
     "strict_budget": False,
     "force_optimize": False,
+    "step_in_backward": False,
     "exact": None,
     "use_static_profiling": True,
     "use_empirical_fallback": True,

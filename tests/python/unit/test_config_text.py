@@ -60,6 +60,7 @@ fields = st.fixed_dictionaries(
         "memory_budget": sizes,
         "strict_budget": st.booleans(),
         "force_optimize": st.booleans(),
+        "step_in_backward": st.booleans(),
         "exact": st.none() | st.booleans(),
         "use_static_profiling": st.booleans(),
         "use_empirical_fallback": st.booleans(),

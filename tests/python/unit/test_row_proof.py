@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -395,3 +398,30 @@ def test_rows_that_meet_in_backward_are_no_rows_alone(make: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), make())
     assert not row_search.find(model) and row_search.reasons(model)
+
+
+def test_a_refusal_holds_no_frame() -> None:
+    """Models are looked at inside a training step, whose frames would stay until garbage is collected."""
+
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(WIDTH, 4 * WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.up(x) @ self.up(x).transpose(-1, -2)
+
+    def look() -> weakref.ref[Tensor]:
+        module, held = Attending(), torch.ones(1)
+        with suppress(row_facts.NotRowWiseError):
+            row_facts.prove(module, module.forward)
+            pytest.fail("it is refused")
+        return weakref.ref(held)
+
+    look()  # imports what it needs
+    gc.collect()
+    gc.disable()
+    try:
+        assert look()() is None
+    finally:
+        gc.enable()

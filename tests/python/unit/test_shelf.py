@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from torch import Tensor, nn
 
 import memscale
 from away_samples import CUT, PIECE, equal, opened, pair, parameters, step
-from memscale.optim import shelf, take_over
+from memscale.optim import give_back, shelf, take_over
 from memscale.optim.away import send, take_back
+from zoo.training import memory_changes
 
 
 def states(optimizer: torch.optim.Optimizer) -> Any:
@@ -75,6 +78,50 @@ def test_no_memory_for_a_piece(moments: str | None, monkeypatch: pytest.MonkeyPa
             one = before if torch.equal(value, before[0][index]) else after
             assert torch.equal(value, one[0][index]) and equal(found[1][index], one[1][index])
     assert failed > torn > 0
+
+
+def test_a_piece_goes_before_more_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan counts the pieces in use and the parts of gradients, and not what a piece of before had."""
+    seen: list[bool] = []
+
+    def watched(self: shelf.Shelf, jobs: Any) -> None:
+        run = shelf._Run(self, [])
+
+        def seeing(call: Any) -> Any:
+            def seen_call(*arguments: Any) -> Any:
+                seen.append(run.free is None)
+                return call(*arguments)
+
+            return seen_call
+
+        run.jobs = [job._replace(work=seeing(job.work), begin=seeing(job.begin)) for job in jobs]
+        run.run()
+
+    values = parameters()
+    optimizer = CUT["adamw"](values)
+    assert send(optimizer, opened(), PIECE) == ""
+    step(values, optimizer, 1)
+    monkeypatch.setattr(shelf.Shelf, "run", watched)
+    step(values, optimizer, 2)
+    assert len(seen) > 8 and all(seen)
+
+
+def test_state_comes_back_one_parameter_after_the_other() -> None:
+    """It does so inside a training step, if a new plan has it stay."""
+    values = [nn.Parameter(torch.ones(50_000)) for _ in range(8)]
+    size = 2 * values[0].nbytes
+    optimizer = torch.optim.AdamW(values)
+    assert send(optimizer, opened(), PIECE, spared=values) == ""
+    alive: dict[int, int] = {}
+
+    def highest(work: Callable[[], object]) -> int:
+        return max(itertools.accumulate(memory_changes(work, alive)))
+
+    highest(lambda: step(values, optimizer, 2))
+    assert highest(lambda: take_back(optimizer)) < 2 * size
+    highest(lambda: (take_over(optimizer, "code8"), step(values, optimizer, 1)))
+    grown = 8 * (size - 2 * 50_000)
+    assert highest(lambda: give_back(optimizer)) < grown + 2 * size
 
 
 def test_numbers_that_are_none(tmp_path: Path) -> None:

@@ -272,6 +272,29 @@ def test_a_block_does_not_leave_while_it_is_read(monkeypatch: pytest.MonkeyPatch
     assert pending and not any(pending)
 
 
+def test_a_block_of_another_size_goes_before_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+    give, beyond = HostBlocks.give, HostBlocks.beyond
+
+    def watched(self: HostBlocks, unit: Unit, memory: Tensor) -> None:
+        given.append(weakref.ref(memory))
+        give(self, unit, memory)
+
+    def made(self: HostBlocks, nbytes: int) -> Tensor:
+        alive.extend(past() is not None for past in given)
+        return beyond(self, nbytes)
+
+    monkeypatch.setattr(HostBlocks, "give", watched)
+    monkeypatch.setattr(HostBlocks, "beyond", made)
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, 2 * WIDTH)]
+    model = built(lambda: nn.Sequential(*layers, nn.Linear(2 * WIDTH, 4)))
+    with streamed(model, window=16 * WIDTH * WIDTH) as stream:
+        model(torch.randn(3, WIDTH)).sum().backward()
+        assert stream.window.here_bytes <= stream.window.most_bytes
+    assert alive and not any(alive)
+
+
 def test_what_is_written_to_a_weight_that_somebody_holds() -> None:
     """By a way that no version counts, while a function keeps a view of it."""
     model, plain = (built(MODELS["kept by a function"]) for _ in range(2))
@@ -358,7 +381,7 @@ def test_memory_is_the_window() -> None:
         for block in model.get_submodule("blocks").children():
             block.register_forward_hook(lambda *unused: seen.append(stream.window.here_bytes))
         trained(model)
-        assert max(seen) == stream.window.most_bytes == stream.window.here_bytes
+        assert max(seen) == stream.window.most_bytes and stream.window.here_bytes == 0
         homes = [value.data_ptr() for unit in stream.units.values() for value in [unit.weights[0].home]]
         assert homes == [unit.weights[0].parameter.data_ptr() for unit in stream.units.values()]
 

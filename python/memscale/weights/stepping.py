@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What optimizers find: on a card, weights that are trained and lie at home on the host.
+
+    state away            the optimizer steps them in pieces, and brings each itself (`optim/away_weights`)
+    any other step        has them on the card as a whole until it is over: those of its groups, or those that
+                          it borrows one by one
+
+Afterwards the pages of files go that a step has touched.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from memscale.optim.weak_call import WeakCall
+from memscale.weights.places import apart
+
+if TYPE_CHECKING:
+    from memscale.weights.stream import Stream
+    from memscale.weights.unit import Unit, Weight
+
+
+class Steps:
+    """Hears of the steps of all optimizers.
+
+    Args:
+        stream: whose weights they may step.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = weakref.ref(stream)
+        self._borrowed: list[tuple[Unit, Weight, Tensor]] = []
+        self._handles = [
+            register_optimizer_step_pre_hook(WeakCall(self._begin)),
+            register_optimizer_step_post_hook(WeakCall(self._end)),
+        ]
+        for handle in self._handles:
+            weakref.finalize(stream, handle.remove).atexit = False  # of a model that goes as it is
+
+    def close(self) -> None:
+        """Hears no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def borrow(self, unit: Unit, weight: Weight) -> None:
+        """Has a weight on the card as a whole, until a step is over.
+
+        Raises:
+            torch.OutOfMemoryError: the card has no room for it.
+        """
+        unit.blocks.end(unit)
+        weight.parameter.data = unit.blocks.own(unit, weight)
+        self._borrowed.append((unit, weight, weight.parameter.data))
+
+    def _begin(self, optimizer: torch.optim.Optimizer, *unused: Any) -> None:
+        stream = self._stream()
+        if stream is None or not stream.blocks.is_apart:
+            return
+        if not hasattr(type(optimizer), "_memscale_away_base"):  # which borrows what it cannot take apart
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        borrow(parameter)
+
+    def _end(self, *unused: Any) -> None:
+        stream = self._stream()
+        borrowed, self._borrowed = self._borrowed, []
+        for _, weight, lent in borrowed:
+            parameter = weight.parameter
+            if weight.is_streamed and parameter.data_ptr() == lent.data_ptr() and weight.has_form():
+                with torch.no_grad():
+                    weight.home.copy_(lent)
+                parameter.data = weight.home
+        if stream is not None:
+            stream.let_pages_go()
+
+
+def borrow(parameter: Tensor) -> None:
+    """Has a weight of a card that is at home there, until a step is over. Any other tensor stays as it is.
+
+    Raises:
+        torch.OutOfMemoryError: the card has no room for it.
+    """
+    found = apart(parameter)
+    if found is not None:
+        stream, unit, weight = found
+        stream.steps.borrow(unit, weight)
