@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -26,7 +27,7 @@ torch.set_num_threads(1)  # the models are tiny: a second thread would only wait
 
 @pytest.fixture(autouse=True)
 def clean_state() -> Iterator[None]:
-    """Every test finds PyTorch's switches and MemScale's logger as a new process has them."""
+    """Every test finds PyTorch's switches, MemScale's logger and accelerate as a new process has them."""
     torch.manual_seed(0)
     logger = logging.getLogger("memscale")
     handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
@@ -35,6 +36,8 @@ def clean_state() -> Iterator[None]:
     torch.set_autocast_enabled("cpu", False)
     assert torch.is_grad_enabled() and not leaked
     logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
+    if (accelerate := sys.modules.get("accelerate.state")) is not None:  # its precision is a singleton's
+        accelerate.AcceleratorState._reset_state(True)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,14 +26,6 @@ RUNS = [  # case, precision, batches per step, with a sample
     (case("convnet"), "no", 2, True),
     (case("gpt2"), "bf16", 2, False),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_state() -> Iterator[None]:
-    """Accelerate keeps its precision in a singleton."""
-    accelerate.state.AcceleratorState._reset_state(True)
-    yield
-    accelerate.state.AcceleratorState._reset_state(True)
 
 
 def trained(
