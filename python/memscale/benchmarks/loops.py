@@ -98,16 +98,16 @@ class Run:
     losses: list[Tensor] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Forward."""
+    def forward(self, batch: Batch) -> tuple[Tensor, Any]:
+        """The loss, and the output that has it, which a loop's variable holds until the step is over."""
         kind = "cuda" if self.job.device == "cuda" else "cpu"
         half = self.job.precision == "bf16-amp" and self.loop.autocast
         under = torch.autocast(kind, torch.bfloat16, enabled=half)
         with under, self.loop.around():
             if self.loop.forward is not None:
-                return self.loop.forward(batch)
-            loss: Tensor = self.loop.model(**batch).loss
-            return loss
+                return self.loop.forward(batch), None
+            output = self.loop.model(**batch)
+            return output.loss, output
 
     def train(self, steps: int) -> None:
         """So many training steps."""
@@ -116,7 +116,7 @@ class Run:
         for _ in range(steps):
             self._wait()
             began = time.perf_counter()
-            loss = self.loss(self.data[len(self.losses) % len(self.data)])
+            loss, output = self.forward(self.data[len(self.losses) % len(self.data)])
             self.loop.backward(loss)
             if self.loop.update is not None:
                 self.loop.update()
@@ -124,7 +124,7 @@ class Run:
                 self.loop.optimizer.step()
                 self.loop.optimizer.zero_grad()
             self.losses.append(loss.detach())
-            del loss
+            del loss, output
             self._wait()
             self.seconds.append(time.perf_counter() - began)
 
@@ -133,7 +133,9 @@ class Run:
         if self.loop.update is not None:
             return ""
         torch.manual_seed(_DROPOUT)
-        self.loop.backward(self.loss(self.data[0]))
+        loss, output = self.forward(self.data[0])
+        self.loop.backward(loss)
+        del loss, output
         digest, shown = hashlib.sha256(), False
         for name, parameter in self.loop.model.named_parameters():
             digest.update(name.encode())

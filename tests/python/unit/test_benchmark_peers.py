@@ -71,7 +71,7 @@ def test_torchaos_offloading_comes_in_its_own_bf16_too(monkeypatch: pytest.Monke
         run, _ = child._begin(job(way))
         assert {parameter.dtype for parameter in run.loop.model.parameters()} == {dtype}
         assert run.loop.autocast == (dtype == torch.float32) and Needed.given["weight_decay"] == 0.01
-        assert run.loss(run.data[0]).isfinite()
+        assert run.forward(run.data[0])[0].isfinite()
 
 
 @pytest.mark.parametrize("way", ["deepspeed-zero2", "deepspeed-zero3"])
@@ -99,7 +99,7 @@ def test_liger_gets_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = SimpleNamespace(LigerFusedLinearCrossEntropyLoss=lambda: fused)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", kernels)
     run, _ = child._begin(job("liger", BERT))
-    run.loss(run.data[0])
+    run.forward(run.data[0])
     assert types == {torch.bfloat16}
 
 
