@@ -18,7 +18,8 @@
  *
  *  - A **buffer** is one storage. Its `end` is the *natural* end: the position at which the last
  *    reference other than autograd's saved tensors was dropped. That is what makes derivation possible:
- *    a technique that does not keep a saved tensor gets the natural end.
+ *    a technique that does not keep a saved tensor gets the natural end. A second run makes again what the
+ *    first one made, but for buffers of MSC_CATEGORY_PARAMETER: weights that come for a while, which it finds.
  *  - A **save** is one saved tensor of the autograd graph: packed in forward, unpacked when backward
  *    needs it, released when its node has run. Several saves may share a buffer.
  *  - A **module** is an `nn.Module` by path; a **call** is one execution of its forward, an interval of
@@ -92,8 +93,8 @@ typedef enum msc_work {
     MSC_WORK_COUNT
 } msc_work;
 
-/** Flags of a module: reasons, found while tracing, why its calls must not be executed a second time; and the
- *  last one, which is none. */
+/** Flags of a module: reasons, found while tracing, why its calls must not be executed a second time; and one
+ *  which is none. */
 enum {
     MSC_MODULE_ROOT = 1u << 0,         /**< the whole model */
     MSC_MODULE_PYTHON_STATE = 1u << 1, /**< forward changed an attribute that is not a buffer */
@@ -101,8 +102,10 @@ enum {
     MSC_MODULE_NOT_TENSORS = 1u << 3,  /**< fills an object that is not a tensor, e.g. a cache */
     MSC_MODULE_EXCLUDED = 1u << 4,     /**< the caller forbids it */
     MSC_MODULE_HOOKED = 1u << 5,       /**< a module below has forward hooks, which would fire twice */
-    MSC_MODULE_CHAIN = 1u << 6         /**< no reason: its forward calls its children one after another, each
+    MSC_MODULE_CHAIN = 1u << 6,        /**< no reason: its forward calls its children one after another, each
                                             on the result of the one before, and does nothing else */
+    MSC_MODULE_NO_ROOM = 1u << 7       /**< a second run needs more streamed weights at once than there is
+                                            room for */
 };
 
 /** One operation. */
@@ -265,6 +268,12 @@ MSC_API msc_status msc_graph_make_late(msc_graph *graph, uint32_t buffer, msc_er
 /** Sets the category of a buffer, e.g. once it is known to be a gradient. Errors: EINVAL, ESTATE. */
 MSC_API msc_status msc_graph_set_category(msc_graph *graph, uint32_t buffer, msc_category category,
                                           msc_error *err);
+
+/**
+ * Sets the size of a buffer that is known later: of memory for this and what comes next, say.
+ * Errors: EINVAL (no such buffer), ESTATE, EOVERFLOW (sum of all buffers above 2^62 bytes).
+ */
+MSC_API msc_status msc_graph_set_size(msc_graph *graph, uint32_t buffer, uint64_t size_bytes, msc_error *err);
 
 /** Natural end of a buffer at the present position. Errors: EINVAL (unknown, or ended before), ESTATE. */
 MSC_API msc_status msc_graph_end_buffer(msc_graph *graph, uint32_t buffer, msc_error *err);

@@ -50,7 +50,8 @@ typedef enum msc_action {
     X(NO_FORWARD, "no-forward", "is not called through its own forward")                                     \
     X(EXCLUDED, "excluded", "excluded by the caller")                                                        \
     X(DISABLED, "disabled", "checkpointing is switched off in the configuration")                            \
-    X(HOOKED, "hooked", "a module inside it has forward hooks, which would fire twice")
+    X(HOOKED, "hooked", "a module inside it has forward hooks, which would fire twice")                      \
+    X(NO_ROOM, "no-room", "a second run would need more streamed weights at once than there is room for")
 
 typedef enum msc_rule {
 #define MSC_RULE_ENUM(name, key, text) MSC_RULE_##name,

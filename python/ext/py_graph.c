@@ -302,6 +302,23 @@ MSC_PY_FASTCALL(graph_set_category)
     return none_result(status, &err);
 }
 
+MSC_PY_SIGNATURE(set_size, 2, 2, "buffer", "size_bytes");
+
+MSC_PY_FASTCALL(graph_set_size)
+{
+    PyObject *values[2];
+    uint32_t buffer = 0;
+    uint64_t size_bytes = 0;
+    msc_error err;
+    msc_status status;
+
+    if (!msc__py_bind(&set_size_signature, args, nargs, kwnames, values) ||
+        !msc__py_to_id(values[0], "buffer", &buffer) || !msc__py_to_u64(values[1], "size_bytes", &size_bytes))
+        return NULL;
+    status = msc_graph_set_size(msc__py_graph_self(self), buffer, size_bytes, &err);
+    return none_result(status, &err);
+}
+
 MSC_PY_SIGNATURE(add_save, 1, 1, "buffer");
 
 MSC_PY_FASTCALL(graph_add_save)
@@ -541,6 +558,8 @@ static PyMethodDef graph_methods[] = {
                   "note_buffer($self, /, buffer, module, what)\n--\n\nPuts a note on a buffer."),
     MSC_PY_METHOD("set_category", graph_set_category, 0,
                   "set_category($self, /, buffer, category)\n--\n\nSets the category of a buffer."),
+    MSC_PY_METHOD("set_size", graph_set_size, 0,
+                  "set_size($self, /, buffer, size_bytes)\n--\n\nSets the size of a buffer."),
     MSC_PY_METHOD("end_buffer", graph_end_buffer, 0,
                   "end_buffer($self, /, buffer)\n--\n\nEnds a buffer at the present position."),
     MSC_PY_METHOD("add_write", graph_add_write, 0,

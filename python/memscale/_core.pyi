@@ -98,6 +98,8 @@ MODULE_HOOKED: Final = 32
 """Module flag: a module below it has forward hooks, which a second run would fire again."""
 MODULE_CHAIN: Final = 64
 """Module flag: its forward calls its children one after another, each on the result of the one before."""
+MODULE_NO_ROOM: Final = 128
+"""Module flag: a second run needs more streamed weights at once than there is room for."""
 
 class _SimOptions(TypedDict, total=False):
     """The allocator that the step will run on; what is left out has the default of the kind."""
@@ -365,6 +367,9 @@ class Graph:
 
     def set_category(self, buffer: SupportsIndex, category: SupportsIndex) -> None:
         """Sets the category of a buffer, e.g. once it is known to be a gradient."""
+
+    def set_size(self, buffer: SupportsIndex, size_bytes: SupportsIndex) -> None:
+        """Sets the size of a buffer that is known later: of memory for this and what comes next, say."""
 
     def end_buffer(self, buffer: SupportsIndex) -> None:
         """Ends a buffer at the present position: no reference is left but those of saved tensors."""

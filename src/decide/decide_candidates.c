@@ -51,6 +51,7 @@ static msc_rule judge(const evidence *found)
         {(found->flags & MSC_MODULE_PYTHON_STATE) != 0, MSC_RULE_PYTHON_STATE},
         {(found->flags & MSC_MODULE_NOT_TENSORS) != 0, MSC_RULE_NOT_TENSORS},
         {(found->flags & MSC_MODULE_HOOKED) != 0, MSC_RULE_HOOKED},
+        {(found->flags & MSC_MODULE_NO_ROOM) != 0, MSC_RULE_NO_ROOM},
         {found->late, MSC_RULE_NO_FORWARD},
         {(found->notes & MSC__NOTE_WRITES_OUTSIDE) != 0, MSC_RULE_WRITES_OUTSIDE},
         {(found->notes & MSC__NOTE_INPUT_CHANGED) != 0, MSC_RULE_INPUT_CHANGED},

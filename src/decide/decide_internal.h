@@ -97,7 +97,7 @@ typedef struct msc__model {
     msc__region *call_regions;  /**< per call, as a region of its own */
     uint32_t *last_call;        /**< per call: the last call inside it, itself at least */
     msc__buckets saves_by_call; /**< a call and all inside it are consecutive */
-    msc__buckets begins;        /**< buffers by begin, those that are not resident */
+    msc__buckets begins;        /**< buffers by begin, those that each run makes */
     int64_t *time_before_ns;    /**< per position: time of the operations before it */
     int64_t call_overhead_ns;   /**< of one recomputed region */
     int64_t intercept_ns;       /**< per operation that runs inside a selective region */

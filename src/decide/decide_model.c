@@ -63,7 +63,7 @@ static void fill_buckets(msc__model *model)
             if (model->saves[i].call != MSC_NONE)
                 msc__buckets_add(&model->saves_by_call, model->saves[i].call, i);
         for (i = 0; i < model->buffer_count; i++)
-            if (!model->buffers[i].resident)
+            if (msc__is_made_again(&model->buffers[i]))
                 msc__buckets_add(&model->begins, model->buffers[i].begin, i);
         if (pass == 0) {
             msc__buckets_place(&model->scratch, &model->saves_by_call);

@@ -227,6 +227,15 @@ msc_status msc_graph_add_op(msc_graph *graph, const char *name, const msc_op *de
     return msc__array_push(graph->ctx, &graph->ops, sizeof op, &op, err);
 }
 
+/* Whether a buffer of `size_bytes` may stand beside buffers of `others` bytes. */
+static msc_status require_room(uint64_t others, uint64_t size_bytes, msc_error *err)
+{
+    if (size_bytes > MSC__GRAPH_MOST_BUFFER_BYTES - others)
+        return msc__fail(err, MSC_EOVERFLOW, "cannot add a buffer of %llu bytes: all would exceed 2^62 bytes",
+                         (unsigned long long)size_bytes);
+    return MSC_OK;
+}
+
 static msc_status push_buffer(msc_graph *graph, const msc_buffer *buffer, uint32_t *out, msc_error *err)
 {
     msc_status status = require_open(graph, "add a buffer", err);
@@ -235,9 +244,9 @@ static msc_status push_buffer(msc_graph *graph, const msc_buffer *buffer, uint32
         return status;
     if (buffer->category >= MSC_CATEGORY_COUNT)
         return msc__fail(err, MSC_EINVAL, "there is no such category of buffers");
-    if (buffer->size_bytes > MSC__GRAPH_MOST_BUFFER_BYTES - graph->buffer_bytes)
-        return msc__fail(err, MSC_EOVERFLOW, "cannot add a buffer of %llu bytes: all would exceed 2^62 bytes",
-                         (unsigned long long)buffer->size_bytes);
+    status = require_room(graph->buffer_bytes, buffer->size_bytes, err);
+    if (status != MSC_OK)
+        return status;
     status = msc__array_push(graph->ctx, &graph->buffers, sizeof *buffer, buffer, err);
     if (status != MSC_OK)
         return status;
@@ -309,6 +318,24 @@ msc_status msc_graph_set_category(msc_graph *graph, uint32_t buffer, msc_categor
     if ((unsigned)category >= MSC_CATEGORY_COUNT)
         return msc__fail(err, MSC_EINVAL, "there is no category %u", (unsigned)category);
     ((msc_buffer *)graph->buffers.items)[buffer].category = (uint8_t)category;
+    return MSC_OK;
+}
+
+msc_status msc_graph_set_size(msc_graph *graph, uint32_t buffer, uint64_t size_bytes, msc_error *err)
+{
+    msc_status status = require(graph, MSC__GRAPH_BUFFER, buffer, err);
+    uint64_t *size;
+    uint64_t others;
+
+    if (status != MSC_OK)
+        return status;
+    size = &((msc_buffer *)graph->buffers.items)[buffer].size_bytes;
+    others = graph->buffer_bytes - *size;
+    status = require_room(others, size_bytes, err);
+    if (status != MSC_OK)
+        return status;
+    *size = size_bytes;
+    graph->buffer_bytes = others + size_bytes;
     return MSC_OK;
 }
 

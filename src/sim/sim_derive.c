@@ -13,6 +13,7 @@
  *      returns   moves that come back
  *      redos     regions that recompute there, the later call first
  *      starts    regions that begin there, for their states
+ *      arrivals  weights that come with the operation
  *      begins    buffers that the operation makes
  *      expires   buffers whose recomputed instance goes while its recompute still runs
  *
@@ -160,12 +161,17 @@ static void fill_begins(msc__derivation *d, msc__scratch *scratch)
     uint32_t b;
 
     msc__buckets_init(scratch, &d->begins, d->op_count + 2);
+    msc__buckets_init(scratch, &d->arrivals, d->op_count + 2);
     for (pass = 0; pass < 2; pass++) {
-        for (b = 0; b < d->buffer_count; b++)
-            if (!d->buffers[b].resident)
-                msc__buckets_add(&d->begins, d->buffers[b].begin, b);
-        if (pass == 0)
+        for (b = 0; b < d->buffer_count; b++) {
+            const msc_buffer *buffer = &d->buffers[b];
+            if (!buffer->resident)
+                msc__buckets_add(msc__is_made_again(buffer) ? &d->begins : &d->arrivals, buffer->begin, b);
+        }
+        if (pass == 0) {
             msc__buckets_place(scratch, &d->begins);
+            msc__buckets_place(scratch, &d->arrivals);
+        }
     }
 }
 

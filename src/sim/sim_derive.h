@@ -21,16 +21,17 @@ typedef struct msc__derivation {
     uint32_t buffer_count;
     uint64_t staging_bytes; /**< held from before the step on; 0: none */
     msc__plan_regions plan;
-    uint32_t *end;        /**< per buffer: of the forward instance; MSC__WITH_RECOMPUTE: kept until then */
-    uint32_t *redo_end;   /**< per buffer: latest release of used internal saves, 0: none */
-    msc__buckets begins;  /**< buffers by begin, those that are not resident */
-    msc__buckets frees;   /**< objects by the position at which they are freed */
-    msc__buckets expires; /**< buffers by the position inside the recompute at which they are freed */
-    msc__buckets starts;  /**< live regions by begin */
-    msc__buckets redos;   /**< live regions by redo, later calls first */
-    msc__buckets puts;    /**< moves by put */
-    msc__buckets drops;   /**< moves by release */
-    msc__buckets returns; /**< moves by the position at which they come back */
+    uint32_t *end;         /**< per buffer: of the forward instance; MSC__WITH_RECOMPUTE: kept until then */
+    uint32_t *redo_end;    /**< per buffer: latest release of used internal saves, 0: none */
+    msc__buckets begins;   /**< buffers by begin, those that each run makes */
+    msc__buckets arrivals; /**< and those that come with an operation's first run, and are not resident */
+    msc__buckets frees;    /**< objects by the position at which they are freed */
+    msc__buckets expires;  /**< buffers by the position inside the recompute at which they are freed */
+    msc__buckets starts;   /**< live regions by begin */
+    msc__buckets redos;    /**< live regions by redo, later calls first */
+    msc__buckets puts;     /**< moves by put */
+    msc__buckets drops;    /**< moves by release */
+    msc__buckets returns;  /**< moves by the position at which they come back */
 } msc__derivation;
 
 /** Whether an operation's outputs are kept for a recompute, which then leaves it out. */

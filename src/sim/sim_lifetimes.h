@@ -38,10 +38,17 @@ static inline uint32_t msc__natural_end(const msc_buffer *buffer)
     return buffer->resident || buffer->end > buffer->begin ? buffer->end : buffer->begin + 1;
 }
 
-/** Whether a buffer is made by an operation of the region. */
+/** Whether a second run of the operation that made a buffer makes it again. Weights that come for a while it finds.
+ */
+static inline bool msc__is_made_again(const msc_buffer *buffer)
+{
+    return !buffer->resident && buffer->category != MSC_CATEGORY_PARAMETER;
+}
+
+/** Whether a buffer is made by an operation of the region, in each run. */
 static inline bool msc__is_made_inside(const msc_buffer *buffer, const msc__region *region)
 {
-    return !buffer->resident && buffer->begin >= region->begin && buffer->begin < region->end;
+    return msc__is_made_again(buffer) && buffer->begin >= region->begin && buffer->begin < region->end;
 }
 
 /** Whether a save that was packed inside the region is one that the region drops, its buffer not being kept.

@@ -47,7 +47,8 @@
  *  Recompute. At position rb, after the frees of that position and right before operation rb (at the end of
  *  the step when rb = n), operations fb … stop-1 are executed again, except kept ones. Each buffer that
  * begins with one of them gets a fresh instance at its operation, and scratch is used as in forward. What is
- *  resident, kept or was made before fb is not made again.
+ *  resident, kept or was made before fb is not made again; nor is a buffer of category PARAMETER, for weights that
+ *  come while a module runs are found by its second run: such a buffer counts as one from outside.
  *   - An instance without used internal saves is freed at its natural end when that lies before stop,
  *     otherwise when the recompute ends.
  *   - An instance with used internal saves lives until the latest of their releases, in real backward time;
@@ -289,6 +290,8 @@ static void emit_op(emitter *e, const msc__derivation *d, uint32_t op)
     for (i = d->starts.first[op]; i < d->starts.first[op + 1]; i++)
         if (d->plan.regions[d->starts.items[i]].state_bytes > 0)
             emit_alloc(e, d, 2 * d->buffer_count + d->starts.items[i]);
+    for (i = d->arrivals.first[op]; i < d->arrivals.first[op + 1]; i++)
+        emit_alloc(e, d, d->arrivals.items[i]);
     emit_outputs(e, d, op, 0);
 }
 

@@ -135,6 +135,7 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "Graph.add_late": built(lambda g: g.add_late(10**12, 7)),
     "Graph.make_late": built(lambda g: g.make_late(g.add_resident(10**12, 3))),
     "Graph.set_category": built(lambda g: g.set_category(0, 2)),
+    "Graph.set_size": built(lambda g: g.set_size(0, 2)),
     "Graph.note_op": built(lambda g: g.note_op(0, "x" * 300)),
     "Graph.note_buffer": built(lambda g: (g.note_buffer(0, 0, "x" * 300), g.note_buffer(0, -1, "y" * 300))),
     "Graph.op_notes": lambda _: NOTED.op_notes(),

@@ -232,7 +232,21 @@ class GraphRecorder(TorchDispatchMode):
             self._made_in_forward.discard(buffer)
             self.graph.set_category(buffer, _core.CATEGORY_ACTIVATION)
         self._saved_by_op.add(buffer)
-        return Slot(self, buffer, self.graph.add_save(buffer))
+        save = self.graph.add_save(buffer)
+        if self.uses is not None:
+            self.uses.saved(save)
+        return Slot(self, buffer, save)
+
+    def unpack(self, slot: Slot) -> None:
+        """Records that backward is about to use what was saved."""
+        if self.uses is not None:
+            self.uses.unpacked(slot.save, slot.buffer)
+        self.graph.unpack(slot.save)
+
+    def unpack_kept(self, tensor: Tensor) -> None:
+        """Likewise of a tensor that is saved as it is: a parameter."""
+        if self.uses is not None:
+            self.uses.unpacked(-1, self.buffer_of(tensor))
 
     def unpacked_as(self, slot: Slot, storage: Any) -> None:
         """Declares that a fresh storage stands for what `slot` saved, from now until it dies."""

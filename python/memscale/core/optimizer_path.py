@@ -38,7 +38,8 @@ class Streamed:
         names: of the parameters.
         blocks: which come and go.
         window_bytes: memory for blocks, at most.
-        inner_bytes: memory for several inside one of the model's own modules, at most.
+        inner_bytes: memory for those that a second run has at once, at most, where it has several.
+        too_large: paths of modules that are not to run again, for what that has at once.
         trained_bytes: that an optimizer's step reads and writes.
     """
 
@@ -46,6 +47,7 @@ class Streamed:
     blocks: tuple[Block, ...] = ()
     window_bytes: int = 0
     inner_bytes: int = 0
+    too_large: frozenset[str] = frozenset()
     trained_bytes: int = 0
 
     @property

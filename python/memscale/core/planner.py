@@ -36,7 +36,7 @@ from memscale.core.step_ways import (
 )
 from memscale.core.tracer import StepFacts, Trace
 from memscale.offload.limits import Link, link_for
-from memscale.techniques.base import StepAttachment, Surroundings
+from memscale.techniques.base import SettlingAttachment, StepAttachment, Surroundings
 from memscale.techniques.bf16_weights import NAME as BF16_WEIGHTS
 from memscale.techniques.loss_scale import entered
 from memscale.techniques.state_offload import with_state_room
@@ -275,7 +275,12 @@ class Planner:
             rest = tuple(technique for technique in way if technique.name not in names)
             made = self._tried(rest, args, kwargs, cache_off, plain, spared)
             return replace(made, way=way, idle=(*made.idle, *why_not.items()))
-        plan = self.engine.decide(trace, None if plain is None else plain.trace)
+        beside = None if plain is None else plain.trace
+        plan = self.engine.decide(trace, beside)
+        settling = [item for item in attachments if isinstance(item, SettlingAttachment)]
+        while not all([item.settles(plan.choices) for item in settling]):
+            trace, attachments = self._traced(args, kwargs, cache_off, plain, attachments, why_not)
+            plan = self.engine.decide(trace, beside)
         return tried(way, attachments, (plan, trace), why_not)
 
     def _traced(

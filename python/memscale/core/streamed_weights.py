@@ -2,13 +2,14 @@
 """Streamed weights in a traced step (`weights/stream.py`): what they take, and the time of their copies.
 
     resident   no weight that is streamed; on a card the window, full all the time
-    forward    the window, full from its begin to its end; all blocks come once
-    backward   the largest two blocks of one of the model's own modules, and what larger ones take beyond that
-               while one of them is in use or comes next; all blocks come once more
+    forward    from a module's call to the next one's: its block, and that which comes next; all come once
+    backward   from a use to the next one, likewise, and at least what second runs with several blocks have at
+               once; all come once more
     the step   reads and writes what is trained
 
-A bound: copies that hide behind the computing count all the same, and a second run, which comes between two
-operations of backward, has the blocks that it uses in the room for a module.
+A bound: copies that hide behind the computing count all the same. A second run comes between two operations
+of backward, before a tensor that was saved in it is used: from there on the blocks of before or those of its
+module are there, whichever are larger.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def declare(
 class Uses:
     """Blocks in a host's memory while a step is traced.
 
+    A buffer of the graph is what is there from one use to the next. Each use is an operation of its own, so
+    that neither the one before nor the one that needs a block counts both.
+
     Args:
         recorder: of the trace.
         streamed: what is streamed.
@@ -61,38 +65,84 @@ class Uses:
         self._recorder = recorder
         self._streamed = streamed
         self._blocks = blocks
-        self._owned: dict[int, int] = {}  # module → number of its block
-        self._order: list[int] = []  # in which forward uses blocks
-        self._present = -1
+        self._sizes = [block.nbytes for block in streamed.blocks]
+        self._owned: dict[int, frozenset[int]] = {}  # module → numbers of its blocks
+        self._saved: dict[int, int] = {}  # save → block of the module that it was packed in
+        self._order: list[int] = []  # in which forward uses blocks, and from its end backward
+        self._in_use: frozenset[int] = frozenset()  # in forward
+        self._present = -1  # block that backward used last
+        self._asked = -1  # block that a second run would use since
         self._in_backward = False
-        self._room = -1
-        self._beyond = -1  # buffer of what two blocks take that have no place in the room
+        self._there = -1  # buffer
 
     def begin(self, in_backward: bool) -> None:
         """A forward or a backward begins."""
         self._in_backward = in_backward
-        self._room = self._made(self._streamed.inner_bytes if in_backward else self._streamed.window_bytes)
+        self._in_use = frozenset()
+        self._present = self._asked = -1
         if in_backward and self._order:
-            self._come(self._order[-1])
+            self._present = self._order[-1]
+        self._there = self._made(self._most() if in_backward else 0)
 
     def end(self) -> None:
         """It is over."""
-        self._end_beyond()
-        self._recorder.graph.end_buffer(self._room)
+        if not self._in_backward:
+            self._next_is(frozenset(self._order[-2:-1]))  # what backward would ask for first
+        self._recorder.graph.end_buffer(self._there)
+
+    # ---- forward -----------------------------------------------------------------------------------
 
     def called(self, module: int) -> None:
         """A module of the graph begins to run."""
         if not self._owned:
-            paths = self._recorder.module_ids
-            self._owned = {
-                paths[path]: number
-                for number, block in enumerate(self._streamed.blocks)
-                for path in block.owners
-                if path in paths
-            }
-        block = self._owned.get(module, -1)
-        if block >= 0 and self._order[-1:] != [block]:
-            self._order.append(block)
+            self._find_owners()
+        own = self._owned.get(module)
+        if own is None:
+            return
+        if self._in_backward:  # a second run of the model's own
+            self._come(min(own))
+            return
+        outer = (self._owned.get(item, frozenset()) for item in self._recorder.open_modules)
+        blocks = own.union(*outer)
+        if blocks == self._in_use:
+            return
+        self._next_is(blocks)
+        self._use(0)  # until it is known what comes next
+        self._in_use = blocks
+        self._order.extend(block for block in sorted(own) if self._order[-1:] != [block])
+
+    def saved(self, save: int) -> None:
+        """A tensor has been saved, in forward."""
+        for module in reversed(self._recorder.open_modules):
+            if module in self._owned:
+                self._saved[save] = min(self._owned[module])
+                break
+
+    def _find_owners(self) -> None:
+        graph, paths = self._recorder.graph, self._recorder.module_ids
+        for number, block in enumerate(self._streamed.blocks):
+            for module in (paths[path] for path in block.owners if path in paths):
+                self._owned[module] = self._owned.get(module, frozenset()) | {number}
+        for path in self._streamed.too_large:
+            if path in paths:
+                graph.mark_module(paths[path], _core.MODULE_NO_ROOM)
+
+    def _next_is(self, blocks: frozenset[int]) -> None:
+        """It is known what comes after the blocks in use."""
+        size = sum(self._sizes[block] for block in self._in_use | blocks) if self._in_use else 0
+        self._recorder.graph.set_size(self._there, size)
+
+    # ---- backward ----------------------------------------------------------------------------------
+
+    def unpacked(self, save: int, buffer: int | None) -> None:
+        """Backward is about to use a saved tensor: a weight, or what a second run may have to make first."""
+        if not self._in_backward:
+            return
+        if buffer in self._blocks:
+            self._come(self._blocks[buffer])
+        elif (block := self._saved.get(save, self._present)) not in (self._present, self._asked):
+            self._asked = block
+            self._use(self._most())
 
     def read(self, tensors: Iterable[Tensor]) -> None:
         """The operation that was entered last has read these."""
@@ -100,26 +150,36 @@ class Uses:
             return
         for tensor in tensors:
             buffer = self._recorder.buffer_of(tensor)
-            block = -1 if buffer is None else self._blocks.get(buffer, -1)
-            if block not in (-1, self._present):
-                self._come(block)
+            if buffer in self._blocks:
+                self._come(self._blocks[buffer])
 
     def _come(self, block: int) -> None:
-        """A block is in memory, and the one that comes next: that of before in forward's order."""
-        self._present = block
-        self._end_beyond()
+        if block == self._present:
+            return
+        self._present, self._asked = block, -1
         while self._order and self._order[-1] != block:
             self._order.pop()
-        sizes = [block.nbytes for block in self._streamed.blocks]
-        following = [sizes[one] for one in self._order[-2:-1]] if self._order else [max(sizes)]
-        size = sizes[block] + sum(following) - self._streamed.inner_bytes
-        if size > 0:
-            self._beyond = self._made(size)
+        self._use(self._most())
 
-    def _end_beyond(self) -> None:
-        if self._beyond >= 0:
-            self._recorder.graph.end_buffer(self._beyond)
-        self._beyond = -1
+    def _most(self) -> int:
+        """Of what may be there in backward."""
+        either = (self._with_next(block) for block in (self._present, self._asked) if block >= 0)
+        return max(self._streamed.inner_bytes, *either, 0)
+
+    def _with_next(self, block: int) -> int:
+        """A block, and the one that comes next: that of before in forward's order."""
+        if block not in self._order:
+            return self._sizes[block] + max(self._sizes)
+        last = len(self._order) - 1 - self._order[::-1].index(block)
+        return self._sizes[block] + sum(self._sizes[one] for one in self._order[max(0, last - 1) : last])
+
+    # ---- buffers -----------------------------------------------------------------------------------
+
+    def _use(self, size: int) -> None:
+        graph = self._recorder.graph
+        graph.end_buffer(self._there)
+        graph.add_op("memscale::weights_next", 0, 0, 0, 0, _core.WORK_MOVE)
+        self._there = self._made(size)
 
     def _made(self, size: int) -> int:
         buffer = self._recorder.graph.add_buffer(size, _core.CATEGORY_PARAMETER)

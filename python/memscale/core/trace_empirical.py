@@ -118,8 +118,9 @@ class _RealSaves:
 
     def unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
+            self.recorder.unpack_kept(packed)
             return packed
-        self.recorder.graph.unpack(packed.slot.save)
+        self.recorder.unpack(packed.slot)
         tensor: Tensor = packed.tensor
         return tensor
 
@@ -129,7 +130,7 @@ class _RealSaves:
 
     def on_unpack(self, save: Any) -> None:
         """See `checkpointing.SaveObserver`."""
-        self.recorder.graph.unpack(save.save)
+        self.recorder.unpack(save)
 
     def on_release(self, save: Any) -> None:
         """See `checkpointing.SaveObserver`."""

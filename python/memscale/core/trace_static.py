@@ -221,10 +221,12 @@ class _FakeSaves:
         )
 
     def unpack(self, packed: Any) -> Tensor:
+        recorder = self.recorder
         if isinstance(packed, Tensor):
+            recorder.unpack_kept(packed)
             return packed
-        recorder, slot = self.recorder, packed.slot
-        recorder.graph.unpack(slot.save)
+        slot = packed.slot
+        recorder.unpack(slot)
         if isinstance(packed, _RealPlaceholder):
             return self._real(packed)
         shape, stride, dtype, device, offset, size = packed.metadata

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from memscale.core.config import EffectiveConfig
     from memscale.core.hardware import Hardware
+    from memscale.core.plan import Choice
     from memscale.core.step_amounts import Part
     from memscale.core.tracer import StepFacts
     from memscale.offload.engine import Offload
@@ -103,6 +104,14 @@ class PartialAttachment(PathAttachment, Protocol):
 
         What is to leave does so before anything comes back.
         """
+
+
+@runtime_checkable
+class SettlingAttachment(PathAttachment, Protocol):
+    """A path technique whose trace depends on what the plan made from it runs again."""
+
+    def settles(self, choices: Sequence[Choice]) -> bool:
+        """Whether the last trace has what these choices need. If not, a later one has, of a few."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +42,7 @@ from memscale.weights.units import UnitFound, units_of
 
 if TYPE_CHECKING:
     from memscale.core.hardware import Hardware
+    from memscale.core.plan import Choice
     from memscale.core.tracer import StepFacts
     from memscale.offload.limits import Link
     from memscale.techniques.base import PathAttachment, Surroundings
@@ -198,6 +199,8 @@ class WeightOffload:
         self.beneath: StandIn | None = None
         self.used = False
         self._half: frozenset[str] = frozenset()
+        self._coming: list[Block] = []
+        self._room_bytes = 0  # of blocks beside each other in a second run
 
     @property
     def _wanted(self) -> list[UnitFound]:
@@ -228,17 +231,41 @@ class WeightOffload:
             if unit.owners
         ]
         blocks = [(block.nbytes, block.owners) for block in coming]
+        self._coming = coming
         streamed = Streamed(
             names=frozenset(name for unit in wanted for name in unit.names),
             blocks=tuple(coming),
             window_bytes=window_bytes(blocks),
-            inner_bytes=_inner_bytes(blocks),
+            inner_bytes=self._room_bytes,
+            too_large=_too_large(self._the_model, coming),
             trained_bytes=sum(map(self._trained_bytes, wanted)),
         )
         rate = self.hardware.cost.bytes_of("move")
         link = self.link
         moves = 1024 * rate // link.out_bytes_per_us, 1024 * rate // link.in_bytes_per_us
         return replace(step, path=replace(step.path, streamed=streamed, link_moves=moves))
+
+    def settles(self, choices: Sequence[Choice]) -> bool:
+        """Whether the last trace has room for the blocks that these choices have at once in second runs."""
+        if self._is_on_card:  # its region is as large as the window
+            return True
+        needed, region = 0, list[str]()
+        for choice in choices:
+            if not {"checkpoint", "selective"}.intersection(choice.techniques):
+                continue
+            region = [*region, choice.module] if choice.joined else [choice.module]
+            needed = max(needed, _together(self._coming, region))
+        if needed <= self._room_bytes:
+            return True
+        every = window_bytes([(block.nbytes, block.owners) for block in self._coming])
+        self._room_bytes = every if self._room_bytes else needed  # another plan, then: it may have any
+        return False
+
+    @property
+    def _the_model(self) -> nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
 
     def _trained_bytes(self, unit: UnitFound) -> int:
         return sum(
@@ -290,8 +317,7 @@ class WeightOffload:
         return self.link.settings.device.type != "cpu"
 
     def _stream(self, units: Sequence[UnitFound]) -> None:
-        model = self._model()
-        assert model is not None
+        model = self._the_model
         for unit in units:
             stream = stream_of(model)
             if stream is None or not stream.has(unit):
@@ -334,16 +360,36 @@ class WeightOffload:
                     _LOGGER.warning("weights of %r stay away: %s", path, error)
 
 
-def _inner_bytes(blocks: Sequence[tuple[int, tuple[str, ...]]]) -> int:
-    """Memory for the blocks that a second run of one of the model's own modules has, if it has several."""
-    owners = [path for _, paths in blocks for path in paths]
-    if len(set(owners)) < len(owners):  # a module uses several, and needs the window
-        return window_bytes(blocks)
-    inside: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
-    for size, paths in blocks:
-        for child in {path.partition(".")[0] for path in paths}:
-            inside.setdefault(child, []).append((size, paths))
-    return max((window_bytes(several) for several in inside.values() if len(several) > 1), default=0)
+def _together(blocks: Sequence[Block], modules: Iterable[str]) -> int:
+    """Memory for the blocks that modules have at once when they run again; 0 where all of them use one block.
+
+    Before the first of several, and after the last, a trace knows what is there.
+    """
+    paths = tuple(f"{path}." for path in modules)
+    inside = [block for block in blocks if any(f"{owner}.".startswith(paths) for owner in block.owners)]
+    return window_bytes([(block.nbytes, block.owners) for block in inside]) if len(inside) > 1 else 0
+
+
+def _too_large(model: nn.Module, blocks: Sequence[Block]) -> frozenset[str]:
+    """Paths of modules that are not to run again as a whole, for what that has in memory at once.
+
+    Blocks of equal size are layers. A module that needs more than the largest two, and is not a chain, has an
+    embedding or a head beside them: to save the memory of the layers is a matter of each of them.
+    """
+    sizes = [block.nbytes for block in blocks]
+    layers = max((2 * size for size in sizes if sizes.count(size) > 1), default=0)
+    around = {above for block in blocks for owner in block.owners for above in _above(owner)}
+    return frozenset(
+        path
+        for path in around
+        if 0 < layers < _together(blocks, [path]) and not isinstance(model.get_submodule(path), nn.Sequential)
+    )
+
+
+def _above(path: str) -> list[str]:
+    """The paths of the modules around one, without the model's own."""
+    names = path.split(".")
+    return [".".join(names[:count]) for count in range(1, len(names))]
 
 
 def _paths(units: Sequence[UnitFound]) -> frozenset[str]:

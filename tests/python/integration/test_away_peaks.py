@@ -83,6 +83,23 @@ def translator() -> nn.Module:
     return transformers.T5ForConditionalGeneration(made)  # type: ignore[no-any-return]
 
 
+def masked() -> nn.Module:
+    """The embedding is larger than a layer, is the head's weight, and lies in a module with the layers."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+    made = transformers.RobertaConfig(vocab_size=4000, max_position_embeddings=48, pad_token_id=1, **sizes)
+    return transformers.RobertaForMaskedLM(made)  # type: ignore[no-any-return]
+
+
+def grown() -> nn.Module:
+    """A chain, any part of which may be run again, of layers that all have another size."""
+    widths = [256, 1024, 512, 900, 300, 256]
+    layers: list[nn.Module] = []
+    for before, width in itertools.pairwise(widths):
+        layers += [nn.Linear(before, width), nn.Tanh()]
+    return nn.Sequential(nn.Sequential(*layers), Mean())
+
+
 class Pictures(nn.Module):
     """A classifier with a wide last convolution."""
 
@@ -117,6 +134,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
     "falcon": (falcon, {"input_ids": words(5000), "labels": words(5000)}),
     "experts": (experts, {"input_ids": words(4000), "labels": words(4000)}),
     "translator": (translator, {"input_ids": words(4000), "labels": words(4000)}),
+    "masked": (masked, {"input_ids": words(4000), "labels": words(4000)}),
+    "grown": (grown, {"input": torch.linspace(-1, 1, 200 * 256).view(200, 256)}),
     "pictures": (Pictures, {"x": torch.linspace(-1, 1, 12288).view(4, 3, 32, 32), "labels": torch.arange(4)}),
     "recurrent": (Recurrent, {"x": words(3000)}),
 }
@@ -219,7 +238,7 @@ def test_the_predicted_peak_is_the_measured_one(
     memscale.detach(model)
 
 
-@pytest.mark.parametrize("name", ["experts", "translator", "opt"])
+@pytest.mark.parametrize("name", ["experts", "translator", "opt", "masked", "grown"])
 def test_the_smallest_plan_with_weights_away(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +319,13 @@ def test_bf16_weights_from_their_first_step_on(
     assert peak <= predicted
     assert steps == 1 or peak >= 0.97 * predicted  # in the first step nothing is fetched ahead
     memscale.detach(model)
+
+
+class Mean(nn.Module):
+    """A loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean()
 
 
 class Square(nn.Module):

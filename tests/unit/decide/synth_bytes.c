@@ -125,7 +125,7 @@ static const char *op_name(uint32_t byte)
 static void add_op(source *s)
 {
     static const msc_category categories[] = {MSC_CATEGORY_ACTIVATION, MSC_CATEGORY_TEMPORARY,
-                                              MSC_CATEGORY_GRADIENT};
+                                              MSC_CATEGORY_GRADIENT, MSC_CATEGORY_PARAMETER};
     uint32_t byte = next(s);
     msc_op op = {.flops = (uint64_t)byte << byte % 20,
                  .moved_bytes = (uint64_t)byte << byte % 11,
@@ -139,7 +139,7 @@ static void add_op(source *s)
     s->op_count++;
     for (i = 0; i < outputs; i++)
         s->buffer_count += (uint32_t)accepted(
-            s, msc_graph_add_buffer(s->graph, pick_bytes(s), categories[byte % 3], NULL, NULL));
+            s, msc_graph_add_buffer(s->graph, pick_bytes(s), categories[byte % 4], NULL, NULL));
 }
 
 static void add_save(source *s)

@@ -148,6 +148,25 @@ static void test_category(void **state)
     assert_int_equal(msc_graph_buffer_count(f->graph), 1);
 }
 
+static void test_size_that_is_known_later(void **state)
+{
+    graph_fixture *f = *state;
+    uint64_t most = (uint64_t)1 << 62;
+    uint32_t buffer = add_buffer(f, 8);
+
+    add_buffer(f, 16);
+    assert_int_equal(msc_graph_set_size(f->graph, 2, 0, &f->err), MSC_EINVAL);
+    assert_int_equal(msc_graph_set_size(f->graph, buffer, most - 15, &f->err), MSC_EOVERFLOW);
+    assert_int_equal(msc_graph_set_size(f->graph, buffer, UINT64_MAX, &f->err), MSC_EOVERFLOW);
+    assert_int_equal(msc_graph_buffers(f->graph)[buffer].size_bytes, 8);
+    assert_int_equal(msc_graph_set_size(f->graph, buffer, most - 16, &f->err), MSC_OK);
+    assert_int_equal(msc_graph_add_buffer(f->graph, 1, MSC_CATEGORY_INPUT, NULL, &f->err), MSC_EOVERFLOW);
+    assert_int_equal(msc_graph_set_size(f->graph, buffer, 4, &f->err), MSC_OK);
+    add_buffer(f, most - 20);
+    assert_int_equal(msc_graph_finish(f->graph, &f->err), MSC_OK);
+    assert_int_equal(msc_graph_buffers(f->graph)[buffer].size_bytes, 4);
+}
+
 static void test_sum_of_buffers(void **state)
 {
     graph_fixture *f = *state;
@@ -327,6 +346,7 @@ static void test_finished_is_frozen(void **state)
     assert_int_equal(msc_graph_add_buffer(g, 1, MSC_CATEGORY_INPUT, NULL, &f->err), MSC_ESTATE);
     assert_int_equal(msc_graph_add_resident(g, 1, MSC_CATEGORY_INPUT, NULL, &f->err), MSC_ESTATE);
     assert_int_equal(msc_graph_set_category(g, 0, MSC_CATEGORY_INPUT, &f->err), MSC_ESTATE);
+    assert_int_equal(msc_graph_set_size(g, 0, 1, &f->err), MSC_ESTATE);
     assert_int_equal(msc_graph_end_buffer(g, 0, &f->err), MSC_ESTATE);
     assert_int_equal(msc_graph_add_write(g, 0, &f->err), MSC_ESTATE);
     assert_int_equal(msc_graph_add_save(g, 0, NULL, &f->err), MSC_ESTATE);
@@ -414,6 +434,7 @@ int main(void)
         GRAPH_CASE("names/refused", test_bad_names),
         GRAPH_CASE("buffer/resident", test_residents),
         GRAPH_CASE("buffer/category", test_category),
+        GRAPH_CASE("buffer/size-known-later", test_size_that_is_known_later),
         GRAPH_CASE("buffer/sum-below-2-to-62", test_sum_of_buffers),
         GRAPH_CASE("buffer/end-twice", test_end_twice),
         GRAPH_CASE("save/life", test_save_life),

@@ -66,7 +66,8 @@ static inline uint32_t natural_end(const msc_buffer *b)
 
 static inline bool made_inside(const reference *r, const msc_buffer *b, uint32_t region)
 {
-    return !b->resident && b->begin >= r->begin[region] && b->begin < r->finish[region];
+    return !b->resident && b->category != MSC_CATEGORY_PARAMETER && b->begin >= r->begin[region] &&
+           b->begin < r->finish[region];
 }
 
 static inline bool internal_to(const reference *r, const msc_save *s, uint32_t region)
