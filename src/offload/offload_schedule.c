@@ -55,7 +55,9 @@ msc_status msc__schedule_put(msc_context *ctx, msc__schedule *schedule, uint64_t
 /* Whether the order of the step before is to be followed. Fewer puts than then show at the first use. */
 static bool is_known(const msc__schedule *schedule)
 {
-    return !schedule->differs && schedule->bytes.count == schedule->known.count && schedule->order.count > 0;
+    uint32_t before = schedule->uses.count > 0 ? schedule->before : schedule->bytes.count;
+
+    return !schedule->differs && before == schedule->expected && schedule->order.count > 0;
 }
 
 static void follow(msc__schedule *schedule, uint32_t ordinal)
@@ -75,6 +77,8 @@ static void follow(msc__schedule *schedule, uint32_t ordinal)
 
 void msc__schedule_use(msc_context *ctx, msc__schedule *schedule, uint32_t ordinal)
 {
+    if (schedule->uses.count == 0)
+        schedule->before = schedule->bytes.count;
     if (is_known(schedule))
         follow(schedule, ordinal);
     if (msc__array_push(ctx, &schedule->uses, sizeof ordinal, &ordinal, NULL) != MSC_OK)
@@ -133,8 +137,10 @@ void msc__schedule_forget(msc__schedule *schedule)
 
 bool msc__schedule_step(msc_context *ctx, msc__schedule *schedule)
 {
-    bool expected = is_known(schedule) && !schedule->surprised;
+    bool expected =
+        is_known(schedule) && schedule->bytes.count == schedule->known.count && !schedule->surprised;
 
+    schedule->expected = schedule->uses.count > 0 ? schedule->before : schedule->bytes.count;
     swap(&schedule->bytes, &schedule->known);
     swap(&schedule->uses, &schedule->order);
     find_places(ctx, schedule);

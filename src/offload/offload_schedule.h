@@ -9,8 +9,9 @@
  *      step 1    puts 0 1 2 3    used 3 1 2 0    expected 3 2 1 0, the reverse of the puts
  *      step 2    puts 0 1 2 3    used …          expected 3 1 2 0
  *
- * A step whose puts differ in size or number from those of the step before (another batch, another branch) is
- * expected in reverse again. A use that was not expected is followed from where it stands in the expectation.
+ * A step whose puts differ in size, or in number at the first use, from those of the step before (another batch,
+ * another branch) is expected in reverse again. Puts may follow uses: gradients, which leave in backward. A use that
+ * was not expected is followed from where it stands in the expectation.
  *
  * Nothing depends on a right guess except time. Threads: one at a time; the engine holds its mutex.
  */
@@ -29,6 +30,8 @@ typedef struct msc__schedule {
     msc__array order;  /* uint32_t: position → ordinal, the step before */
     msc__array places; /* uint32_t: ordinal → its first position in `order`, or MSC_NONE */
     uint32_t position; /* in `order`: what is expected next */
+    uint32_t before;   /* puts before the first use, this step */
+    uint32_t expected; /* and in the step before */
     bool differs;      /* the puts of this step are not those of the step before */
     bool surprised;    /* a use was not the expected one */
 } msc__schedule;

@@ -178,16 +178,18 @@ static uint32_t look_ahead(msc_offload *engine, const msc__block *in_use, msc_ti
         uint32_t ordinal = msc__schedule_next(&walk);
         msc__block *block = NULL; /* not looked at where it is ahead: a lane may have its line */
 
-        if (ordinal >= engine->step_puts.count)
+        if (ordinal == MSC_NONE)
             break;
+        if (ordinal >= engine->step_puts.count) /* not put yet */
+            continue;
         if (!puts[ordinal].ahead && (block = block_of(engine, &puts[ordinal])) == NULL)
             continue;
         if (block == in_use)
             continue;
         if (next == in_use->group)
             next = puts[ordinal].group;
-        if (block == NULL || !is_away(block))
-            continue;
+        if (block == NULL || !is_away(block) || (walk.order == NULL && block->in != MSC__IN_NONE))
+            continue; /* where nothing was recorded, what has been used is not expected a second time */
         if (block->group != in_use->group && block->group != next)
             break;
         if (!has_room(engine, block, in_use))

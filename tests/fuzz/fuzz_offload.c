@@ -245,6 +245,7 @@ static void play_slabs(msc_context *ctx, const uint8_t *options, const uint8_t *
 typedef struct record {
     uint64_t sizes[STEPS_MOST];
     uint32_t put_count;
+    uint32_t put_first; /* before the first use */
     uint32_t uses[STEPS_MOST];
     uint32_t use_count;
 } record;
@@ -257,7 +258,10 @@ typedef struct history {
 
 static int is_known(const history *h)
 {
-    return h->before.use_count > 0 && h->now.put_count == h->before.put_count &&
+    uint32_t first = h->now.use_count > 0 ? h->now.put_first : h->now.put_count;
+
+    return h->before.use_count > 0 && first == h->before.put_first &&
+           h->now.put_count <= h->before.put_count &&
            memcmp(h->now.sizes, h->before.sizes, h->now.put_count * sizeof h->now.sizes[0]) == 0;
 }
 
@@ -285,6 +289,8 @@ static void note_use(history *h, uint32_t ordinal)
         if (i < h->before.use_count)
             h->position = i + 1;
     }
+    if (h->now.use_count == 0)
+        h->now.put_first = h->now.put_count;
     h->now.uses[h->now.use_count++] = ordinal;
 }
 
@@ -312,7 +318,7 @@ static void play_order(msc_context *ctx, const uint8_t *steps, uint32_t count)
         } else if (steps[0] < 230 && h.now.put_count > 0) {
             /* Mostly what is expected, so that steps repeat. */
             ordinal = steps[1] < 200 ? expected(&h, 0) : steps[2] % h.now.put_count;
-            if (ordinal == MSC_NONE)
+            if (ordinal >= h.now.put_count) /* nothing, or what is not put yet */
                 ordinal = steps[2] % h.now.put_count;
             msc__schedule_use(ctx, &schedule, ordinal);
             note_use(&h, ordinal);
@@ -320,7 +326,8 @@ static void play_order(msc_context *ctx, const uint8_t *steps, uint32_t count)
             msc__schedule_forget(&schedule);
             begin_step(&h);
         } else {
-            require(msc__schedule_step(ctx, &schedule) == (is_known(&h) && !h.surprised));
+            require(msc__schedule_step(ctx, &schedule) ==
+                    (is_known(&h) && h.now.put_count == h.before.put_count && !h.surprised));
             h.before = h.now;
             begin_step(&h);
         }

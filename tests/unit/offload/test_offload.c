@@ -434,22 +434,22 @@ static void a_use_says_what_is_here(void **state)
     msc_device_faults slow = {.bytes_per_second = 3200};
     char bytes[64] = {1};
     char back[64] = {0};
-    msc_ticket tickets[2];
+    msc_ticket tickets[3];
     msc_ticket soon[2];
     uint32_t here = 1;
     training t;
 
     (void)state;
     training_open(&t, &options, &slow);
-    put_and_settle(&t, bytes, tickets, 2);
-    assert_int_equal(msc_offload_use_on(t.engine, tickets[1], NULL, soon, 2, &here), 2);
+    put_and_settle(&t, bytes, tickets, 3);
+    assert_int_equal(msc_offload_use_on(t.engine, tickets[2], NULL, soon, 2, &here), 2);
     assert_int_equal(here, 0); /* nobody has got it */
-    assert_int_equal(soon[1], tickets[0]);
-    assert_int_equal(msc_offload_get(t.engine, tickets[0], back, NULL, &err), MSC_OK);
-    assert_int_equal(msc_offload_use_on(t.engine, tickets[0], NULL, soon, 1, &here), 0);
+    assert_int_equal(soon[1], tickets[1]);
+    assert_int_equal(msc_offload_get(t.engine, tickets[1], back, NULL, &err), MSC_OK);
+    assert_int_equal(msc_offload_use_on(t.engine, tickets[1], NULL, soon, 1, &here), 1);
     assert_int_equal(here, 0); /* on its way */
-    assert_int_equal(msc_offload_arrive(t.engine, tickets[0], NULL, &err), MSC_OK);
-    assert_int_equal(msc_offload_use_on(t.engine, tickets[1], NULL, soon, 2, &here), 2);
+    assert_int_equal(soon[0], tickets[0]);
+    assert_int_equal(msc_offload_arrive(t.engine, tickets[1], NULL, &err), MSC_OK);
     assert_int_equal(msc_offload_get(t.engine, tickets[0], back, NULL, &err), MSC_OK);
     while (msc_offload_counters_now(t.engine).in_bytes[MSC_TIER_HOST] < 128)
         msc__sleep_ns(1000000);

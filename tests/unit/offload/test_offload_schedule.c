@@ -132,6 +132,29 @@ static void other_sizes_and_numbers(void **state)
     expect((const uint32_t[]){4, 3, 2, 1, 0}, 5); /* and more */
 }
 
+/* Gradients leave while backward uses what forward has put, and the next step does the same. */
+static void puts_between_uses(void **state)
+{
+    uint32_t step;
+
+    (void)state;
+    for (step = 0; step < 3; step++) {
+        put_all(sizes, 3);
+        expect(step == 0 ? (const uint32_t[]){2, 1, 0} : (const uint32_t[]){1, 2, 0}, 3);
+        msc__schedule_use(ctx, &schedule, 1);
+        put(99, 3);
+        if (step > 0)
+            expect((const uint32_t[]){2, 0}, 2);
+        msc__schedule_use(ctx, &schedule, 2);
+        msc__schedule_use(ctx, &schedule, 0);
+        assert_int_equal(msc__schedule_step(ctx, &schedule), step > 0);
+    }
+    put_all(sizes, 3);
+    msc__schedule_use(ctx, &schedule, 1);
+    put(98, 3); /* another size */
+    expect((const uint32_t[]){0}, 1);
+}
+
 /* A block that is used twice (`retain_graph`) is expected twice. */
 static void used_twice(void **state)
 {
@@ -210,13 +233,10 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_schedule, close_schedule)
     const struct CMUnitTest tests[] = {
-        CASE(reversed_at_first),
-        CASE(recorded_afterwards),
-        CASE(surprises),
-        CASE(other_sizes_and_numbers),
-        CASE(used_twice),
-        CASE(forgotten),
-        CASE(a_run_that_repeats_allocates_nothing),
+        CASE(reversed_at_first), CASE(recorded_afterwards),
+        CASE(surprises),         CASE(other_sizes_and_numbers),
+        CASE(puts_between_uses), CASE(used_twice),
+        CASE(forgotten),         CASE(a_run_that_repeats_allocates_nothing),
         CASE(without_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
