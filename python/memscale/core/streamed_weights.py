@@ -79,9 +79,7 @@ class Uses:
         """A forward or a backward begins."""
         self._in_backward = in_backward
         self._in_use = frozenset()
-        self._present = self._asked = -1
-        if in_backward and self._order:
-            self._present = self._order[-1]
+        self._present = self._asked = -1  # what forward had went with its end
         self._there = self._made(self._most() if in_backward else 0)
 
     def end(self) -> None:
@@ -140,7 +138,7 @@ class Uses:
             return
         if buffer in self._blocks:
             self._come(self._blocks[buffer])
-        elif (block := self._saved.get(save, self._present)) not in (self._present, self._asked):
+        elif (block := self._saved.get(save, -1)) not in (-1, self._present, self._asked):
             self._asked = block
             self._use(self._most())
 
