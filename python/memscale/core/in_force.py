@@ -30,13 +30,14 @@ from memscale.techniques.bf16_weights import Bf16Weights
 from memscale.techniques.chains import ChainAttachment, ChainRun
 from memscale.techniques.checkpoint_state import BufferRef
 from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.gradient_offload import GradientOffload
 from memscale.techniques.offloading import OffloadAttachment
 from memscale.techniques.use_cache import CacheSwitch
 
 if TYPE_CHECKING:
     from memscale.core.config import Config
     from memscale.core.known_optimizers import KnownOptimizers
-    from memscale.core.plan import Choice
+    from memscale.core.plan import Choice, Plan
     from memscale.core.planner import Planned
     from memscale.techniques.forward_slot import StandIn
 
@@ -129,6 +130,17 @@ class InForce:
                     attachment.attach()
                     self.attached.append(attachment)
             raise
+        self._let_engine_go(planned.plan)
+
+    def _let_engine_go(self, plan: Plan) -> None:
+        """An engine that nothing in force needs goes, with buffers that the plan does not count.
+
+        A graph that waits for its backward holds it for as long.
+        """
+        if not any(choice.offloads for choice in plan.choices) and not any(
+            isinstance(item, GradientOffload) for item in self.path
+        ):
+            self.offload = None
 
     def undo(self) -> None:
         """Takes all techniques off but those of the path."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
 import re
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import AsyncOffloadConfig, Config
+from memscale.benchmarks.memory import engine_bytes
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.observability import metrics, perfetto
 from memscale.observability.offload_figures import OffloadFigures
@@ -114,6 +116,26 @@ def test_figures_of_a_wrapped_model(run: Run) -> None:
 def test_without_offload_there_are_no_figures() -> None:
     with memscale.optimize(Network(), config=Config(enable_logging=False), sample_input=batch()) as executor:
         assert executor.offload_figures() is None
+
+
+def test_an_engine_that_the_plan_does_not_need_goes(tmp_path: Path) -> None:
+    """With buffers that the plan does not count; a graph that waits for its backward holds it."""
+    model, small = Network(), torch.randn(1, 16, 128)
+    before = engine_bytes()
+    memscale.wrap(model, config(tmp_path, enable_logging=False), sample_input=batch())
+    executor = executor_of(model)
+    waiting = model(batch())
+    assert engine_bytes() > before
+    step(model, small)
+    assert executor.plan is not None and not executor.plan.does_something
+    assert executor.offload_figures() is None
+    waiting.square().mean().backward()
+    del waiting
+    gc.collect()
+    assert engine_bytes() == before
+    step(model, batch())
+    assert executor.offload_figures() is not None
+    memscale.detach(model)
 
 
 def test_after_detach_there_are_no_figures(tmp_path: Path) -> None:
