@@ -9,7 +9,7 @@
 
 A bound: copies that hide behind the computing count all the same. A second run comes between two operations
 of backward, before a tensor that was saved in it is used: from there on the blocks of before or those of its
-module are there, whichever are larger.
+module are there, whichever are larger, until a weight of that module is used.
 """
 
 from __future__ import annotations
@@ -74,18 +74,22 @@ class Uses:
         self._asked = -1  # block that a second run would use since
         self._in_backward = False
         self._there = -1  # buffer
+        self._still = -1  # buffer of what more may be there of before
+        self._bytes = 0  # of both
 
     def begin(self, in_backward: bool) -> None:
         """A forward or a backward begins."""
         self._in_backward = in_backward
         self._in_use = frozenset()
         self._present = self._asked = -1  # what forward had went with its end
-        self._there = self._made(self._most() if in_backward else 0)
+        self._bytes = self._streamed.inner_bytes if in_backward else 0
+        self._there = self._made(self._bytes)
 
     def end(self) -> None:
         """It is over."""
         if not self._in_backward:
             self._next_is(frozenset(self._order[-2:-1]))  # what backward would ask for first
+        self._end_still()
         self._recorder.graph.end_buffer(self._there)
 
     # ---- forward -----------------------------------------------------------------------------------
@@ -139,8 +143,12 @@ class Uses:
         if buffer in self._blocks:
             self._come(self._blocks[buffer])
         elif (block := self._saved.get(save, -1)) not in (-1, self._present, self._asked):
+            before = self._bytes
             self._asked = block
-            self._use(self._most())
+            self._use(self._with_next(block))
+            if before > self._bytes:
+                self._still = self._made(before - self._bytes)
+                self._bytes = before
 
     def read(self, tensors: Iterable[Tensor]) -> None:
         """The operation that was entered last has read these."""
@@ -154,30 +162,37 @@ class Uses:
     def _come(self, block: int) -> None:
         if block == self._present:
             return
+        is_there = block == self._asked
         self._present, self._asked = block, -1
         while self._order and self._order[-1] != block:
             self._order.pop()
-        self._use(self._most())
-
-    def _most(self) -> int:
-        """Of what may be there in backward."""
-        either = (self._with_next(block) for block in (self._present, self._asked) if block >= 0)
-        return max(self._streamed.inner_bytes, *either, 0)
+        if is_there:  # and a second run, which comes here, has nothing of before
+            self._end_still()
+            self._bytes = self._with_next(block)
+        else:
+            self._use(self._with_next(block))
 
     def _with_next(self, block: int) -> int:
-        """A block, and the one that comes next: that of before in forward's order."""
-        if block not in self._order:
-            return self._sizes[block] + max(self._sizes)
-        last = len(self._order) - 1 - self._order[::-1].index(block)
-        return self._sizes[block] + sum(self._sizes[one] for one in self._order[max(0, last - 1) : last])
+        """A block and the one that comes next, that of before in forward; at least what second runs have."""
+        following = max(self._sizes)
+        if block in self._order:
+            last = len(self._order) - 1 - self._order[::-1].index(block)
+            following = sum(self._sizes[one] for one in self._order[max(0, last - 1) : last])
+        return max(self._streamed.inner_bytes, self._sizes[block] + following)
 
     # ---- buffers -----------------------------------------------------------------------------------
 
     def _use(self, size: int) -> None:
         graph = self._recorder.graph
+        self._end_still()
         graph.end_buffer(self._there)
         graph.add_op("memscale::weights_next", 0, 0, 0, 0, _core.WORK_MOVE)
-        self._there = self._made(size)
+        self._there, self._bytes = self._made(size), size
+
+    def _end_still(self) -> None:
+        if self._still >= 0:
+            self._recorder.graph.end_buffer(self._still)
+        self._still = -1
 
     def _made(self, size: int) -> int:
         buffer = self._recorder.graph.add_buffer(size, _core.CATEGORY_PARAMETER)
