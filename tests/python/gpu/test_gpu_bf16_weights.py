@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import memscale
 from memscale import Config
 from memscale.core import step_ways
-from memscale.core.plan import Plan
 from memscale.optim import cards, is_taken
 from memscale.optim.away import is_away
 from memscale.optim.masters import is_half
+from step_samples import plan_of
 
 EVERY = step_ways.STEP_TECHNIQUES
 WIDTH, LAYERS, WORDS = 512, 6, 3000
@@ -85,12 +85,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, begin:
         found.append(loss.detach().cpu())
         optimizer.step()
         optimizer.zero_grad()
-    return found
-
-
-def plan_of(model: Any) -> Plan:
-    found = model._memscale_executor.plan
-    assert isinstance(found, Plan)
     return found
 
 

@@ -28,6 +28,7 @@ from memscale.offload import limits
 from memscale.offload.engine import why_not
 from memscale.optim.away import away_bytes
 from memscale.techniques import precision
+from step_samples import Recurrent, plan_of, words
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -46,10 +47,6 @@ def these_alone_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- models and steps ---------------------------------------------------------------------------------
-
-
-def words(count: int) -> Tensor:
-    return torch.randint(0, count, (2, 40), generator=torch.Generator().manual_seed(1))
 
 
 def opt() -> nn.Module:
@@ -116,19 +113,6 @@ class Pictures(nn.Module):
         return nn.functional.cross_entropy(self.head(self.body(x)), labels)
 
 
-class Recurrent(nn.Module):
-    """A language model with parameters in PyTorch's own lists."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(3000, 300), nn.Linear(410, 3000)
-        self.layers = nn.LSTM(300, 410, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = self.head(self.layers(self.embed(x))[0])[:, :-1]
-        return nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
     "opt": (opt, {"input_ids": words(5000), "labels": words(5000)}),
     "falcon": (falcon, {"input_ids": words(5000), "labels": words(5000)}),
@@ -137,7 +121,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
     "masked": (masked, {"input_ids": words(4000), "labels": words(4000)}),
     "grown": (grown, {"input": torch.linspace(-1, 1, 200 * 256).view(200, 256)}),
     "pictures": (Pictures, {"x": torch.linspace(-1, 1, 12288).view(4, 3, 32, 32), "labels": torch.arange(4)}),
-    "recurrent": (Recurrent, {"x": words(3000)}),
+    "recurrent": (partial(Recurrent, 3000, 410, 300), {"x": words(3000)}),
 }
 
 
@@ -183,12 +167,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, step
         found += [loss.detach(), nn.utils.clip_grad_norm_(model.parameters(), 1.0)]
         optimizer.step()
         optimizer.zero_grad()
-    return found
-
-
-def plan_of(model: Any) -> Plan:
-    found = model._memscale_executor.plan
-    assert isinstance(found, Plan)
     return found
 
 

@@ -21,14 +21,11 @@ from memscale.core.plan import Plan
 from memscale.offload import limits
 from memscale.offload.engine import why_not as why_no_engine
 from memscale.optim.spent import SpentGradient
+from step_samples import Recurrent, plan_of, words
 
 NAME = "step_in_backward"
 Batch = dict[str, Tensor]
 Make = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-def words(count: int, rows: int = 2) -> Tensor:
-    return torch.randint(0, count, (rows, 40), generator=torch.Generator().manual_seed(1))
 
 
 class Mlp(nn.Module):
@@ -62,19 +59,6 @@ def vit() -> nn.Module:
         image_size=64, patch_size=8, num_labels=10,
     )  # fmt: skip
     return transformers.ViTForImageClassification(made)  # type: ignore[no-any-return]
-
-
-class Recurrent(nn.Module):
-    """A language model with parameters in PyTorch's own lists."""
-
-    def __init__(self, words: int = 2000, width: int = 310) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(words, 200), nn.Linear(width, words)
-        self.layers = nn.LSTM(200, width, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = self.head(self.layers(self.embed(x))[0])[:, :-1]
-        return nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
@@ -111,12 +95,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, step
         found.append(loss.detach())
         optimizer.step()
         optimizer.zero_grad()
-    return found
-
-
-def plan_of(model: Any) -> Plan:
-    found = model._memscale_executor.plan
-    assert isinstance(found, Plan)
     return found
 
 
