@@ -227,8 +227,9 @@ MSC_API msc_optim_rule msc_optim_rule_default(msc_optim_kind kind);
  * Errors: EINVAL (names the field), EUNSUPPORTED (`isa` does not run here; the device runs no kernels, or there is no
  * compiler: says what to install), ENOMEM, EINTERNAL (no thread), EDEVMEM, EDRIVER, ESTATE (device.h).
  * Threads: any may call with the result; calls on the same one wait for each other. After a fork the child may go on:
- * its calls run on the calling thread alone, with the same results; with a device they return ESTATE. Which thread works on which part depends on
- * chance; on machines with several memory nodes, arrays should lie near the cores that the threads run on.
+ * its calls run on the calling thread alone, with the same results; with a device they return ESTATE. Which thread works on
+ * which part depends on chance; on a machine with several memory nodes, threads prefer arrays (of a step: moments) that lie
+ * on their own node. What has not been written yet comes to lie on all nodes alike.
  */
 MSC_API msc_status msc_optim_create(msc_context *ctx, const msc_optim_options *options, msc_optim **out,
                                     msc_error *err);

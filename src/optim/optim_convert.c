@@ -66,7 +66,7 @@ msc_status msc_optim_convert(msc_optim *optim, void *to, msc_optim_float to_type
     if (status == MSC_OK && optim->card != NULL)
         return msc__card_convert(optim->card, to, to_type, from, err);
     if (status == MSC_OK)
-        msc__pool_run(&optim->pool, msc__strips(from->count), MSC__STRIPS_EACH, convert_strips, &job);
+        msc__pool_run(&optim->pool, msc__strips(from->count), MSC__STRIPS_EACH, convert_strips, NULL, &job);
     return status;
 }
 
@@ -166,7 +166,7 @@ msc_status msc_optim_split(msc_optim *optim, msc_optim_weights form, const float
     if (optim->card != NULL)
         return msc__card_split_all(optim->card, form, from, count, weight, master, err);
     job = (split_job){optim->kernels, form, count, from, weight, master};
-    msc__pool_run(&optim->pool, msc__strips(count), MSC__STRIPS_EACH, split_strips, &job);
+    msc__pool_run(&optim->pool, msc__strips(count), MSC__STRIPS_EACH, split_strips, NULL, &job);
     return MSC_OK;
 }
 
@@ -182,6 +182,6 @@ msc_status msc_optim_join(msc_optim *optim, msc_optim_weights form, const void *
     if (optim->card != NULL)
         return msc__card_join_all(optim->card, form, weight, master, count, to, err);
     job = (join_job){optim->kernels, form, count, weight, master, to};
-    msc__pool_run(&optim->pool, msc__strips(count), MSC__STRIPS_EACH, join_strips, &job);
+    msc__pool_run(&optim->pool, msc__strips(count), MSC__STRIPS_EACH, join_strips, NULL, &job);
     return MSC_OK;
 }

@@ -206,7 +206,7 @@ msc_status msc_optim_moments_read(msc_optim *optim, const msc_optim_rule *rule,
     if (status == MSC_OK && optim->card != NULL && msc__moment_count(rule) > 0)
         return msc__card_read(optim->card, rule, tensor, moment1, moment2, err);
     if (status == MSC_OK && msc__moment_count(rule) > 0)
-        msc__pool_run(&optim->pool, msc__strips(tensor->count), MSC__STRIPS_EACH, read_strips, &job);
+        msc__pool_run(&optim->pool, msc__strips(tensor->count), MSC__STRIPS_EACH, read_strips, NULL, &job);
     return status;
 }
 
@@ -220,6 +220,6 @@ msc_status msc_optim_moments_write(msc_optim *optim, const msc_optim_rule *rule,
     if (status == MSC_OK && optim->card != NULL && msc__moment_count(rule) > 0)
         return msc__card_write_all(optim->card, rule, tensor, moment1, moment2, err);
     if (status == MSC_OK && msc__moment_count(rule) > 0)
-        msc__pool_run(&optim->pool, msc__strips(tensor->count), MSC__STRIPS_EACH, write_strips, &job);
+        msc__pool_run(&optim->pool, msc__strips(tensor->count), MSC__STRIPS_EACH, write_strips, NULL, &job);
     return status;
 }

@@ -10,6 +10,9 @@
  * things to do, delays nobody: the caller has done its share, and does not wait for who has not begun. A job lives as long
  * as its call; only workers that joined while the round was open look at it.
  *
+ * On a machine with several memory nodes a thread takes what lies on its own first (optim_shares.h). Threads are not bound to
+ * cores: that is the program's to decide, and PyTorch's threads are not ours.
+ *
  * Where PyTorch has a team of threads (optim_team.h), that takes the chunks, and there are no workers.
  *
  * A child of fork has none of its parent's threads, and the parent's locks may be taken for ever. There a call does
@@ -25,6 +28,8 @@
 
 /* A thread's share: so many chunks that the last ones of all threads end at about the same time. */
 #define CHUNKS_EACH 128u
+
+#define NODES "/sys/devices/system/node"
 
 /*
  * Rounding and what becomes of denormal numbers are settings of a thread (torch.set_flush_denormal changes the
@@ -42,14 +47,12 @@ static void do_plainly(msc__pool_work work, void *job, uint64_t begin, uint64_t 
 
 static void take_chunks(msc__pool *pool)
 {
-    for (;;) {
-        uint64_t begin = atomic_fetch_add_explicit(&pool->next, pool->chunk, memory_order_relaxed);
-        uint64_t left = pool->items - begin;
+    uint64_t begin;
+    uint64_t end;
 
-        if (begin >= pool->items)
-            return;
-        do_plainly(pool->work, pool->job, begin, begin + (left < pool->chunk ? left : pool->chunk));
-    }
+    /* The node anew for each chunk: the system may have moved the thread. */
+    while (msc__shares_take(&pool->shares, msc__nodes_here(&pool->nodes), &begin, &end))
+        do_plainly(pool->work, pool->job, begin, end);
 }
 
 static void run_member(void *argument)
@@ -117,6 +120,7 @@ msc_status msc__pool_init(msc__pool *pool, msc_context *ctx, uint32_t thread_cou
     pool->ctx = ctx;
     pool->thread_count = thread_count;
     pool->process = msc__fork_count();
+    msc__nodes_read(&pool->nodes, NODES);
     status = init_locks(pool, err);
     if (status != MSC_OK || thread_count == 1)
         return status;
@@ -177,14 +181,13 @@ static void run_with_workers(msc__pool *pool)
 }
 
 /* Workers look at what is set here only after `run_with_workers` has opened the round, and not after it has closed it. */
-static void share(msc__pool *pool, uint64_t items, uint64_t chunk, msc__pool_work work, void *job)
+static void share(msc__pool *pool, uint64_t items, uint64_t chunk, msc__pool_work work,
+                  msc__shares_where where, void *job)
 {
     msc__mutex_lock(&pool->call);
     pool->work = work;
     pool->job = job;
-    pool->items = items;
-    pool->chunk = chunk;
-    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    msc__shares_begin(&pool->shares, &pool->nodes, items, chunk, where, job);
     if (pool->team.run != NULL)
         pool->team.run(run_member, pool, pool->thread_count, 0);
     else
@@ -192,7 +195,8 @@ static void share(msc__pool *pool, uint64_t items, uint64_t chunk, msc__pool_wor
     msc__mutex_unlock(&pool->call);
 }
 
-void msc__pool_run(msc__pool *pool, uint64_t items, uint64_t grain, msc__pool_work work, void *job)
+void msc__pool_run(msc__pool *pool, uint64_t items, uint64_t grain, msc__pool_work work,
+                   msc__shares_where where, void *job)
 {
     uint64_t chunk = items / ((uint64_t)pool->thread_count * CHUNKS_EACH);
 
@@ -201,5 +205,5 @@ void msc__pool_run(msc__pool *pool, uint64_t items, uint64_t grain, msc__pool_wo
     if (pool->thread_count == 1 || chunk >= items || pool->process != msc__fork_count())
         do_plainly(work, job, 0, items);
     else
-        share(pool, items, chunk, work, job);
+        share(pool, items, chunk, work, where, job);
 }

@@ -3,10 +3,10 @@
 #ifndef MSC_OPTIM_POOL_H
 #define MSC_OPTIM_POOL_H
 
-#include <stdatomic.h>
-
 #include "base/thread.h"
 #include "memscale/base.h"
+#include "optim/optim_nodes.h"
+#include "optim/optim_shares.h"
 #include "optim/optim_team.h"
 
 #define MSC__POOL_MOST 256u
@@ -22,20 +22,17 @@ struct msc__pool {
     uint32_t process;      /* `msc__fork_count` where the threads are */
     msc__team team;        /* instead of workers, if there is one */
     msc__mutex call;       /* one call at a time */
-    msc__mutex mutex;      /* guards what follows, but `next` */
+    msc__mutex mutex;      /* guards what follows, but `shares` and `nodes` */
     msc__cond begun;
     msc__cond done;
     uint64_t round;      /* rises when there is something to do */
     bool open;           /* workers may join the round */
     bool ending;         /* set once, by `fini` */
     uint32_t busy;       /* workers in the round */
-    msc__pool_work work; /* this and the next three change before a round only */
+    msc__pool_work work; /* this and the next two change before a round only; who joins one holds the mutex */
     void *job;
-    uint64_t items;
-    uint64_t chunk; /* items that are taken at a time */
-    /* First item that nobody has taken. Relaxed: who joins a round, and who ends it, holds the mutex, which orders all
-       else. */
-    _Atomic uint64_t next;
+    msc__shares shares;
+    msc__nodes nodes;      /* of the machine */
     uint32_t worker_count; /* started */
     msc__thread *workers;
     bool locks; /* mutexes and conditions exist */
@@ -46,9 +43,12 @@ msc_status msc__pool_init(msc__pool *pool, msc_context *ctx, uint32_t thread_cou
 void msc__pool_fini(msc__pool *pool);
 
 /**
- * Does all `items`, by as many threads as get at least `grain` each, and returns when all are done. Which thread does
- * which depends on chance; a job's result must not.
+ * Does all `items`, by as many threads as get at least `grain` each, and returns when all are done. Threads prefer what lies
+ * on their own memory node. Which thread does which depends on chance; a job's result must not.
+ *
+ * @param where tells it; NULL: anywhere.
  */
-void msc__pool_run(msc__pool *pool, uint64_t items, uint64_t grain, msc__pool_work work, void *job);
+void msc__pool_run(msc__pool *pool, uint64_t items, uint64_t grain, msc__pool_work work,
+                   msc__shares_where where, void *job);
 
 #endif /* MSC_OPTIM_POOL_H */

@@ -248,6 +248,23 @@ static void step_strips(void *argument, uint64_t begin, uint64_t end)
     }
 }
 
+/* Its first moment, which has a second one beside it; its weight, where there are none. */
+static const void *where_strip(const void *argument, uint64_t strip)
+{
+    const step_job *job = argument;
+    const msc_optim_tensor *tensor = job->tensors;
+    msc_optim_sizes before;
+
+    while (strip >= msc__strips(tensor->count)) {
+        strip -= msc__strips(tensor->count);
+        tensor++;
+    }
+    (void)msc_optim_tensor_sizes(job->rule, strip * MSC__STRIP, &before, NULL); /* a tensor's part: checked */
+    if (msc__moment_count(job->rule) > 0)
+        return (const char *)tensor->moment1 + before.moment1_bytes;
+    return (const char *)tensor->weight + before.weight_bytes;
+}
+
 static msc_status check(const msc_optim_rule *rule, const msc_optim_tensor *tensors, uint64_t tensor_count,
                         uint64_t *strips, msc_error *err)
 {
@@ -277,6 +294,6 @@ msc_status msc_optim_step(msc_optim *optim, const msc_optim_rule *rule, const ms
     if (status == MSC_OK && optim->card != NULL)
         return msc__card_step_all(optim->card, rule, tensors, tensor_count, err);
     if (status == MSC_OK)
-        msc__pool_run(&optim->pool, strips, MSC__STRIPS_EACH, step_strips, &job);
+        msc__pool_run(&optim->pool, strips, MSC__STRIPS_EACH, step_strips, where_strip, &job);
     return status;
 }

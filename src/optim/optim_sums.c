@@ -92,6 +92,14 @@ static void sum_segments(void *argument, uint64_t begin, uint64_t end)
     }
 }
 
+static const void *where_segment(const void *argument, uint64_t segment)
+{
+    const norm_job *job = argument;
+    place here = find(job, msc__segment_begin(job->strips, segment));
+
+    return here.array < job->array_count ? element(&job->arrays[here.array], here.strip * MSC__STRIP) : NULL;
+}
+
 static msc_status check_array(const msc_optim_array *array, uint64_t index, msc_error *err)
 {
     msc_status status = msc__float_check(array->type, "type", err);
@@ -130,7 +138,7 @@ msc_status msc_optim_norm(msc_optim *optim, const msc_optim_array *arrays, uint6
     if (optim->card != NULL && job.strips > 0)
         status = msc__card_norm_all(optim->card, arrays, array_count, scale, job.strips, &job.of, err);
     else if (optim->card == NULL)
-        msc__pool_run(&optim->pool, SEGMENTS, grain, sum_segments, &job);
+        msc__pool_run(&optim->pool, SEGMENTS, grain, sum_segments, where_segment, &job);
     if (status != MSC_OK)
         return status;
     for (width = SEGMENTS / 2; width > 0; width /= 2)
@@ -180,6 +188,13 @@ static void add_strips(void *argument, uint64_t begin, uint64_t end)
     }
 }
 
+static const void *where_added(const void *argument, uint64_t strip)
+{
+    const add_job *job = argument;
+
+    return job->sums + strip * MSC__STRIP;
+}
+
 msc_status msc_optim_accumulate(msc_optim *optim, float *sums, const msc_optim_array *gradient,
                                 msc_error *err)
 {
@@ -200,6 +215,7 @@ msc_status msc_optim_accumulate(msc_optim *optim, float *sums, const msc_optim_a
     if (status == MSC_OK && optim->card != NULL)
         return msc__card_add(optim->card, sums, gradient, err);
     if (status == MSC_OK)
-        msc__pool_run(&optim->pool, msc__strips(gradient->count), MSC__STRIPS_EACH, add_strips, &job);
+        msc__pool_run(&optim->pool, msc__strips(gradient->count), MSC__STRIPS_EACH, add_strips, where_added,
+                      &job);
     return status;
 }

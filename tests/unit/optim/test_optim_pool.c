@@ -51,7 +51,7 @@ static void all_threads_work(void **state)
     static job one = {.wanted = THREADS};
 
     (void)state;
-    msc__pool_run(&pool, ITEMS, 1, work, &one);
+    msc__pool_run(&pool, ITEMS, 1, work, NULL, &one);
     assert_int_equal(atomic_load(&one.most), THREADS);
     check_done(&one, ITEMS, 1);
 }
@@ -66,7 +66,7 @@ static void items_are_done_once(void **state)
     for (items = 0; items <= ITEMS; items += 1 + items / 3) {
         memset(&one, 0, sizeof one);
         for (round = 0; round < 50; round++)
-            msc__pool_run(&pool, items, 1 + round, work, &one);
+            msc__pool_run(&pool, items, 1 + round, work, NULL, &one);
         check_done(&one, items, 50);
     }
 }
@@ -79,7 +79,7 @@ static void small_jobs_stay_here(void **state)
 
     (void)state;
     for (round = 0; round < 100; round++)
-        msc__pool_run(&pool, 8, 8, work, &one);
+        msc__pool_run(&pool, 8, 8, work, NULL, &one);
     assert_int_equal(atomic_load(&one.most), 1);
     check_done(&one, 8, 100);
 }
