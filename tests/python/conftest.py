@@ -23,6 +23,7 @@ os.environ["MEMSCALE_CALIBRATION"] = (
     "off"  # the same plans on every machine; processes that tests start inherit it
 )
 torch.set_num_threads(1)  # the models are tiny: a second thread would only wait for the first
+os.environ["OMP_NUM_THREADS"] = "1"  # in processes that tests start, too: tests run on every core already
 
 
 @pytest.fixture(autouse=True)

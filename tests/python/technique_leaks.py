@@ -15,14 +15,14 @@ from matrix.modes import Mode, mode, model_for, one_step
 from matrix.techniques import Columns, Refused, facts_of, forced
 from zoo.training import memory_changes
 
-FEW, MANY = 20, 200
-"""Steps after which what is alive is counted."""
+FEW, MANY = 12, 112
+"""Steps after which what is alive is counted; the soak suite has a thousand."""
 
-OBJECTS = 100
-"""Growth in Python objects that is no leak: free lists, PyTorch's own caches. One per step would be 180."""
+OBJECTS = 60
+"""Growth in Python objects that is no leak: free lists, PyTorch's own caches. One per step would be 100."""
 
-CYCLES, CYCLE_OBJECTS = 70, 30
-"""The same where each step attaches and detaches, which takes longer: one per cycle would be 50."""
+CYCLES, CYCLE_OBJECTS = 42, 20
+"""The same where each step attaches and detaches, which takes longer: one per cycle would be 30."""
 
 _MODELS = ("sequential-blocks", "gpt2", "bert", "llama")
 _CYCLE = (mode("dropout"), mode("exception"), mode("second backward"))

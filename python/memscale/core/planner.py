@@ -29,6 +29,7 @@ from memscale.core.step_ways import (
     attached,
     better,
     combined,
+    far_above,
     for_way,
     found,
     techniques_of,
@@ -207,8 +208,12 @@ class Planner:
             ways.append(self._tried(self._asked, args, kwargs, cache_off, plain))
         best = ways[-1]
         enough = best.plan.fits and not best.plan.active and not self.engine.config.force_optimize
-        for techniques in () if enough else self._rounds:
-            ways += self._round(techniques, args, kwargs, cache_off, plain)
+        rounds = [] if enough else self._rounds
+        for techniques in rounds:
+            whole = self._tried(techniques, args, kwargs, cache_off, plain)
+            ways.append(whole)
+            if techniques is rounds[-1] or not far_above(whole.plan, self.engine.budget.bytes):
+                ways += self._without_each(whole, args, kwargs, cache_off, plain)
             if any(item.plan.fits for item in ways):
                 break
         candidates = ways[1:] if self._asked else ways
@@ -225,15 +230,14 @@ class Planner:
         rounds = [first, self._techniques] if len(first) < len(self._techniques) else [first]
         return [techniques for techniques in rounds if len(techniques) > len(self._asked)]
 
-    def _round(
-        self, techniques: Way, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool, plain: Tried
+    def _without_each(
+        self, whole: Tried, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool, plain: Tried
     ) -> list[Tried]:
-        """With all of some techniques, and without each of them in turn."""
-        whole = self._tried(techniques, args, kwargs, cache_off, plain)
-        ways = [whole]
+        """Without each of the techniques of a way in turn."""
+        ways: list[Tried] = []
         for name in whole.names:
-            rest = tuple(item for item in techniques if item.name != name or item in self._asked)
-            if len(whole.names) > 1 + len(self._asked) and len(rest) < len(techniques):
+            rest = tuple(item for item in whole.way if item.name != name or item in self._asked)
+            if len(whole.names) > 1 + len(self._asked) and len(rest) < len(whole.way):
                 ways.append(self._tried(rest, args, kwargs, cache_off, plain))
         return ways
 

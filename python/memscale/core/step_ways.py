@@ -3,7 +3,7 @@
 
     without      the model as it is, or with what the user asked for (autocast)
     with all     every technique that the configuration has, wherever it can attach
-    without one  each technique left out in turn, if there are several
+    without one  each technique left out in turn, if there are several and all of them come near the budget
     less         those that can be used in part, with as much spared as fits; see `step_amounts`
 
 Each way is traced and decided on its own. The best one fits, and is the fastest that does; if none fits, it
@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memscale.core.plan import Plan, StepChoice
 from memscale.core.step_amounts import NOTHING, Part, Spared, amounts_of
@@ -35,6 +35,10 @@ Place = tuple[str, str]
 
 Way = tuple[StepTechnique, ...]
 """The techniques attached, in their order; () is the step as it is."""
+
+
+_NEAR: Final = 4
+"""A plan within a quarter of the budget above it is near."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,15 @@ def _rank(item: Tried) -> tuple[Any, ...]:
     if item.plan.fits:
         return (0, predicted.step_time_ns, predicted.device_used_peak_bytes, len(item.names))
     return (1, predicted.device_used_peak_bytes, predicted.step_time_ns, len(item.names))
+
+
+def far_above(plan: Plan, budget_bytes: int) -> bool:
+    """Whether a plan with several techniques is so far above a budget that with fewer of them none fits.
+
+    One that is left out gives back what its engine has in memory, and takes what it let leave.
+    """
+    needed = plan.predicted.device_used_peak_bytes - plan.staging_bytes - plan.path_staging_bytes
+    return not plan.fits and needed > budget_bytes + budget_bytes // _NEAR
 
 
 def combined(best: Tried, ways: Sequence[Tried], plain: Plan) -> Plan:

@@ -131,14 +131,11 @@ QUIET = Config(enable_logging=False, memory_budget=1 << 34)
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        ("mlp", "one by one"),
         ("mlp", "SGD"),
         ("gpt2", "fused"),
         ("gpt2", "8 bits"),
-        ("bert", "one by one"),
         ("bert", "lists"),
         ("vit", "fused"),
-        ("vit", "8 bits"),
         ("recurrent", "lists"),
         ("recurrent", "SGD"),
     ],
