@@ -104,8 +104,11 @@ enum {
     MSC_MODULE_HOOKED = 1u << 5,       /**< a module below has forward hooks, which would fire twice */
     MSC_MODULE_CHAIN = 1u << 6,        /**< no reason: its forward calls its children one after another, each
                                             on the result of the one before, and does nothing else */
-    MSC_MODULE_NO_ROOM = 1u << 7       /**< a second run needs more streamed weights at once than there is
+    MSC_MODULE_NO_ROOM = 1u << 7,      /**< a second run needs more streamed weights at once than there is
                                             room for */
+    MSC_MODULE_INPUT_CHANGED =
+        1u << 8 /**< a buffer that it reads, and does not change itself, is changed after
+                                            it ran; what `msc_graph_add_input` names is seen without this */
 };
 
 /** One operation. */

@@ -43,7 +43,8 @@ typedef enum msc_action {
     X(NO_BACKWARD, "no-backward", "nothing that it saves is used in backward")                               \
     X(WRITES_OUTSIDE, "writes-outside",                                                                      \
       "changes a tensor from outside in place; a second run would repeat that")                              \
-    X(INPUT_CHANGED, "input-changed", "its input is changed in place after it ran")                          \
+    X(INPUT_CHANGED, "input-changed",                                                                        \
+      "its input, or a buffer that it reads, is changed in place after it ran")                              \
     X(PYTHON_STATE, "python-state",                                                                          \
       "its forward changes a Python attribute; a second run would repeat that")                              \
     X(NOT_TENSORS, "not-tensors", "fills an object that is not a tensor, such as a cache")                   \

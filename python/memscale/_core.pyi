@@ -99,6 +99,7 @@ MODULE_HOOKED: Final = 32
 MODULE_CHAIN: Final = 64
 """Module flag: its forward calls its children one after another, each on the result of the one before."""
 MODULE_NO_ROOM: Final = 128
+MODULE_INPUT_CHANGED: Final = 256
 """Module flag: a second run needs more streamed weights at once than there is room for."""
 
 class _SimOptions(TypedDict, total=False):

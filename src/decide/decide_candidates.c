@@ -55,6 +55,7 @@ static msc_rule judge(const evidence *found)
         {found->late, MSC_RULE_NO_FORWARD},
         {(found->notes & MSC__NOTE_WRITES_OUTSIDE) != 0, MSC_RULE_WRITES_OUTSIDE},
         {(found->notes & MSC__NOTE_INPUT_CHANGED) != 0, MSC_RULE_INPUT_CHANGED},
+        {(found->flags & MSC_MODULE_INPUT_CHANGED) != 0, MSC_RULE_INPUT_CHANGED},
         {(found->notes & MSC__NOTE_USED) == 0, MSC_RULE_NO_BACKWARD},
         {!found->live || found->early, MSC_RULE_NO_SAVING},
     };

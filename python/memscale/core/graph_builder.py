@@ -70,6 +70,7 @@ class GraphRecorder(TorchDispatchMode):
         parameters: graph buffers of the model's parameters.
         foreign: tensors that belong neither to the model nor to the batch (globals, say), by graph buffer.
         foreign_reads: (module, buffer) for every foreign tensor that was used inside a module.
+        changed_after: (module, buffer) for every buffer of a module that a module had used before it changed.
         numbers: knows how long the autograd graph keeps numbers that it has wrapped.
         accumulation: tells the engine's own sums of gradients.
         carried: buffers of the previous step's output, which end when forward returns.
@@ -106,6 +107,8 @@ class GraphRecorder(TorchDispatchMode):
         self.parameters: set[int] = set()
         self.foreign: dict[int, weakref.ref[Tensor]] = {}
         self.foreign_reads: set[tuple[int, int]] = set()
+        self.changed_after: set[tuple[int, int]] = set()
+        self._buffer_reads: dict[int, set[tuple[int, int]]] = {}  # by buffer: module and call
         self.carried: list[int] = []
         self.numbers = WrappedNumbers(self._end)
         self.accumulation = AccumulationWatch(self.origins.node_begins, self.numbers.gone)
@@ -371,8 +374,12 @@ class GraphRecorder(TorchDispatchMode):
 
     def _note_read(self, buffer: int) -> None:
         """What a call reads from outside is its input, argument or not (a closure, a global)."""
-        if buffer in self.parameters or buffer in self.module_buffers:
+        if buffer in self.parameters:
             return  # the checkpoint itself looks after these
+        if buffer in self.module_buffers:
+            open_calls = zip(self.open_modules, self._open_calls, strict=True)
+            self._buffer_reads.setdefault(buffer, set()).update((it, call) for it, (call, _) in open_calls)
+            return
         if buffer in self.foreign:
             self.foreign_reads.update((module, buffer) for module in self.open_modules)
         for call, first_own in reversed(self._open_calls):
@@ -438,6 +445,9 @@ class GraphRecorder(TorchDispatchMode):
             if buffer is not None:
                 self.graph.add_write(buffer)
                 self.writes_inside.update((module, buffer) for module in self.open_modules)
+                open_now = {call for call, _ in self._open_calls}
+                reads = self._buffer_reads.get(buffer, ())
+                self.changed_after.update((module, buffer) for module, call in reads if call not in open_now)
 
 
 def _has_storage(value: Any) -> bool:

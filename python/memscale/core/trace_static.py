@@ -326,8 +326,12 @@ class _FakeModel:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Runs the block with fakes in every registry, and in lists of parameters such as an LSTM keeps."""
+        """Runs the block with fakes in every registry, and in lists of parameters such as an LSTM keeps.
+
+        What the block itself has bound to a plain attribute is left to `preserved`, which is to see it.
+        """
         undo: list[tuple[dict[str, Any], str, Any]] = []
+        plain: list[_SwappedPlain] = []
         try:
             for module in self.model.modules():
                 for registry in (module._parameters, module._buffers):
@@ -340,10 +344,11 @@ class _FakeModel:
                 for name, value in list(module.__dict__.items()):
                     swapped = self._swap_plain(value)
                     if swapped is not value:
-                        undo.append((module.__dict__, name, value))
-                        module.__dict__[name] = swapped
+                        plain.append(_SwappedPlain(module.__dict__, name, value, swapped))
             yield
         finally:
+            for attribute in plain:
+                attribute.undo()
             for place, name, value in reversed(undo):
                 place[name] = value
 
@@ -353,6 +358,29 @@ class _FakeModel:
         if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
             return type(value)(self.fake(item) if isinstance(item, Tensor) else item for item in value)
         return value
+
+
+class _SwappedPlain:
+    """A plain attribute of a module, exchanged for one with fakes until `undo`.
+
+    Args:
+        place: of the attribute: the module's dictionary.
+        name: of the attribute.
+        value: that it has, a tensor or a list or tuple with some.
+        swapped: that it is to have.
+    """
+
+    def __init__(self, place: dict[str, Any], name: str, value: Any, swapped: Any) -> None:
+        self._place, self._name, self._value, self._swapped = place, name, value, swapped
+        self._items = list(swapped) if isinstance(swapped, list) else []
+        place[name] = swapped
+
+    def undo(self) -> None:
+        """Puts the value back, if nobody has bound or listed anything else."""
+        swapped = self._swapped
+        same = not isinstance(swapped, list) or list(map(id, swapped)) == list(map(id, self._items))
+        if same and self._place.get(self._name) is swapped:
+            self._place[self._name] = self._value
 
 
 def _geometry(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:

@@ -371,6 +371,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
     """
     graph = recorder.graph
     written = _written_buffers(recorder, calls, changes)
+    _note_buffers_of_others(recorder)
     modules = dict(calls.modules)
     for number, (path, _) in enumerate(calls.modules):
         state = _RNG_STATE_BYTES if number in recorder.random_modules else 0
@@ -414,6 +415,15 @@ def _written_buffers(
         if rebound:
             written.setdefault(path, set()).update(rebound)
     return {path: sorted(buffers) for path, buffers in written.items()}
+
+
+def _note_buffers_of_others(recorder: GraphRecorder) -> None:
+    """Marks modules that read a buffer which somebody else changes afterwards.
+
+    One that they change themselves has its earlier value in a second run, whoever changes it later.
+    """
+    for module, _ in sorted(recorder.changed_after - recorder.writes_inside):
+        recorder.graph.mark_module(module, _core.MODULE_INPUT_CHANGED)
 
 
 @contextmanager

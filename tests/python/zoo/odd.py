@@ -77,7 +77,8 @@ ODD = (
     _case("vmap", lambda: Stack(Vectorized), profile="static"),
     _case("scripted-part", lambda: Stack(Scripted)),
     *(_case(f"statistic-{kind}", lambda kind=kind: Stack(lambda: Statistic(kind)), checkpoints=False)
-      for kind in ("buffer", "rebound", "plain", "held")),
+      for kind in ("buffer", "rebound", "plain", "plain-rebound", "held", "held-rebound", "listed",
+                   "listed-rebound")),
     _case("buffer-written-by-parent", WrittenByParent, checkpoints=False),
     *(_case(f"counts-in-{kind}", lambda kind=kind: Stack(lambda: Counting(kind)), checkpoints=False)
       for kind in ("number", "object", "counter", "nested")),

@@ -15,7 +15,7 @@ from zoo.blocks import WIDTH, Block, Stack
 
 
 class Statistic(Block):
-    """Keeps a running statistic: in place, by rebinding, as a plain attribute, in a dictionary."""
+    """Keeps a running statistic in a buffer, an attribute or a container: in place, or as a new tensor."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -23,6 +23,7 @@ class Statistic(Block):
         self.register_buffer("mean", torch.zeros(WIDTH))
         self.plain = torch.zeros(WIDTH)
         self.held = {"mean": torch.zeros(WIDTH)}
+        self.listed = [torch.zeros(WIDTH)]
 
     def forward(self, x: Tensor) -> Tensor:
         new = 0.1 * x.detach().mean(0)
@@ -32,9 +33,17 @@ class Statistic(Block):
             self.mean = 0.9 * self.mean + new
         elif self.kind == "plain":
             self.plain.mul_(0.9).add_(new)
-        else:
+        elif self.kind == "plain-rebound":
+            self.plain = 0.9 * self.plain + new
+        elif self.kind == "held":
             self.held["mean"].mul_(0.9).add_(new)
-        return super().forward(x + self.mean + self.plain + self.held["mean"])
+        elif self.kind == "held-rebound":
+            self.held["mean"] = 0.9 * self.held["mean"] + new
+        elif self.kind == "listed":
+            self.listed[0].mul_(0.9).add_(new)
+        elif self.kind == "listed-rebound":
+            self.listed[0] = 0.9 * self.listed[0] + new
+        return super().forward(x + self.mean + self.plain + self.held["mean"] + self.listed[0])
 
 
 class WrittenByParent(Stack):

@@ -346,6 +346,7 @@ msc_graph *synth_barred(msc_context *ctx)
     x = call_barred(t, "excluded", MSC_MODULE_EXCLUDED, x, parameter);
     x = call_barred(t, "hooked", MSC_MODULE_HOOKED, x, parameter);
     x = call_barred(t, "no_room", MSC_MODULE_NO_ROOM, x, parameter);
+    x = call_barred(t, "buffer_changed", MSC_MODULE_INPUT_CHANGED, x, parameter);
     module = tape_add_module(t, "parent_of_excluded", MSC_NONE, 0, 0);
     call = tape_begin_call(t, module, x);
     x = tape_run_layer(t, &plain_layer, x, parameter);

@@ -69,6 +69,7 @@ static void reasons(void **state)
     check_rule(&f, "excluded", MSC_RULE_EXCLUDED);
     check_rule(&f, "hooked", MSC_RULE_HOOKED);
     check_rule(&f, "no_room", MSC_RULE_NO_ROOM);
+    check_rule(&f, "buffer_changed", MSC_RULE_INPUT_CHANGED);
     check_rule(&f, "parent_of_excluded", MSC_RULE_EXCLUDED);
     check_rule(&f, "writes_outside", MSC_RULE_WRITES_OUTSIDE);
     check_rule(&f, "writes_buffer", MSC_RULE_NOT_NEEDED);
