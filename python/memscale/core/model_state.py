@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,11 @@ _TORCH_DICTS = frozenset(
     {"_parameters", "_buffers", "_modules", "forward", "_memscale_executor", "__reduce_ex__", "__deepcopy__"}
 )
 """Registries, which are handled by name, and what MemScale itself puts on a model."""
+
+_WITHOUT_STATE: Final = ("torch.nn.", "builtins", "typing", "abc")
+"""Beginnings of the names of Python modules whose classes keep nothing that a forward changes."""
+
+_ABSENT: Final = object()
 
 _OWN_INDEX = frozenset({"_flat_weights", "_flat_weight_refs"})
 """An LSTM's own index of its parameters, which follows them: put back, but no change that a forward made."""
@@ -50,11 +56,53 @@ class Changes:
     settled: dict[str, list[str]] | None = None
 
 
-class _ModuleImage:
-    """Attributes and buffer bindings of one module."""
+class _ClassImage:
+    """What classes of modules hold themselves, but for methods and the like."""
 
-    def __init__(self, module: nn.Module, images: Images) -> None:
+    def __init__(self, kind: type[nn.Module], images: Images) -> None:
+        self.images = images
+        bases = [base for base in kind.__mro__ if not base.__module__.startswith(_WITHOUT_STATE)]
+        self.own = {base: self._of(base) for base in bases}
+        for values in self.own.values():
+            for value in values.values():
+                images.take(value)
+
+    @staticmethod
+    def _of(base: type) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in vars(base).items()
+            if not name.startswith("__") and not callable(value) and not hasattr(type(value), "__get__")
+        }
+
+    def changed(self) -> list[str]:
+        """Names of attributes that are bound to something else, or whose value changed inside."""
+        names = []
+        for base, own in self.own.items():
+            now = self._of(base)
+            for name in own.keys() | now.keys():
+                value = own.get(name, _ABSENT)
+                if now.get(name, _ABSENT) is not value or self.images.changed(value):
+                    names.append(f"{base.__name__}.{name}")
+        return sorted(names)
+
+    def restore(self) -> None:
+        """Binds everything as before."""
+        for base, own in self.own.items():
+            now = self._of(base)
+            for name in now.keys() - own.keys():
+                delattr(base, name)
+            for name, value in own.items():
+                if now.get(name, _ABSENT) is not value:
+                    setattr(base, name, value)
+
+
+class _ModuleImage:
+    """Attributes and buffer bindings of one module, and its class."""
+
+    def __init__(self, module: nn.Module, kind: _ClassImage, images: Images) -> None:
         self.module = module
+        self.kind = kind
         self.images = images
         self.own = {key: value for key, value in module.__dict__.items() if key not in _TORCH_DICTS}
         for value in self.own.values():
@@ -67,7 +115,7 @@ class _ModuleImage:
         names = {key for key in now if key not in self.own or now[key] is not self.own[key]}
         names |= {key for key in self.own if key not in now}
         names |= {key for key, value in self.own.items() if self.images.changed(value)}
-        return sorted(names - _OWN_INDEX)
+        return sorted(names - _OWN_INDEX) + self.kind.changed()
 
     def changed_buffers(self) -> list[str]:
         """Names of buffers that are bound to another tensor."""
@@ -75,6 +123,7 @@ class _ModuleImage:
 
     def restore(self) -> None:
         """Binds everything as before."""
+        self.kind.restore()
         for key in [key for key in self.module.__dict__ if key not in _TORCH_DICTS and key not in self.own]:
             del self.module.__dict__[key]
         self.module.__dict__.update(self.own)
@@ -93,7 +142,9 @@ def _changed(images: dict[str, _ModuleImage]) -> dict[str, list[str]]:
 
 
 def _images_of(model: nn.Module, values: Images) -> dict[str, _ModuleImage]:
-    return {path: _ModuleImage(module, values) for path, module in model.named_modules()}
+    modules = dict(model.named_modules())
+    kinds = {kind: _ClassImage(kind, values) for kind in dict.fromkeys(map(type, modules.values()))}
+    return {path: _ModuleImage(module, kinds[type(module)], values) for path, module in modules.items()}
 
 
 def settle(model: nn.Module, changes: Changes, forward: Callable[[], object]) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images of ordinary Python values, to see whether running code changed them and to put them back.
 
-Containers are compared by the identity of their items, objects by their `__dict__`, random generators by
-their state, tensors by their version. Four levels deep is enough for what hangs on modules; what lies
-deeper, or is not one of these kinds, is not looked at.
+Containers are compared by the identity of their items, objects by their `__dict__` or slots, random
+generators by their state, tensors by their version. Four levels deep is enough for what hangs on
+modules; what lies deeper, or is not one of these kinds, is not looked at.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,9 @@ class Images:
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             return _container(attributes)
+        names = _slots_of(type(value))
+        if names:
+            return _slotted(value, names)
         if isinstance(value, tuple):
             return _Image(value, lambda: None, lambda: None, list(value))
         return None
@@ -122,6 +125,31 @@ class Images:
 
 def _set_state(generator: torch.Generator, state: Tensor) -> None:
     generator.set_state(state)
+
+
+_ABSENT: Final = object()
+
+
+def _slots_of(kind: type) -> list[str]:
+    """Names of the slots of a class in Python: what its objects have in place of a dictionary."""
+    named = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    return [name for names in named for name in ([names] if isinstance(names, str) else names)]
+
+
+def _slotted(value: Any, names: list[str]) -> _Image:
+    held = {name: getattr(value, name, _ABSENT) for name in names}
+
+    def look() -> Any:
+        return [id(getattr(value, name, _ABSENT)) for name in names]
+
+    def put_back() -> None:
+        for name, item in held.items():
+            if item is not _ABSENT:
+                object.__setattr__(value, name, item)
+            elif hasattr(value, name):
+                object.__delattr__(value, name)
+
+    return _Image(value, look, put_back, [item for item in held.values() if item is not _ABSENT])
 
 
 def _container(value: Any) -> _Image | None:

@@ -37,7 +37,7 @@ from zoo.blocks import (
     inputs,
 )
 from zoo.models import Case, generator, mean_square, numbers
-from zoo.stateful import ChangesBatch, Counting, OwnGenerator, Statistic, WrittenByParent
+from zoo.stateful import ChangesBatch, Counting, OwnGenerator, Statistic, WrittenByParent, counting_class
 
 
 def ids(step: int) -> tuple[Tensor]:
@@ -78,7 +78,8 @@ ODD = (
     _case("scripted-part", lambda: Stack(Scripted)),
     *(_case(f"statistic-{kind}", lambda kind=kind: Stack(lambda: Statistic(kind)), checkpoints=False)
       for kind in ("buffer", "rebound", "plain", "plain-rebound", "held", "held-rebound", "listed",
-                   "listed-rebound")),
+                   "listed-rebound", "slots")),
+    _case("counts-in-class", lambda: Stack(counting_class()), checkpoints=False),
     _case("buffer-written-by-parent", WrittenByParent, checkpoints=False),
     *(_case(f"counts-in-{kind}", lambda kind=kind: Stack(lambda: Counting(kind)), checkpoints=False)
       for kind in ("number", "object", "counter", "nested")),

@@ -14,6 +14,13 @@ from torch import Tensor, nn
 from zoo.blocks import WIDTH, Block, Stack
 
 
+class _Slots:
+    __slots__ = ("later", "mean")
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(WIDTH)
+
+
 class Statistic(Block):
     """Keeps a running statistic in a buffer, an attribute or a container: in place, or as a new tensor."""
 
@@ -24,6 +31,7 @@ class Statistic(Block):
         self.plain = torch.zeros(WIDTH)
         self.held = {"mean": torch.zeros(WIDTH)}
         self.listed = [torch.zeros(WIDTH)]
+        self.slots = _Slots()
 
     def forward(self, x: Tensor) -> Tensor:
         new = 0.1 * x.detach().mean(0)
@@ -43,7 +51,10 @@ class Statistic(Block):
             self.listed[0].mul_(0.9).add_(new)
         elif self.kind == "listed-rebound":
             self.listed[0] = 0.9 * self.listed[0] + new
-        return super().forward(x + self.mean + self.plain + self.held["mean"] + self.listed[0])
+        elif self.kind == "slots":
+            self.slots.mean = 0.9 * self.slots.mean + new
+        others = self.held["mean"] + self.listed[0] + self.slots.mean
+        return super().forward(x + self.mean + self.plain + others)
 
 
 class WrittenByParent(Stack):
@@ -91,6 +102,21 @@ class Counting(Block):
             self.nested["calls"].append(1)
         calls = self.number + self.object.number + self.counter["now"] + len(self.nested["calls"])
         return super().forward(x) * (1 + 0.1 * calls)
+
+
+def counting_class() -> type[Block]:
+    """A new class that counts the calls of all its instances, and keeps what the last one saw."""
+
+    class CountingClass(Block):
+        calls, last = 0, torch.zeros(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            kind = type(self)
+            kind.calls += 1
+            last, kind.last = kind.last, x.detach().mean(0)
+            return super().forward(x + last) * (1 + 0.1 * kind.calls)
+
+    return CountingClass
 
 
 class OwnGenerator(Block):
