@@ -8,9 +8,12 @@ not run twice, so they are not checkpointed.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import io
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +57,20 @@ class Changes:
     buffers: list[tuple[str, str]] = field(default_factory=list)
     python_random: bool = False
     settled: dict[str, list[str]] | None = None
+
+
+def _is_iterator(value: Any) -> bool:
+    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
+
+
+def _copy_of(iterator: Any) -> Any:
+    """What can be taken from in place of an iterator; a generator cannot be copied, and is itself."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on those of itertools
+            return copy.copy(iterator)
+    except Exception:
+        return iterator
 
 
 class _ClassImage:
@@ -105,6 +122,9 @@ class _ModuleImage:
         self.kind = kind
         self.images = images
         self.own = {key: value for key, value in module.__dict__.items() if key not in _TORCH_DICTS}
+        self.iterators = {key for key, value in self.own.items() if _is_iterator(value)}
+        for key in self.iterators:
+            module.__dict__[key] = _copy_of(self.own[key])
         for value in self.own.values():
             images.take(value)
         self.buffers = dict(module._buffers)
@@ -113,7 +133,7 @@ class _ModuleImage:
         """Names of attributes that are bound to something else, or whose value changed inside."""
         now = {key: value for key, value in self.module.__dict__.items() if key not in _TORCH_DICTS}
         names = {key for key in now if key not in self.own or now[key] is not self.own[key]}
-        names |= {key for key in self.own if key not in now}
+        names |= {key for key in self.own if key not in now} | self.iterators
         names |= {key for key, value in self.own.items() if self.images.changed(value)}
         return sorted(names - _OWN_INDEX) + self.kind.changed()
 
@@ -170,7 +190,8 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
     """Puts attributes, buffer bindings, gradients and random generators back at the end.
 
     Args:
-        model: whatever hangs on its modules is looked at, four levels deep.
+        model: whatever hangs on its modules is looked at, eight levels deep. Where a module holds an
+            iterator, the block takes from a copy, and it counts as changed.
         contents: the block computes for real: keep copies of plain tensor attributes too.
 
     Yields:

@@ -98,7 +98,7 @@ class StaticRecorder(GraphRecorder):
                 self._known.pop(tensor.untyped_storage()._cdata, None)  # holds what nobody knows
             return super().execute(func, info, args, kwargs)
         if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
-            return super().execute(func, info, args, kwargs)  # somebody else's tensor is not to be changed
+            return _on_copies(func, args, kwargs)  # somebody else's tensor is not to be changed
         if not operands or any(tensor.is_cuda for tensor in operands):
             made = _made_of_nothing(func, args, kwargs)
             if not all(map(_may_be_real, tensors_of(made))) and not _is_mask(func, tensors_of(made)):
@@ -112,6 +112,25 @@ class StaticRecorder(GraphRecorder):
             storages = [tensor.untyped_storage() for tensor in tensors_of(result)]
             self._known.update((storage._cdata, StorageWeakRef(storage)) for storage in storages)
         return result
+
+
+def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
+    """Runs an operation on copies of real tensors. What it returns of them are the tensors themselves.
+
+    A mode of fakes would do that for most, but it computes what is made of scalars, in their own memory.
+    """
+    originals: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = copy = tensor.clone()
+            originals[id(copy)] = tensor
+        return copies[id(tensor)]
+
+    with unset_fake_temporarily():
+        result = func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
+    return tree_map_only(Tensor, lambda made: originals.get(id(made), made), result)
 
 
 _ONE_DTYPE = {"aten::index_put": 2, "aten::index_put_": 2, "aten::index_add": 3, "aten::index_add_": 3}

@@ -2,30 +2,29 @@
 """Images of ordinary Python values, to see whether running code changed them and to put them back.
 
 Containers are compared by the identity of their items, objects by their `__dict__` or slots, random
-generators by their state, tensors by their version. Four levels deep is enough for what hangs on
-modules; what lies deeper, or is not one of these kinds, is not looked at.
+generators by their state, tensors by their version, functions by what they have closed over. Eight levels
+deep is enough for what hangs on modules; what lies deeper, or is not one of these kinds, is not looked at.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import sys
 from collections import deque
 from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-_DEPTH = 4
+_DEPTH = 8
 _OPAQUE = (
     nn.Module,
     type,
-    FunctionType,
     BuiltinFunctionType,
-    MethodType,
     ModuleType,
     str,
     bytes,
@@ -102,6 +101,10 @@ class Images:
             return _Image(value, lambda: str(bits.state), lambda: setattr(bits, "state", held), [])
         if isinstance(value, (dict, list, set, deque)):
             return _container(value)
+        if isinstance(value, FunctionType):
+            return _function(value)
+        if isinstance(value, (MethodType, functools.partial)):
+            return _Image(value, lambda: None, lambda: None, _parts_of(value))
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             return _container(attributes)
@@ -128,6 +131,39 @@ def _set_state(generator: torch.Generator, state: Tensor) -> None:
 
 
 _ABSENT: Final = object()
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """What a method or a partial function holds that may change."""
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    return [value.__self__, value.__func__]
+
+
+def _content_of(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty yet
+        return _ABSENT
+
+
+def _function(value: FunctionType) -> _Image:
+    """What a function has closed over, and the defaults of its arguments."""
+    cells = value.__closure__ or ()
+    held = [_content_of(cell) for cell in cells]
+
+    def look() -> Any:
+        return [id(_content_of(cell)) for cell in cells]
+
+    def put_back() -> None:
+        for cell, content in zip(cells, held, strict=True):
+            if content is not _ABSENT:
+                cell.cell_contents = content
+            elif _content_of(cell) is not _ABSENT:
+                del cell.cell_contents
+
+    defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    return _Image(value, look, put_back, [item for item in held if item is not _ABSENT] + defaults)
 
 
 def _slots_of(kind: type) -> list[str]:

@@ -37,7 +37,15 @@ from zoo.blocks import (
     inputs,
 )
 from zoo.models import Case, generator, mean_square, numbers
-from zoo.stateful import ChangesBatch, Counting, OwnGenerator, Statistic, WrittenByParent, counting_class
+from zoo.stateful import (
+    ChangesBatch,
+    Counting,
+    Hidden,
+    OwnGenerator,
+    Statistic,
+    WrittenByParent,
+    counting_class,
+)
 
 
 def ids(step: int) -> tuple[Tensor]:
@@ -82,7 +90,8 @@ ODD = (
     _case("counts-in-class", lambda: Stack(counting_class()), checkpoints=False),
     _case("buffer-written-by-parent", WrittenByParent, checkpoints=False),
     *(_case(f"counts-in-{kind}", lambda kind=kind: Stack(lambda: Counting(kind)), checkpoints=False)
-      for kind in ("number", "object", "counter", "nested")),
+      for kind in ("number", "object", "counter", "nested", "deep", "iterator", "closure", "method")),
+    _case("hidden-statistics", lambda: Stack(Hidden), checkpoints=False),
     *(_case(f"own-generator-{kind}", lambda kind=kind: Stack(lambda: OwnGenerator(kind)), checkpoints=False)
       for kind in ("torch", "numpy", "python")),
     _case("changes-its-batch", lambda: ChangesBatch(False), batch=ids_and_numbers, checkpoints=False),

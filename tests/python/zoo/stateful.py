@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,6 +59,17 @@ class Statistic(Block):
         return super().forward(x + self.mean + self.plain + others)
 
 
+class Hidden(Block):
+    """Has a module in a list, where nobody finds it, with statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.list = [nn.BatchNorm1d(WIDTH).requires_grad_(False)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.list[0](x) * self.list[0].num_batches_tracked
+
+
 class WrittenByParent(Stack):
     """A buffer that blocks read and the model changes after they ran."""
 
@@ -80,6 +93,21 @@ class WrittenByParent(Stack):
 class _Counter:
     number = 0
 
+    def next(self) -> int:
+        self.number += 1
+        return self.number
+
+
+def _closure() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
 
 class Counting(Block):
     """Counts its calls, and computes with the count: a second run would compute something else."""
@@ -90,17 +118,26 @@ class Counting(Block):
         self.number, self.object = 0, _Counter()
         self.counter: collections.Counter[str] = collections.Counter(before=2)
         self.nested: dict[str, list[int]] = {"calls": []}
+        self.deep = {"a": {"b": {"c": {"d": {"calls": 0}}}}}
+        self.iterator = itertools.count() if kind == "iterator" else None
+        self.closure, self.method = _closure(), _Counter().next
 
     def forward(self, x: Tensor) -> Tensor:
+        deepest = self.deep["a"]["b"]["c"]["d"]
         if self.kind == "number":
             self.number += 1
         elif self.kind == "object":
             self.object.number += 1
         elif self.kind == "counter":
             self.counter["now"] += self.counter["before"]
-        else:
+        elif self.kind == "nested":
             self.nested["calls"].append(1)
+        elif self.kind == "deep":
+            deepest["calls"] += 1
         calls = self.number + self.object.number + self.counter["now"] + len(self.nested["calls"])
+        calls += deepest["calls"] + (0 if self.iterator is None else next(self.iterator))
+        calls += self.closure() if self.kind == "closure" else 0
+        calls += self.method() if self.kind == "method" else 0
         return super().forward(x) * (1 + 0.1 * calls)
 
 
