@@ -406,15 +406,7 @@ class GraphRecorder(TorchDispatchMode):
 
     def written(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> list[Tensor]:
         """Tensors that an operation changes in place, by its schema."""
-        return self._arguments_at(func, info.writes, args, kwargs)
-
-    def _arguments_at(self, func: Any, places: Iterable[int], args: Any, kwargs: Any) -> list[Tensor]:
-        """Tensors among the arguments at some places of an operation's schema."""
-        values = [
-            args[index] if index < len(args) else kwargs.get(func._schema.arguments[index].name)
-            for index in places
-        ]
-        return tensors_of(values)
+        return kernels.arguments_at(func, info.writes, args, kwargs)
 
     def _writes_to_saved(
         self, func: Any, info: kernels.OpFacts, call: tuple[Any, Any], saved: set[int]
@@ -425,7 +417,7 @@ class GraphRecorder(TorchDispatchMode):
         """
         in_place = func._schema.name.endswith("_")
         places = [index for index in info.writes if index > 0 or not in_place]
-        filled = self._arguments_at(func, places, *call)
+        filled = kernels.arguments_at(func, places, *call)
         return any(self.buffer_of(tensor) in saved - self.module_buffers for tensor in filled)
 
     def _refuse_second_runs(self) -> None:

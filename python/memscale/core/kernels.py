@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memscale.core import wrapped_numbers
 from memscale.core.cuda_scratch import folded_view, mended
+from memscale.core.leaves import tensors_of
 from memscale.core.scratch import RULES, Scratch, nbytes, scratch_bytes
 from memscale.core.scratch_probe import MEASURES, Measure, measured_scratch
 from memscale.core.work import FLOPS, refinement, static_class
@@ -138,6 +139,15 @@ def scratch(
             return measured
     inside = scratch_bytes(info.name, info.scratch, info.pointwise, call[0], outputs)
     return inside + wrapped_numbers.scratch_bytes(info.name, call[0])
+
+
+def arguments_at(func: Any, places: Iterable[int], args: Any, kwargs: Any) -> list[Tensor]:
+    """Tensors among the arguments at some places of an operation's schema."""
+    values = [
+        args[index] if index < len(args) else kwargs.get(func._schema.arguments[index].name)
+        for index in places
+    ]
+    return tensors_of(values)
 
 
 def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], on_cpu: bool = True) -> Any:

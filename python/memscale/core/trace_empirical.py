@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from memscale import _core
-from memscale.core import kernels, model_state, tracer
+from memscale.core import model_state, tracer
 from memscale.core.fake_optimizer import fake_optimizers, free_switches
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot
@@ -29,6 +29,7 @@ from memscale.core.loss import loss_of
 from memscale.core.natural_ends import NaturalEnds
 from memscale.core.target import Target
 from memscale.core.trace_static import DRAWS, HIGHEST_DRAW
+from memscale.core.undone_writes import UndoneWrites
 from memscale.errors import AttachError
 from memscale.optim.masters import as_told
 from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
@@ -54,14 +55,12 @@ class _RealRecorder(GraphRecorder):
     """Runs everything for real, but for single random numbers: these are not drawn, see `StaticRecorder`.
 
     Attributes:
-        before: what foreign tensors held before they were written to.
         draw: stands for every single random number.
         has_drawn: there was one.
     """
 
     def __init__(self, graph: _core.Graph, target: Target, draw: float) -> None:
         super().__init__(graph, target)
-        self.before: dict[int, tuple[Tensor, Tensor]] = {}
         self.draw = draw
         self.has_drawn = False
         self.ends = NaturalEnds(self._end)
@@ -86,19 +85,6 @@ class _RealRecorder(GraphRecorder):
             result.fill_(self.draw)
             self.has_drawn = True
         return result
-
-    def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
-        """Runs an operation."""
-        for tensor in self.written(func, info, args, kwargs) if info.writes else ():
-            buffer = self.buffer_of(tensor)
-            if buffer in self.foreign and buffer not in self.before:
-                self.before[buffer] = (tensor.detach(), tensor.detach().clone())
-        return super().execute(func, info, args, kwargs)
-
-    def restore_foreign(self) -> None:
-        """Puts their contents back."""
-        for tensor, held in self.before.values():
-            tensor.data.copy_(held)
 
 
 class _RealSaves:
@@ -210,6 +196,8 @@ def trace_empirical(
 ) -> tracer.Trace:
     """Traces a step by running it.
 
+    Where blocks cannot run twice, which nobody knows yet, the step is run once more with all as they are.
+
     Args:
         model: any module, on its device. Left as it was.
         args: positional part of one training batch.
@@ -221,16 +209,35 @@ def trace_empirical(
     Raises:
         Exception: whatever the model raises on this batch.
     """
+    try:
+        return _traced(model, (args, kwargs), step, passes, draw, _blocks_checkpointed(model))
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        if not repeated_blocks(model):
+            raise
+    return _traced(model, (args, kwargs), step, passes, draw, nullcontext())
+
+
+def _traced(
+    model: nn.Module,
+    batch: tuple[tuple[Any, ...], dict[str, Any]],
+    step: tracer.StepFacts,
+    passes: int,
+    draw: float,
+    blocks: AbstractContextManager[None],
+) -> tracer.Trace:
     with ExitStack() as stack:
         stack.enter_context(tracer.training_flags(model, step.training))
         stack.enter_context(buffer_contents(model))
         stack.enter_context(silent(model))
         stack.enter_context(as_told(model, step.path.half))
-        stack.enter_context(_blocks_checkpointed(model))
+        stack.enter_context(blocks)
+        stack.enter_context(UndoneWrites())
         for _ in range(passes - 1):
             with model_state.preserved(model, contents=True):
-                _warm_up(model, *copied_batch(args, kwargs), step)
-        return _record(model, *copied_batch(args, kwargs), step, draw)
+                _warm_up(model, *copied_batch(*batch), step)
+        return _record(model, *copied_batch(*batch), step, draw)
 
 
 def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -274,7 +281,6 @@ def _record(
         with observed_by(saves), calls.attached(), recorder:
             hooks = (saves.pack, saves.unpack)
             gradients = tracer.run_step(recorder, forward, hooks, backward, trainable, step)
-        recorder.restore_foreign()
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
         recorder.closed = recorder.paused = True

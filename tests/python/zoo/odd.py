@@ -40,6 +40,7 @@ from zoo.models import Case, generator, mean_square, numbers
 from zoo.stateful import (
     ChangesBatch,
     Counting,
+    Decays,
     Hidden,
     OwnGenerator,
     Statistic,
@@ -91,6 +92,7 @@ ODD = (
     _case("buffer-written-by-parent", WrittenByParent, checkpoints=False),
     *(_case(f"counts-in-{kind}", lambda kind=kind: Stack(lambda: Counting(kind)), checkpoints=False)
       for kind in ("number", "object", "counter", "nested", "deep", "iterator", "closure", "method")),
+    _case("decays-its-weights", lambda: Stack(Decays), checkpoints=False),
     _case("hidden-statistics", lambda: Stack(Hidden), checkpoints=False),
     *(_case(f"own-generator-{kind}", lambda kind=kind: Stack(lambda: OwnGenerator(kind)), checkpoints=False)
       for kind in ("torch", "numpy", "python")),

@@ -70,6 +70,16 @@ class Hidden(Block):
         return super().forward(x) + self.list[0](x) * self.list[0].num_batches_tracked
 
 
+class Decays(Block):
+    """Changes its weights before it uses them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.mul_(0.99)
+        return super().forward(x)
+
+
 class WrittenByParent(Stack):
     """A buffer that blocks read and the model changes after they ran."""
 

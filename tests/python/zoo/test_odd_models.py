@@ -12,6 +12,9 @@ from zoo.training import SMALLEST, Loop, assert_checkpointed, assert_same, refer
 
 THREE = Loop(steps=3)
 
+_STATEFUL = ("statistic", "counts", "hidden", "decays", "in-place", "buffer", "own", "changes")
+KEEP_SOMETHING = [case for case in ODD if case.name.startswith(_STATEFUL)]
+
 
 @pytest.mark.parametrize("sample", [False, True], ids=["deferred", "sample"])
 @pytest.mark.parametrize("case", ODD, ids=lambda case: case.name)
@@ -22,6 +25,14 @@ def test_equal(case: Case, sample: bool) -> None:
         assert_checkpointed(planned)
     if case.profile is not None:
         assert planned.plan.profile == case.profile, planned.plan.notes
+
+
+@pytest.mark.parametrize("case", KEEP_SOMETHING, ids=lambda case: case.name)
+def test_equal_where_a_step_really_runs(case: Case) -> None:
+    """It is thrown away, with all that the model keeps of it."""
+    planned = train(case, THREE, SMALLEST.replace(use_static_profiling=False), True)
+    assert planned.plan.profile == "empirical"
+    assert_same(reference(case, THREE), planned)
 
 
 @pytest.mark.parametrize("sample", [False, True], ids=["deferred", "sample"])

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real steps that are thrown away: what they write in place to memory that was there before is put back.
+
+Buffers and plain attributes of modules are looked after by name (`model_state`). This is for all else:
+weights that a forward changes, modules that PyTorch does not see, global tensors.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memscale.core import kernels
+from memscale.core.leaves import tensors_of
+
+
+class UndoneWrites(TorchDispatchMode):
+    """A block whose in-place writes to memory from before it are undone at its end, without a new version.
+
+    The memory is copied as a whole, before it is written to for the first time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: dict[int, StorageWeakRef] = {}  # in the block, by address
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operation."""
+        kwargs = kwargs or {}
+        info = kernels.facts(func)
+        for tensor in kernels.arguments_at(func, info.writes, args, kwargs) if info.writes else ():
+            self._keep(tensor)
+        result = func(*args, **kwargs)
+        if not info.is_view:
+            for tensor in filter(_has_memory, tensors_of(result)):
+                self._note_made(tensor.untyped_storage())
+        return result
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Puts back what was there."""
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        for storage, held in self._before.values():
+            if storage.nbytes() == held.nbytes():  # else it was given other memory
+                storage.copy_(held)
+        self._before.clear()
+        self._made.clear()
+
+    def _note_made(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._before:  # an operation in place returns what was there
+            self._made[storage._cdata] = StorageWeakRef(storage)
+
+    def _keep(self, tensor: Tensor) -> None:
+        if not _has_memory(tensor):
+            return
+        storage = tensor.untyped_storage()
+        made = self._made.get(storage._cdata)
+        if (made is None or made.expired()) and storage._cdata not in self._before:
+            self._before[storage._cdata] = (storage, storage.clone())
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided and not tensor.is_meta and not isinstance(tensor, FakeTensor)
+        and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    )  # fmt: skip
