@@ -3,7 +3,8 @@
 
 Containers are compared by the identity of their items, objects by their `__dict__` or slots, random
 generators by their state, tensors by their version, functions by what they have closed over. Eight levels
-deep is enough for what hangs on modules; what lies deeper, or is not one of these kinds, is not looked at.
+deep is enough for what hangs on modules; what lies deeper, is not one of these kinds, or comes after a
+hundred thousand others, is not looked at.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 _DEPTH = 8
+_MOST = 100_000  # values: a module that holds a data set is not to make planning slow
 _OPAQUE = (
     nn.Module,
     type,
@@ -66,6 +68,8 @@ class Images:
     def take(self, value: Any, depth: int = _DEPTH) -> None:
         """Takes the image of a value and of what it holds."""
         if value is None or isinstance(value, _OPAQUE) or id(value) in self.images or depth == 0:
+            return
+        if len(self.images) >= _MOST:
             return
         image = self._image(value)
         self.images[id(value)] = image
