@@ -105,6 +105,8 @@ class Images:
             return _Image(value, lambda: str(bits.state), lambda: setattr(bits, "state", held), [])
         if isinstance(value, (dict, list, set, deque)):
             return _container(value)
+        if _is_ours(value):
+            return None
         if isinstance(value, FunctionType):
             return _function(value)
         if isinstance(value, (MethodType, functools.partial)):
@@ -135,6 +137,13 @@ def _set_state(generator: torch.Generator, state: Tensor) -> None:
 
 
 _ABSENT: Final = object()
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether MemScale has put it there: what is attached to a model counts what it does itself."""
+    owner = value.__self__ if isinstance(value, MethodType) else value
+    places = (getattr(owner, "__module__", None), type(owner).__module__)
+    return any(str(place).partition(".")[0] == "memscale" for place in places)
 
 
 def _parts_of(value: Any) -> list[Any]:
