@@ -28,6 +28,10 @@ from memscale.core.tracer import StepFacts, Trace
 A100, RTX3090, H100, T4 = (CardFacts.of_capability(pair) for pair in ((8, 0), (8, 6), (9, 0), (7, 5)))
 HALF = torch.bfloat16
 
+SEEN: list[str] = []
+FOUND: dict[str, torch.dtype] = {}
+"""What a traced forward tells: globals, since a trace puts back what a model holds."""
+
 
 class Block(nn.Module):
     """A module whose loss is the mean of a function of its input."""
@@ -139,12 +143,12 @@ class TestOperators:
         assert made_by(trace, "sum.dim_IntList")[:3] == [3072, 6291456, 24]
 
     def test_other_threads_see_nothing(self) -> None:
-        seen: list[str] = []
+        SEEN.clear()
 
         def run(self: Block, x: Tensor) -> Tensor:
             def other() -> None:
                 y = F.dropout(torch.ones(8, requires_grad=True), 0.5)
-                seen.append(y.grad_fn.name() if y.grad_fn is not None else "")
+                SEEN.append(y.grad_fn.name() if y.grad_fn is not None else "")
 
             thread = threading.Thread(target=other)
             thread.start()
@@ -152,7 +156,7 @@ class TestOperators:
             return F.dropout(x, 0.5)
 
         traced(Block(run), torch.zeros(8, 64))
-        assert seen == ["MulBackward0"]
+        assert SEEN == ["MulBackward0"]
 
     def test_nothing_is_left_behind(self) -> None:
         before = torch.autocast.__init__, torch.autocast.__exit__, torch.is_autocast_enabled
@@ -167,28 +171,28 @@ class TestOperators:
 class TestAutocast:
     @staticmethod
     def dtypes(*contexts: Any) -> dict[str, torch.dtype]:
-        found: dict[str, torch.dtype] = {}
+        FOUND.clear()
 
         def run(self: Block, x: Tensor) -> Tensor:
             with torch.autocast("cuda", HALF):
                 h = self.parts[0](x)
-                found["linear"] = h.dtype
-                found["softmax"] = h.softmax(-1).dtype
-                found["exp"] = h.exp().dtype
-                found["sum"] = h.sum().dtype
-                found["relu"] = h.relu().dtype
-                found["layer_norm"] = F.layer_norm(h, (64,)).dtype
-                found["norm"] = h.norm().dtype
-                found["einsum"] = torch.einsum("ij,kj->ik", x, x).dtype
-                found["scatter_add"] = (
+                FOUND["linear"] = h.dtype
+                FOUND["softmax"] = h.softmax(-1).dtype
+                FOUND["exp"] = h.exp().dtype
+                FOUND["sum"] = h.sum().dtype
+                FOUND["relu"] = h.relu().dtype
+                FOUND["layer_norm"] = F.layer_norm(h, (64,)).dtype
+                FOUND["norm"] = h.norm().dtype
+                FOUND["einsum"] = torch.einsum("ij,kj->ik", x, x).dtype
+                FOUND["scatter_add"] = (
                     torch.zeros(4, 64).scatter_add(0, torch.zeros(4, 64).long(), h[:4]).dtype
                 )
-                found["cross_entropy"] = F.cross_entropy(h, torch.zeros(16).long()).dtype
-                found["enabled"] = torch.is_autocast_enabled("cuda")  # type: ignore[assignment]
+                FOUND["cross_entropy"] = F.cross_entropy(h, torch.zeros(16).long()).dtype
+                FOUND["enabled"] = torch.is_autocast_enabled("cuda")  # type: ignore[assignment]
                 return h
 
         traced(Block(run, nn.Linear(64, 64)), torch.zeros(16, 64))
-        return found
+        return dict(FOUND)
 
     def test_lists_are_those_of_cuda(self) -> None:
         with warnings.catch_warnings():
