@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from memscale.core.value_images import Images
+from memscale.core.value_images import DEPTH, Images
 from memscale.optim.released import set_gradient
 
 _TORCH_DICTS = frozenset(
@@ -125,8 +125,10 @@ class _ModuleImage:
         self.iterators = {key for key, value in self.own.items() if _is_iterator(value)}
         for key in self.iterators:
             module.__dict__[key] = _copy_of(self.own[key])
-        for value in self.own.values():
-            images.take(value)
+        for key, value in self.own.items():
+            images.take(
+                value, 1 if "_hooks" in key else DEPTH
+            )  # a hook on a module runs once, with what it keeps
         self.buffers = dict(module._buffers)
 
     def changed(self) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-_DEPTH = 8
+DEPTH = 8
 _MOST = 100_000  # values: a module that holds a data set is not to make planning slow
 _OPAQUE = (
     nn.Module,
@@ -65,7 +65,7 @@ class Images:
         self.contents = contents
         self.images: dict[int, _Image | None] = {}
 
-    def take(self, value: Any, depth: int = _DEPTH) -> None:
+    def take(self, value: Any, depth: int = DEPTH) -> None:
         """Takes the image of a value and of what it holds."""
         if value is None or isinstance(value, _OPAQUE) or id(value) in self.images or depth == 0:
             return
@@ -76,7 +76,7 @@ class Images:
         for child in image.children if image is not None else ():
             self.take(child, depth - 1)
 
-    def changed(self, value: Any, depth: int = _DEPTH) -> bool:
+    def changed(self, value: Any, depth: int = DEPTH) -> bool:
         """Whether a value, or something that it held, has changed since."""
         image = self.images.get(id(value))
         if image is None or depth == 0:
