@@ -126,9 +126,8 @@ class _ModuleImage:
         for key in self.iterators:
             module.__dict__[key] = _copy_of(self.own[key])
         for key, value in self.own.items():
-            images.take(
-                value, 1 if "_hooks" in key else DEPTH
-            )  # a hook on a module runs once, with what it keeps
+            # What a module's hooks keep is theirs: they run once.
+            images.take(value, 1 if "_hooks" in key else DEPTH)
         self.buffers = dict(module._buffers)
 
     def changed(self) -> list[str]:

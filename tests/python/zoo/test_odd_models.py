@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import memscale
+from zoo.blocks import Stack, inputs
 from zoo.models import Case
 from zoo.odd import LAZY, ODD, SPARSE
 from zoo.training import SMALLEST, Loop, assert_checkpointed, assert_same, reference, train
@@ -46,3 +48,11 @@ def test_sparse_gradients(sample: bool) -> None:
 def test_parameters_that_the_first_batch_makes() -> None:
     planned = train(LAZY, THREE, SMALLEST)
     assert_same(reference(LAZY, THREE), planned)
+
+
+def test_hooks_that_collect_do_not_keep_their_blocks() -> None:
+    model, seen = Stack().train(), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda *_: seen.append(1))
+    plan = memscale.plan(model, config=SMALLEST, sample_input=inputs(0))
+    assert "blocks.0" in {choice.module for choice in plan.active}
