@@ -131,10 +131,11 @@ msc_status msc__plan_of_set(const msc__model *model, const uint64_t *set, msc_pl
     if (status == MSC_OK)
         status = msc_plan_create(model->scratch.ctx, plan, err);
     for (m = 0; m < model->module_count && status == MSC_OK; m++) {
-        const msc__candidate *candidate = t.active[m] > 0 ? &model->candidates[t.active[m] - 1] : NULL;
+        const msc__candidate *candidate;
         msc_choice choice = {.module = m, .rule = MSC_RULE_CHOSEN, .joined = t.joined[m]};
-        if (candidate == NULL)
+        if (t.active[m] == 0)
             continue;
+        candidate = &model->candidates[t.active[m] - 1];
         choice.action = (uint8_t)action_of(candidate);
         choice.boundary = candidate->boundary && !choice.joined;
         status = add_choice(model, candidate, &choice, *plan, err);
