@@ -106,9 +106,9 @@ enum {
                                             on the result of the one before, and does nothing else */
     MSC_MODULE_NO_ROOM = 1u << 7,      /**< a second run needs more streamed weights at once than there is
                                             room for */
-    MSC_MODULE_INPUT_CHANGED =
-        1u << 8 /**< a buffer that it reads, and does not change itself, is changed after
-                                            it ran; what `msc_graph_add_input` names is seen without this */
+    /** A buffer that it reads, and does not change itself, is changed after it ran. What `msc_graph_add_input` names is
+        seen without this. */
+    MSC_MODULE_INPUT_CHANGED = 1u << 8
 };
 
 /** One operation. */

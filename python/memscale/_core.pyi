@@ -99,8 +99,9 @@ MODULE_HOOKED: Final = 32
 MODULE_CHAIN: Final = 64
 """Module flag: its forward calls its children one after another, each on the result of the one before."""
 MODULE_NO_ROOM: Final = 128
-MODULE_INPUT_CHANGED: Final = 256
 """Module flag: a second run needs more streamed weights at once than there is room for."""
+MODULE_INPUT_CHANGED: Final = 256
+"""Module flag: a buffer that it reads, and does not change itself, is changed after it ran."""
 
 class _SimOptions(TypedDict, total=False):
     """The allocator that the step will run on; what is left out has the default of the kind."""

@@ -4,10 +4,12 @@
  *
  *      /sys/devices/system/node/online               0-1
  *                              /node0/cpulist        0-15,32-47
- *      sched_getaffinity                             cores that this process may run on; nodes without one do not count
  *      move_pages, without nodes to move to          where pages are
  *
  * Containers often forbid move_pages; then all memory is taken to be where nothing is known.
+ *
+ * Which cores a thread may run on is not asked: OpenMP often binds the one that asks to a single core, and the others
+ * elsewhere. A node that nobody runs on leaves its share to the others.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_getcpu */
@@ -70,23 +72,22 @@ static void read_list(const char *folder, const char *name, char *list)
         (void)fclose(file);
 }
 
-/* The cores in `list` that are allowed become those of node `index`. How many. */
-static uint32_t take_cores(msc__nodes *nodes, const char *list, const cpu_set_t *allowed, uint32_t index)
+/* The cores in `list` become those of node `index`. How many. */
+static uint32_t take_cores(msc__nodes *nodes, const char *list, uint32_t index)
 {
     uint32_t taken = 0;
     range cores;
 
     while (next_range(&list, &cores))
-        for (; cores.first <= cores.last && cores.first < MSC__CORES_MOST; cores.first++)
-            if (CPU_ISSET(cores.first, allowed)) {
-                nodes->of_core[cores.first] = (uint8_t)index;
-                taken++;
-            }
+        for (; cores.first <= cores.last && cores.first < MSC__CORES_MOST; cores.first++) {
+            nodes->of_core[cores.first] = (uint8_t)index;
+            taken++;
+        }
     return taken;
 }
 
 /* False: there are more nodes than can be told apart. */
-static bool take_node(msc__nodes *nodes, const char *folder, unsigned long number, const cpu_set_t *allowed)
+static bool take_node(msc__nodes *nodes, const char *folder, unsigned long number)
 {
     char name[64];
     char list[LIST_BYTES];
@@ -96,12 +97,12 @@ static bool take_node(msc__nodes *nodes, const char *folder, unsigned long numbe
     (void)snprintf(name, sizeof name, "node%lu/cpulist", number);
     read_list(folder, name, list);
     nodes->number[nodes->count] = (int)number;
-    if (take_cores(nodes, list, allowed, nodes->count) > 0)
+    if (take_cores(nodes, list, nodes->count) > 0)
         nodes->count++;
     return true;
 }
 
-static bool take_nodes(msc__nodes *nodes, const char *folder, const cpu_set_t *allowed)
+static bool take_nodes(msc__nodes *nodes, const char *folder)
 {
     char list[LIST_BYTES];
     const char *at = list;
@@ -110,20 +111,17 @@ static bool take_nodes(msc__nodes *nodes, const char *folder, const cpu_set_t *a
     read_list(folder, "online", list);
     while (next_range(&at, &numbers))
         for (; numbers.first <= numbers.last && numbers.first < SYSTEM_NODES; numbers.first++)
-            if (!take_node(nodes, folder, numbers.first, allowed))
+            if (!take_node(nodes, folder, numbers.first))
                 return false;
     return nodes->count > 0;
 }
 
 void msc__nodes_read(msc__nodes *nodes, const char *folder)
 {
-    cpu_set_t allowed;
-
     memset(nodes, 0, sizeof *nodes);
     nodes->core = this_core;
     nodes->places = places_of;
-    CPU_ZERO(&allowed);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || !take_nodes(nodes, folder, &allowed)) {
+    if (!take_nodes(nodes, folder)) {
         memset(nodes->of_core, 0, sizeof nodes->of_core);
         nodes->count = 1;
     }

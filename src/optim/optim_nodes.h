@@ -22,7 +22,7 @@
 #define MSC__PLACES_MOST 256u
 
 typedef struct msc__nodes {
-    uint32_t count; /**< nodes with cores that this process may run on: 1 … MSC__NODES_MOST */
+    uint32_t count;                   /**< nodes with cores: 1 … MSC__NODES_MOST */
     uint8_t of_core[MSC__CORES_MOST]; /**< index of a core's node, in [0, count) */
     int number[MSC__NODES_MOST];      /**< the system's number of a node */
     /** The core that this thread runs on, or -1. */

@@ -437,9 +437,14 @@ class GraphRecorder(TorchDispatchMode):
             if buffer is not None:
                 self.graph.add_write(buffer)
                 self.writes_inside.update((module, buffer) for module in self.open_modules)
-                open_now = {call for call, _ in self._open_calls}
-                reads = self._buffer_reads.get(buffer, ())
-                self.changed_after.update((module, buffer) for module, call in reads if call not in open_now)
+                if buffer in self._buffer_reads:
+                    self._note_changed(buffer)
+
+    def _note_changed(self, buffer: int) -> None:
+        """A buffer of a module changes: calls that read it and are over have seen another value."""
+        open_now = {call for call, _ in self._open_calls}
+        reads = self._buffer_reads[buffer]
+        self.changed_after.update((module, buffer) for module, call in reads if call not in open_now)
 
 
 def _has_storage(value: Any) -> bool:

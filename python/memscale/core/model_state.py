@@ -30,8 +30,11 @@ _TORCH_DICTS = frozenset(
 )
 """Registries, which are handled by name, and what MemScale itself puts on a model."""
 
-_WITHOUT_STATE: Final = ("torch.nn.", "builtins", "typing", "abc")
-"""Beginnings of the names of Python modules whose classes keep nothing that a forward changes."""
+_WITHOUT_STATE: Final = frozenset({"builtins", "typing", "abc"})
+"""Python modules whose classes keep nothing that a forward changes, beside PyTorch's own."""
+
+_HOOKS: Final = frozenset(name for name in vars(nn.Module()) if "_hooks" in name)
+"""Registries of hooks. What those keep is theirs: on a module that runs twice they run once."""
 
 _ABSENT: Final = object()
 
@@ -73,13 +76,17 @@ def _copy_of(iterator: Any) -> Any:
         return iterator
 
 
+def _may_have_state(kind: type) -> bool:
+    name = kind.__module__
+    return name not in _WITHOUT_STATE and not name.startswith("torch.nn.")
+
+
 class _ClassImage:
     """What classes of modules hold themselves, but for methods and the like."""
 
     def __init__(self, kind: type[nn.Module], images: Images) -> None:
         self.images = images
-        bases = [base for base in kind.__mro__ if not base.__module__.startswith(_WITHOUT_STATE)]
-        self.own = {base: self._of(base) for base in bases}
+        self.own = {base: self._of(base) for base in kind.__mro__ if _may_have_state(base)}
         for values in self.own.values():
             for value in values.values():
                 images.take(value)
@@ -126,8 +133,7 @@ class _ModuleImage:
         for key in self.iterators:
             module.__dict__[key] = _copy_of(self.own[key])
         for key, value in self.own.items():
-            # What a module's hooks keep is theirs: they run once.
-            images.take(value, 1 if "_hooks" in key else DEPTH)
+            images.take(value, 1 if key in _HOOKS else DEPTH)
         self.buffers = dict(module._buffers)
 
     def changed(self) -> list[str]:

@@ -211,9 +211,9 @@ def trace_empirical(
     """
     try:
         return _traced(model, (args, kwargs), step, passes, draw, _blocks_checkpointed(model))
-    except torch.cuda.OutOfMemoryError:
+    except (MemoryError, torch.cuda.OutOfMemoryError):
         raise
-    except RuntimeError:
+    except Exception:  # a block's second run may raise anything, from its own code, too
         if not repeated_blocks(model):
             raise
     return _traced(model, (args, kwargs), step, passes, draw, nullcontext())

@@ -115,9 +115,9 @@ class StaticRecorder(GraphRecorder):
 
 
 def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs an operation on copies of real tensors. What it returns of them are the tensors themselves.
+    """Runs an operation on copies of real tensors. Where it returns one of them, the tensor is returned.
 
-    A mode of fakes would do that for most, but it computes what is made of scalars, in their own memory.
+    PyTorch's mode of fakes does not serve: it runs what has only real scalars on their own memory.
     """
     originals: dict[int, Tensor] = {}
     copies: dict[int, Tensor] = {}

@@ -4,7 +4,7 @@
 Containers are compared by the identity of their items, objects by their `__dict__` or slots, random
 generators by their state, tensors by their version, functions by what they have closed over. Eight levels
 deep is enough for what hangs on modules; what lies deeper, is not one of these kinds, or comes after a
-hundred thousand others, is not looked at.
+hundred thousand others behind the same value, is not looked at.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 DEPTH = 8
-_MOST = 100_000  # values: a module that holds a data set is not to make planning slow
+_MOST = 100_000  # values behind one: a module that holds a data set is not to make planning slow
 _OPAQUE = (
     nn.Module,
     type,
@@ -67,14 +67,17 @@ class Images:
 
     def take(self, value: Any, depth: int = DEPTH) -> None:
         """Takes the image of a value and of what it holds."""
+        self._take(value, depth, len(self.images) + _MOST)
+
+    def _take(self, value: Any, depth: int, most: int) -> None:
         if value is None or isinstance(value, _OPAQUE) or id(value) in self.images or depth == 0:
             return
-        if len(self.images) >= _MOST:
+        if len(self.images) >= most:
             return
         image = self._image(value)
         self.images[id(value)] = image
         for child in image.children if image is not None else ():
-            self.take(child, depth - 1)
+            self._take(child, depth - 1, most)
 
     def changed(self, value: Any, depth: int = DEPTH) -> bool:
         """Whether a value, or something that it held, has changed since."""
@@ -181,8 +184,13 @@ def _function(value: FunctionType) -> _Image:
 
 def _slots_of(kind: type) -> list[str]:
     """Names of the slots of a class in Python: what its objects have in place of a dictionary."""
-    named = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    return [name for names in named for name in ([names] if isinstance(names, str) else names)]
+    found = []
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in found if name != "__weakref__"]
 
 
 def _slotted(value: Any, names: list[str]) -> _Image:

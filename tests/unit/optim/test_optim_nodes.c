@@ -34,18 +34,6 @@ static void write_file(const char *name, const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
-/* A core that this process may run on, so that tests work wherever they are bound to. */
-static int a_core(void)
-{
-    msc__nodes nodes;
-    int core;
-
-    msc__nodes_read(&nodes, "/nowhere/at/all");
-    core = nodes.core();
-    assert_in_range(core, 0, MSC__CORES_MOST - 1);
-    return core;
-}
-
 /* ---- what the system tells ------------------------------------------------------------------------------- */
 
 static void no_description_is_one_node(void **state)
@@ -68,23 +56,46 @@ static void this_machine_is_read(void **state)
     assert_in_range(msc__nodes_here(&nodes), 0, nodes.count - 1);
 }
 
-/* Nodes that the process may not run on do not count, nor does memory without cores. */
-static void only_nodes_with_own_cores_count(void **state)
+/* Memory without cores does not count, and numbers have gaps. */
+static void nodes_with_cores_count(void **state)
 {
-    char list[64];
     msc__nodes nodes;
 
     (void)state;
     write_file("online", "0-1,5,9\n");
-    write_file("node0/cpulist", "1000-1023\n");
+    write_file("node0/cpulist", "0-3,8\n");
     write_file("node1/cpulist", "\n");
-    (void)snprintf(list, sizeof list, "1020,%d-%d\n", a_core(), a_core());
-    write_file("node5/cpulist", list);
-    write_file("node9/cpulist", "1010-1012,1015");
+    write_file("node5/cpulist", "4-7,9,2000\n");
+    write_file("node9/cpulist", "1020-4000");
+    msc__nodes_read(&nodes, folder);
+    assert_int_equal(nodes.count, 3);
+    assert_memory_equal(nodes.number, ((int[]){0, 5, 9}), 3 * sizeof(int));
+    assert_memory_equal(nodes.of_core, ((uint8_t[]){0, 0, 0, 0, 1, 1, 1, 1, 0, 1}), 10);
+    assert_int_equal(nodes.of_core[1023], 2);
+}
+
+/* More than can be told apart are one. */
+static void too_many_nodes_are_one(void **state)
+{
+    msc__nodes nodes;
+    char name[64];
+    char core[16];
+    uint32_t i;
+
+    (void)state;
+    write_file("online", "0-16");
+    for (i = 0; i <= MSC__NODES_MOST; i++) {
+        (void)snprintf(name, sizeof name, "node%u/cpulist", i);
+        (void)snprintf(core, sizeof core, "%u", i);
+        write_file(name, core);
+    }
     msc__nodes_read(&nodes, folder);
     assert_int_equal(nodes.count, 1);
-    assert_int_equal(nodes.number[0], 5);
-    assert_int_equal(nodes.of_core[a_core()], 0);
+    assert_int_equal(nodes.of_core[7], 0);
+    write_file("online", "0-15");
+    msc__nodes_read(&nodes, folder);
+    assert_int_equal(nodes.count, MSC__NODES_MOST);
+    assert_int_equal(nodes.of_core[7], 7);
 }
 
 static void broken_descriptions_are_one_node(void **state)
@@ -349,33 +360,29 @@ static int begin_folder(void **state)
 
 static int end_folder(void **state)
 {
-    static const char *const names[] = {
-        "online", "node0/cpulist", "node1/cpulist", "node5/cpulist", "node9/cpulist",
-        "node0",  "node1",         "node5",         "node9",         ".",
-    };
     char path[256];
-    size_t i;
+    uint32_t i;
 
     (void)state;
-    for (i = 0; i < sizeof names / sizeof names[0]; i++) {
-        (void)snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+    for (i = 0; i <= MSC__NODES_MOST; i++) {
+        (void)snprintf(path, sizeof path, "%s/node%u/cpulist", folder, i);
         (void)remove(path);
+        *strrchr(path, '/') = '\0';
+        (void)rmdir(path);
     }
+    (void)snprintf(path, sizeof path, "%s/online", folder);
+    (void)remove(path);
     return rmdir(folder);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_description_is_one_node),
-        cmocka_unit_test(this_machine_is_read),
-        cmocka_unit_test(only_nodes_with_own_cores_count),
-        cmocka_unit_test(broken_descriptions_are_one_node),
-        cmocka_unit_test(a_thread_is_on_its_cores_node),
-        cmocka_unit_test(pages_lie_where_the_system_says),
-        cmocka_unit_test(own_items_come_first),
-        cmocka_unit_test(every_item_is_taken_once),
-        cmocka_unit_test(one_node_asks_nothing),
+        cmocka_unit_test(no_description_is_one_node),       cmocka_unit_test(this_machine_is_read),
+        cmocka_unit_test(nodes_with_cores_count),           cmocka_unit_test(too_many_nodes_are_one),
+        cmocka_unit_test(broken_descriptions_are_one_node), cmocka_unit_test(a_thread_is_on_its_cores_node),
+        cmocka_unit_test(pages_lie_where_the_system_says),  cmocka_unit_test(own_items_come_first),
+        cmocka_unit_test(every_item_is_taken_once),         cmocka_unit_test(one_node_asks_nothing),
         cmocka_unit_test(nodes_do_not_show_in_results),
     };
 
