@@ -65,6 +65,8 @@ class GraphRecorder(TorchDispatchMode):
         learn_inputs: forward is running: an unknown operand is entered as something that was there before.
         open_modules: graph ids of the modules whose forward is running, outermost first.
         random_modules: modules inside whose forward random numbers were drawn.
+        forward_draws: operations that drew some in forward.
+        draws_again: a second forward has as many; set when the record is over.
         writes_inside: (module, buffer) for every buffer that was changed in place inside a module.
         module_buffers: graph buffers that are registered buffers of a module.
         parameters: graph buffers of the model's parameters.
@@ -101,6 +103,8 @@ class GraphRecorder(TorchDispatchMode):
         self.closed = False
         self.learn_inputs = True
         self.random_modules: set[int] = set()
+        self.forward_draws = 0
+        self.draws_again = True
         self.open_modules: list[int] = []
         self.writes_inside: set[tuple[int, int]] = set()
         self.module_buffers: set[int] = set()
@@ -301,6 +305,7 @@ class GraphRecorder(TorchDispatchMode):
             self.uses.read(inputs)
         if draws:
             self.random_modules.update(self.open_modules)
+            self.forward_draws += self.phase == _core.PHASE_FORWARD
             if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
                 self._refuse_second_runs()  # only the global generators are put back
         for tensor in fresh:

@@ -22,7 +22,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from memscale.core.value_images import DEPTH, Images
+from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled
+from memscale.core.weight_images import WeightImages
 from memscale.optim.released import set_gradient
 
 _TORCH_DICTS = frozenset(
@@ -36,8 +37,6 @@ _WITHOUT_STATE: Final = frozenset({"builtins", "typing", "abc"})
 _HOOKS: Final = frozenset(name for name in vars(nn.Module()) if "_hooks" in name)
 """Registries of hooks. What those keep is theirs: on a module that runs twice they run once."""
 
-_ABSENT: Final = object()
-
 _OWN_INDEX = frozenset({"_flat_weights", "_flat_weight_refs"})
 """An LSTM's own index of its parameters, which follows them: put back, but no change that a forward made."""
 
@@ -50,14 +49,16 @@ class Changes:
         now: the attributes that have changed so far.
         attributes: module path → names of Python attributes that had changed.
         buffers: (module path, buffer name) whose binding had changed.
+        filled: after `settle`: paths of modules that are not in `attributes`: they have caches, which the
+            first forward filled, and a second run finds them filled.
         python_random: whether Python's or NumPy's global generator had moved.
-        settled: after `settle`: attributes that changed again in a second forward; others are caches that the
-            first one filled, and a second run finds them filled.
+        settled: after `settle`: attributes that changed again in a second forward, like `attributes`.
     """
 
     now: Callable[[], dict[str, list[str]]] = dict
     attributes: dict[str, list[str]] = field(default_factory=dict)
     buffers: list[tuple[str, str]] = field(default_factory=list)
+    filled: set[str] = field(default_factory=set)
     python_random: bool = False
     settled: dict[str, list[str]] | None = None
 
@@ -81,6 +82,26 @@ def _may_have_state(kind: type) -> bool:
     return name not in _WITHOUT_STATE and not name.startswith("torch.nn.")
 
 
+def _is_not(before: Any, now: Any) -> bool:
+    return before is not now
+
+
+def _is_other(before: Any, now: Any) -> bool:
+    return not only_filled(before, now)
+
+
+def _differing(
+    before: dict[str, Any],
+    now: dict[str, Any],
+    differs: Callable[[Any, Any], bool],
+    inside: Callable[[Any], bool],
+) -> set[str]:
+    """Names of values that differ, or that have changed inside."""
+    names = before.keys() | now.keys()
+    differing = {name for name in names if differs(before.get(name, ABSENT), now.get(name, ABSENT))}
+    return differing | {name for name, value in before.items() if inside(value)}
+
+
 class _ClassImage:
     """What classes of modules hold themselves, but for methods and the like."""
 
@@ -99,16 +120,20 @@ class _ClassImage:
             if not name.startswith("__") and not callable(value) and not hasattr(type(value), "__get__")
         }
 
-    def changed(self) -> list[str]:
+    def changed(self) -> set[str]:
         """Names of attributes that are bound to something else, or whose value changed inside."""
-        names = []
+        return self._those(_is_not, self.images.changed)
+
+    def flipped(self) -> set[str]:
+        """Those of them that are no cache which has been filled."""
+        return self._those(_is_other, self.images.flipped)
+
+    def _those(self, differs: Callable[[Any, Any], bool], inside: Callable[[Any], bool]) -> set[str]:
+        names: set[str] = set()
         for base, own in self.own.items():
-            now = self._of(base)
-            for name in own.keys() | now.keys():
-                value = own.get(name, _ABSENT)
-                if now.get(name, _ABSENT) is not value or self.images.changed(value):
-                    names.append(f"{base.__name__}.{name}")
-        return sorted(names)
+            found = _differing(own, self._of(base), differs, inside)
+            names.update(f"{base.__name__}.{name}" for name in found)
+        return names
 
     def restore(self) -> None:
         """Binds everything as before."""
@@ -117,7 +142,7 @@ class _ClassImage:
             for name in now.keys() - own.keys():
                 delattr(base, name)
             for name, value in own.items():
-                if now.get(name, _ABSENT) is not value:
+                if now.get(name, ABSENT) is not value:
                     setattr(base, name, value)
 
 
@@ -135,18 +160,39 @@ class _ModuleImage:
         for key, value in self.own.items():
             images.take(value, 1 if key in _HOOKS else DEPTH)
         self.buffers = dict(module._buffers)
+        # A scripted module's registries are none, and their names are fixed.
+        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
+        self.registered = [(place, dict(place)) for place in registries if isinstance(place, dict)]
 
-    def changed(self) -> list[str]:
-        """Names of attributes that are bound to something else, or whose value changed inside."""
+    def changed(self) -> set[str]:
+        """Names of attributes that are bound to something else, or whose value changed inside.
+
+        Parameters and buffers count where they came or went. What they are bound to is looked at elsewhere.
+        """
+        new_buffers = self.module._buffers.keys() - self.buffers.keys()
+        return self._those(_is_not, self.images.changed) | new_buffers | self.kind.changed()
+
+    def flipped(self) -> set[str]:
+        """Those of them that are no cache which has been filled."""
+        return self._those(_is_other, self.images.flipped) | self.kind.flipped()
+
+    def _those(self, differs: Callable[[Any, Any], bool], inside: Callable[[Any], bool]) -> set[str]:
         now = {key: value for key, value in self.module.__dict__.items() if key not in _TORCH_DICTS}
-        names = {key for key in now if key not in self.own or now[key] is not self.own[key]}
-        names |= {key for key in self.own if key not in now} | self.iterators
-        names |= {key for key, value in self.own.items() if self.images.changed(value)}
-        return sorted(names - _OWN_INDEX) + self.kind.changed()
+        names = _differing(self.own, now, differs, inside) | self.iterators
+        names |= self.buffers.keys() - self.module._buffers.keys()
+        for place, before in self.registered:
+            if place is self.module._parameters:
+                names |= place.keys() ^ before.keys()
+            elif place is self.module._modules:
+                names |= {
+                    key for key in before.keys() | place.keys() if place.get(key) is not before.get(key)
+                }
+        return names - _OWN_INDEX
 
     def changed_buffers(self) -> list[str]:
-        """Names of buffers that are bound to another tensor."""
-        return [name for name, value in self.module._buffers.items() if self.buffers.get(name) is not value]
+        """Names of buffers that are bound to another tensor than before."""
+        now = self.module._buffers
+        return [name for name, before in self.buffers.items() if name in now and now[name] is not before]
 
     def restore(self) -> None:
         """Binds everything as before."""
@@ -154,18 +200,22 @@ class _ModuleImage:
         for key in [key for key in self.module.__dict__ if key not in _TORCH_DICTS and key not in self.own]:
             del self.module.__dict__[key]
         self.module.__dict__.update(self.own)
-        registry = self.module._buffers
-        if isinstance(registry, dict):
-            registry.clear()
-            registry.update(self.buffers)
-            return
-        for name in self.changed_buffers():  # a scripted module's registry, whose names are fixed
-            registry[name] = self.buffers[name]
+        for place, before in self.registered:
+            place.clear()
+            place.update(before)
+        for name in self.changed_buffers():  # in a scripted module's registry
+            self.module._buffers[name] = self.buffers[name]
+
+
+def _found(
+    images: dict[str, _ModuleImage], those: Callable[[_ModuleImage], set[str]]
+) -> dict[str, list[str]]:
+    found = {path: sorted(those(image)) for path, image in images.items()}
+    return {path: names for path, names in found.items() if names}
 
 
 def _changed(images: dict[str, _ModuleImage]) -> dict[str, list[str]]:
-    found = {path: image.changed() for path, image in images.items()}
-    return {path: names for path, names in found.items() if names}
+    return _found(images, _ModuleImage.changed)
 
 
 def _images_of(model: nn.Module, values: Images) -> dict[str, _ModuleImage]:
@@ -184,12 +234,26 @@ def settle(model: nn.Module, changes: Changes, forward: Callable[[], object]) ->
     """
     if not changes.now():
         return
-    again = _images_of(model, Images(contents=False))
+    again = _images_of(model, Images(False, model.modules()))
     try:
         forward()
     except Exception:  # then nothing is known of a second run, and every change counts
         return
     changes.settled = _changed(again)
+
+
+def _keep_lasting(changes: Changes, images: dict[str, _ModuleImage]) -> None:
+    """Fills in attributes that changed, but for caches that were filled once."""
+    changes.attributes = _changed(images)
+    if changes.settled is None:
+        return
+    lasting = _found(images, _ModuleImage.flipped)
+    for path, names in changes.settled.items():
+        while path not in images:  # a module that the first forward has made
+            path = path.rpartition(".")[0]
+        lasting.setdefault(path, []).extend(names)
+    changes.filled = changes.attributes.keys() - lasting.keys()
+    changes.attributes = {path: names for path, names in lasting.items() if path in changes.attributes}
 
 
 @contextmanager
@@ -204,8 +268,9 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
     Yields:
         The changes, complete when the block has ended.
     """
-    values = Images(contents)
+    values = Images(contents, model.modules())
     images = _images_of(model, values)
+    weights = WeightImages(model)
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     cpu_rng = torch.get_rng_state()
     cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -220,15 +285,13 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
         if numpy is not None:
             changes.python_random |= str(numpy.random.get_state()) != str(numpy_rng)
             numpy.random.set_state(numpy_rng)
-        changes.attributes = _changed(images)
-        if changes.settled is not None:
-            again = changes.settled
-            changes.attributes = {path: names for path, names in again.items() if path in changes.attributes}
+        _keep_lasting(changes, images)
         for path, image in images.items():
             changes.buffers += [(path, name) for name in image.changed_buffers()]
         for image in images.values():
             image.restore()
         values.restore()
+        weights.restore()
         changes.now = dict  # the images hold the modules, and the changes outlive them
         for parameter, grad in grads:
             set_gradient(parameter, grad)

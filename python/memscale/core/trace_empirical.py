@@ -283,9 +283,7 @@ def _record(
             gradients = tracer.run_step(recorder, forward, hooks, backward, trainable, step)
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
-        recorder.closed = recorder.paused = True
-        recorder.held = None
-        model_state.settle(model, changes, forward)
+        tracer.settle(recorder, model, changes, forward)
     trace = tracer.finish(recorder, calls, changes, "empirical")
     trace.notes += notes + buckets.notes
     trace.has_drawn = recorder.has_drawn

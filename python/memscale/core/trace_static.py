@@ -505,9 +505,7 @@ def trace_static(
             tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable, step)
         with released.stepping(optimizers):
             _step(recorder, step, optimizers, parameters)
-        recorder.closed = recorder.paused = True
-        recorder.held = None
-        model_state.settle(model, changes, forward)
+        tracer.settle(recorder, model, changes, forward)
         del batch, forward
     trace = tracer.finish(recorder, calls, changes, "static")
     trace.has_drawn = recorder.has_drawn

@@ -18,15 +18,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memscale import _core
-from memscale.core import model_state, sharding, streamed_weights
+from memscale.core import kernels, model_state, sharding, streamed_weights
 from memscale.core.graph_builder import GraphRecorder
 from memscale.core.leaves import tensors_of
 from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.core.target import CPU, Target
+from memscale.core.weight_images import WeightImages
 from memscale.techniques.forward_slot import StandIn
 
 _PLAIN_ARGUMENTS = (
@@ -136,7 +138,14 @@ class Trace:
 
 
 class CallRecorder:
-    """Records calls of every module's forward, at the very place where a technique would attach."""
+    """Records calls of every module's forward, at the very place where a technique would attach.
+
+    Attributes:
+        modules: by their number in the graph: path and module.
+        buffer_owners: by their number in the graph: where registered buffers are.
+        path: what path techniques change.
+        exchanged: after `attached`: paths of modules whose parameters were exchanged, see `WeightImages`.
+    """
 
     def __init__(self, model: nn.Module, recorder: GraphRecorder) -> None:
         self.model = model
@@ -144,6 +153,7 @@ class CallRecorder:
         self.modules: list[tuple[str, nn.Module]] = []
         self.buffer_owners: dict[int, list[BufferPath]] = {}
         self.path = AS_IT_IS
+        self.exchanged: set[str] = set()
 
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
         """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
@@ -190,6 +200,7 @@ class CallRecorder:
     def attached(self) -> Iterator[None]:
         """Records calls inside the block."""
         structure = model_state.structure_of(self.model)
+        weights = WeightImages(self.model)
         known: dict[str, int] = {}
         undo: list[Callable[[], None]] = []
         try:
@@ -207,6 +218,7 @@ class CallRecorder:
                 self._hook(module, number, undo)
             self.recorder.modules_are_known(known)
             yield
+            self.exchanged = weights.exchanged()
         finally:
             for restore in reversed(undo):
                 restore()
@@ -364,6 +376,35 @@ def _autocast_left() -> Iterator[None]:
         yield
 
 
+class _RandomDraws(TorchDispatchMode):
+    """Counts operations that draw random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.count += kernels.facts(func).draws(args, kwargs)
+        return func(*args, **kwargs)
+
+
+def settle(
+    recorder: GraphRecorder, model: nn.Module, changes: model_state.Changes, forward: Callable[[], Any]
+) -> None:
+    """Ends the record, and runs a forward once more where the first changed anything."""
+    recorder.closed = recorder.paused = True
+    recorder.held = None
+    draws = _RandomDraws()
+
+    def again() -> None:
+        with draws:
+            forward()
+
+    model_state.settle(model, changes, again)
+    recorder.draws_again = draws.count == recorder.forward_draws
+
+
 def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Changes, method: str) -> Trace:
     """Marks modules with what only Python knows, and freezes the graph.
 
@@ -373,11 +414,12 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
     written = _written_buffers(recorder, calls, changes)
     _note_buffers_of_others(recorder)
     modules = dict(calls.modules)
+    stateful = _with_state(recorder, calls, changes)
     for number, (path, _) in enumerate(calls.modules):
         state = _RNG_STATE_BYTES if number in recorder.random_modules else 0
         buffers = [modules[owner]._buffers[name] for owner, name in written.get(path, [])]
         state += model_state.storage_bytes([buffer for buffer in buffers if buffer is not None])
-        flags = _core.MODULE_PYTHON_STATE if path in changes.attributes else 0
+        flags = _core.MODULE_PYTHON_STATE if path in stateful else 0
         if flags or state:
             graph.mark_module(number, flags, state)
     graph.finish()
@@ -389,6 +431,25 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
         graph, paths, written, foreign, changes.python_random, changes, method, recorder.output_bytes,
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
     )  # fmt: skip
+
+
+def _with_state(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Changes) -> set[str]:
+    """Paths of modules that hold, themselves or below, what a second run would change again.
+
+    Below too: what a module holds need not be changed by its own forward. A list of modules has none.
+    """
+    found = changes.attributes.keys() | calls.exchanged
+    if not recorder.draws_again:  # what the first forward drew for a cache is not drawn again
+        random = {calls.modules[number][0] for number in recorder.random_modules}
+        found |= changes.filled & random
+    return {path[:end] for path in found for end in _ends(path)}
+
+
+def _ends(path: str) -> Iterator[int]:
+    """Where the paths of a module and of those around it end."""
+    yield 0
+    yield len(path)
+    yield from (place for place, character in enumerate(path) if character == ".")
 
 
 def _is_inside(path: str, outer: str) -> bool:

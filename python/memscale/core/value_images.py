@@ -14,7 +14,7 @@ import functools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 DEPTH = 8
 _MOST = 100_000  # values behind one: a module that holds a data set is not to make planning slow
 _OPAQUE = (
-    nn.Module,
     type,
     BuiltinFunctionType,
     ModuleType,
@@ -36,19 +35,50 @@ _OPAQUE = (
 )
 
 
-class _Image:
-    """One value: what it looked like, and how to make it so again."""
+ABSENT: Final = object()
+"""Stands for a value that is not there."""
 
-    __slots__ = ("children", "look", "now", "put_back", "value")
+
+def only_filled(before: Any, now: Any) -> bool:
+    """Whether a place is as it was, or has something where nothing was: no value, zero, an empty text.
+
+    So a cache is filled. A flag that is set says that the next run will go another way.
+    """
+    if before is now:
+        return True
+    if isinstance(before, bool) or isinstance(now, bool) or now is ABSENT:
+        return False
+    is_empty = isinstance(before, (int, float, complex, str, bytes, tuple)) and not before
+    return before is ABSENT or before is None or is_empty
+
+
+def _never() -> bool:
+    return False
+
+
+class _Image:
+    """One value: what it looked like, and how to make it so again.
+
+    Attributes:
+        filled: whether every place in it is `only_filled`.
+    """
+
+    __slots__ = ("children", "filled", "look", "now", "put_back", "value")
 
     def __init__(
-        self, value: Any, look: Callable[[], Any], put_back: Callable[[], None], children: list[Any]
+        self,
+        value: Any,
+        look: Callable[[], Any],
+        put_back: Callable[[], None],
+        children: list[Any],
+        filled: Callable[[], bool] = _never,
     ) -> None:
         self.value = value  # keeps it alive, so that its id stays its own
         self.look = look
         self.now = look()
         self.put_back = put_back
         self.children = children
+        self.filled = filled
 
     def changed(self) -> bool:
         return bool(self.look() != self.now)
@@ -59,10 +89,12 @@ class Images:
 
     Args:
         contents: keep copies of tensors, for blocks that compute for real.
+        modules: that are looked at elsewhere. Others, in lists where PyTorch does not find them, are objects.
     """
 
-    def __init__(self, contents: bool) -> None:
+    def __init__(self, contents: bool, modules: Iterable[nn.Module] = ()) -> None:
         self.contents = contents
+        self.modules = frozenset(modules)
         self.images: dict[int, _Image | None] = {}
 
     def take(self, value: Any, depth: int = DEPTH) -> None:
@@ -71,6 +103,8 @@ class Images:
 
     def _take(self, value: Any, depth: int, most: int) -> None:
         if value is None or isinstance(value, _OPAQUE) or id(value) in self.images or depth == 0:
+            return
+        if isinstance(value, nn.Module) and value in self.modules:
             return
         if len(self.images) >= most:
             return
@@ -85,6 +119,14 @@ class Images:
         if image is None or depth == 0:
             return False
         return image.changed() or any(self.changed(child, depth - 1) for child in image.children)
+
+    def flipped(self, value: Any, depth: int = DEPTH) -> bool:
+        """Whether a value, or something that it held, has changed otherwise than a cache that is filled."""
+        image = self.images.get(id(value))
+        if image is None or depth == 0:
+            return False
+        flipped = image.changed() and not image.filled()
+        return flipped or any(self.flipped(child, depth - 1) for child in image.children)
 
     def restore(self) -> None:
         """Puts every changed value back."""
@@ -139,9 +181,6 @@ def _set_state(generator: torch.Generator, state: Tensor) -> None:
     generator.set_state(state)
 
 
-_ABSENT: Final = object()
-
-
 def _is_ours(value: Any) -> bool:
     """Whether MemScale has put it there: what is attached to a model counts what it does itself."""
     owner = value.__self__ if isinstance(value, MethodType) else value
@@ -160,7 +199,7 @@ def _content_of(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # empty yet
-        return _ABSENT
+        return ABSENT
 
 
 def _function(value: FunctionType) -> _Image:
@@ -173,13 +212,16 @@ def _function(value: FunctionType) -> _Image:
 
     def put_back() -> None:
         for cell, content in zip(cells, held, strict=True):
-            if content is not _ABSENT:
+            if content is not ABSENT:
                 cell.cell_contents = content
-            elif _content_of(cell) is not _ABSENT:
+            elif _content_of(cell) is not ABSENT:
                 del cell.cell_contents
 
+    def filled() -> bool:
+        return all(map(only_filled, held, map(_content_of, cells)))
+
     defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    return _Image(value, look, put_back, [item for item in held if item is not _ABSENT] + defaults)
+    return _Image(value, look, put_back, [item for item in held if item is not ABSENT] + defaults, filled)
 
 
 def _slots_of(kind: type) -> list[str]:
@@ -194,19 +236,22 @@ def _slots_of(kind: type) -> list[str]:
 
 
 def _slotted(value: Any, names: list[str]) -> _Image:
-    held = {name: getattr(value, name, _ABSENT) for name in names}
+    held = {name: getattr(value, name, ABSENT) for name in names}
 
     def look() -> Any:
-        return [id(getattr(value, name, _ABSENT)) for name in names]
+        return [id(getattr(value, name, ABSENT)) for name in names]
 
     def put_back() -> None:
         for name, item in held.items():
-            if item is not _ABSENT:
+            if item is not ABSENT:
                 object.__setattr__(value, name, item)
             elif hasattr(value, name):
                 object.__delattr__(value, name)
 
-    return _Image(value, look, put_back, [item for item in held.values() if item is not _ABSENT])
+    def filled() -> bool:
+        return all(only_filled(item, getattr(value, name, ABSENT)) for name, item in held.items())
+
+    return _Image(value, look, put_back, [item for item in held.values() if item is not ABSENT], filled)
 
 
 def _container(value: Any) -> _Image | None:
@@ -230,4 +275,11 @@ def _container(value: Any) -> _Image | None:
         else:
             value.extend(held)
 
-    return _Image(value, look, put_back, children)
+    def filled() -> bool:
+        if isinstance(value, dict):
+            return all(only_filled(item, value.get(key, ABSENT)) for key, item in held.items())
+        if isinstance(value, set):
+            return bool(held <= value)
+        return len(held) <= len(value) and all(map(only_filled, held, value))
+
+    return _Image(value, look, put_back, children, filled)

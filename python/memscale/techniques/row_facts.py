@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memscale.core import model_state
 from memscale.core.trace_static import quiet_fakes
+from memscale.core.weight_images import WeightImages
 from memscale.techniques.row_dropout import Drop, called_as, dropouts_of
 from memscale.techniques.row_proof import NotRowWiseError, Proof, storage_key
 
@@ -211,6 +212,7 @@ def _run(
         x = torch.empty(shape, dtype=dtype)
         proof = Proof(shape[axis], [*fakes.values(), x])
         proof.carries(x, axis)
+        weights = WeightImages(module)
 
         def drop(path: str, part: nn.Dropout, source: Tensor) -> Tensor:
             if source.shape[:-1] != x.shape[:-1] or proof.axis(source) != axis:
@@ -224,6 +226,8 @@ def _run(
 
         with called_as(dropouts_of(module), drop), proof:
             y = run(x)
+        if weights.exchanged():
+            raise NotRowWiseError("it exchanges its weights")
         if not isinstance(y, Tensor) or y.shape[:-1] != x.shape[:-1] or proof.axis(y) != axis:
             raise NotRowWiseError("it does not return one row for each row")
         if y.dtype != dtype or storage_key(y) == storage_key(x):

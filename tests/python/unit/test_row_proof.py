@@ -190,6 +190,14 @@ class Noting(Mlp):
         return super().forward(x)
 
 
+class Constrained(Mlp):
+    """Keeps the norms of its weights down."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.up.weight.data = torch.renorm(self.up.weight.data, 2, 0, 0.5)
+        return super().forward(x)
+
+
 class InPlace(Mlp):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.mul_(2))
@@ -220,6 +228,7 @@ MIXED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "per token": (PerToken, "number of its rows"),
     "batch norm": (Norms, ""),
     "counter": (Counted, "changes its own state"),
+    "constrained": (Constrained, "exchanges its weights"),
     "buffer": (Noting, "writes to what it did not make"),
     "input in place": (InPlace, "writes to what it did not make"),
     "borrowed weight": (Borrowed, "parameters of another module"),

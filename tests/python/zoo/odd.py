@@ -37,6 +37,7 @@ from zoo.blocks import (
     inputs,
 )
 from zoo.models import Case, generator, mean_square, numbers
+from zoo.settling import FIRST_CALLS, Exchanges, FirstCall, PartCounts
 from zoo.stateful import (
     ChangesBatch,
     Counting,
@@ -92,6 +93,12 @@ ODD = (
     _case("buffer-written-by-parent", WrittenByParent, checkpoints=False),
     *(_case(f"counts-in-{kind}", lambda kind=kind: Stack(lambda: Counting(kind)), checkpoints=False)
       for kind in ("number", "object", "counter", "nested", "deep", "iterator", "closure", "method")),
+    *(_case(f"counts-by-{kind}", lambda kind=kind: Stack(lambda: PartCounts(kind)), checkpoints=False)
+      for kind in ("method-of-part", "hidden-method", "hidden-call")),
+    *(_case(f"exchanges-{kind}", lambda kind=kind: Stack(lambda: Exchanges(kind)), checkpoints=False)
+      for kind in ("norm", "decay", "weight", "part")),
+    *(_case(f"first-call-{kind}", lambda kind=kind: Stack(lambda: FirstCall(kind)), checkpoints=False)
+      for kind in FIRST_CALLS),
     _case("decays-its-weights", lambda: Stack(Decays), checkpoints=False),
     _case("hidden-statistics", lambda: Stack(Hidden), checkpoints=False),
     *(_case(f"own-generator-{kind}", lambda kind=kind: Stack(lambda: OwnGenerator(kind)), checkpoints=False)

@@ -3,18 +3,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 import memscale
 from zoo.blocks import Stack, inputs
 from zoo.models import Case
 from zoo.odd import LAZY, ODD, SPARSE
+from zoo.settling import FIRST_CALLS, Exchanges, FirstCall
 from zoo.training import SMALLEST, Loop, assert_checkpointed, assert_same, reference, train
 
 THREE = Loop(steps=3)
 
-_STATEFUL = ("statistic", "counts", "hidden", "decays", "in-place", "buffer", "own", "changes")
+_STATEFUL = (
+    "statistic",
+    "counts",
+    "hidden",
+    "decays",
+    "in-place",
+    "buffer",
+    "own",
+    "changes",
+    "exchanges",
+    "first",
+)
 KEEP_SOMETHING = [case for case in ODD if case.name.startswith(_STATEFUL)]
 
 
@@ -48,6 +63,25 @@ def test_sparse_gradients(sample: bool) -> None:
 def test_parameters_that_the_first_batch_makes() -> None:
     planned = train(LAZY, THREE, SMALLEST)
     assert_same(reference(LAZY, THREE), planned)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["real", "fakes"])
+@pytest.mark.parametrize("block", [*map(FirstCall, FIRST_CALLS), Exchanges("decay"), Exchanges("weight")],
+                         ids=lambda block: f"{type(block).__name__}-{block.kind}")  # fmt: skip
+def test_planning_leaves_what_a_first_forward_makes_to_the_first_step(block: nn.Module, static: bool) -> None:
+    model = nn.Sequential(block)
+
+    def look() -> Any:
+        parts = {name: set(vars(part)) for name, part in model.named_modules()}
+        tensors = {name: (id(value), value.clone()) for name, value in model.named_parameters()}
+        return parts, {name: None for name, _ in model.named_buffers()}, tensors
+
+    before = look()
+    memscale.plan(model, config=SMALLEST.replace(use_static_profiling=static), sample_input=inputs(0))
+    after = look()
+    assert before[:2] == after[:2] and before[2].keys() == after[2].keys()
+    for name, (address, value) in after[2].items():
+        assert before[2][name][0] == address and torch.equal(before[2][name][1], value)
 
 
 def test_hooks_that_collect_do_not_keep_their_blocks() -> None:
