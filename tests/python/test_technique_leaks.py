@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import memscale
+from amounts import also
 from matrix.techniques import COLUMNS, TECHNIQUES, Columns, column_name
 from memscale import AsyncOffloadConfig, Config
 from memscale.offload.engine import Offload, why_not
@@ -35,6 +36,11 @@ pytestmark = pytest.mark.usefixtures("few_objects")
 PLANS, PLAN_OBJECTS = 30, 60
 """Plans that are made, and objects by which each may grow, as caches fill; a trace has hundreds."""
 
+SEARCHED = tuple(columns for columns in COLUMNS if column_name(columns) in ("mlp_tile", "attention_tile"))
+"""What is searched for at each attachment, which takes seconds."""
+
+ALONE = tuple(columns for columns in COLUMNS if len(columns) == 1 and columns not in SEARCHED)
+
 RUNNING_TWICE = tuple(item for item in TECHNIQUES if item.twice and item.name != "boundary")
 """The models of these tests have three blocks to share."""
 
@@ -52,7 +58,7 @@ def test_techniques_together_keep_nothing() -> None:
     assert grown == 0 and more < OBJECTS
 
 
-@pytest.mark.parametrize("columns", [columns for columns in COLUMNS if len(columns) == 1], ids=column_name)
+@pytest.mark.parametrize("columns", [*ALONE, *also(*SEARCHED)], ids=column_name)
 def test_attaching_and_detaching_keeps_nothing(columns: Columns) -> None:
     grown, more = growth_in_cycles(columns)
     assert grown == 0 and more < CYCLE_OBJECTS

@@ -20,6 +20,7 @@ from memscale import _core
 from memscale.core import kernels
 from memscale.core.accumulation import AccumulationWatch
 from memscale.core.cuda_semantics import CudaKernels, is_backward
+from memscale.core.leaves import parts_of, storage_bytes, told_of
 from memscale.core.sources import Origins
 from memscale.core.target import CPU, Target
 from memscale.core.work import is_half, moved_bytes
@@ -121,6 +122,7 @@ class GraphRecorder(TorchDispatchMode):
         self.cost_scale = 1.0
         self._buffers: dict[int, int] = {}  # address of a live storage → graph buffer
         self._refs: dict[int, _StorageRef] = {}
+        self._in_parts: dict[int, tuple[Tensor, int]] = {}  # sparse ones
         self._open_calls: list[tuple[int, int]] = []  # call, number of buffers when it began
         self._read_by: set[tuple[int, int]] = set()  # (call, buffer) that has been entered as an input
         self._made_in_forward: set[int] = set()  # not saved so far
@@ -139,12 +141,24 @@ class GraphRecorder(TorchDispatchMode):
 
     def resident(self, tensor: Tensor, category: int) -> int:
         """Declares that a tensor was there before the step. Returns its buffer."""
+        if not _has_storage(tensor):
+            return self._resident_of_parts(tensor, category)
         storage = tensor.untyped_storage()
         known = self._buffers.get(storage._cdata)
         if known is not None:
             return known
         buffer = self.graph.add_resident(storage.nbytes(), category)
         self._watch(storage, buffer)
+        return buffer
+
+    def _resident_of_parts(self, tensor: Tensor, category: int) -> int:
+        parts = parts_of(tensor) if told_of(tensor) is None else []
+        if parts:
+            return [self.resident(part, category) for part in parts][-1]
+        _, buffer = self._in_parts.get(id(tensor), (tensor, -1))
+        if buffer < 0:
+            buffer = self.graph.add_resident(storage_bytes([tensor]), category)
+            self._in_parts[id(tensor)] = (tensor, buffer)  # the tensor, so that its id stays its own
         return buffer
 
     def same_as(self, tensor: Tensor, buffer: int) -> None:
@@ -444,6 +458,8 @@ class GraphRecorder(TorchDispatchMode):
                 self.writes_inside.update((module, buffer) for module in self.open_modules)
                 if buffer in self._buffer_reads:
                     self._note_changed(buffer)
+            elif not _has_storage(tensor):  # nobody knows whose memory that is
+                self._refuse_second_runs()
 
     def _note_changed(self, buffer: int) -> None:
         """A buffer of a module changes: calls that read it and are over have seen another value."""
@@ -452,16 +468,14 @@ class GraphRecorder(TorchDispatchMode):
         self.changed_after.update((module, buffer) for module, call in reads if call not in open_now)
 
 
-def _has_storage(value: Any) -> bool:
-    """True for an ordinary tensor. A sparse one has no storage of its own; its parts are recorded as made.
+def _is_tensor(value: Any) -> bool:
+    """False for what functorch puts around tensors (`vmap`, `grad`); what runs beneath it is recorded."""
+    return isinstance(value, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
-    Nor has what functorch puts around tensors (`vmap`, `grad`); what runs beneath it is recorded.
-    """
-    return (
-        isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-    )
+
+def _has_storage(value: Any) -> bool:
+    """True for an ordinary tensor. A sparse one has no storage of its own, but those of its parts."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and _is_tensor(value)
 
 
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -470,18 +484,23 @@ def _storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """Ordinary tensors in a value, or one or two levels down in its tuples and lists."""
+    """Ordinary tensors in a value, or one or two levels down in its tuples and lists, and parts of others."""
     if isinstance(values, Tensor):
-        return [values] if _has_storage(values) else []
+        return _ordinary(values)
     if not isinstance(values, Iterable) or isinstance(values, (str, dict)):
         return []
     found: list[Tensor] = []
     for value in values:
-        if _has_storage(value):
-            found.append(value)
+        if isinstance(value, Tensor):
+            found.extend(_ordinary(value))
         elif isinstance(value, (list, tuple)):
-            found.extend(item for item in value if _has_storage(item))
+            for item in value:
+                found.extend(_ordinary(item))
     return found
+
+
+def _ordinary(value: Any) -> list[Tensor]:
+    return parts_of(value) if _is_tensor(value) else []
 
 
 def metadata_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int], torch.dtype, torch.device, int, int]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memscale.core import wrapped_numbers
 from memscale.core.cuda_scratch import folded_view, mended
-from memscale.core.leaves import tensors_of
+from memscale.core.leaves import coordinate_bytes, tensors_of
 from memscale.core.scratch import RULES, Scratch, nbytes, scratch_bytes
 from memscale.core.scratch_probe import MEASURES, Measure, measured_scratch
 from memscale.core.work import FLOPS, refinement, static_class
@@ -133,12 +133,25 @@ def scratch(
         outputs: the tensors that it returned, in order.
         fresh_bytes: storages among them that the operation made.
     """
+    sparse = [value for value in call[0] if isinstance(value, Tensor) and value.layout is not torch.strided]
+    if sparse:
+        return fresh_bytes + sum(map(_converted_bytes, sparse))
     if info.measure is not None:
         measured = measured_scratch(info.measure, func, *call, fresh_bytes)
         if measured is not None:
             return measured
     inside = scratch_bytes(info.name, info.scratch, info.pointwise, call[0], outputs)
     return inside + wrapped_numbers.scratch_bytes(info.name, call[0])
+
+
+def _converted_bytes(sparse: Tensor) -> int:
+    """What a product with a sparse matrix takes beside a second result: it is sorted, or converted for that.
+
+    Measured with 1,000 to 4,000 rows of 4 to 32 elements, transposed and not: at most 1.2 and 2.73 times the
+    bytes of its coordinates.
+    """
+    quarters = 5 if sparse.layout is torch.sparse_coo else 11
+    return quarters * coordinate_bytes([sparse]) // 4
 
 
 def arguments_at(func: Any, places: Iterable[int], args: Any, kwargs: Any) -> list[Tensor]:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in what goes into a model and comes out of it, also in objects that PyTorch's trees end at."""
+"""Tensors in what goes into a model and comes out of it, also in objects that PyTorch's trees end at.
+
+And the memory behind tensors, of which sparse ones have several.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -31,6 +35,79 @@ def tensors_of(value: Any, depth: int = _DEEPEST) -> list[Tensor]:
         elif depth:
             found += tensors_of(_parts(leaf), depth - 1)
     return found
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """What holds a tensor's memory: itself, or indices and values of a sparse one. None if nobody knows."""
+    if tensor.layout is torch.strided:
+        return [tensor]
+    names = _PARTS.get(tensor.layout, ())
+    return [getattr(tensor, name)() for name in names]
+
+
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+    torch.jagged: ("values", "offsets"),
+}
+
+
+class Told(NamedTuple):
+    """What a fake of a sparse tensor, which has no elements, is told of the tensor that it stands for.
+
+    Attributes:
+        storages: bytes of the storages behind it.
+        coordinates: see `coordinate_bytes`.
+    """
+
+    storages: int
+    coordinates: int
+
+
+def told_of(tensor: Tensor) -> Told | None:
+    """What `tell` has noted; None: nothing."""
+    return getattr(tensor, "_memscale_told", None)
+
+
+def tell(tensor: Tensor, told: Told) -> None:
+    """Notes of a fake what it stands for."""
+    tensor._memscale_told = told  # type: ignore[attr-defined]
+
+
+def what_to_tell(tensor: Tensor) -> Told:
+    """Of a tensor that is about to get a fake."""
+    return Told(storage_bytes([tensor]), coordinate_bytes([tensor]))
+
+
+def coordinate_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of sparse tensors in the form in which each element has its place, which kernels convert to."""
+    size = 0
+    for tensor in tensors:
+        told = told_of(tensor)
+        if told is not None:
+            size += told.coordinates
+            continue
+        parts = parts_of(tensor)
+        if parts and tensor.layout is not torch.sparse_coo:
+            parts = [parts[1], *parts[1:]]  # an index each for row and column
+        size += sum(part.numel() * part.element_size() for part in parts)
+    return size
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the distinct storages behind some tensors."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        told = told_of(tensor)
+        if told is not None:
+            sizes[id(tensor)] = told.storages
+            continue
+        storages = [part.untyped_storage() for part in parts_of(tensor)]
+        sizes.update((storage._cdata, storage.nbytes()) for storage in storages)
+    return sum(sizes.values())
 
 
 def _parts(leaf: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled
 from memscale.core.weight_images import WeightImages
@@ -339,9 +339,3 @@ def parent_path(path: str, known: dict[str, int]) -> int:
         if path in known:
             return known[path]
     return -1
-
-
-def storage_bytes(tensors: list[Tensor]) -> int:
-    """Bytes of the distinct storages behind some tensors."""
-    sizes = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(sizes.values())

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from memscale import _core
 from memscale.core import gradient_buckets, sharding
+from memscale.core.leaves import tensors_of
 from memscale.core.tracer import StepFacts, Trace
 from memscale.errors import ProfileError
 from memscale.techniques.compiled import uncompiled
@@ -89,11 +90,12 @@ class MemoryProfiler:
             may_run: the model may be run for real, if the trace on fakes fails.
 
         Raises:
-            ProfileError: both ways are switched off, or the trace on fakes fails and the model may not be
-                run.
+            ProfileError: both ways are switched off, the trace on fakes fails and the model may not be run,
+                or model or batch are of a kind that cannot be traced.
             Exception: the model rejects the batch: its own error, with a note on what was tried.
         """
         reason = sharding.refusal(model) or gradient_buckets.refusal(model) or _without_shape(model)
+        reason = reason or _nested((args, kwargs))
         if reason:
             raise ProfileError(reason)
         may_run = may_run and not sharding.has_units(model)
@@ -140,6 +142,13 @@ def _without_shape(model: nn.Module) -> str:
         if is_lazy(tensor):
             return f"{name!r} gets its shape when the model first runs: run one forward, then plan"
     return ""
+
+
+def _nested(batch: Any) -> str:
+    """Why a batch of nested tensors cannot be traced: what they do inside cannot be looked at."""
+    if not any(tensor.is_nested for tensor in tensors_of(batch)):
+        return ""
+    return "the batch has a nested tensor, and PyTorch does not run these while operations are recorded"
 
 
 def _largest(traced: Callable[..., Trace]) -> Trace:

@@ -241,9 +241,11 @@ def _traced(
 
 
 def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The batch on its own memory: a model may write to its inputs."""
+    """The batch on its own memory: a model may write to its inputs, though hardly to sparse ones."""
 
     def copied(tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
     result: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, copied, (args, kwargs))

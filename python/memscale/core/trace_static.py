@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
 from memscale.core import kernels, model_state, sharding, streamed_weights, tracer
@@ -32,6 +32,7 @@ from memscale.core.cuda_semantics import emulation_for
 from memscale.core.fake_optimizer import FakeOptimizer, fake_optimizers, free_switches
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
+from memscale.core.leaves import tell, told_of, what_to_tell
 from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
@@ -47,6 +48,13 @@ _REAL_ELEMENTS_ON_CARD = 1 << 18
 
 _KNOWN_ELEMENTS = 1 << 20
 """Floating-point tensors made of `torch.ones` alone are computed for real up to this size: masks, mostly."""
+
+_WITHOUT_ELEMENTS = frozenset(
+    f"aten::{name}"
+    for name in ("mm", "mv", "addmm", "matmul", "_sparse_mm", "_sparse_addmm", "t", "transpose", "detach",
+                 "alias", "is_coalesced", "to_dense", "_to_dense")
+)  # fmt: skip
+"""Operations on sparse tensors whose results do not depend on how many elements these have."""
 
 DRAWS = frozenset({"aten::rand", "aten::rand_like"})
 """Operations whose single numbers decide whether a layer is dropped."""
@@ -74,12 +82,14 @@ class StaticRecorder(GraphRecorder):
     Attributes:
         draw: stands for every such number, at least 0 and below 1.
         has_drawn: there was one.
+        has_told: there are sparse tensors from before the step.
     """
 
     def __init__(self, graph: _core.Graph, target: Target, draw: float = HIGHEST_DRAW) -> None:
         super().__init__(graph, target)
         self.draw = draw
         self.has_drawn = False
+        self.has_told = False
         # Storages of real floating-point tensors made of ones alone. With a weak reference to each, or
         # another tensor's storage could come to lie where one has been.
         self._known: dict[int, StorageWeakRef] = {}
@@ -90,6 +100,23 @@ class StaticRecorder(GraphRecorder):
 
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         """Runs an operation for real if all it works on is real and small, on fakes otherwise."""
+        if self.has_told:
+            return self._on_told(func, info, args, kwargs)
+        return self._execute(func, info, args, kwargs)
+
+    def _on_told(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
+        """The same where fakes of sparse tensors have no elements: only what does not ask for these."""
+        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        told = [what for what in map(told_of, operands) if what is not None]
+        name = func._schema.name
+        if told and name not in _WITHOUT_ELEMENTS and not name.startswith("prim::"):
+            raise NotImplementedError(f"{name} of a sparse tensor from before the step")
+        result = self._execute(func, info, args, kwargs)
+        if told and isinstance(result, Tensor) and result.layout is not torch.strided:
+            tell(result, told[0])
+        return result
+
+    def _execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         _check_dtypes(func, args)
         args = _without_masks(func, args)
         operands = tensors_of(args) + tensors_of(kwargs.values())
@@ -284,6 +311,7 @@ class _FakeModel:
         self._bases: dict[tuple[int, torch.dtype], Tensor] = {}  # storage → the fake of all of it
         self.fakes: dict[int, Tensor] = {}  # id of the real tensor → fake
         self.reals: dict[int, Tensor] = {}
+        self.has_told = False
 
     def fake(self, tensor: Tensor) -> Tensor:
         known = self.fakes.get(id(tensor))
@@ -294,6 +322,9 @@ class _FakeModel:
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad:
             made.requires_grad_()
+        if tensor.layout is not torch.strided:
+            self.has_told = True
+            tell(made, what_to_tell(tensor))
         self.fakes[id(tensor)] = made
         self.reals[id(tensor)] = tensor
         return made
@@ -326,7 +357,7 @@ class _FakeModel:
 
         One without data counts as ones: nothing is padded, and 1 is a token and a class of every model.
         """
-        if not _may_be_real(tensor):
+        if not _may_be_real(tensor) or tensor.layout is not torch.strided:
             return self.fake(tensor)
         if has_data(tensor):
             return tensor.clone()
@@ -337,8 +368,13 @@ class _FakeModel:
         return self.fakes.get(id(tensor))
 
     def declare_reals(self, recorder: GraphRecorder) -> None:
-        """Makes the recorder take a real tensor, where one slips through, for its fake."""
+        """Makes the recorder take a real tensor, where one slips through, for its fake.
+
+        And enters sparse ones: who uses their fakes does not see their size.
+        """
         for key, fake in self.fakes.items():
+            if told_of(fake) is not None:
+                recorder.resident(fake, _core.CATEGORY_BUFFER)
             buffer = recorder.buffer_of(fake)
             if buffer is not None:
                 recorder.same_as(self.reals[key], buffer)
@@ -481,6 +517,7 @@ def trace_static(
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         calls.declare_residents(batch, step)
         fakes.declare_reals(recorder)
+        recorder.has_told = fakes.has_told
         buckets.declare(recorder)
         optimizers = fake_optimizers(recorder, parameters, step, fakes.of)
         released = ReleasedGradients(recorder, step)

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from memscale import _core
 from memscale.core import kernels, model_state, sharding, streamed_weights
 from memscale.core.graph_builder import GraphRecorder
-from memscale.core.leaves import tensors_of
+from memscale.core.leaves import storage_bytes, tensors_of
 from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.core.target import CPU, Target
@@ -181,7 +181,7 @@ class CallRecorder:
         for leaf in tensors_of(batch):
             recorder.label(recorder.resident(leaf, _core.CATEGORY_INPUT), leaf, "")
             for _ in range(step.forwards - 1):  # each forward has a batch of its own
-                recorder.graph.add_resident(model_state.storage_bytes([leaf]), _core.CATEGORY_INPUT)
+                recorder.graph.add_resident(storage_bytes([leaf]), _core.CATEGORY_INPUT)
         for size in step.carried_bytes:
             recorder.carried.append(recorder.graph.add_resident(size, _core.CATEGORY_ACTIVATION))
 
@@ -336,7 +336,7 @@ def run_step(
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
             loss = loss_of(output) if step.forwards == 1 else _sum_of(map(loss_of, output))
-            recorder.output_bytes = model_state.storage_bytes(tensors_of((output, loss)))
+            recorder.output_bytes = storage_bytes(tensors_of((output, loss)))
             recorder.held = (output, loss)
         recorder.forward_is_over()
         recorder.set_phase(_core.PHASE_BACKWARD)
@@ -418,7 +418,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
     for number, (path, _) in enumerate(calls.modules):
         state = _RNG_STATE_BYTES if number in recorder.random_modules else 0
         buffers = [modules[owner]._buffers[name] for owner, name in written.get(path, [])]
-        state += model_state.storage_bytes([buffer for buffer in buffers if buffer is not None])
+        state += storage_bytes([buffer for buffer in buffers if buffer is not None])
         flags = _core.MODULE_PYTHON_STATE if path in stateful else 0
         if flags or state:
             graph.mark_module(number, flags, state)

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memscale.core import kernels
 from memscale.core.leaves import tensors_of
 
+_autograd: Any = torch.autograd
+
 
 class UndoneWrites(TorchDispatchMode):
     """A block whose in-place writes to memory from before it are undone at its end, without a new version.
@@ -30,6 +32,7 @@ class UndoneWrites(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._made: dict[int, StorageWeakRef] = {}  # in the block, by address
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._sparse: dict[int, tuple[Tensor, Tensor]] = {}  # may get other parts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation."""
@@ -54,7 +57,11 @@ class UndoneWrites(TorchDispatchMode):
         for storage, held in self._before.values():
             if storage.nbytes() == held.nbytes():  # else it was given other memory
                 storage.copy_(held)
+        for tensor, before in self._sparse.values():  # `.data` would get other parts, and not the tensor
+            with torch.no_grad(), _autograd._unsafe_preserve_version_counter(tensor):
+                tensor.copy_(before)
         self._before.clear()
+        self._sparse.clear()
         self._made.clear()
 
     def _note_made(self, storage: torch.UntypedStorage) -> None:
@@ -63,6 +70,8 @@ class UndoneWrites(TorchDispatchMode):
 
     def _keep(self, tensor: Tensor) -> None:
         if not _has_memory(tensor):
+            if _is_sparse(tensor) and id(tensor) not in self._sparse:
+                self._sparse[id(tensor)] = (tensor, tensor.detach().clone())
             return
         storage = tensor.untyped_storage()
         made = self._made.get(storage._cdata)
@@ -75,3 +84,8 @@ def _has_memory(tensor: Tensor) -> bool:
         tensor.layout is torch.strided and not tensor.is_meta and not isinstance(tensor, FakeTensor)
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
     )  # fmt: skip
+
+
+def _is_sparse(tensor: Tensor) -> bool:
+    is_real = not tensor.is_meta and not isinstance(tensor, FakeTensor)
+    return is_real and tensor.layout not in (torch.strided, torch.jagged)

@@ -21,6 +21,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from memscale.core.leaves import parts_of
+
 DEPTH = 8
 _MOST = 100_000  # values behind one: a module that holds a data set is not to make planning slow
 _OPAQUE = (
@@ -169,6 +171,8 @@ class Images:
     def _tensor(self, value: Tensor) -> _Image | None:
         if not self.contents or isinstance(value, nn.Parameter):
             return None
+        if value.layout is not torch.strided:
+            return _Image(value, lambda: None, lambda: None, parts_of(value))
         held = value.detach().clone()
 
         def put_back() -> None:

@@ -132,6 +132,10 @@ class _Saved:
             self.report[0].on_release(self.report[1])
 
 
+_DROPPED = (torch.strided, torch.jagged)
+"""Layouts of what is dropped; sparse tensors, graphs mostly, are there before and after the step."""
+
+
 def _is_parameter(tensor: Tensor) -> bool:
     base = tensor._base
     if type(tensor) is Tensor:  # most saves: no question to the metaclass
@@ -216,6 +220,8 @@ class Region:
         """What autograd gets in place of a tensor that it saves in the first run."""
         if _is_parameter(tensor):
             return _Held(tensor)
+        if tensor.layout not in _DROPPED:
+            return _Held(tensor.detach(), _origin(tensor))
         if self.kept is not None and self.kept.hold(tensor):
             self.saves.append(None)  # numbered all the same, as the second run does
             return _Held(detached(tensor), _origin(tensor))
@@ -257,7 +263,7 @@ class Region:
 
         def pack(tensor: Tensor) -> object:
             nonlocal count, stopped
-            if _is_parameter(tensor):
+            if _is_parameter(tensor) or tensor.layout not in _DROPPED:
                 return tensor
             index = count
             count += 1

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from amounts import also, some
 from memscale.techniques.checkpointing import CheckpointAttachment
 from zoo.blocks import Block, Stack, inputs
 from zoo.models import Case, case, mean_square
@@ -139,13 +140,14 @@ def reference(way: Way, case: Case, backend: str) -> tuple[list[Tensor], tuple[i
 
 
 RUNS = [
-    *((STACK, way, backend, sample) for way, backend, sample in
-      itertools.product(WAYS, ("eager", "aot_eager"), (True, False))),
+    *((STACK, way, "aot_eager", sample) for way, sample in itertools.product(WAYS, (True, False))),
+    *((STACK, way, "eager", sample) for way, sample in
+      some([(around, True), (beneath, False)], [*itertools.product(WAYS, (True, False))])),
     *((CONVNET, way, backend, sample) for way, backend, sample in
       ((around, "eager", True), (around, "aot_eager", False), (beneath, "aot_eager", True),
        (inside, "aot_eager", False), (inside_in_place, "aot_eager", True))),
     *((GPT2, way, "aot_eager", sample) for way, sample in
-      ((around, True), (around, False), (inside, True))),
+      ((around, False), (inside, True), *also((around, True)))),
 ]  # fmt: skip
 
 

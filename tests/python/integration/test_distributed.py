@@ -17,6 +17,8 @@ import torch
 from distributed_memory import SLACK
 from distributed_runs import Outcome, Scenario, work
 
+from amounts import also
+
 pytestmark = [
     pytest.mark.skipif(
         not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -35,10 +37,12 @@ _SHARD_WAYS = list(itertools.product(("before", "after"), (True, False)))
 DDP = [
     *(Scenario("ddp", when=when, sample=sample) for when, sample in _WAYS),
     *(Scenario("ddp", "sometimes", when, False, "unused") for when in ("before", "after")),
-    *(Scenario("ddp", option=option, when=when) for option in ("static", "views", "buckets")
-      for when in ("before", "after")),
-    *(Scenario("ddp", name, when, sample) for name in ("convnet", "gpt2")
-      for when, sample in (("before", False), ("after", True))),
+    *(Scenario("ddp", option=option, when=when) for option, when in
+      (("static", "before"), ("views", "after"), ("buckets", "before"),
+       *also(("static", "after"), ("views", "before"), ("buckets", "after")))),
+    *(Scenario("ddp", name, when, sample) for name, when, sample in
+      (("convnet", "before", False), ("gpt2", "after", True),
+       *also(("convnet", "after", True), ("gpt2", "before", False)))),
     *(Scenario("ddp", "data", when, False) for when in ("before", "after")),  # planned from a real step
     *(Scenario("ddp", when=when, detach=True) for when in ("before", "after")),
     *(Scenario("ddp", when=when, sample=False, optimizer="SGD") for when in ("before", "after")),
@@ -58,9 +62,8 @@ FSDP = [
     *(Scenario("fsdp", when=when, option=option) for option in ("root", "kept")
       for when in ("before", "after")),
     Scenario("fsdp", "gpt2", "before", False),
-    Scenario("fsdp", "gpt2", "after", True),
-    Scenario("fsdp", "gpt2", "before", True, "inner"),
     Scenario("fsdp", "gpt2", "after", False, "inner"),
+    *also(Scenario("fsdp", "gpt2", "after", True), Scenario("fsdp", "gpt2", "before", True, "inner")),
     *(Scenario("fsdp", when=when, detach=True) for when in ("before", "after")),
     Scenario("fsdp", when="before", verify=True),
     Scenario("fsdp", when="after", option="mixed", verify=True),

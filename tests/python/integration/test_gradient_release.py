@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import memscale
+from amounts import also
 from engine_samples import peak_bytes
 from gradient_samples import is_away
 from memscale import AsyncOffloadConfig, Config
@@ -118,7 +119,7 @@ def released(folder: Path) -> tuple[Chain, torch.optim.Optimizer]:
 
 @pytest.mark.parametrize(
     ("name", "tied", "accumulate"),
-    [("one by one", True, 1), ("lists", False, 1), ("fused", False, 2), ("SGD", True, 2)],
+    [("one by one", True, 1), ("fused", False, 2), *also(("lists", False, 1), ("SGD", True, 2))],
 )
 def test_the_budget_holds_and_every_bit_stays(name: str, tied: bool, accumulate: int, tmp_path: Path) -> None:
     kept: list[Any] = []

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from amounts import also
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.core.plan import Plan
@@ -132,12 +133,10 @@ QUIET = Config(enable_logging=False, memory_budget=1 << 34)
     ("name", "how"),
     [
         ("mlp", "SGD"),
-        ("gpt2", "fused"),
         ("gpt2", "8 bits"),
         ("bert", "lists"),
-        ("vit", "fused"),
         ("recurrent", "lists"),
-        ("recurrent", "SGD"),
+        *also(("gpt2", "fused"), ("vit", "fused"), ("recurrent", "SGD")),
     ],
 )
 def test_the_predicted_peak_is_the_measured_one(name: str, how: str) -> None:
@@ -152,7 +151,7 @@ def test_the_predicted_peak_is_the_measured_one(name: str, how: str) -> None:
         memscale.detach(model)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "rows", "vit"])
+@pytest.mark.parametrize("name", ["gpt2", "rows", *also("vit")])
 def test_with_checkpoints(name: str) -> None:
     """Regions run a second time with weights that have not been stepped yet."""
     config = QUIET.replace(step_in_backward=True)
@@ -170,7 +169,9 @@ def test_with_checkpoints(name: str) -> None:
 
 
 @pytest.mark.skipif(why_no_engine(torch.device("cpu")) != "", reason="no offload here")
-@pytest.mark.parametrize(("name", "how"), [("large", "fused"), ("large", "one by one"), ("large", "8 bits")])
+@pytest.mark.parametrize(
+    ("name", "how"), [("large", "fused"), ("large", "8 bits"), *also(("large", "one by one"))]
+)
 def test_with_state_away(name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter's pieces pass alone. Gradients are gone: releasing them is not looked at."""
     monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from amounts import also
 
 AMPLE = memscale.Config(memory_budget="4GiB", use_static_profiling=False, enable_logging=False)
 Decide = Callable[[], object]
@@ -64,7 +65,7 @@ CHANCES: dict[str, Decide] = {
 
 
 @pytest.mark.parametrize(
-    ("chance", "inside"), [("high", False), ("low", False), ("low", True), ("like", True)]
+    ("chance", "inside"), [("high", False), ("low", True), *also(("low", False), ("like", True))]
 )
 def test_layers_that_chance_leaves_out_are_planned_for(chance: str, inside: bool) -> None:
     peak(lambda: True, inside)  # the first recording of a process holds one tensor for longer
