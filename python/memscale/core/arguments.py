@@ -87,14 +87,19 @@ def effective_config(
         config = Config()
     if not isinstance(config, Config):
         raise TypeError(f"config is a {type(config).__name__}; allowed: a memscale.Config or None")
+    if isinstance(async_offload, torch.Tensor):
+        raise TypeError(
+            "async_offload is a Tensor; allowed: True, False or None. A batch of several arguments is one "
+            "sample_input: (x, y), or a dict of keyword arguments"
+        )
+    if not isinstance(async_offload, bool | None):
+        raise TypeError(f"async_offload is {async_offload!r}; allowed: True, False or None")
     if async_offload is None:
         async_offload = _environment_switch("MEMSCALE_ASYNC_OFFLOAD")
     if async_config is not None:
         config = config.replace(async_config=async_config)
     if async_offload is None or async_offload == config.async_offload:
         return config
-    if not isinstance(async_offload, bool):
-        raise TypeError(f"async_offload is {async_offload!r}; allowed: True, False or None")
     return config.replace(async_offload=async_offload, **({} if async_offload else {"async_config": None}))
 
 

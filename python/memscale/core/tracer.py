@@ -8,6 +8,7 @@ through `run_step` here, so that a graph does not depend on how it was made.
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,7 @@ from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.core.target import CPU, Target
 from memscale.core.weight_images import WeightImages
+from memscale.errors import ProfileError
 from memscale.techniques.forward_slot import StandIn
 
 _PLAIN_ARGUMENTS = (
@@ -154,6 +156,7 @@ class CallRecorder:
         self.buffer_owners: dict[int, list[BufferPath]] = {}
         self.path = AS_IT_IS
         self.exchanged: set[str] = set()
+        self._thread = threading.get_ident()
 
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
         """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
@@ -247,6 +250,11 @@ class CallRecorder:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if recorder.paused:
                 return forward(*args, **kwargs)
+            if threading.get_ident() != self._thread and recorder.phase == _core.PHASE_FORWARD:
+                raise ProfileError(
+                    f"module {self.modules[number][0]!r} runs in a thread that the forward has started, and "
+                    "what is done there is not seen"
+                )
             if torch._C._functorch.peek_interpreter_stack() is not None:  # no technique works in there
                 recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
             call = recorder.enter(number)

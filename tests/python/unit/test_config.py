@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import memscale
 from memscale.core.config import AsyncOffloadConfig, Config, EffectiveConfig, OptimizationMode
 from memscale.errors import ConfigError
 
@@ -504,3 +506,11 @@ class TestObject:
     @pytest.mark.skipif(sys.version_info < (3, 13), reason="copy.replace is new in 3.13")
     def test_copy_replace_is_our_replace(self) -> None:
         assert copy.replace(Config(), warmup_steps=5).explicit == {"warmup_steps"}  # type: ignore[attr-defined,unused-ignore]
+
+
+@pytest.mark.parametrize("wrong", [1, "yes", torch.ones(2)], ids=str)
+def test_a_switch_that_is_none_is_refused(wrong: Any) -> None:
+    """Whoever gives a second argument of the batch by position is told where it belongs."""
+    with pytest.raises(TypeError, match="allowed: True, False or None") as refused:
+        memscale.wrap(torch.nn.Linear(2, 2), None, torch.ones(2, 2), wrong)
+    assert ("sample_input: (x, y)" in str(refused.value)) == isinstance(wrong, torch.Tensor)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from amounts import some
 from engine_samples import peak_bytes
 from memscale import Config
 from memscale.core.leaves import parts_of
@@ -93,9 +95,14 @@ def nbytes(values: Any) -> int:
 LAYOUTS = {"coo": torch.sparse_coo, "csr": torch.sparse_csr, "csc": torch.sparse_csc}
 
 
-@pytest.mark.parametrize("static", [True, False], ids=["fakes", "real"])
-@pytest.mark.parametrize("where", ["buffer", "attribute", "argument"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "where", "static"),
+    some(
+        [("coo", "buffer", True), ("coo", "argument", False), ("csr", "argument", True),
+         ("csr", "attribute", False), ("csc", "attribute", True)],
+        [*itertools.product(LAYOUTS, ("buffer", "attribute", "argument"), (True, False))],
+    ),
+)  # fmt: skip
 def test_graphs_train_equal_and_their_peak_is_known(layout: str, where: str, static: bool) -> None:
     args = batch(LAYOUTS[layout], where)
     plain = train(*made(lambda: Network(LAYOUTS[layout], where)), args)

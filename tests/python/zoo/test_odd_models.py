@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import memscale
 from zoo.blocks import Stack, inputs
-from zoo.models import Case
+from zoo.models import Case, mean_square
 from zoo.odd import LAZY, ODD, SPARSE
 from zoo.settling import FIRST_CALLS, Exchanges, FirstCall
 from zoo.training import SMALLEST, Loop, assert_checkpointed, assert_same, reference, train
@@ -82,6 +83,23 @@ def test_planning_leaves_what_a_first_forward_makes_to_the_first_step(block: nn.
     assert before[:2] == after[:2] and before[2].keys() == after[2].keys()
     for name, (address, value) in after[2].items():
         assert before[2][name][0] == address and torch.equal(before[2][name][1], value)
+
+
+class InThreads(Stack):
+    """Runs its blocks at once."""
+
+    def forward(self, x: Tensor) -> Any:
+        with ThreadPoolExecutor(3) as pool:
+            return sum(pool.map(lambda block: block(x), self.blocks))
+
+
+def test_blocks_in_threads_of_their_own_are_not_planned_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody would see what they take."""
+    with pytest.raises(memscale.errors.ProfileError, match="thread"):
+        memscale.plan(InThreads(), config=SMALLEST, sample_input=inputs(0))
+    case = Case("threads", InThreads, inputs, mean_square)
+    assert_same(reference(case, THREE), train(case, THREE, SMALLEST))
+    assert any("runs unchanged: ProfileError" in record.getMessage() for record in caplog.records)
 
 
 def test_hooks_that_collect_do_not_keep_their_blocks() -> None:
