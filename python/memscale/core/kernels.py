@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memscale.core import wrapped_numbers
 from memscale.core.cuda_scratch import folded_view, mended
-from memscale.core.leaves import coordinate_bytes, tensors_of
+from memscale.core.leaves import coordinate_bytes, is_sparse, tensors_of
 from memscale.core.scratch import RULES, Scratch, nbytes, scratch_bytes
 from memscale.core.scratch_probe import MEASURES, Measure, measured_scratch
 from memscale.core.work import FLOPS, refinement, static_class
@@ -133,7 +133,7 @@ def scratch(
         outputs: the tensors that it returned, in order.
         fresh_bytes: storages among them that the operation made.
     """
-    sparse = [value for value in call[0] if isinstance(value, Tensor) and value.layout is not torch.strided]
+    sparse = [value for value in call[0] if isinstance(value, Tensor) and is_sparse(value)]
     if sparse:
         return fresh_bytes + sum(map(_converted_bytes, sparse))
     if info.measure is not None:

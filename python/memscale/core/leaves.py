@@ -55,6 +55,11 @@ _PARTS = {
 }
 
 
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether indices and values hold it, in any form."""
+    return tensor.layout is not torch.strided and tensor.layout is not torch.jagged
+
+
 class Told(NamedTuple):
     """What a fake of a sparse tensor, which has no elements, is told of the tensor that it stands for.
 

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memscale.core import kernels
-from memscale.core.leaves import tensors_of
+from memscale.core.leaves import is_sparse, tensors_of
 
 _autograd: Any = torch.autograd
 
@@ -70,7 +70,8 @@ class UndoneWrites(TorchDispatchMode):
 
     def _keep(self, tensor: Tensor) -> None:
         if not _has_memory(tensor):
-            if _is_sparse(tensor) and id(tensor) not in self._sparse:
+            is_real = not tensor.is_meta and not isinstance(tensor, FakeTensor)
+            if is_real and is_sparse(tensor) and id(tensor) not in self._sparse:
                 self._sparse[id(tensor)] = (tensor, tensor.detach().clone())
             return
         storage = tensor.untyped_storage()
@@ -84,8 +85,3 @@ def _has_memory(tensor: Tensor) -> bool:
         tensor.layout is torch.strided and not tensor.is_meta and not isinstance(tensor, FakeTensor)
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
     )  # fmt: skip
-
-
-def _is_sparse(tensor: Tensor) -> bool:
-    is_real = not tensor.is_meta and not isinstance(tensor, FakeTensor)
-    return is_real and tensor.layout not in (torch.strided, torch.jagged)
