@@ -67,7 +67,6 @@ class GraphRecorder(TorchDispatchMode):
         open_modules: graph ids of the modules whose forward is running, outermost first.
         random_modules: modules inside whose forward random numbers were drawn.
         forward_draws: operations that drew some in forward.
-        draws_again: a second forward has as many; set when the record is over.
         writes_inside: (module, buffer) for every buffer that was changed in place inside a module.
         module_buffers: graph buffers that are registered buffers of a module.
         parameters: graph buffers of the model's parameters.
@@ -105,7 +104,6 @@ class GraphRecorder(TorchDispatchMode):
         self.learn_inputs = True
         self.random_modules: set[int] = set()
         self.forward_draws = 0
-        self.draws_again = True
         self.open_modules: list[int] = []
         self.writes_inside: set[tuple[int, int]] = set()
         self.module_buffers: set[int] = set()

@@ -52,6 +52,7 @@ class Changes:
         filled: after `settle`: paths of modules that are not in `attributes`: they have caches, which the
             first forward filled, and a second run finds them filled.
         python_random: whether Python's or NumPy's global generator had moved.
+        draws_again: a second forward draws random numbers as often as the first.
         settled: after `settle`: attributes that changed again in a second forward, like `attributes`.
     """
 
@@ -60,6 +61,7 @@ class Changes:
     buffers: list[tuple[str, str]] = field(default_factory=list)
     filled: set[str] = field(default_factory=set)
     python_random: bool = False
+    draws_again: bool = True
     settled: dict[str, list[str]] | None = None
 
 
@@ -234,7 +236,7 @@ def settle(model: nn.Module, changes: Changes, forward: Callable[[], object]) ->
     """
     if not changes.now():
         return
-    again = _images_of(model, Images(False, model.modules()))
+    again = _images_of(model, Images(contents=False, modules=model.modules()))
     try:
         forward()
     except Exception:  # then nothing is known of a second run, and every change counts

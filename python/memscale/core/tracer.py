@@ -410,7 +410,7 @@ def settle(
             forward()
 
     model_state.settle(model, changes, again)
-    recorder.draws_again = draws.count == recorder.forward_draws
+    changes.draws_again = draws.count == recorder.forward_draws
 
 
 def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Changes, method: str) -> Trace:
@@ -447,17 +447,18 @@ def _with_state(recorder: GraphRecorder, calls: CallRecorder, changes: model_sta
     Below too: what a module holds need not be changed by its own forward. A list of modules has none.
     """
     found = changes.attributes.keys() | calls.exchanged
-    if not recorder.draws_again:  # what the first forward drew for a cache is not drawn again
+    if not changes.draws_again:  # what the first forward drew for a cache is not drawn again
         random = {calls.modules[number][0] for number in recorder.random_modules}
         found |= changes.filled & random
-    return {path[:end] for path in found for end in _ends(path)}
+    return {around for path in found for around in _with_those_around(path)}
 
 
-def _ends(path: str) -> Iterator[int]:
-    """Where the paths of a module and of those around it end."""
-    yield 0
-    yield len(path)
-    yield from (place for place, character in enumerate(path) if character == ".")
+def _with_those_around(path: str) -> Iterator[str]:
+    """The paths of a module and of those that hold it."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield path
 
 
 def _is_inside(path: str, outer: str) -> bool:

@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import checkpoint
 
+from memscale.core.leaves import is_sparse
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
 from memscale.techniques.checkpoint_state import Body, BufferRef, State, check_version
@@ -132,10 +133,6 @@ class _Saved:
             self.report[0].on_release(self.report[1])
 
 
-_DROPPED = (torch.strided, torch.jagged)
-"""Layouts of what is dropped; sparse tensors, graphs mostly, are there before and after the step."""
-
-
 def _is_parameter(tensor: Tensor) -> bool:
     base = tensor._base
     if type(tensor) is Tensor:  # most saves: no question to the metaclass
@@ -220,7 +217,7 @@ class Region:
         """What autograd gets in place of a tensor that it saves in the first run."""
         if _is_parameter(tensor):
             return _Held(tensor)
-        if tensor.layout not in _DROPPED:
+        if is_sparse(tensor):  # a graph, mostly, which is there before and after the step
             return _Held(tensor.detach(), _origin(tensor))
         if self.kept is not None and self.kept.hold(tensor):
             self.saves.append(None)  # numbered all the same, as the second run does
@@ -263,7 +260,7 @@ class Region:
 
         def pack(tensor: Tensor) -> object:
             nonlocal count, stopped
-            if _is_parameter(tensor) or tensor.layout not in _DROPPED:
+            if _is_parameter(tensor) or is_sparse(tensor):
                 return tensor
             index = count
             count += 1
@@ -364,7 +361,7 @@ def _origin(tensor: Tensor) -> str:
     return "" if node is None else f"which is output {tensor.output_nr} of {node.name()}"
 
 
-never_compiled(_Held, _Saved, Region, _FlatSpec, _is_parameter, _flatten, _origin)
+never_compiled(_Held, _Saved, Region, _FlatSpec, _is_parameter, _flatten, _origin, is_sparse)
 
 
 class _SecondRun(threading.local):

@@ -9,11 +9,12 @@ import itertools
 import pytest
 
 import memscale
+from amounts import some
 from zoo.models import MAIN, Case
 from zoo.training import Loop, Run, assert_same, peak_bytes, train
 
 LOOP = Loop(steps=3)
-SHARES = (90, 70, 50)
+SHARES = some((90, 75, 50), (90, 75, 60, 50))
 NOISE = 1.005
 """Room for measuring noise when two measured peaks are compared."""
 
