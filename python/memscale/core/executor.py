@@ -15,7 +15,6 @@ are kept by what they were made for.
 
 from __future__ import annotations
 
-import functools
 import textwrap
 import time
 import weakref
@@ -25,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memscale.core.config import Config
 from memscale.core.in_force import InForce
@@ -41,6 +39,7 @@ from memscale.errors import BudgetError, VerificationError
 from memscale.observability import logs, metrics, offload_log, plan_log
 from memscale.observability.offload_figures import OffloadFigures
 from memscale.optim import masters
+from memscale.optim.step_hooks import before_steps
 from memscale.techniques.bf16_weights import Bf16Weights
 from memscale.techniques.forward_slot import ForwardSlot
 from memscale.techniques.loss_scale import LossScale, enter, forget, scale_for
@@ -183,7 +182,7 @@ class Executor(Ours):
         plan_log.announce_return(self, self._optimizers.named)
         self.in_force.undo()
         self.in_force.have_path([])
-        self._optimizer_hook()
+        self._optimizer_hook.remove()
         if self._guard is not None:
             self._guard.remove()
         self.model.__dict__.pop(EXECUTOR, None)
@@ -320,10 +319,9 @@ class Executor(Ours):
         )
 
     def _watch_optimizers(self) -> None:
-        handle = register_optimizer_step_pre_hook(functools.partial(_note_optimizer, weakref.ref(self)))
-        self._optimizer_hook = weakref.finalize(self, handle.remove)
+        self._optimizer_hook = before_steps(self, Executor.note_optimizer)
 
-    def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def note_optimizer(self, optimizer: torch.optim.Optimizer, *unused: Any) -> None:
         """An optimizer is about to step; if it is this model's, the next forward plans for it."""
         model = self._model()
         if model is None or self.idle:
@@ -358,9 +356,3 @@ class Executor(Ours):
         plan_log.announce(self, replaced, facts)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)
-
-
-def _note_optimizer(executor: weakref.ref[Executor], optimizer: torch.optim.Optimizer, *unused: Any) -> None:
-    alive = executor()
-    if alive is not None:
-        alive.note_optimizer(optimizer)

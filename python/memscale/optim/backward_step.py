@@ -151,12 +151,12 @@ class BackwardStep:
             node.register_prehook(WeakCall(self.begins))
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The optimizer's own step begins: it finds no gradients of what has been stepped.
+        """A step begins; if it is the optimizer's own, it finds no gradients of what has been stepped.
 
         Raises:
             RuntimeError: the promise has been broken. The record is empty then, and training may go on.
         """
-        if detect_fake_mode() is not None:
+        if optimizer is not self._optimizer() or detect_fake_mode() is not None:
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _foreach_utils
 
 from memscale.core import sharding
@@ -35,6 +34,7 @@ from memscale.optim.kinds import inner_of
 from memscale.optim.masters import told_dtypes
 from memscale.optim.release_window import ReleaseWindow
 from memscale.optim.released import ReleasedGradient, as_ordinary, on_its_device, release, set_gradient
+from memscale.optim.step_hooks import after_steps, before_steps
 from memscale.techniques.step_in_backward import takes_place
 
 if TYPE_CHECKING:
@@ -176,10 +176,7 @@ class GradientOffload:
         for name, (parameter, _) in names_of(self.model, settings.least_bytes).items():
             if name not in self.spared:
                 self._hooks[name] = _hook_in_front(parameter, _Completed(window))
-        for register, begins in _STEP_HOOKS:
-            handle = register(_Stepping(weakref.ref(window), begins))
-            weakref.finalize(window, handle.remove).atexit = False  # of a model that goes as it is
-            self._handles.append(handle)
+        self._handles += before_steps(window, _step_begins), after_steps(window, _step_ends)
 
     def parts(self) -> list[Part]:
         """The gradient of each parameter."""
@@ -259,22 +256,19 @@ class _Completed:
                 self.window.note(made.memscale_bytes)
 
 
-class _Stepping:
-    """Tells that an optimizer begins or ends a step."""
-
-    def __init__(self, window: weakref.ref[ReleaseWindow], begins: bool) -> None:
-        self.window = window
-        self.begins = begins
-
-    def __call__(self, *unused: Any) -> None:
-        window = self.window()
-        if window is None or detect_fake_mode() is not None:
-            return  # a trace steps on fakes, of another model perhaps: no byte of a gradient moves there
-        window.in_step = self.begins
-        window.clear()  # when it begins, of what clipping used last
+def _step_begins(window: ReleaseWindow, *unused: Any) -> None:
+    _set_in_step(window, True)
 
 
-_STEP_HOOKS: Final = ((register_optimizer_step_pre_hook, True), (register_optimizer_step_post_hook, False))
+def _step_ends(window: ReleaseWindow, *unused: Any) -> None:
+    _set_in_step(window, False)
+
+
+def _set_in_step(window: ReleaseWindow, in_step: bool) -> None:
+    if detect_fake_mode() is not None:
+        return  # a trace steps on fakes, of another model perhaps: no byte of a gradient moves there
+    window.in_step = in_step
+    window.clear()  # when it begins, of what clipping used last
 
 
 def _allow_in_lists() -> None:

@@ -17,32 +17,39 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memscale.optim.released import set_gradient
+from memscale.optim.step_hooks import after_steps, before_steps
 from memscale.techniques.loss_scale import ACTIVE, any_active, optimizer_refusal, weights_of
 
 _hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
 """Gradients that are put back after the step that is skipped."""
 
-_handles: list[Any] = []
+
+class _Watch:
+    """In force while it lives."""
+
+
+_watch: _Watch | None = None
 
 
 def install() -> None:
     """Watches every optimizer from now on."""
-    if not _handles:
-        _handles.append(register_optimizer_step_pre_hook(_before_step))
-        _handles.append(register_optimizer_step_post_hook(_after_step))
+    global _watch
+    if _watch is None:
+        _watch = _Watch()
+        before_steps(_watch, _before_step)
+        after_steps(_watch, _after_step)
 
 
 def uninstall() -> None:
-    """No longer, where no scale is in force any more."""
+    """No longer, where no scale is in force any more. Garbage collection may call it within a step."""
+    global _watch
     if not any_active():
-        while _handles:
-            _handles.pop().remove()
+        _watch = None
 
 
-def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _before_step(watch: _Watch, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     weights = weights_of(optimizer)
     if any(isinstance(value, FakeTensor) for value in weights[:1]):  # a trace
         return None
@@ -85,7 +92,7 @@ def _judge(optimizer: Optimizer) -> None:
             value.grad = None
 
 
-def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _after_step(watch: _Watch, optimizer: Optimizer, *unused: Any) -> None:
     for value, grad in _hidden.pop(optimizer, ()):
         set_gradient(value, grad)
 

@@ -28,6 +28,7 @@ from memscale.optim.away import is_away
 from memscale.optim.backward_step import BackwardStep, works_in_lists
 from memscale.optim.kinds import inner_of
 from memscale.optim.masters import told_dtypes
+from memscale.optim.step_hooks import before_steps
 from memscale.optim.taken import is_taken, share_memory
 from memscale.optim.weak_call import WeakCall
 from memscale.techniques.precision import dtype_for
@@ -161,11 +162,9 @@ class StepInBackward:
         for value in parameters.values():
             handle = value.register_post_accumulate_grad_hook(WeakCall(steps.completed))
             self._hooked.append((value, handle))
-        before = optimizer.register_step_pre_hook(WeakCall(steps.before_step))
+        self._handles.append(before_steps(steps, BackwardStep.before_step))
         self._asker = scaled_losses.watch()
         weakref.finalize(steps, scaled_losses.unwatch, self._asker).atexit = False  # of a model that goes
-        weakref.finalize(steps, before.remove).atexit = False
-        self._handles.append(before)
 
     def about_to_run(self) -> None:
         """See `base.ForwardAttachment`."""

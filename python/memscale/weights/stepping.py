@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memscale.optim.weak_call import WeakCall
+from memscale.optim.step_hooks import after_steps, before_steps
 from memscale.weights.places import apart
 
 if TYPE_CHECKING:
@@ -35,17 +34,12 @@ class Steps:
     def __init__(self, stream: Stream) -> None:
         self._stream = weakref.ref(stream)
         self._borrowed: list[tuple[Unit, Weight, Tensor]] = []
-        self._handles = [
-            register_optimizer_step_pre_hook(WeakCall(self._begin)),
-            register_optimizer_step_post_hook(WeakCall(self._end)),
-        ]
-        for handle in self._handles:
-            weakref.finalize(stream, handle.remove).atexit = False  # of a model that goes as it is
+        self._hooks = [before_steps(self, Steps._begin), after_steps(self, Steps._end)]
 
     def close(self) -> None:
         """Hears no more."""
-        for handle in self._handles:
-            handle.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def borrow(self, unit: Unit, weight: Weight) -> None:
         """Has a weight on the card as a whole, until a step is over.

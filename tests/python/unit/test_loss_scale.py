@@ -390,7 +390,7 @@ class TestState:
             attachment.undo()
             assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
             assert torch.autograd._engine_run_backward is original
-            assert not loss_scale_step._handles and STATE_KEY not in optimizer.state_dict()
+            assert not loss_scale_step._watch and STATE_KEY not in optimizer.state_dict()
             assert model.weight._backward_hooks is None and "forward" not in model.__dict__
 
     def test_model_and_optimizer_are_let_go(self) -> None:
@@ -405,7 +405,7 @@ class TestState:
         gc.collect()
         assert [ref() for ref in watched] == [None, None, None]
         assert torch.autograd._engine_run_backward is loss_scale_backward._ORIGINAL
-        assert not loss_scale_step._handles
+        assert not loss_scale_step._watch
 
     def test_what_somebody_else_has_put_on_top_stays(self) -> None:
         model, optimizer = stepped(torch.optim.SGD)
