@@ -256,7 +256,7 @@ static PyObject *block_get(PyObject *object, PyObject *tensor)
 {
     msc__py_block *self = (msc__py_block *)object;
     msc__py_engine *engine = self->engine;
-    PyObject *former = self->destination;
+    PyObject *former;
     void *memory;
     void *stream;
     uint64_t bytes;
@@ -271,6 +271,7 @@ static PyObject *block_get(PyObject *object, PyObject *tensor)
         return refuse_ended();
     if (msc_offload_get(engine->offload, self->ticket, memory, stream, &err) != MSC_OK)
         return msc__py_raise(&err);
+    former = self->destination; /* read now: code of Python has run above, and may have taken it away */
     self->destination = Py_NewRef(tensor);
     Py_XDECREF(former);
     return Py_NewRef(Py_None);

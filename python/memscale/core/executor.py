@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memscale.core.callers import Callers
 from memscale.core.config import Config
 from memscale.core.in_force import InForce
 from memscale.core.known_optimizers import KnownOptimizers
@@ -73,6 +74,7 @@ class Executor(Ours):
         idle: true while MemScale itself runs the model; the executor then stands aside.
         in_force: what is attached to the model.
         open: graphs of its forwards that wait for their backward.
+        callers: the threads that run it.
         planning_seconds: what planning has taken in the middle of training, in all.
         loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
     """
@@ -95,7 +97,8 @@ class Executor(Ours):
         self._known: dict[StepSignature, Planned] = {}
         self._outputs: list[weakref.ref[Any]] = []
         self.open = OpenGraphs()
-        self._has_warned_of_open = self._has_told_of_lent_weights = False
+        self.callers = Callers()
+        self._has_warned_of_open = self._has_told_of_lent_weights = self._has_told_of_threads = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
         self._failures = self._losses = 0
         self._latest_failure: StepSignature | None = None
@@ -212,7 +215,7 @@ class Executor(Ours):
     @contextmanager
     def bare(self, keep: Collection[str] = ()) -> Iterator[None]:
         """Runs the block on the model without techniques, as `InForce.bare`, and stands aside meanwhile."""
-        with self.in_force.bare(keep):
+        with self.callers.planning(), self.in_force.bare(keep):
             idle, self.idle = self.idle, True
             try:
                 yield
@@ -252,7 +255,11 @@ class Executor(Ours):
             return
         began = time.perf_counter()
         try:
-            self._plan_for(args, kwargs, facts)
+            with self.callers.planning() as alone:
+                if not alone or (self.open.are_of_others and self.planned is not None):
+                    self._tell_of_threads()
+                    return
+                self._plan_for(args, kwargs, facts)
         except (BudgetError, VerificationError):
             self.stop()  # the model is left untouched
             raise
@@ -287,6 +294,15 @@ class Executor(Ours):
             logs.LOGGER.warning(
                 "cannot plan a forward with weights that a graph has made, such as those of a hypernetwork: "
                 "the model runs unchanged until it is called with its own"
+            )
+
+    def _tell_of_threads(self) -> None:
+        """Another thread is in the middle of a step, with the techniques that a new plan would exchange."""
+        if not self._has_told_of_threads:
+            self._has_told_of_threads = True
+            what = "runs unchanged" if self.planned is None else "keeps its present plan"
+            logs.LOGGER.warning(
+                "cannot plan this step while another thread is in the middle of one: the model %s", what
             )
 
     def _warn_of_open_graphs(self) -> None:

@@ -15,7 +15,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from torch import nn
 from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled
 from memscale.core.weight_images import WeightImages
 from memscale.optim.released import set_gradient
+from memscale.optim.uninterrupted import uninterrupted
 
 _TORCH_DICTS = frozenset(
     {"_parameters", "_buffers", "_modules", "forward", "_memscale_executor", "__reduce_ex__", "__deepcopy__"}
@@ -283,24 +284,28 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
     try:
         yield changes
     finally:
-        changes.python_random = random.getstate() != python_rng
-        if numpy is not None:
-            changes.python_random |= str(numpy.random.get_state()) != str(numpy_rng)
-            numpy.random.set_state(numpy_rng)
-        _keep_lasting(changes, images)
-        for path, image in images.items():
-            changes.buffers += [(path, name) for name in image.changed_buffers()]
-        for image in images.values():
-            image.restore()
-        values.restore()
-        weights.restore()
-        changes.now = dict  # the images hold the modules, and the changes outlive them
-        for parameter, grad in grads:
-            set_gradient(parameter, grad)
-        torch.set_rng_state(cpu_rng)
-        if cuda_rng:
-            torch.cuda.set_rng_state_all(cuda_rng)
-        random.setstate(python_rng)
+        # All is put back whatever fails, and whoever is impatient: a user's own object may raise when it is
+        # looked at, and another thread may change a list meanwhile.
+        with uninterrupted(), ExitStack() as stack:
+            stack.callback(random.setstate, python_rng)
+            if cuda_rng:
+                stack.callback(torch.cuda.set_rng_state_all, cuda_rng)
+            stack.callback(torch.set_rng_state, cpu_rng)
+            if numpy is not None:
+                stack.callback(numpy.random.set_state, numpy_rng)
+            for parameter, grad in grads:
+                stack.callback(set_gradient, parameter, grad)
+            stack.callback(weights.restore)
+            stack.callback(values.restore)
+            for image in reversed(images.values()):
+                stack.callback(image.restore)
+            changes.python_random = random.getstate() != python_rng
+            if numpy is not None:
+                changes.python_random |= str(numpy.random.get_state()) != str(numpy_rng)
+            _keep_lasting(changes, images)
+            for path, image in images.items():
+                changes.buffers += [(path, name) for name in image.changed_buffers()]
+            changes.now = dict  # the images hold the modules, and the changes outlive them
 
 
 def structure_of(model: nn.Module) -> dict[nn.Module, int]:

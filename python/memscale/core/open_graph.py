@@ -8,6 +8,7 @@ loss(a, b).backward()
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Final
 
@@ -34,9 +35,13 @@ class OpenGraph:
 
     Args:
         output: of a forward, of any structure.
+
+    Attributes:
+        thread: that has run the forward.
     """
 
     def __init__(self, output: Any) -> None:
+        self.thread = threading.get_ident()
         self._lives: list[weakref.ref[_Life]] = []
         nodes: set[Any] = {leaf.grad_fn for leaf in tensors_of(output)}
         for node in nodes - {None}:
@@ -53,22 +58,26 @@ class OpenGraph:
 
 
 class OpenGraphs:
-    """Those of a loop's forwards.
+    """Those of a loop's forwards; each thread that runs the model has a loop of its own.
 
     Attributes:
-        waiting: how many waited when the latest forward was about to run.
+        waiting: how many of this thread's waited when the latest forward was about to run.
+        are_of_others: some of another thread's did.
         most: forwards that were seen before one backward.
     """
 
     def __init__(self) -> None:
         self._graphs: list[OpenGraph] = []
         self.waiting = 0
+        self.are_of_others = False
         self.most = 1
 
     def look(self) -> None:
         """Counts: a forward is about to run."""
         self._graphs = [graph for graph in self._graphs if graph.waits]
-        self.waiting = len(self._graphs)
+        me = threading.get_ident()
+        self.waiting = sum(graph.thread == me for graph in self._graphs)
+        self.are_of_others = self.waiting < len(self._graphs)
         self.most = max(self.most, self.waiting + 1)
 
     def add(self, output: Any) -> None:

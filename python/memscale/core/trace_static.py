@@ -37,6 +37,7 @@ from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
 from memscale.optim.masters import told_dtypes
+from memscale.optim.uninterrupted import uninterrupted
 from memscale.weights.places import device_of_use
 
 _REAL_ELEMENTS = 1 << 24
@@ -402,10 +403,11 @@ class _FakeModel:
                         plain.append(_SwappedPlain(module.__dict__, name, value, swapped))
             yield
         finally:
-            for attribute in plain:
-                attribute.undo()
-            for place, name, value in reversed(undo):
-                place[name] = value
+            with uninterrupted():
+                for attribute in plain:
+                    attribute.undo()
+                for place, name, value in reversed(undo):
+                    place[name] = value
 
     def _swap_plain(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -251,6 +251,8 @@ class CallRecorder:
             if recorder.paused:
                 return forward(*args, **kwargs)
             if threading.get_ident() != self._thread and recorder.phase == _core.PHASE_FORWARD:
+                if number == 0 and isinstance(forward, StandIn):  # another thread's step: it waits there
+                    return forward(*args, **kwargs)
                 raise ProfileError(
                     f"module {self.modules[number][0]!r} runs in a thread that the forward has started, and "
                     "what is done there is not seen"

@@ -46,6 +46,10 @@ class WatchedForward(StandIn):
             if half is not None and not self.passive and not torch.is_grad_enabled():
                 return half.evaluate(self.run_original, args, kwargs)
             return self.run_original(*args, **kwargs)
+        with self.executor.callers.inside():
+            return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.passive or self.executor.idle or runs_plain():
             half = self.executor.half
             if half is not None and not (self.passive or self.executor.idle):

@@ -13,8 +13,6 @@ are optimizers as they were before.
 
 from __future__ import annotations
 
-import signal
-import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +34,7 @@ from memscale.optim.master_rests import wait_elsewhere
 from memscale.optim.pieces import AWAY, PIECE_ELEMENTS
 from memscale.optim.shelf import Shelf
 from memscale.optim.taken import _can_rewrap, _rewrap, is_taken
+from memscale.optim.uninterrupted import uninterrupted
 
 _shelves: weakref.WeakKeyDictionary[torch.optim.Optimizer, Shelf] = weakref.WeakKeyDictionary()
 
@@ -100,7 +99,7 @@ class _AwayStep(_Away):
         """One step."""
 
         def step_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            with _whole_step():
+            with uninterrupted():
                 return [{**group, "params": step_away(self, group)} for group in groups]
 
         return step_around(self, self._memscale_away_base, closure, step_groups)
@@ -113,8 +112,9 @@ def step_away(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[T
         OSError, RuntimeError: as `away_step.step_group`.
     """
     assert isinstance(optimizer, _Away)
-    with _whole_step():
-        return step_group(optimizer, optimizer._memscale_away_base, group, _shelves[optimizer])
+    shelf = _shelves[optimizer]
+    with shelf.lock, uninterrupted():  # between two pieces Ctrl-C would leave half a step
+        return step_group(optimizer, optimizer._memscale_away_base, group, shelf)
 
 
 def _class_for(base: type[torch.optim.Optimizer], own: type[_Away]) -> type[_Away]:
@@ -137,40 +137,24 @@ def _anew(base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 
 @contextmanager
 def _with_state(optimizer: _Away, form: Callable[[dict[str, Any], Empty], dict[str, Any]]) -> Iterator[None]:
-    """All state in another form for the time of a block; the blocks stay, so nothing is written again."""
-    before, make = dict(optimizer.state), optimizer._memscale_empty()
-    try:
-        for key, entry in before.items():
-            optimizer.state[key] = form(entry, make) if isinstance(entry, dict) else entry
-        yield
-    finally:
-        optimizer.state.update(before)
+    """All state in another form for the time of a block; the blocks stay, so nothing is written again.
+
+    A step in another thread waits: checkpoints are written beside training.
+    """
+    with _shelves[optimizer].lock:
+        before, make = dict(optimizer.state), optimizer._memscale_empty()
+        try:
+            for key, entry in before.items():
+                optimizer.state[key] = form(entry, make) if isinstance(entry, dict) else entry
+            yield
+        finally:
+            optimizer.state.update(before)
 
 
 def _whole(entry: dict[str, Any], make: Empty) -> dict[str, Any]:
     if AWAY not in entry:
         return entry
     return brought_back(entry, make if entry[AWAY].device.type == "cpu" else None)
-
-
-@contextmanager
-def _whole_step() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: between two pieces it would leave half a step."""
-    asked: list[Any] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before):
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *about: asked.append(about))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if asked:  # where the block has raised, too: its error is this one's context
-            before(*asked[0])
 
 
 # ---- taking over and giving back ---------------------------------------------------------------------

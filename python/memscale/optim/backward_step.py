@@ -83,7 +83,8 @@ class BackwardStep:
         self._names = names
         self._queue = StepQueue(window_bytes)
         weakref.finalize(self, self._queue.end).atexit = False
-        self._lock = threading.Lock()  # gradients of several devices are complete in several threads
+        self._lock = threading.RLock()  # gradients of several devices are complete in several threads
+        self._is_held = False
         self._spent: dict[int, SpentGradient] = {}
         self._stepped: dict[Tensor, str] = {}  # since the optimizer's step, in their order
         self._running: set[int] = set()  # backwards that have begun, and have not come to their end
@@ -103,7 +104,7 @@ class BackwardStep:
         optimizer, gradient = self._optimizer(), parameter.grad
         if optimizer is None or gradient is None or gradient.layout is not torch.strided:
             return
-        with self._lock:
+        with self._held():
             self._runs()
             name, differentiable = self._names[id(parameter)], gradient.requires_grad
             hand = self._queue.put if self._queue.takes(gradient) else CoreStep.run
@@ -134,7 +135,7 @@ class BackwardStep:
         """
         if torch._C._current_graph_task_id() != _NONE:  # a checkpoint around the model runs it again
             return
-        with self._lock:
+        with self._held():
             if self._running:
                 self._refuse_broken(*self._taken())
             if self._stepped:
@@ -161,7 +162,7 @@ class BackwardStep:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
             raise RuntimeError(f"{_SAYS}optimizer.step() has a closure{_INSTEAD}")
-        with self._lock:
+        with self._held():
             self._put_in_order()
             changed = [
                 name for value, name in self._stepped.items() if not isinstance(value.grad, SpentGradient)
@@ -175,10 +176,28 @@ class BackwardStep:
 
     def give_up(self) -> None:
         """Nothing is stepped in backward any more. Gradients that were used are gone: `p.grad` is None."""
-        with self._lock:
+        with self._held():
             self._taken()
             self._spent.clear()
         self._queue.end()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """The record is this thread's.
+
+        Raises:
+            RuntimeError: it is already: a signal's handler has come into the middle of a step.
+        """
+        with self._lock:
+            if self._is_held:
+                raise RuntimeError(
+                    f"{_SAYS}a parameter is being stepped: a signal's handler must not do this now"
+                )
+            self._is_held = True
+            try:
+                yield
+            finally:
+                self._is_held = False
 
     # ---- the record ------------------------------------------------------------------------------
 
@@ -188,7 +207,7 @@ class BackwardStep:
         Raises:
             RuntimeError: it runs on a scaled loss.
         """
-        with self._lock:
+        with self._held():
             self._runs()
 
     def _runs(self) -> None:
@@ -212,7 +231,7 @@ class BackwardStep:
         Raises:
             Exception: of a step that ran beside it.
         """
-        with self._lock:
+        with self._held():
             if self._running <= {task}:
                 with self._looked_after():
                     self._queue.drain()

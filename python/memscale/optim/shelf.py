@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -57,6 +58,9 @@ class Shelf:
         offload: opens it.
         piece_elements: as `PIECE_ELEMENTS`.
         spared: ids of the optimizer's parameters whose pieces stay in memory.
+
+    Attributes:
+        lock: held while the state is stepped, or is there in another form.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Shelf:
         self.offload = offload
         self.piece_elements = piece_elements
         self.spared = spared
+        self.lock = threading.RLock()
         self._said = False
 
     @property

@@ -3,9 +3,9 @@
 
 PyTorch walks its dictionary of such hooks while it calls them. One that is put there or taken away meanwhile,
 by another thread that trains or by garbage collection within a hook, ends the step of an optimizer that has
-nothing to do with it: "RuntimeError: OrderedDict mutated during iteration". So PyTorch gets one pair of hooks
-when the first model is wrapped, and they walk a tuple, which is replaced and never changed. A hook ends with
-its owner without any code being run; the pair itself goes when `remove` leaves nobody to be told.
+nothing to do with it: "RuntimeError: OrderedDict mutated during iteration". So PyTorch gets one pair of
+hooks, once and for good, and they walk a tuple, which is replaced and never changed. A hook ends with its
+owner without any code being run.
 
 Source: torch/optim/optimizer.py, `Optimizer.profile_hook_step`.
 """
@@ -39,15 +39,17 @@ class StepHook:
     @property
     def is_over(self) -> bool:
         """Whether it was removed, or its owner has gone."""
-        return self._owner is None or self._owner() is None
+        owner = self._owner
+        return owner is None or owner() is None
 
     def tell(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the call returns; None when it is over."""
-        owner = None if self._owner is None else self._owner()
+        held = self._owner
+        owner = None if held is None else held()
         return None if owner is None else self._call(owner, optimizer, args, kwargs)
 
     def remove(self) -> None:
-        """Ends it; not within an optimizer's step. Once is enough, more does nothing."""
+        """Ends it. Once is enough, more does nothing."""
         self._owner = None
         with _lock:
             _put(_before, _after)
@@ -56,7 +58,6 @@ class StepHook:
 _lock = threading.RLock()
 _before: tuple[StepHook, ...] = ()
 _after: tuple[StepHook, ...] = ()
-_pair: list[Any] = []
 
 
 def before_steps(owner: object, call: Call) -> StepHook:
@@ -85,11 +86,6 @@ def _put(before: tuple[StepHook, ...], after: tuple[StepHook, ...]) -> None:
     global _before, _after
     _before = tuple(hook for hook in before if not hook.is_over)
     _after = tuple(hook for hook in after if not hook.is_over)
-    if (_before or _after) and not _pair:
-        _pair.append(register_optimizer_step_pre_hook(_tell_before))
-        _pair.append(register_optimizer_step_post_hook(_tell_after))
-    while _pair and not (_before or _after):
-        _pair.pop().remove()
 
 
 def _tell_before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -104,3 +100,7 @@ def _tell_before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
 def _tell_after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for hook in _after:
         hook.tell(optimizer, args, kwargs)
+
+
+register_optimizer_step_pre_hook(_tell_before)
+register_optimizer_step_post_hook(_tell_after)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -112,6 +113,7 @@ class State:
         "cuda_rng",
         "flags",
         "foreign",
+        "locks",
         "path",
         "python_rng",
         "tensors",
@@ -123,6 +125,7 @@ class State:
         self.cpu_rng: Tensor | None = None
         self.cuda_rng: dict[int, Tensor] = {}
         self.python_rng: Any = None
+        self.locks: list[Any] = []
         self.path = ""
         self.flags: list[tuple[nn.Module, bool]] = []
         self.foreign: list[tuple[Tensor, Stamp]] = []
@@ -155,6 +158,7 @@ class State:
             state.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
         if body.python_random:
             state.python_rng = _python_rng()
+        state.locks = _locks_of(module for module, _ in body.buffers)
         with torch.no_grad():
             for module, name in body.buffers:
                 value = module._buffers[name]
@@ -176,6 +180,8 @@ class State:
     def restored(self) -> Iterator[None]:
         """Puts the state back for the second run, and the present one back afterwards."""
         with ExitStack() as stack:
+            for lock in self.locks:
+                stack.enter_context(lock)
             for kind, dtype, enabled, cached in self.autocast:
                 if enabled or _autocast_state(kind)[2]:
                     stack.enter_context(
@@ -219,6 +225,17 @@ class State:
             if tensor.requires_grad != requires_grad and tensor.is_leaf:
                 stack.callback(tensor.requires_grad_, tensor.requires_grad)
                 tensor.requires_grad_(requires_grad)
+
+
+_locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+
+
+def _locks_of(owners: Iterable[nn.Module]) -> list[Any]:
+    """What a second run holds that exchanges buffers: one in another thread would put its copies back.
+
+    In one order, and those of a module's parts are among its own, so nobody waits in a circle.
+    """
+    return [_locks.setdefault(owner, threading.RLock()) for owner in sorted(set(owners), key=id)]
 
 
 def _autocast_state(kind: str) -> tuple[str, torch.dtype, bool, bool]:

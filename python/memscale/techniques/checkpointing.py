@@ -76,23 +76,24 @@ class SaveObserver(Protocol):
         """Inside the block happens what is not part of the plain step, such as a second run."""
 
 
-_observer: SaveObserver | None = None
+class _Observed(threading.local):
+    """Who looks on at the checkpoints of a thread."""
+
+    by: SaveObserver | None = None
+
+
+_observed = _Observed()
 
 
 @contextmanager
 def observed_by(observer: SaveObserver) -> Iterator[None]:
-    """Reports every save of every checkpointed call inside the block to `observer`."""
-    global _observer
-    before = _observer
-    _observer = observer
+    """Reports every save of every checkpointed call that this thread begins in the block to `observer`."""
+    before = _observed.by
+    _observed.by = observer
     try:
         yield
     finally:
-        _observer = before
-
-
-def _unseen() -> AbstractContextManager[None]:
-    return nullcontext() if _observer is None else _observer.unseen()
+        _observed.by = before
 
 
 class _Stop(BaseException):
@@ -126,7 +127,8 @@ class _Saved:
         self.index = index
         self.shape = tensor.shape
         self.dtype = tensor.dtype
-        self.report = None if _observer is None else (_observer, _observer.on_pack(tensor))
+        observer = region.observer
+        self.report = None if observer is None else (observer, observer.on_pack(tensor))
 
     def __del__(self) -> None:
         if self.report is not None:
@@ -151,11 +153,12 @@ class Region:
         boundary: inputs that leave the device until the second run; None: they stay.
         kept: the outputs kept, from the first run until the second is over.
         moving: positions of the inputs that leave. What is saved of them is dropped, too.
+        observer: who looks on, in backward too, which may be another thread's.
     """
 
     __slots__ = (
-        "body", "born", "boundary", "kept", "leaves", "moving", "operations", "recomputed", "run", "saves",
-        "spec", "state", "versions",
+        "body", "born", "boundary", "kept", "leaves", "moving", "observer", "operations", "recomputed", "run",
+        "saves", "spec", "state", "versions",
     )  # fmt: skip
 
     def __init__(
@@ -170,20 +173,25 @@ class Region:
         self.body = body
         self.born = next(births)
         self.run = run
-        self.boundary = boundary if _observer is None else None
+        observer = self.observer = _observed.by
+        self.boundary = boundary if observer is None else None
         self.leaves, self.spec = _flatten(call)
         self.versions = [(i, leaf._version) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
-        if _observer is not None:
-            self.leaves = [_observer.on_hold(leaf) if type(leaf) is Tensor else leaf for leaf in self.leaves]
-        with _unseen():
+        if observer is not None:
+            self.leaves = [observer.on_hold(leaf) if type(leaf) is Tensor else leaf for leaf in self.leaves]
+        with self.unseen():
             self.state = State.before(body, modules, self.leaves)
         # By number; None where the save itself stays.
         self.saves: list[weakref.ref[_Saved] | None] = []
         # Graph task → index → (tensor, version at its save). One backward call is one graph task.
         self.recomputed: dict[int, dict[int, tuple[Tensor, int]]] = {}
-        self.operations = operations if _observer is None else None
+        self.operations = operations if observer is None else None
         self.moving = [] if self.boundary is None else self.boundary.among(self.leaves)
         self.kept = None if self.operations is None else KeptOutputs(self.staying())
+
+    def unseen(self) -> AbstractContextManager[None]:
+        """For what is not part of the plain step."""
+        return nullcontext() if self.observer is None else self.observer.unseen()
 
     def staying(self) -> list[Any]:
         """The arguments that are held here until the second run."""
@@ -199,7 +207,7 @@ class Region:
                     result = self.run(*args, **kwargs)
         if self.kept is not None and all(save is None for save in self.saves):
             self.kept = None  # nothing was dropped, so nothing will be asked for
-        with _unseen():
+        with self.unseen():
             self.state.forget_unused_rng()
         if self.boundary is not None:
             self.send_away(self.boundary)
@@ -279,7 +287,7 @@ class Region:
         kept, self.kept = self.kept, None
         try:
             with ExitStack() as stack:
-                stack.enter_context(_unseen())
+                stack.enter_context(self.unseen())
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_second_run.of(self.born))
                 stack.enter_context(self.state.restored())

@@ -15,6 +15,8 @@ Nothing in a tile's graph leads back to the call. A cycle through autograd's nod
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -288,7 +290,7 @@ class _Tiled(torch.autograd.Function):
         if grad is None:
             return (None, None, None, None, *(None for _ in call.parameters))
         x, *masks = held_by(ctx.held)
-        with torch.no_grad():
+        with torch.no_grad(), _lock_of(call.work):
             results = call.backward(x, masks, grad.detach())
         if torch.is_grad_enabled():  # create_graph
             first = next(tensor for tensor in (grad, x, *call.parameters) if tensor.requires_grad)
@@ -329,6 +331,19 @@ def run_in_tiles(work: Work, x: Tensor, rows: int) -> Tensor | None:
     Raises:
         OtherDropoutError: by a dropout that is not called as it was when it was looked at.
     """
+    with _lock_of(work):
+        return _run_in_tiles(work, x, rows)
+
+
+_locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+
+
+def _lock_of(work: Work) -> Any:
+    """Held while the parameters of a work's modules have stand-ins, which no other thread may take."""
+    return _locks.setdefault(work.roots[0], threading.RLock())
+
+
+def _run_in_tiles(work: Work, x: Tensor, rows: int) -> Tensor | None:
     call = _Call(work, x, rows)
     anchor = next((tensor for tensor in (x, *call.parameters) if tensor.requires_grad), None)
     if anchor is None:

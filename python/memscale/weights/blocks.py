@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -161,17 +161,14 @@ class HostBlocks:
         assert unit.block is not None
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, "memscale-weights")
-        unit.pending = self._reader.submit(unit.home.read, unit.block.data_ptr(), 0, unit.nbytes)
+        unit.pending = self._reader.submit(_read, unit.home, [unit.block])
 
     def wait(self, unit: Unit) -> bool:
         """Waits until it is filled."""
         pending = unit.pending
         if pending is None:
             return False
-        waits = not pending.done()
-        unit.pending = None
-        pending.result()
-        return waits
+        return wait_for(unit, pending)
 
     def end(self, unit: Unit) -> None:
         """Waits for a block that nobody needs any more."""
@@ -203,6 +200,23 @@ class HostBlocks:
         if self._reader is not None:
             self._reader.shutdown()
             self._reader = None
+
+
+def wait_for(unit: Unit, pending: Future[None]) -> bool:
+    """Waits for what fills a unit's block. Interrupted, it is pending still: the thread goes on."""
+    waits = not pending.done()
+    try:
+        pending.result()
+    finally:
+        if pending.done():
+            unit.pending = None
+    return waits
+
+
+def _read(home: Mapped, block: list[Tensor]) -> None:
+    """Fills a block, in the thread, which has it live till then; who is told of the end finds it alone."""
+    memory = block.pop()
+    home.read(memory.data_ptr(), 0, home.nbytes)
 
 
 def _size(memory: Tensor) -> int:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from memscale.weights.blocks import wait_for
 from memscale.weights.home import File, Home, HostHome, Mapped
 from memscale.weights.unit import is_held
 
@@ -229,15 +230,15 @@ class CardBlocks:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, "memscale-weights")
                 self._chunk = HostHome(CHUNK_BYTES, locked=True)
-            unit.pending = self._reader.submit(self._read_file, unit.home, unit.block)
+            unit.pending = self._reader.submit(self._read_file, unit.home, [unit.block])
             return
         with _plain(), torch.cuda.stream(self.stream):
             unit.block.copy_(_bytes_of(unit.home), non_blocking=True)
             self._ready[unit] = self.stream.record_event()
 
-    def _read_file(self, home: Home, block: Tensor) -> None:
+    def _read_file(self, home: Home, held: list[Tensor]) -> None:
         """Fills a block from a file, in the thread. The host has waited when it is done."""
-        chunk = self._chunk
+        block, chunk = held.pop(), self._chunk
         assert chunk is not None
         piece = _bytes_of(chunk)
         with _plain(), torch.cuda.stream(self.stream):
@@ -253,10 +254,7 @@ class CardBlocks:
         self._users.setdefault(unit, set()).add(stream)
         pending: Future[None] | None = unit.pending
         if pending is not None:
-            waits = not pending.done()
-            unit.pending = None
-            pending.result()
-            return waits
+            return wait_for(unit, pending)
         ready = self._ready.get(unit)
         if ready is None:
             return False

@@ -10,6 +10,7 @@ Afterwards the pages of files go that a step has touched.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class Steps:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = weakref.ref(stream)
-        self._borrowed: list[tuple[Unit, Weight, Tensor]] = []
+        self._borrowed: dict[int, list[tuple[Unit, Weight, Tensor]]] = {}  # by thread that steps
         self._hooks = [before_steps(self, Steps._begin), after_steps(self, Steps._end)]
 
     def close(self) -> None:
@@ -49,7 +50,8 @@ class Steps:
         """
         unit.blocks.end(unit)
         weight.parameter.data = unit.blocks.own(unit, weight)
-        self._borrowed.append((unit, weight, weight.parameter.data))
+        mine = self._borrowed.setdefault(threading.get_ident(), [])
+        mine.append((unit, weight, weight.parameter.data))
 
     def _begin(self, optimizer: torch.optim.Optimizer, *unused: Any) -> None:
         stream = self._stream()
@@ -63,8 +65,7 @@ class Steps:
 
     def _end(self, *unused: Any) -> None:
         stream = self._stream()
-        borrowed, self._borrowed = self._borrowed, []
-        for _, weight, lent in borrowed:
+        for _, weight, lent in self._borrowed.pop(threading.get_ident(), ()):
             parameter = weight.parameter
             if weight.is_streamed and parameter.data_ptr() == lent.data_ptr() and weight.has_form():
                 with torch.no_grad():

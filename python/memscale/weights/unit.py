@@ -136,16 +136,24 @@ class Unit:
     def begin_use(self, weights: list[Weight]) -> None:
         """Has weights in the block, which is there."""
         assert self.block is not None
-        for weight in weights:
-            self._come(weight)
-            weight.users += 1
+        begun: list[Weight] = []
+        try:
+            for weight in weights:
+                self._come(weight)
+                weight.users += 1
+                begun.append(weight)
+        except BaseException:  # no room on the card, Ctrl-C: those that have come go home
+            for weight in begun:
+                weight.users -= 1
+            self.settle()
+            raise
         self.users += 1
 
     def _come(self, weight: Weight) -> None:
         parameter = weight.parameter
         if weight.in_block or not weight.is_streamed:
             return
-        if parameter.data_ptr() != weight.home_address or not weight.has_form():
+        if not self._is_at_home(weight):
             weight.is_streamed = False  # the caller has given it other data
             if parameter.device != self.blocks.device and self.blocks.is_apart:
                 parameter.data = parameter.detach().to(self.blocks.device)  # made of what is at home
@@ -155,8 +163,8 @@ class Unit:
             weight.is_streamed = False
             return
         assert self.block is not None
+        weight.in_block = True  # first: whoever interrupts this finds a weight that is to go home
         parameter.data = weight.view(self.block)
-        weight.in_block = True
         if weight.arrivals is not None and parameter.requires_grad:
             weight.arrivals.begin_use(parameter)
 
@@ -197,7 +205,8 @@ class Unit:
         if weight.arrivals is not None:
             weight.arrivals.end_use()
         if not self._is_in_block(weight):
-            weight.is_streamed = weight.in_block = False  # the caller has given it other data
+            weight.in_block = False
+            weight.is_streamed = self._is_at_home(weight)  # or the caller has given it other data
             return
         if weight.was_left or parameter._version != weight.version:
             self.lingers = True  # if this fails
@@ -209,6 +218,10 @@ class Unit:
 
     def _is_in_block(self, weight: Weight) -> bool:
         return weight.parameter.data_ptr() == self.address_of(weight) and weight.has_form()
+
+    @staticmethod
+    def _is_at_home(weight: Weight) -> bool:
+        return weight.parameter.data_ptr() == weight.home_address and weight.has_form()
 
     def address_of(self, weight: Weight) -> int:
         """Where a weight is in the block."""
@@ -246,8 +259,7 @@ class Unit:
         """
         for weight in self.weights:
             parameter = weight.parameter
-            at_home = parameter.data_ptr() == weight.home_address and weight.has_form()
-            if weight.is_streamed and not weight.in_block and at_home:
+            if weight.is_streamed and not weight.in_block and self._is_at_home(weight):
                 parameter.data = self.blocks.own(self, weight)
             weight.is_streamed = weight.in_block = False
             if weight.arrivals is not None:

@@ -182,7 +182,12 @@ class Window:
             return
         unit.note_filled()
         unit.block = memory
-        self.blocks.start(unit)
+        try:
+            self.blocks.start(unit)
+        except BaseException:  # nobody knows what is in it, or what goes on filling it
+            unit.block = None
+            self.blocks.lose(unit, memory)
+            raise
         self._units[unit] = None
         self._came(unit)
         self.counters["read_count"] += 1
