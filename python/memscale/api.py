@@ -135,7 +135,7 @@ def apply_all_optimizations(
     config: Config | None = None,
     sample_input: Any = None,
 ) -> tuple[M, torch.optim.Optimizer]:
-    """The full stack: `wrap`, and an optimizer that keeps its state in 8 bits.
+    """The full stack: checkpoints, offload, tiles, mixed precision, and optimizer state in 8 bits.
 
     That is your optimizer itself, with its parameters on the CPU or a card: it gets 8-bit state of our own,
     with the settings, hooks and schedulers that it has, also if it has stepped; `detach` gives it its own
@@ -149,7 +149,8 @@ def apply_all_optimizations(
     Args:
         model: the module; it is wrapped.
         optimizer: AdamW, Adam, SGD with momentum or Lion; for one of the packages before its first step.
-        config: what to do; None for `Config(mode="aggressive")`.
+        config: what to do. Where it names no `mode` that is "aggressive", and fields that were given override
+            that: `Config(memory_budget="8GiB")` is the full stack within 8 GiB.
         sample_input: as for `wrap`.
 
     Returns:
@@ -164,7 +165,7 @@ def apply_all_optimizations(
         >>> model, optimizer = memscale.apply_all_optimizations(model, optimizer, sample_input=batch)
     """
     module = model_of(model)
-    settings = effective_config(Config(OptimizationMode.AGGRESSIVE) if config is None else config)
+    settings = effective_config(_full_stack(config))
     if optimizer_of(optimizer, module) is None:
         raise TypeError("optimizer is None; allowed: a torch.optim.Optimizer")
     logs.setup(settings)
@@ -174,6 +175,13 @@ def apply_all_optimizations(
         logs.LOGGER.info("%s", line)
     begin_with(module, settings, sample_input, used, fresh)
     return model, used
+
+
+def _full_stack(config: Config | None) -> Config | None:
+    """Starts from AGGRESSIVE, unless the caller has named a mode."""
+    if isinstance(config, Config) and "mode" not in config.explicit:
+        return config.replace(mode=OptimizationMode.AGGRESSIVE)
+    return Config(OptimizationMode.AGGRESSIVE) if config is None else config
 
 
 def detach(model: Any) -> None:
@@ -232,9 +240,10 @@ def predict(
 ) -> Prediction:
     """What one training step takes: peak bytes, where they go, time, whether it fits, what would make it fit.
 
-    Nothing is computed and no device is touched: the step is traced on tensors without data. The model may
-    lie on any device, also on "meta" or made of fake tensors, so that one larger than this machine can be
-    predicted. It is left as it was.
+    The step is traced on tensors without data. The model may lie on any device, also on "meta" or made of
+    fake tensors, so that one larger than this machine can be predicted; it is left as it was. One on "meta"
+    or the CPU touches no card; of one on a card, small integer tensors are computed there. A model on the
+    CPU whose way is decided by computed values is run for a real step instead (`method` is "empirical").
 
     Args:
         model: the module. A wrapped one is looked at bare.

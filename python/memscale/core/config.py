@@ -46,9 +46,9 @@ class OptimizationMode(str, enum.Enum):
     CONSERVATIVE = "conservative"
     """Checkpointing only."""
     BALANCED = "balanced"
-    """Checkpointing and CPU offload."""
+    """Checkpointing; offload too, where `async_offload` is on."""
     AGGRESSIVE = "aggressive"
-    """The full stack: plus tiling, mixed precision and 8-bit optimizer state."""
+    """The full stack: plus offload, tiling, mixed precision and 8-bit optimizer state."""
 
 
 _MODE_VALUES: Final[Mapping[OptimizationMode, Mapping[str, bool]]] = {
@@ -58,6 +58,7 @@ _MODE_VALUES: Final[Mapping[OptimizationMode, Mapping[str, bool]]] = {
         "enable_tiling": True,
         "use_mixed_precision": True,
         "use_8bit_optimizer": True,
+        "async_offload": True,
     },
 }
 """Where a mode differs from the defaults of the fields."""
@@ -128,11 +129,13 @@ class AsyncOffloadConfig:
     """Settings of the asynchronous offload engine.
 
     Args:
-        pinned_pool_bytes: Page-locked host memory to use at most, as bytes or "2GiB"; None: the plan decides.
+        pinned_pool_bytes: Page-locked host memory to use at most, as bytes or "2GiB"; None: what the machine
+            allows, within `max_cpu_offload_gb`.
         prefetch_depth: How many saved tensors are brought back ahead of their use; 0 loads on demand.
         tiers: Where bytes may go, in order of preference, out of "pinned", "pageable" and "file".
         directory: Folder of the file tier; required with it, refused without it.
-        debug: Checks the engine's invariants after every step, at a cost in time.
+        debug: Freed places are overwritten, blocks have checksums, and any in-place write to a saved tensor
+            is refused, at a cost in time.
 
     Raises:
         ConfigError: A field is unknown, of the wrong type, out of range or contradicts another.
@@ -228,13 +231,14 @@ class Config:
     """How `wrap` and its companions work. Frozen; every field is checked on creation.
 
     A field that was not given takes the value of the mode: CONSERVATIVE switches offloading off, AGGRESSIVE
-    switches tiling, mixed precision and 8-bit optimizer state on. To change a config use `replace`:
+    switches it on, and tiling, mixed precision and 8-bit optimizer state. To change a config use `replace`:
     `dataclasses.replace` would pass on what the mode chose as if it had been given.
 
     Args:
         mode: Starting point that explicit fields override; also accepted as text such as "aggressive".
         enable_checkpointing: Recompute activations in the backward pass.
-        enable_offloading: Move tensors to host memory while they are not needed.
+        enable_offloading: Allow offload, which `async_offload` switches on. On the CPU only a file saves
+            memory: `AsyncOffloadConfig(tiers=("file",), directory=...)`.
         enable_tiling: Compute loss, MLP and attention in tiles.
         use_mixed_precision: Run the model's forward under BF16 autocast, where the hardware has BF16 and the
             weights are FP32; on cards with FP16 alone under FP16 autocast with loss scaling, if the optimizer
@@ -244,8 +248,8 @@ class Config:
             `apply_all_optimizations` may return another optimizer to use.
         eight_bit_backend: Who keeps the state: "memscale" itself, "bitsandbytes" or "torchao", or "auto" for
             the first of them that can. Other than "auto" only with `use_8bit_optimizer`.
-        max_cpu_offload_gb: Cap on host memory for offload, in GB (1e9 bytes); None: what is available, less a
-            reserve.
+        max_cpu_offload_gb: Cap on host memory that offload takes on a card, in GB (1e9 bytes); None: 80 % of
+            what is free, rounded down to a power of two. No effect on the CPU.
         target_gpu_utilization: Share of the device's memory to use, above 0 and at most 1.
         memory_budget: Absolute budget, as bytes or a text such as "8GiB"; overrides the share.
         strict_budget: A budget that cannot be met raises `BudgetError` and changes nothing.
@@ -260,14 +264,14 @@ class Config:
             precision. None: False in AGGRESSIVE or once an inexact technique is switched on, else True.
         use_static_profiling: Trace the step without computing it.
         use_empirical_fallback: If the trace fails, record real steps.
-        warmup_steps: Steps recorded by the empirical profile.
+        warmup_steps: Passes of the real step, of which the last is recorded.
         enable_logging: One block on what was found and done; False leaves only warnings.
         log_file: File that the log is appended to.
         observability_port: Port for Prometheus metrics on 127.0.0.1.
         verify_correctness: Compare loss and gradients with plain PyTorch before training.
         async_offload: Use the asynchronous tiered engine. Giving `async_config` switches it on.
         async_config: Settings of that engine.
-        auto_policy: Let the policy choose mode and techniques; False uses this config exactly.
+        auto_policy: No effect in this version; the log says so.
 
     Raises:
         ConfigError: A field is unknown, of the wrong type, out of range or contradicts another. It is also a
@@ -432,6 +436,8 @@ class Config:
             implied.update(dict.fromkeys(_INEXACT, False))
         if self.async_config is not None:
             implied["async_offload"] = True
+        elif not self.enable_offloading and "enable_offloading" in self.explicit:
+            implied.pop("async_offload", None)
         return implied
 
     def _exact(self) -> bool:

@@ -69,8 +69,14 @@ def begin_in_8bit(
     optimizer = optimizer_of(optimizer, model)
     logs.setup(config)
     fresh = optimizer is not None and (not is_taken(optimizer) or is_held(optimizer))
-    if optimizer is None or config.eight_bit_backend not in ("auto", OWN):
-        if optimizer is None or not is_8bit(optimizer):
+    if optimizer is None:
+        if config.use_8bit_optimizer:
+            logs.LOGGER.info(
+                "8-bit optimizer state: not used, no optimizer was named: pass optimizer=..., "
+                "or use memscale.apply_all_optimizations"
+            )
+    elif config.eight_bit_backend not in ("auto", OWN):
+        if not is_8bit(optimizer):
             say_where_8bit_is(config)
     elif config.use_8bit_optimizer and not is_8bit(optimizer):
         line = with_8bit_state(optimizer, OWN)[1]

@@ -155,6 +155,23 @@ class TestOwnState:
         memscale.apply_all_optimizations(model, adamw(model))
         assert model._memscale_executor.config == Config(OptimizationMode.AGGRESSIVE)
 
+    def test_a_config_without_a_mode_starts_from_aggressive(self) -> None:
+        model = built(GPT2)
+        given = Config(memory_budget="4GiB", use_mixed_precision=False, enable_logging=False)
+        memscale.apply_all_optimizations(model, adamw(model), given)
+        used = model._memscale_executor.config
+        assert used == given.replace(mode=OptimizationMode.AGGRESSIVE)
+        assert used.use_8bit_optimizer and used.enable_tiling and used.async_offload
+        assert not used.effective().exact and not used.use_mixed_precision
+
+    def test_the_environment_overrides_the_modes_offload(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MEMSCALE_ASYNC_OFFLOAD", "0")
+        model = built(GPT2)
+        memscale.apply_all_optimizations(
+            model, adamw(model), Config(memory_budget="4GiB", enable_logging=False)
+        )
+        assert not model._memscale_executor.config.async_offload
+
 
 class TestArguments:
     def test_a_config_without_8_bits_keeps_the_optimizer(self, caplog: pytest.LogCaptureFixture) -> None:

@@ -124,6 +124,11 @@ class TestModes:
     def test_aggressive_is_the_full_stack(self) -> None:
         assert len(make(mode=AGGRESSIVE).effective().techniques) == 5
         assert make(mode=AGGRESSIVE).enable_tiling is True
+        assert make(mode=AGGRESSIVE).async_offload is True and Config().async_offload is False
+
+    def test_aggressive_without_offload(self) -> None:
+        assert make(mode=AGGRESSIVE, enable_offloading=False).async_offload is False
+        assert make(mode=AGGRESSIVE, async_offload=False).async_offload is False
 
     @pytest.mark.parametrize(
         ("mode", "name"),
