@@ -160,7 +160,8 @@ _HEAD = """# Equality
 
 Techniques, alone and in pairs, trained beside plain PyTorch. `python tools/equality_matrix.py` makes
 this page. The tests of every change run a part of it, chosen by a fixed rule (`tests/python/matrix`). 8-bit
-optimizer state is not in it: it has tests of its own ([techniques.md](techniques.md)).
+optimizer state and the step in backward are not in it: they have tests of their own
+([techniques.md](techniques.md)).
 
 {architectures} architectures × {columns} columns ({techniques} techniques and their pairs) × {modes} ways
 to train. In each cell a model is trained for {steps} optimizer steps with AdamW, once plain and once with

@@ -6,7 +6,7 @@
 #
 # Builds the extension with meson into a folder of its own, stages the package beside it, runs the GPU tests (those
 # in C where cmocka is found) and then the benchmarks: the registry, every peer that is installed, the frontier,
-# the sweep, the most important first. Rows, logs and pictures go to DIR (default $OUT, else
+# the sweep, the most important first. Rows, logs and pictures go to DIR (default
 # bench/results/gpu-<date>), and rows are flushed as they come, so a run that is cut off leaves what it has done.
 # Without a card the tests are skipped, nothing is measured, and the exit status is 0.
 #
@@ -17,7 +17,7 @@ set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-python3}
 minutes=25
-out=${OUT:-}
+out=
 tests=yes
 usage() { sed -n '4,15s/^# \{0,1\}//p' "$0"; }
 while [ $# -gt 0 ]; do

@@ -102,8 +102,7 @@ class AttachError(MemScaleError):
 class PolicyFallbackNeeded(MemScaleError):  # noqa: N818 - the name is part of the contract
     """The learned policy cannot decide, and the rules must.
 
-    Raised and caught inside the policy, for example when its artefact is missing, damaged or of another
-    version; the decision is then made by rules and marked `rule_fallback`. Users do not see it.
+    Raised by nothing in this version: it is reserved for the policy.
     """
 
 

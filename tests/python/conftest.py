@@ -26,6 +26,12 @@ torch.set_num_threads(1)  # the models are tiny: a second thread would only wait
 os.environ["OMP_NUM_THREADS"] = "1"  # in processes that tests start, too: tests run on every core already
 
 
+def pytest_collection_finish() -> None:
+    """Garbage collections look at what tests make, and not at all that has been imported."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def clean_state() -> Iterator[None]:
     """Every test finds PyTorch's switches, MemScale's logger and accelerate as a new process has them."""
@@ -43,8 +49,7 @@ def clean_state() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def few_objects() -> Iterator[None]:
-    """Garbage collections look at what the tests of a module make, and not at all that has been imported."""
+    """Garbage collections look at what the tests of a module make, and not at what others have left."""
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
