@@ -33,6 +33,7 @@ from memscale.core.wrapping import (
     begin_with,
     counted_in_8bit,
     give_back_of,
+    may_have_our_state,
     say_where_8bit_is,
 )
 from memscale.observability import logs
@@ -247,7 +248,8 @@ def predict(
 
     Args:
         model: the module. A wrapped one is looked at bare.
-        optimizer: makes the prediction count this optimizer's state; without it an AdamW is assumed.
+        optimizer: makes the prediction count this optimizer's state, in 8 bits where the configuration asks
+            for them; without it an AdamW is assumed.
         config: the prediction is that of its plan, under its budget; None for the defaults (85 % of the
             device's memory). What the step takes without a plan is `prediction.plain`.
         sample_input: one training batch, as for `wrap`, but required. Tensors on "meta" will do, and a
@@ -271,8 +273,8 @@ def predict(
     require_sample(sample_input, "predict")
     hardware = resolve_device(device, module)
     step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)
-    here = optimizer if hardware.device_kind == "cpu" else None  # cards have no kernels for our state
-    around = functools.partial(counted_in_8bit, settings, here)
+    taken = optimizer if may_have_our_state(hardware) else None
+    around = functools.partial(counted_in_8bit, settings, taken)
     return predict_step(module, settings, sample_input, step, hardware, around)
 
 
@@ -294,7 +296,7 @@ def estimate_savings(
 
     Args:
         model: as for `predict`, like the next four.
-        optimizer: of both runs. On the CPU, state in 8 bits that the configuration asks for is the plan's.
+        optimizer: of both runs. State in 8 bits that the configuration asks for is the plan's.
         config: whose plan is compared with no plan.
         sample_input: one training batch, required.
         device: what it runs on.
@@ -324,7 +326,7 @@ def estimate_savings(
         return predict_step(module, settings, sample_input, step, other)
 
     plain = planned = on(hardware, settings)
-    if settings.use_8bit_optimizer and trained is not None and hardware.device_kind == "cpu":
+    if settings.use_8bit_optimizer and trained is not None and may_have_our_state(hardware):
         around = functools.partial(counted_in_8bit, settings, trained)
         planned = predict_step(module, settings, sample_input, step, hardware, around)
     return savings_of(Asked(hardware, settings, plain, planned, on), terms)

@@ -24,9 +24,10 @@ from memscale.core.arguments import optimizer_of
 from memscale.core.config import Config
 from memscale.core.eight_bit import OWN, is_8bit, with_8bit_state
 from memscale.core.executor import EXECUTOR, Executor
+from memscale.core.hardware import Hardware
 from memscale.core.profiler import normalize_sample
 from memscale.observability import logs
-from memscale.optim import convert_state, give_back, is_taken, take_over
+from memscale.optim import cards, convert_state, give_back, is_taken, take_over
 from memscale.optim.kinds import inner_of
 from memscale.optim.taken import is_held
 from memscale.techniques.loss_scale import LossScale
@@ -115,18 +116,24 @@ def begin_with(
 @contextmanager
 def counted_in_8bit(config: Config, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
     """For the time of a block, plans count an optimizer's state as `wrap` makes it. No bit of it changes."""
-    taken = (
-        optimizer is not None
-        and config.use_8bit_optimizer
-        and config.eight_bit_backend in ("auto", OWN)
-        and not is_held(optimizer)
-        and not take_over(optimizer, convert=False)
-    )
-    try:
-        yield
-    finally:
-        if taken and optimizer is not None:
-            give_back(optimizer)
+    with cards.foretold():
+        taken = (
+            optimizer is not None
+            and config.use_8bit_optimizer
+            and config.eight_bit_backend in ("auto", OWN)
+            and not is_held(optimizer)
+            and not take_over(optimizer, convert=False)
+        )
+        try:
+            yield
+        finally:
+            if taken and optimizer is not None:
+                give_back(optimizer)
+
+
+def may_have_our_state(hardware: Hardware) -> bool:
+    """Whether an optimizer may have our state on a device, as far as is known without asking a card."""
+    return hardware.device_kind == "cpu" or not cards.has_refused()
 
 
 def give_back_of(model: nn.Module, unless: torch.optim.Optimizer | None = None) -> None:

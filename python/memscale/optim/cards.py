@@ -18,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -36,12 +37,34 @@ _opened: dict[int, _core.Card | str] = {}
 
 def why_not(device: torch.device) -> str:
     """Why the core does not work on arrays of a device; "" if it does. Compiles at the first question."""
-    if device.type == "cpu":
+    if device.type == "cpu" or (device.type == "meta" and _foretold.on):
         return ""
     found = _opened.get(device.index) if device.type == "cuda" else _refused(device)
     if found is None:
         found = _open(device)
     return found if isinstance(found, str) else ""
+
+
+class _Foretold(threading.local):
+    on = False
+
+
+_foretold = _Foretold()
+
+
+@contextmanager
+def foretold() -> Iterator[None]:
+    """Inside the block parameters without data count as they will where they have some."""
+    before, _foretold.on = _foretold.on, True
+    try:
+        yield
+    finally:
+        _foretold.on = before
+
+
+def has_refused() -> bool:
+    """Whether a card of this process is known to have no kernels. Asks none."""
+    return any(isinstance(found, str) for found in _opened.values())
 
 
 def worker(device: torch.device) -> _core.Optim:

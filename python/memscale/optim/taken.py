@@ -273,7 +273,7 @@ def share_memory(parameters: list[Tensor]) -> bool:
     spans = sorted(
         (value.get_device(), value.data_ptr(), value.data_ptr() + value.numel() * value.element_size())
         for value in parameters  # one that is there twice, too: two threads would step it at once
-        if not parameter_refusal(value)
+        if not (parameter_refusal(value) or value.is_meta)  # which has no memory
     )
     return any(before[0] == after[0] and before[2] > after[1] for before, after in itertools.pairwise(spans))
 
