@@ -243,8 +243,9 @@ def predict(
 
     The step is traced on tensors without data. The model may lie on any device, also on "meta" or made of
     fake tensors, so that one larger than this machine can be predicted; it is left as it was. One on "meta"
-    or the CPU touches no card; of one on a card, small integer tensors are computed there. A model on the
-    CPU whose way is decided by computed values is run for a real step instead (`method` is "empirical").
+    or the CPU touches no card; of one on a card, small integer tensors are computed there, and kernels for
+    8-bit state compiled, where that is asked for. A model on the CPU whose way is decided by computed values
+    is run for a real step instead (`method` is "empirical").
 
     Args:
         model: the module. A wrapped one is looked at bare.

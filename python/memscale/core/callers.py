@@ -7,6 +7,7 @@ in another thread meanwhile waits for the end of that; and nothing is planned wh
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ class Callers:
     """Who runs a model."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        # Taken by `with` as it is: no signal's exception comes between the block and the release.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._inside: dict[int, int] = {}  # thread → forwards of it, one in another
         self._planner = 0
         self._depth = 0  # plans of this thread, one in another
@@ -29,14 +32,14 @@ class Callers:
     def inside(self) -> Iterator[None]:
         """A forward of this thread. Waits while another thread plans."""
         me = threading.get_ident()
-        with self._changed:
-            while self._planner not in (0, me) and not _works_for_another():
+        with self._lock:
+            while self._is_planned_by_another(me) and not _works_for_another():
                 self._changed.wait()
             self._inside[me] = self._inside.get(me, 0) + 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._inside[me] -= 1
                 if not self._inside[me]:
                     del self._inside[me]
@@ -52,25 +55,33 @@ class Callers:
             Whether nobody else is inside. If not, the model must stay as it is.
         """
         me = threading.get_ident()
-        with self._changed:
-            while me not in self._inside and (self._planner not in (0, me) or self._are_others(me)):
+        with self._lock:
+            while me not in self._inside and (self._is_planned_by_another(me) or self._are_others(me)):
                 self._changed.wait()
-            alone = self._planner in (0, me) and not self._are_others(me)
+            alone = not (self._is_planned_by_another(me) or self._are_others(me))
             if alone:
+                self._depth = self._depth + 1 if self._planner == me else 1
                 self._planner = me
-                self._depth += 1
         try:
             yield alone
         finally:
             if alone:
-                with self._changed:
+                with self._lock:
                     self._depth -= 1
                     if not self._depth:
                         self._planner = 0
                         self._changed.notify_all()
 
+    def _is_planned_by_another(self, me: int) -> bool:
+        return self._planner not in (0, me) and _is_there(self._planner)
+
     def _are_others(self, me: int) -> bool:
-        return bool(self._inside.keys() - {me})
+        return any(thread != me and _is_there(thread) for thread in self._inside)
+
+
+def _is_there(thread: int) -> bool:
+    """Whether a thread is in this process: what has been forked has one, whoever was inside before."""
+    return thread in sys._current_frames()
 
 
 def _works_for_another() -> bool:

@@ -16,6 +16,7 @@ are kept by what they were made for.
 from __future__ import annotations
 
 import textwrap
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -64,6 +65,11 @@ _MOST_PLANS = 32
 _CARRIED_BYTES = 64 * 1024
 """A loss that the loop still names is not worth a new plan: smaller outputs are within the reserve."""
 
+_NOT_ALONE = (
+    "another thread is in the middle of a step of this model, or holds an output of it whose backward has "
+    "not run: the model cannot be looked at without its plan now"
+)
+
 
 class Executor(Ours):
     """The life of one wrapped model.
@@ -95,7 +101,7 @@ class Executor(Ours):
         self._signature: StepSignature | None = None
         self._values = PlainValues()
         self._known: dict[StepSignature, Planned] = {}
-        self._outputs: list[weakref.ref[Any]] = []
+        self._outputs: list[tuple[int, weakref.ref[Any]]] = []  # with the thread that has run the forward
         self.open = OpenGraphs()
         self.callers = Callers()
         self._has_warned_of_open = self._has_told_of_lent_weights = self._has_told_of_threads = False
@@ -214,13 +220,20 @@ class Executor(Ours):
 
     @contextmanager
     def bare(self, keep: Collection[str] = ()) -> Iterator[None]:
-        """Runs the block on the model without techniques, as `InForce.bare`, and stands aside meanwhile."""
-        with self.callers.planning(), self.in_force.bare(keep):
-            idle, self.idle = self.idle, True
-            try:
-                yield
-            finally:
-                self.idle = idle
+        """Runs the block on the model without techniques, as `InForce.bare`, and stands aside meanwhile.
+
+        Raises:
+            RuntimeError: another thread needs them. The model is as it was.
+        """
+        with self.callers.planning() as alone:
+            if not alone or self.open.are_of_others:
+                raise RuntimeError(_NOT_ALONE)
+            with self.in_force.bare(keep):
+                idle, self.idle = self.idle, True
+                try:
+                    yield
+                finally:
+                    self.idle = idle
 
     # ---- what the model and the optimizer are about to do ----------------------------------------
 
@@ -256,7 +269,7 @@ class Executor(Ours):
         began = time.perf_counter()
         try:
             with self.callers.planning() as alone:
-                if not alone or (self.open.are_of_others and self.planned is not None):
+                if not alone or self.open.are_of_others:
                     self._tell_of_threads()
                     return
                 self._plan_for(args, kwargs, facts)
@@ -279,9 +292,9 @@ class Executor(Ours):
 
     def after_forward(self, output: Any) -> None:
         """Remembers the output, to see before the next forward whether it is still held."""
-        if not self.open.waiting:
-            self._outputs = []
-        self._outputs += [weakref.ref(storage) for storage in output_storages(output)]
+        me, goes_on = threading.get_ident(), bool(self.open.waiting)
+        kept = [item for item in self._outputs if (item[0] != me or goes_on) and item[1]() is not None]
+        self._outputs = [*kept, *((me, weakref.ref(storage)) for storage in output_storages(output))]
         self.open.add(output)
         self.in_force.has_run(output)
         if self.in_force.offload is not None:
@@ -302,7 +315,9 @@ class Executor(Ours):
             self._has_told_of_threads = True
             what = "runs unchanged" if self.planned is None else "keeps its present plan"
             logs.LOGGER.warning(
-                "cannot plan this step while another thread is in the middle of one: the model %s", what
+                "cannot plan this step while another thread is in the middle of one, or holds an output "
+                "whose backward has not run: the model %s",
+                what,
             )
 
     def _warn_of_open_graphs(self) -> None:
@@ -320,8 +335,9 @@ class Executor(Ours):
     def _facts(self, training: bool | None = None) -> StepFacts:
         optimizers = self._optimizers.all
         # Those of forwards that wait are outputs of this step, and traced with it.
-        outputs = () if self.open.waiting else self._outputs
-        alive = [storage.nbytes() for storage in (ref() for ref in outputs) if storage is not None]
+        mine = threading.get_ident() if not self.open.waiting else None
+        outputs = (ref() for thread, ref in self._outputs if thread == mine)
+        alive = [storage.nbytes() for storage in outputs if storage is not None]
         return StepFacts(
             optimizer=optimizers[0] if optimizers else None,
             others=optimizers[1:],

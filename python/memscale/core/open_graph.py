@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether graphs of a loop's forwards still wait for their backward, told without holding them.
+"""Whether graphs of a loop's forwards still wait for their backward, or have one, told without holding them.
 
 a = model(x)      none waits     count 0
 b = model(y)      that of a      count 1: this step has two forwards, and so will later ones
-loss(a, b).backward()
+loss(a, b).backward()            both are passed through, until it ends
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import threading
 import weakref
 from typing import Any, Final
 
+import torch
+
 from memscale.core.leaves import tensors_of
 
 
 class _Life:
     """Lives as long as a node of autograd's graph, in the node's own dictionary."""
 
-    __slots__ = ("__weakref__", "has_run")
+    __slots__ = ("__weakref__", "has_run", "runner")
 
     def __init__(self) -> None:
         self.has_run = False
+        self.runner = 0  # the thread whose backward passes now
 
 
 _KEY = "memscale_life"
+_NO_BACKWARD: Final = -1
 
 _COUNTS: Final = (1, 2, 3, 4, 8)
 """Forwards before one backward that plans are made for: each of them is traced. More are not counted."""
@@ -47,43 +51,77 @@ class OpenGraph:
         for node in nodes - {None}:
             life = _Life()
             node.metadata[_KEY] = life  # the C++ node's: objects of Python that stand for it come and go
-            node.register_hook(_RanOnce(life))
+            node.register_prehook(_Begins(life))
             self._lives.append(weakref.ref(life))
 
     @property
     def waits(self) -> bool:
         """It is there, and no backward has gone through any of it."""
-        lives = [life for life in (ref() for ref in self._lives) if life is not None]
+        lives = self._alive()
         return bool(lives) and not any(life.has_run for life in lives)
+
+    @property
+    def is_open(self) -> bool:
+        """It waits, or a backward goes through it."""
+        return self.waits or any(life.runner for life in self._alive())
+
+    def is_open_elsewhere(self, me: int) -> bool:
+        """Whether a thread that is not this one has a backward to run through it, or runs it."""
+        runners = {life.runner for life in self._alive()} - {0}
+        return bool(runners - {me}) or (self.waits and self.thread != me)
+
+    def has_ended(self) -> None:
+        """No backward goes through it, whatever became of the one that did."""
+        for life in self._alive():
+            life.runner = 0
+
+    def _alive(self) -> list[_Life]:
+        return [life for life in (ref() for ref in self._lives) if life is not None]
 
 
 class OpenGraphs:
     """Those of a loop's forwards; each thread that runs the model has a loop of its own.
 
     Attributes:
-        waiting: how many of this thread's waited when the latest forward was about to run.
-        are_of_others: some of another thread's did.
         most: forwards that were seen before one backward.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._graphs: list[OpenGraph] = []
-        self.waiting = 0
-        self.are_of_others = False
+        self._waiting: dict[int, int] = {}
         self.most = 1
+
+    @property
+    def waiting(self) -> int:
+        """How many of this thread's waited when its latest forward was about to run."""
+        return self._waiting.get(threading.get_ident(), 0)
+
+    @property
+    def are_of_others(self) -> bool:
+        """Whether another thread is between a forward and the end of its backward, now."""
+        me = threading.get_ident()
+        with self._lock:
+            return any(graph.is_open_elsewhere(me) for graph in self._graphs)
 
     def look(self) -> None:
         """Counts: a forward is about to run."""
-        self._graphs = [graph for graph in self._graphs if graph.waits]
         me = threading.get_ident()
-        self.waiting = sum(graph.thread == me for graph in self._graphs)
-        self.are_of_others = self.waiting < len(self._graphs)
-        self.most = max(self.most, self.waiting + 1)
+        begins = torch._C._current_graph_task_id() == _NO_BACKWARD  # no second run within a backward
+        with self._lock:
+            mine = [graph for graph in self._graphs if graph.thread == me]
+            for graph in mine if begins else ():
+                graph.has_ended()  # one that has failed does not say so
+            self._graphs = [graph for graph in self._graphs if graph.is_open]
+            self._waiting[me] = sum(graph.waits for graph in mine)
+            self.most = max(self.most, self._waiting[me] + 1)
 
     def add(self, output: Any) -> None:
         """A forward has run."""
-        if len(self._graphs) <= _COUNTS[-1]:
-            self._graphs.append(OpenGraph(output))
+        me = threading.get_ident()
+        with self._lock:
+            if sum(graph.thread == me for graph in self._graphs) <= _COUNTS[-1]:
+                self._graphs.append(OpenGraph(output))
 
     @property
     def planned(self) -> int:
@@ -96,8 +134,8 @@ class OpenGraphs:
         return self.most > self.planned
 
 
-class _RanOnce:
-    """A hook of a node that notes that a backward has passed. It must not hold what the node holds."""
+class _Begins:
+    """A hook of a node that notes a backward from here to its end. It must not hold what the node holds."""
 
     __slots__ = ("_life",)
 
@@ -106,5 +144,14 @@ class _RanOnce:
 
     def __call__(self, *gradients: Any) -> None:
         life = self._life()
+        if life is None:
+            return
+        life.has_run = True
+        if torch._C._current_graph_task_id() != _NO_BACKWARD:
+            life.runner = threading.get_ident()
+            torch.autograd.Variable._execution_engine.queue_callback(self._ends)
+
+    def _ends(self) -> None:
+        life = self._life()
         if life is not None:
-            life.has_run = True
+            life.runner = 0

@@ -9,14 +9,20 @@ another `step`. An optimizer that has our state is taken over likewise: its byte
 `optimizer.state[parameter]` has what is small, step counters among it, and a record of where the rest is.
 `state_dict` has everything, in tensors over files (`mapped`). So have `copy.deepcopy` and `pickle`; copies
 are optimizers as they were before.
+
+Checkpoints are written beside training: whoever saves has the state to itself, and so has a step from its
+first group to its last; the others wait (`Shelf.held`). What is saved is another state, which only the thread
+sees that saves.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -32,11 +38,23 @@ from memscale.optim.kinds import inner_of
 from memscale.optim.mapped import Empty, mapped_in
 from memscale.optim.master_rests import wait_elsewhere
 from memscale.optim.pieces import AWAY, PIECE_ELEMENTS
-from memscale.optim.shelf import Shelf
-from memscale.optim.taken import _can_rewrap, _rewrap, is_taken
+from memscale.optim.shelf import MOVE, SAVE, STEP, Shelf
+from memscale.optim.taken import _around_step, _can_rewrap, _rewrap, is_taken
 from memscale.optim.uninterrupted import uninterrupted
 
 _shelves: weakref.WeakKeyDictionary[torch.optim.Optimizer, Shelf] = weakref.WeakKeyDictionary()
+_led: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+"""Optimizers that had a scheduler's wrapper: their `step` on the object now, and before."""
+
+
+class _Seen(threading.local):
+    """What this thread sees in place of an optimizer's state, by the optimizer's id."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, defaultdict[Any, Any]] = {}
+
+
+_seen = _Seen()
 
 # ---- the classes -------------------------------------------------------------------------------------
 
@@ -45,6 +63,16 @@ class _Away(torch.optim.Optimizer):
     """What an optimizer has more while its state is away."""
 
     _memscale_away_base: ClassVar[type[torch.optim.Optimizer]]
+
+    @property
+    def state(self) -> defaultdict[Any, Any]:
+        """As the attribute; while this thread saves it, what is saved."""
+        seen = _seen.states.get(id(self))
+        return self.__dict__["state"] if seen is None else seen
+
+    @state.setter
+    def state(self, value: defaultdict[Any, Any]) -> None:
+        self.__dict__["state"] = value
 
     def _memscale_empty(self) -> Empty:
         """Makes tensors for a state dict, beside the state: of a card's, on the host."""
@@ -57,7 +85,11 @@ class _Away(torch.optim.Optimizer):
         """All of the state: a copy, which later steps leave as it is, in files rather than in memory.
 
         Of parameters on a card it lies in host memory, unless a file was asked for; loading takes it from
-        there.
+        there. Hooks find the copy in `optimizer.state`, too.
+
+        Raises:
+            OSError: there is no room for it, or a piece could not be read.
+            RuntimeError: a step has ended in the middle; or one runs in this thread, and was interrupted.
         """
         with _with_state(self, copied):
             return super().state_dict()
@@ -88,7 +120,15 @@ class _AwayGroups(_Away):
     """Of an optimizer whose step asks `_init_group`."""
 
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
-        return super()._init_group({**group, "params": step_away(self, group)}, *lists)  # type: ignore[misc]
+        shelf = _shelves[self]
+        shelf.begin_step()
+        with shelf.held(STEP):  # all that is held if the step of the class was called, and not this one's
+            left = step_away(self, group)
+            return super()._init_group({**group, "params": left}, *lists)  # type: ignore[misc]
+
+    def _optimizer_step_code(self) -> None:  # PyTorch calls it between the step and hooks after it
+        _shelves[self].end_step()
+        super()._optimizer_step_code()
 
 
 class _AwayStep(_Away):
@@ -97,12 +137,20 @@ class _AwayStep(_Away):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step."""
+        shelf = _shelves[self]
 
         def step_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            shelf.begin_step()
             with uninterrupted():
                 return [{**group, "params": step_away(self, group)} for group in groups]
 
-        return step_around(self, self._memscale_away_base, closure, step_groups)
+        with shelf.whole_step():
+            return step_around(self, self._memscale_away_base, closure, step_groups)
+
+
+def held_for_step(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+    """What a step holds of an optimizer's state, for one that is made of several calls."""
+    return _shelves[optimizer].held(STEP)
 
 
 def step_away(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[Tensor]:
@@ -110,10 +158,11 @@ def step_away(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[T
 
     Raises:
         OSError, RuntimeError: as `away_step.step_group`.
+        RuntimeError: this thread is saving the state.
     """
     assert isinstance(optimizer, _Away)
     shelf = _shelves[optimizer]
-    with shelf.lock, uninterrupted():  # between two pieces Ctrl-C would leave half a step
+    with shelf.held(STEP), uninterrupted():  # between two pieces Ctrl-C would leave half a step
         return step_group(optimizer, optimizer._memscale_away_base, group, shelf)
 
 
@@ -126,8 +175,22 @@ def _class_for(base: type[torch.optim.Optimizer], own: type[_Away]) -> type[_Awa
     if own is _AwayStep:
         more["step"] = torch.optim.Optimizer.profile_hook_step(_AwayStep.step)
         more["step"].hooked = True
+    else:
+        more["step"] = _in_one(base)
     about = {"__module__": __name__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     return type(base.__name__, (own, base), {**about, **more})
+
+
+def _in_one(base: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """The step of a class that asks `_init_group`, as one that others wait for."""
+
+    @functools.wraps(base.step)
+    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        shelf = _shelves.get(self)  # None: somebody has kept this step, and the state is back
+        with nullcontext() if shelf is None else shelf.whole_step():
+            return base.step(self, *args, **kwargs)
+
+    return step
 
 
 def _anew(base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -137,18 +200,20 @@ def _anew(base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 
 @contextmanager
 def _with_state(optimizer: _Away, form: Callable[[dict[str, Any], Empty], dict[str, Any]]) -> Iterator[None]:
-    """All state in another form for the time of a block; the blocks stay, so nothing is written again.
-
-    A step in another thread waits: checkpoints are written beside training.
-    """
-    with _shelves[optimizer].lock:
-        before, make = dict(optimizer.state), optimizer._memscale_empty()
+    """This thread sees all state in another form for the time of a block. The state stays as it is."""
+    with _shelves[optimizer].held(SAVE):
+        made, make = defaultdict[Any, Any](dict), optimizer._memscale_empty()
+        for key, entry in dict(optimizer.state).items():
+            made[key] = form(entry, make) if isinstance(entry, dict) else entry
+        states, before = _seen.states, _seen.states.get(id(optimizer))
+        states[id(optimizer)] = made
         try:
-            for key, entry in before.items():
-                optimizer.state[key] = form(entry, make) if isinstance(entry, dict) else entry
             yield
         finally:
-            optimizer.state.update(before)
+            if before is None:
+                del states[id(optimizer)]
+            else:
+                states[id(optimizer)] = before
 
 
 def _whole(entry: dict[str, Any], make: Empty) -> dict[str, Any]:
@@ -256,9 +321,9 @@ def send(
     base = type(optimizer)
     offload.engine.step()  # opens it
     shelf = Shelf(offload, piece_elements, frozenset(map(id, spared)))
-    optimizer.__class__ = _class_for(base, _form_of(base))
-    _rewrap(optimizer)
     _shelves[optimizer] = shelf
+    optimizer.__class__ = _class_for(base, _form_of(base))
+    _lead_step(optimizer)
     try:
         wait_elsewhere(optimizer)
     except OSError as error:
@@ -276,11 +341,13 @@ def spare(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> Non
 
     Raises:
         OSError: a piece could not be read. What was not read is away still.
+        RuntimeError: a step ended in the middle; or one, or a save, runs in this thread.
     """
     optimizer = inner_of(optimizer)
     shelf = _shelves[optimizer]
-    shelf.spared = frozenset(map(id, parameters))
-    move(optimizer, shelf)
+    with shelf.held(MOVE):
+        shelf.spared = frozenset(map(id, parameters))
+        move(optimizer, shelf)
 
 
 def take_back(optimizer: torch.optim.Optimizer) -> None:
@@ -288,11 +355,30 @@ def take_back(optimizer: torch.optim.Optimizer) -> None:
 
     Raises:
         OSError: a piece could not be read. What was not read is away still.
+        RuntimeError: a step ended in the middle; or one, or a save, runs in this thread.
     """
     optimizer = inner_of(optimizer)
     if not isinstance(optimizer, _Away):
         return
-    bring_back(optimizer)
-    optimizer.__class__ = optimizer._memscale_away_base  # type: ignore[assignment]
-    _rewrap(optimizer)
-    _shelves.pop(optimizer)
+    with _shelves[optimizer].held(MOVE):
+        bring_back(optimizer)
+        optimizer.__class__ = optimizer._memscale_away_base  # type: ignore[assignment]
+        _leave_step(optimizer)
+        _shelves.pop(optimizer)
+
+
+def _lead_step(optimizer: torch.optim.Optimizer) -> None:
+    """Leads a scheduler's wrapper, which holds the step that it found, to that of the class as it is now."""
+    wrapper = vars(optimizer).get("step")
+    if hasattr(wrapper, "_wrapped_by_lr_sched"):
+        _led[optimizer] = _around_step(optimizer, wrapper), wrapper
+        optimizer.step = _led[optimizer][0]  # type: ignore[method-assign]
+
+
+def _leave_step(optimizer: torch.optim.Optimizer) -> None:
+    """Undoes `_lead_step`. A wrapper that has come since is led from the step that is no more."""
+    step, before = _led.pop(optimizer, (None, None))
+    if step is not None and vars(optimizer).get("step") is step:
+        optimizer.step = before  # type: ignore[method-assign]
+    else:
+        _rewrap(optimizer)

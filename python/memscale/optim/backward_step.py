@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -32,7 +32,7 @@ from torch._guards import detect_fake_mode
 from memscale.core.leaves import tensors_of
 from memscale.optim import master_rests, scaled_losses
 from memscale.optim.alone import Alone, group_is_on_card, is_usual_on_card
-from memscale.optim.away import is_away, step_away
+from memscale.optim.away import held_for_step, is_away, step_away
 from memscale.optim.spent import SpentGradient
 from memscale.optim.step_queue import StepQueue
 from memscale.optim.steps import CoreStep, Hand, step_group
@@ -58,13 +58,15 @@ def step_one(optimizer: Any, group: dict[str, Any], parameter: Tensor, hand: Han
         Exception: whatever the optimizer's own step raises; OSError, where its state is away.
     """
     left, one = [parameter], {**group, "params": [parameter]}
-    if is_away(optimizer):
-        left = step_away(optimizer, one)
-    if left and is_taken(optimizer):
-        master_rests.prepare(optimizer, one)
-        left = step_group(optimizer, one, hand)
-    for value in left:
-        Alone(optimizer, base_of(optimizer), group).step_in(value, optimizer.state)
+    away = is_away(optimizer)
+    with held_for_step(optimizer) if away else nullcontext():  # who saves finds this parameter's state whole
+        if away:
+            left = step_away(optimizer, one)
+        if left and is_taken(optimizer):
+            master_rests.prepare(optimizer, one)
+            left = step_group(optimizer, one, hand)
+        for value in left:
+            Alone(optimizer, base_of(optimizer), group).step_in(value, optimizer.state)
 
 
 class BackwardStep:
@@ -152,12 +154,12 @@ class BackwardStep:
             node.register_prehook(WeakCall(self.begins))
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A step begins; if it is the optimizer's own, it finds no gradients of what has been stepped.
+        """The optimizer's own step begins: it finds no gradients of what has been stepped.
 
         Raises:
             RuntimeError: the promise has been broken. The record is empty then, and training may go on.
         """
-        if optimizer is not self._optimizer() or detect_fake_mode() is not None:
+        if detect_fake_mode() is not None:
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:

@@ -20,7 +20,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from contextlib import ExitStack, contextmanager
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ from memscale.optim.pieces import PIECE_ELEMENTS, Away, Layout
 from memscale.weights.places import device_of_use
 
 _LOGGER = logging.getLogger("memscale")
+
+STEP: Final = "a step"
+SAVE: Final = "state_dict() or a copy"
+MOVE: Final = "a move of its state"
+"""What has an optimizer's state to itself, as errors say it."""
 
 
 class Job(NamedTuple):
@@ -58,9 +64,6 @@ class Shelf:
         offload: opens it.
         piece_elements: as `PIECE_ELEMENTS`.
         spared: ids of the optimizer's parameters whose pieces stay in memory.
-
-    Attributes:
-        lock: held while the state is stepped, or is there in another form.
     """
 
     def __init__(
@@ -72,13 +75,67 @@ class Shelf:
         self.offload = offload
         self.piece_elements = piece_elements
         self.spared = spared
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
+        self._at = ""  # what the thread does that has the lock
+        self._here = threading.local()
         self._said = False
 
     @property
     def device(self) -> torch.device:
         """Whose parameters' state lies here."""
         return self.offload.settings.device
+
+    @contextmanager
+    def held(self, what: str) -> Iterator[None]:
+        """The optimizer's state is this thread's for a block; others wait. May be nested for the same thing.
+
+        Args:
+            what: is done: `STEP`, `SAVE` or `MOVE`.
+
+        Raises:
+            RuntimeError: this thread is in the middle of another: a signal's handler has come into it, and
+                what it would find is half done.
+        """
+        with self._lock:
+            before = self._at
+            if before not in ("", what):
+                raise RuntimeError(
+                    f"{what} was asked for in the middle of {before} of the same optimizer, in the same "
+                    "thread: a signal's handler should set a flag, for the loop to do this between steps. "
+                    "Nothing is lost, unless this error is not caught and ends what it has come into"
+                )
+            self._at = what
+            try:
+                yield
+            finally:
+                self._at = before
+
+    @contextmanager
+    def whole_step(self) -> Iterator[None]:
+        """A step of the optimizer: what `begin_step` takes in the block is given back, whatever happens."""
+        before = getattr(self._here, "step", None)
+        with ExitStack() as step:
+            self._here.step = step
+            try:
+                yield
+            finally:
+                self._here.step = before
+
+    def begin_step(self) -> None:
+        """The first group's turn has come, or the next one's: the state is held to the end of the last.
+
+        Not from the beginning of the step: its closure and hooks may save, or wait for a thread that does.
+        Outside of `whole_step` this does nothing.
+        """
+        step = getattr(self._here, "step", None)
+        if step is not None:
+            step.enter_context(self.held(STEP))
+
+    def end_step(self) -> None:
+        """The last group has been stepped."""
+        step = getattr(self._here, "step", None)
+        if step is not None:
+            step.close()
 
     def place_for(self, parameter: Tensor, layout: Layout) -> Away:
         """Where the state of a parameter is to be; it is not there yet."""

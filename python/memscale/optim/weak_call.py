@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 
@@ -20,7 +20,19 @@ class WeakCall:
         self._method = weakref.WeakMethod(method)
         self._first = first
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether its object has gone."""
+        return self._method() is None
+
     def __call__(self, *arguments: Any) -> Any:
         """What the method returns; None once its object has gone."""
         method = self._method()
         return None if method is None else method(*self._first, *arguments)
+
+
+def remove_dead(hooks: MutableMapping[int, Any]) -> None:
+    """Takes hooks out of PyTorch's dictionary whose objects have gone."""
+    for key, hook in list(hooks.items()):
+        if isinstance(hook, WeakCall) and hook.is_dead:
+            del hooks[key]

@@ -8,6 +8,16 @@
 What can be put back is put back: generators, buffers, training flags, `requires_grad`, autocast, parameters
 bound anew. What cannot be put back (contents of weights and of tensors from outside) must not have changed,
 which is checked.
+
+What is put back lies in the modules' registries, where other threads look, too. So whoever exchanges
+something there (here, and tiles, which run on stand-ins for parameters) holds the lock of the model for as
+long, and whoever writes down what is there holds it meanwhile:
+
+    thread A   tile    lock │ stand-ins in … parameters back │ free
+    thread B   second run     waits ………………………………………………………│ lock │ what differs in … and out │ free
+
+Where nothing differs nothing is exchanged, and nobody waits: a second run inside of a tile's backward, which
+may be in another of autograd's threads, finds the stand-ins that it has written down.
 """
 
 from __future__ import annotations
@@ -16,8 +26,8 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -113,7 +123,6 @@ class State:
         "cuda_rng",
         "flags",
         "foreign",
-        "locks",
         "path",
         "python_rng",
         "tensors",
@@ -125,7 +134,6 @@ class State:
         self.cpu_rng: Tensor | None = None
         self.cuda_rng: dict[int, Tensor] = {}
         self.python_rng: Any = None
-        self.locks: list[Any] = []
         self.path = ""
         self.flags: list[tuple[nn.Module, bool]] = []
         self.foreign: list[tuple[Tensor, Stamp]] = []
@@ -145,12 +153,9 @@ class State:
         state.path = body.path
         alive = [ref() for ref in body.foreign]
         state.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
-        for module in _all_below(modules):
-            state.flags.append((module, module.training))
-            for registry in (module._parameters, module._buffers):
-                for name, value in registry.items():
-                    if value is not None:
-                        state.tensors.append((registry, name, value, _stamp(value), value.requires_grad))
+        parts = list(all_below(modules))
+        with lock_of([*parts, *(owner for owner, _ in body.buffers)]):
+            state._note_modules(parts, body.buffers)
         state.autocast = [_autocast_state(kind) for kind in body.device_kinds]
         state.cpu_rng = torch.get_rng_state()
         if "cuda" in body.device_kinds:
@@ -158,13 +163,21 @@ class State:
             state.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
         if body.python_random:
             state.python_rng = _python_rng()
-        state.locks = _locks_of(module for module, _ in body.buffers)
+        return state
+
+    def _note_modules(self, parts: Sequence[nn.Module], changing: Sequence[BufferRef]) -> None:
+        """What is in the modules; of buffers that the call changes, copies."""
+        for module in parts:
+            self.flags.append((module, module.training))
+            for registry in (module._parameters, module._buffers):
+                for name, value in registry.items():
+                    if value is not None:
+                        self.tensors.append((registry, name, value, _stamp(value), value.requires_grad))
         with torch.no_grad():
-            for module, name in body.buffers:
+            for module, name in changing:
                 value = module._buffers[name]
                 if value is not None:
-                    state.buffers.append((module, name, value.clone()))
-        return state
+                    self.buffers.append((module, name, value.clone()))
 
     def forget_unused_rng(self) -> None:
         """After the call: a generator that did not move need not be replayed."""
@@ -179,9 +192,8 @@ class State:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Puts the state back for the second run, and the present one back afterwards."""
-        with ExitStack() as stack:
-            for lock in self.locks:
-                stack.enter_context(lock)
+        exchanges = self._has_gone()
+        with self._lock() if exchanges else nullcontext(), ExitStack() as stack:
             for kind, dtype, enabled, cached in self.autocast:
                 if enabled or _autocast_state(kind)[2]:
                     stack.enter_context(
@@ -196,46 +208,111 @@ class State:
             if self.python_rng is not None:
                 stack.callback(_set_python_rng, _python_rng())
                 _set_python_rng(self.python_rng)
-            self._restore_modules(stack)
-            for module, name, before in self.buffers:
-                stack.callback(module._buffers.__setitem__, name, module._buffers[name])
-                # A copy of the copy: a second backward (retain_graph) starts from the same value again.
-                module._buffers[name] = before.clone()
+            self._check_contents()
+            if exchanges:
+                self._restore_modules(stack)
             yield
+
+    def _has_gone(self) -> bool:
+        """Whether modules have anything else now than what was written down.
+
+        Who does not hold the lock may see another thread's for a moment, and then looks again with the lock.
+        """
+        if self.buffers or any(module.training != training for module, training in self.flags):
+            return True
+        return any(
+            _bound(registry, name) is not tensor or (tensor.requires_grad != before and tensor.is_leaf)
+            for registry, name, tensor, _, before in self.tensors
+        )
+
+    def _lock(self) -> AbstractContextManager[Any]:
+        owners = (module for module, *_ in self.buffers)
+        return lock_of([*(module for module, _ in self.flags), *owners])
+
+    def _check_contents(self) -> None:
+        """A weight that plain autograd need not have saved is read again here, so it must be the same."""
+        for tensor, stamp in self.foreign:
+            _check_stamp(tensor, stamp, self.path)
+        changed = self._changed_places()
+        for registry, name, tensor, stamp, _ in self.tensors:
+            if (id(registry), name) not in changed:
+                _check_stamp(tensor, stamp, self.path)
+
+    def _changed_places(self) -> set[tuple[int, str]]:
+        return {(id(module._buffers), name) for module, name, _ in self.buffers}
 
     def _restore_modules(self, stack: ExitStack) -> None:
         """The same weights, flags and buffers as in the first run, whatever has been bound or set since."""
-        for tensor, stamp in self.foreign:
-            _check_stamp(tensor, stamp, self.path)
-        changed = {(id(module._buffers), name) for module, name, _ in self.buffers}
         for module, training in self.flags:
             if module.training != training:
                 stack.callback(setattr, module, "training", module.training)
                 module.training = training
-        for registry, name, tensor, stamp, requires_grad in self.tensors:
+        changed = self._changed_places()
+        for registry, name, tensor, _, requires_grad in self.tensors:
             if (id(registry), name) in changed:
                 continue
-            # A weight that plain autograd need not have saved is read again here, so it must be the same.
-            _check_stamp(tensor, stamp, self.path)
-            # A scripted module's registry has no `get`.
-            present = registry[name] if name in registry else None  # noqa: SIM401
+            present = _bound(registry, name)
             if present is not tensor:
                 stack.callback(registry.__setitem__, name, present)
                 registry[name] = tensor
             if tensor.requires_grad != requires_grad and tensor.is_leaf:
                 stack.callback(tensor.requires_grad_, tensor.requires_grad)
                 tensor.requires_grad_(requires_grad)
+        for module, name, before in self.buffers:
+            stack.callback(module._buffers.__setitem__, name, module._buffers[name])
+            # A copy of the copy: a second backward (retain_graph) starts from the same value again.
+            module._buffers[name] = before.clone()
 
+
+def _bound(registry: dict[str, Any], name: str) -> Any:
+    # A scripted module's registry has no `get`.
+    return registry[name] if name in registry else None  # noqa: SIM401
+
+
+# ---- one thread at a time ----------------------------------------------------------------------------------
 
 _locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+"""Beside the modules, not on them: copies and files of a model know nothing of it."""
+
+_sharing = threading.RLock()
 
 
-def _locks_of(owners: Iterable[nn.Module]) -> list[Any]:
-    """What a second run holds that exchanges buffers: one in another thread would put its copies back.
+def lock_of(modules: Sequence[nn.Module]) -> AbstractContextManager[Any]:
+    """What is held while modules have something exchanged, and while what they have is written down.
 
-    In one order, and those of a module's parts are among its own, so nobody waits in a circle.
+    One for all of a wrapped model, and so for any of its parts. A module without one gets that of the first
+    of the others that has one. Two models that had one each, and then became parts of a third, keep theirs:
+    whoever needs both takes them in one order, and no part of what it runs needs another one.
+
+    Args:
+        modules: with all that is in them.
     """
-    return [_locks.setdefault(owner, threading.RLock()) for owner in sorted(set(owners), key=id)]
+    found: set[Any] = {_locks.get(module) for module in modules}
+    if None in found:
+        share_lock(modules)
+        found = {_locks[module] for module in modules}
+    if len(found) > 1:
+        return _held(sorted(found, key=id))
+    lock: AbstractContextManager[Any] = next(iter(found), nullcontext())
+    return lock
+
+
+def share_lock(modules: Sequence[nn.Module]) -> None:
+    """Modules of one model: those that have no lock yet get one for all."""
+    with _sharing:
+        known = filter(None, map(_locks.get, modules))
+        lock = next(known, None) or threading.RLock()
+        for module in modules:
+            _locks.setdefault(module, lock)
+
+
+@contextmanager
+def _held(locks: Sequence[Any]) -> Iterator[None]:
+    if not locks:
+        yield
+        return
+    with locks[0], _held(locks[1:]):
+        yield
 
 
 def _autocast_state(kind: str) -> tuple[str, torch.dtype, bool, bool]:
@@ -266,7 +343,7 @@ def _loaded_numpy() -> Any:
     return sys.modules.get("numpy")
 
 
-def _all_below(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
+def all_below(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
     """Modules and what they contain, each once."""
     seen: set[nn.Module] = set()
     for root in modules:
@@ -274,5 +351,5 @@ def _all_below(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
             yield module
 
 
-never_compiled(check_version, _stamp, _check_stamp, Body, State)
-never_compiled(_autocast_state, _python_rng, _set_python_rng, _same_python_rng, _loaded_numpy, _all_below)
+never_compiled(check_version, _stamp, _check_stamp, Body, State, lock_of, share_lock)
+never_compiled(_autocast_state, _python_rng, _set_python_rng, _same_python_rng, _loaded_numpy, all_below)

@@ -22,6 +22,7 @@ from torch import nn
 
 from memscale.errors import AttachError
 from memscale.techniques import plain_copies
+from memscale.techniques.checkpoint_state import share_lock
 from memscale.techniques.compiled import eager, follows_weak_references
 
 _COMPILER_FOLLOWS = follows_weak_references()
@@ -211,6 +212,7 @@ class ForwardSlot:
         Raises:
             AttachError: the module does not let its forward be replaced (a scripted one, for instance).
         """
+        share_lock(list(self.module.modules()))  # of the whole model, which gets the first stand-in
         above = self.above
         if above is not None:  # whose own slot keeps it out of copies
             above.call_instead(stand_in)

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memscale.techniques.checkpoint_state import lock_of
 from memscale.techniques.tiled_loss import autocast_as, autocast_now
 
 _STATE = (bool, int, float, str, type(None))
@@ -59,14 +61,19 @@ class HeadCall:
         self.autocast = autocast_now()
         self.tensors: list[tuple[dict[str, Any], str, Tensor, tuple[int, int]]] = []
         self.plain: list[tuple[dict[str, Any], str, Any]] = []
-        for part in module.modules():
+        self.parts = list(module.modules())
+        with lock_of(self.parts):
+            self._note_parts()
+        distinct = {id(tensor): tensor for _, _, tensor, _ in self.tensors}
+        self.params: Sequence[Tensor] = [tensor for tensor in distinct.values() if tensor.requires_grad]
+
+    def _note_parts(self) -> None:
+        for part in self.parts:
             for registry in (part._parameters, part._buffers):
                 place: dict[str, Any] = registry
                 self.tensors += [(place, name, t, _stamp(t)) for name, t in place.items() if t is not None]
             own = vars(part)
             self.plain += [(own, name, _copied(value)) for name, value in own.items() if _is_plain(value)]
-        distinct = {id(tensor): tensor for _, _, tensor, _ in self.tensors}
-        self.params: Sequence[Tensor] = [tensor for tensor in distinct.values() if tensor.requires_grad]
 
     def run(self, rows: Tensor, lent: Sequence[Tensor] = ()) -> Tensor:
         """Logits [..., classes] of rows [..., width].
@@ -78,8 +85,14 @@ class HeadCall:
         Raises:
             RuntimeError: a weight or buffer has been changed in place since the call.
         """
-        with self.restored(), self._lent(lent), autocast_as(self.autocast):
+        with self._as_it_was(lent), autocast_as(self.autocast):
             return self.original(rows)
+
+    @contextmanager
+    def _as_it_was(self, lent: Sequence[Tensor]) -> Iterator[None]:
+        exchanges = self._has_gone() or any(map(operator.is_not, self.params, lent))
+        with lock_of(self.parts) if exchanges else nullcontext(), self._restored(), self._lent(lent):
+            yield
 
     def lent(self) -> list[Tensor]:
         """`params`, for gradients that are computed inside: a caller's hook on one sees the sum, and once."""
@@ -107,8 +120,14 @@ class HeadCall:
                     "before that, or set enable_tiling=False"
                 )
 
+    def _has_gone(self) -> bool:
+        """Whether the head has anything else now than when it was called."""
+        return any(place.get(name) is not tensor for place, name, tensor, _ in self.tensors) or any(
+            place.get(name) != value for place, name, value in self.plain
+        )
+
     @contextmanager
-    def restored(self) -> Iterator[None]:
+    def _restored(self) -> Iterator[None]:
         """The head as it was."""
         self.check()
         undo: list[tuple[dict[str, Any], str, Any]] = []

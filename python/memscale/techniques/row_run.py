@@ -15,8 +15,6 @@ Nothing in a tile's graph leads back to the call. A cycle through autograd's nod
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from memscale.techniques.checkpoint_state import Body, State
+from memscale.techniques.checkpoint_state import Body, State, all_below, lock_of
 from memscale.techniques.row_dropout import Dropping
 from memscale.techniques.tile_parts import GradientSum, Saves, Sums, under_mode_as_before
 from memscale.techniques.tile_products import Hold, held_by, layers_of, summed_inside
@@ -105,7 +103,8 @@ class _Call:
         self.sums = Sums()
         self._note_parameters()
         self.weights = {id(alias) for alias in self.aliases}
-        self.layers = layers_of(module for module, _ in self.state.flags)
+        self.modules = [module for module, _ in self.state.flags]
+        self.layers = layers_of(self.modules)
 
     def _note_parameters(self) -> None:
         numbers: dict[int, int] = {}
@@ -290,7 +289,7 @@ class _Tiled(torch.autograd.Function):
         if grad is None:
             return (None, None, None, None, *(None for _ in call.parameters))
         x, *masks = held_by(ctx.held)
-        with torch.no_grad(), _lock_of(call.work):
+        with torch.no_grad(), lock_of(call.modules):
             results = call.backward(x, masks, grad.detach())
         if torch.is_grad_enabled():  # create_graph
             first = next(tensor for tensor in (grad, x, *call.parameters) if tensor.requires_grad)
@@ -331,16 +330,9 @@ def run_in_tiles(work: Work, x: Tensor, rows: int) -> Tensor | None:
     Raises:
         OtherDropoutError: by a dropout that is not called as it was when it was looked at.
     """
-    with _lock_of(work):
+    # No other thread may take the stand-ins for the parameters.
+    with lock_of(list(all_below(work.roots))):
         return _run_in_tiles(work, x, rows)
-
-
-_locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
-
-
-def _lock_of(work: Work) -> Any:
-    """Held while the parameters of a work's modules have stand-ins, which no other thread may take."""
-    return _locks.setdefault(work.roots[0], threading.RLock())
 
 
 def _run_in_tiles(work: Work, x: Tensor, rows: int) -> Tensor | None:

@@ -36,7 +36,7 @@ what it drops in the plain step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ from torch.nn.modules import module as module_globals
 
 from memscale.errors import AttachError
 from memscale.techniques import plain_copies
+from memscale.techniques.checkpoint_state import all_below, lock_of
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.techniques.row_dropout import Dropping, OtherDropoutError, dropouts_of
@@ -119,10 +120,15 @@ class TiledForward(StandIn):
         x = self._input(args, kwargs)
         reason = "it is called with other arguments" if x is None else self._why_not(x)
         if reason or x is None:
-            self.done.reason = reason
-            return self.original(*args, **kwargs)
+            return self._aside(reason, *args, **kwargs)
         del args, kwargs
         return self._in_tiles(x)
+
+    def _aside(self, reason: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs as it is, but not beside another thread's tiles: its graph would end at their stand-ins."""
+        self.done.reason = reason
+        with lock_of(list(all_below(roots_of(self.module, self.facts, self.method)))):
+            return self.original(*args, **kwargs)
 
     def _in_tiles(self, x: Tensor) -> Any:
         roots = roots_of(self.module, self.facts, self.method)
@@ -131,8 +137,7 @@ class TiledForward(StandIn):
         dropping = Dropping(called, self.facts.drops, x)
         reason = dropping.why_not(x)
         if reason:
-            self.done.reason = reason
-            return self.original(x)
+            return self._aside(reason, x)
         before = RandomState(x.device) if dropping.calls else None
         try:
             rows = tile_rows(x.numel() // x.shape[-1], self.facts)
@@ -140,8 +145,7 @@ class TiledForward(StandIn):
         except OtherDropoutError as error:
             assert before is not None
             before.set()
-            self.done.reason = str(error)
-            return self.original(x)
+            return self._aside(str(error), x)
         if output is None:
             return self.original(x)
         self.done.used = True
@@ -158,7 +162,7 @@ class TiledForward(StandIn):
             return "its input is not an ordinary tensor"
         if x.dim() not in self.facts.dims or x.shape[-1] != self.facts.width or x.numel() == 0:
             return f"its input has the shape {tuple(x.shape)}"
-        parts = list(_parts(roots_of(self.module, self.facts, self.method)))
+        parts = list(all_below(roots_of(self.module, self.facts, self.method)))
         if len(parts) != len(self.parts) or any(
             part is not known() for part, known in zip(parts, self.parts, strict=True)
         ):
@@ -171,14 +175,6 @@ def roots_of(module: nn.Module, facts: RowFacts, method: str) -> tuple[nn.Module
     if method == "forward":
         return (module,)
     return tuple(child for name, child in module.named_children() if name in facts.children)
-
-
-def _parts(roots: Sequence[nn.Module]) -> Iterator[nn.Module]:
-    """Modules and what they contain, each once."""
-    seen: set[nn.Module] = set()
-    for root in roots:
-        for _, part in root.named_modules(seen):
-            yield part
 
 
 _GLOBAL_HOOKS = (
@@ -238,7 +234,7 @@ class RowTiles:
 
     def parts(self) -> list[nn.Module]:
         """All modules that run in tiles."""
-        return list(_parts(roots_of(self.module, self.facts, self.method)))
+        return list(all_below(roots_of(self.module, self.facts, self.method)))
 
     def attach(self) -> None:
         """Replaces the forward, or the method.

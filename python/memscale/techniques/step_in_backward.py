@@ -28,9 +28,8 @@ from memscale.optim.away import is_away
 from memscale.optim.backward_step import BackwardStep, works_in_lists
 from memscale.optim.kinds import inner_of
 from memscale.optim.masters import told_dtypes
-from memscale.optim.step_hooks import before_steps
 from memscale.optim.taken import is_taken, share_memory
-from memscale.optim.weak_call import WeakCall
+from memscale.optim.weak_call import WeakCall, remove_dead
 from memscale.techniques.precision import dtype_for
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class StepInBackward:
         self.used = False
         self.steps: BackwardStep | None = None
         self._hooked: list[tuple[nn.Parameter, Any]] = []
-        self._handles: list[Any] = []
+        self._before: Any = None
         self._asker: object = None
 
     def traced(self, step: StepFacts) -> StepFacts:
@@ -162,7 +161,10 @@ class StepInBackward:
         for value in parameters.values():
             handle = value.register_post_accumulate_grad_hook(WeakCall(steps.completed))
             self._hooked.append((value, handle))
-        self._handles.append(before_steps(steps, BackwardStep.before_step))
+        # Its own, as those of all steps come in front of the user's, which would find no gradients and not
+        # hear that they are spent. It stays when the model goes, and does nothing: a step may walk them then.
+        remove_dead(optimizer._optimizer_step_pre_hooks)
+        self._before = optimizer.register_step_pre_hook(WeakCall(steps.before_step))
         self._asker = scaled_losses.watch()
         weakref.finalize(steps, scaled_losses.unwatch, self._asker).atexit = False  # of a model that goes
 
@@ -177,26 +179,28 @@ class StepInBackward:
             return
         self.steps.has_run(output)
         for parameter, handle in self._hooked:
-            _put_behind(parameter, handle)
+            _put_behind(parameter._post_accumulate_grad_hooks, handle)
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            _put_behind(optimizer._optimizer_step_pre_hooks, self._before)
 
     def undo(self) -> None:
         """Takes the hooks off. Between a backward and its step, weights have been stepped and stay so."""
         for _, handle in self._hooked:
             handle.remove()
-        for handle in self._handles:
-            handle.remove()
+        if self._before is not None:
+            self._before.remove()
         if self.steps is not None:
             self.steps.give_up()
         scaled_losses.unwatch(self._asker)
-        self._hooked, self._handles, self.steps = [], [], None
+        self._hooked, self._before, self.steps = [], None, None
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         model, optimizer = self._model(), self._optimizer()
         return {} if model is None or optimizer is None else stepped_by(model, optimizer)
 
 
-def _put_behind(parameter: Tensor, handle: Any) -> None:
+def _put_behind(hooks: dict[int, Any] | None, handle: Any) -> None:
     """Has a hook called after those that somebody has made since."""
-    hooks: dict[int, Any] | None = parameter._post_accumulate_grad_hooks
     if hooks and handle.id in hooks and next(reversed(hooks)) != handle.id:
         hooks[handle.id] = hooks.pop(handle.id)

@@ -22,10 +22,16 @@ streams: weakref.WeakKeyDictionary[nn.Module, Stream] = weakref.WeakKeyDictionar
 """Model → what streams its weights."""
 
 
+def _known() -> list[Stream]:
+    """What streams weights now. Another thread may add some meanwhile, so that `streams` cannot be walked."""
+    models = (ref() for ref in streams.keyrefs())
+    return [stream for model in models if model is not None and (stream := streams.get(model)) is not None]
+
+
 def lasting_address(tensor: Tensor) -> int:
     """The address of a tensor's storage; of a streamed weight, which comes and goes, of that at home."""
     address: int = tensor.untyped_storage()._cdata
-    for stream in streams.values():
+    for stream in _known():
         if address in stream.places:
             unit, weight = stream.places[address]
             if weight is None:
@@ -39,7 +45,7 @@ def device_of_use(tensor: Tensor) -> torch.device:
     """Where a tensor is while it is used: a weight that lies at home on the host may be used on a card."""
     if tensor.device.type == "cpu" and streams and not is_lazy(tensor):
         address = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
-        for stream in streams.values():
+        for stream in _known():
             if address in stream.places:
                 return stream.blocks.device
     return tensor.device
@@ -50,7 +56,7 @@ def apart(parameter: Tensor) -> tuple[Stream, Unit, Weight] | None:
     if not streams or parameter.device.type != "cpu" or device_of_use(parameter).type == "cpu":
         return None
     address = parameter.untyped_storage()._cdata
-    for stream in streams.values():
+    for stream in _known():
         unit, weight = stream.places.get(address, (None, None))
         if unit is not None and weight is not None and weight.parameter is parameter:
             return stream, unit, weight

@@ -5,13 +5,17 @@
     any other step        has them on the card as a whole until it is over: those of its groups, or those that
                           it borrows one by one
 
+What was borrowed goes home with the end of a step of the optimizer that it belongs to, whichever thread that
+is in. So a step of another optimizer sends nothing home that is being stepped; what a step has borrowed that
+failed goes with the next one that does not; and what a device's thread steps in backward, with `step()`.
+
 Afterwards the pages of files go that a step has touched.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,24 +38,25 @@ class Steps:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = weakref.ref(stream)
-        self._borrowed: dict[int, list[tuple[Unit, Weight, Tensor]]] = {}  # by thread that steps
+        self._borrowed: dict[int, tuple[Weight, Tensor]] = {}  # by id of the parameter
         self._hooks = [before_steps(self, Steps._begin), after_steps(self, Steps._end)]
 
     def close(self) -> None:
-        """Hears no more."""
+        """Hears no more. What is borrowed goes home."""
         for hook in self._hooks:
             hook.remove()
+        self._return(list(self._borrowed))
 
     def borrow(self, unit: Unit, weight: Weight) -> None:
-        """Has a weight on the card as a whole, until a step is over.
+        """Has a weight on the card as a whole, until a step of its optimizer is over.
 
         Raises:
             torch.OutOfMemoryError: the card has no room for it.
         """
         unit.blocks.end(unit)
-        weight.parameter.data = unit.blocks.own(unit, weight)
-        mine = self._borrowed.setdefault(threading.get_ident(), [])
-        mine.append((unit, weight, weight.parameter.data))
+        parameter, lent = weight.parameter, unit.blocks.own(unit, weight)
+        self._borrowed[id(parameter)] = weight, lent  # first: who interrupts this finds it
+        parameter.data = lent
 
     def _begin(self, optimizer: torch.optim.Optimizer, *unused: Any) -> None:
         stream = self._stream()
@@ -63,16 +68,25 @@ class Steps:
                     if parameter.grad is not None:
                         borrow(parameter)
 
-    def _end(self, *unused: Any) -> None:
+    def _end(self, optimizer: torch.optim.Optimizer, *unused: Any) -> None:
+        if self._borrowed:
+            self._return(id(value) for group in optimizer.param_groups for value in group["params"])
         stream = self._stream()
-        for _, weight, lent in self._borrowed.pop(threading.get_ident(), ()):
+        if stream is not None:
+            stream.let_pages_go()
+
+    def _return(self, borrowed: Iterable[int]) -> None:
+        """Sends home what is borrowed of these parameters, unless they have been given other data since."""
+        for key in borrowed:
+            weight, lent = self._borrowed.get(key, (None, None))
+            if weight is None or lent is None:
+                continue
             parameter = weight.parameter
             if weight.is_streamed and parameter.data_ptr() == lent.data_ptr() and weight.has_form():
                 with torch.no_grad():
                     weight.home.copy_(lent)
                 parameter.data = weight.home
-        if stream is not None:
-            stream.let_pages_go()
+            self._borrowed.pop(key, None)
 
 
 def borrow(parameter: Tensor) -> None:

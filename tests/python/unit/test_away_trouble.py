@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from away_samples import CUT, PIECE, equal, opened, pair, parameters, step
 from memscale.errors import MemScaleError
 from memscale.optim import shelf
 from memscale.optim.alone import Alone
-from memscale.optim.away import send, take_back
+from memscale.optim.away import send, spare, take_back
 from memscale.optim.pieces import AWAY
 
 
@@ -111,6 +113,60 @@ def test_an_exception_in_the_step(stepped: int, fails_at: int, monkeypatch: pyte
     else:
         with pytest.raises(RuntimeError, match="checkpoint"):
             step(values, optimizer, 1, seed=3)
+
+
+ASKED: dict[str, Callable[[torch.optim.Optimizer], object]] = {
+    "state_dict() or a copy": lambda optimizer: optimizer.state_dict(),
+    "or a copy": copy.deepcopy,
+    "a move": take_back,
+    "a move of": lambda optimizer: spare(optimizer, optimizer.param_groups[0]["params"]),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_a_signals_handler_that_saves_within_a_step(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told that a step runs, and to save later; the step goes on, and nothing is lost."""
+    both, optimizers = pair(CUT["adamw"])
+    step(both[0], optimizers[0], 1)
+    inner, calls, errors = Alone.step, 0, list[BaseException]()
+
+    def handler(*unused: Any) -> None:
+        with pytest.raises(RuntimeError) as caught:
+            ASKED[what](optimizers[1])
+        errors.append(caught.value)
+
+    def disturbed(self: Alone, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # in the middle of a parameter
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return inner(self, parameter, state)
+
+    monkeypatch.setattr(Alone, "step", disturbed)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        step(both[1], optimizers[1], 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert what in str(errors[0]) and "in the middle of a step of the same optimizer" in str(errors[0])
+    assert "Nothing is lost" in str(errors[0]) and "checkpoint" not in str(errors[0])
+    assert equal(*both)
+    assert equal(*(optimizer.state_dict() for optimizer in optimizers))
+
+
+def test_a_step_within_a_save_is_refused() -> None:
+    """It would find the copy."""
+    both, optimizers = pair(CUT["adamw"])
+    for values, optimizer in zip(both, optimizers, strict=True):
+        step(values, optimizer, 1)
+    hook = optimizers[1].register_state_dict_pre_hook(lambda optimizer: optimizer.step())
+    with pytest.raises(RuntimeError, match=r"a step was asked for in the middle of state_dict\(\)"):
+        optimizers[1].state_dict()
+    hook.remove()
+    for values, optimizer in zip(both, optimizers, strict=True):
+        step(values, optimizer, 1, seed=2)
+    assert equal(*both)
+    assert equal(*(optimizer.state_dict() for optimizer in optimizers))
 
 
 def test_copies_that_fail() -> None:

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,19 +16,21 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from away_samples import CUT, equal, opened, parameters, step
+from away_samples import CUT, WHOLE, equal, opened, parameters, step
 from backward_step_samples import stepped
 from gradient_samples import loss_of as loss
 from gradient_samples import net
 from memscale import Config
 from memscale.core import model_state
 from memscale.offload.engine import why_not as why_no_engine
-from memscale.optim import away, backward_step
+from memscale.optim import away, away_step, backward_step
+from memscale.optim.taken import give_back, take_over
 from memscale.optim.uninterrupted import uninterrupted
 from memscale.weights import blocks
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.saves import can_save
-from memscale.weights.unit import Unit, Weight
+from memscale.weights.stepping import Steps
+from memscale.weights.unit import Place, Unit, Weight
 from weight_samples import Stack, built, loss_of, same, streamed, trained
 
 TIMEOUT = 60
@@ -44,51 +48,57 @@ def interrupt() -> None:
 @streams
 def test_a_block_is_not_given_away_while_it_is_being_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C falls into the wait for a block, mostly: that is where the time goes."""
-    read, give = blocks._read, HostBlocks.give
-    begins, ended = threading.Event(), threading.Event()
-    given_early: list[int] = []
+    read, give, end, wait_for = blocks._read, HostBlocks.give, HostBlocks.end, blocks.wait_for
+    begins, interrupted, go_on, ended = (threading.Event() for _ in range(4))
+    filled, given_early = list[int](), list[int]()
 
     def slow(home: Any, block: list[Tensor]) -> None:
-        if armed and not begins.is_set():
-            address = block[0].data_ptr()
-            begins.set()
-            assert go_on.wait(TIMEOUT)
+        if begins.is_set():
             read(home, block)
-            filled.append(address)
-            ended.set()
-        else:
-            read(home, block)
+            return
+        address = block[0].data_ptr()
+        begins.set()
+        assert go_on.wait(TIMEOUT)
+        read(home, block)
+        filled.append(address)
+        ended.set()
 
     def watched(self: HostBlocks, unit: Unit, memory: Tensor) -> None:
         if begins.is_set() and not ended.is_set():
             given_early.append(memory.data_ptr())
         give(self, unit, memory)
 
-    def disturb() -> None:
-        assert begins.wait(TIMEOUT)
-        threading.Event().wait(0.2)  # until the main thread waits
-        interrupt()
-        threading.Event().wait(0.2)
-        go_on.set()
+    def ending(self: HostBlocks, unit: Unit) -> None:
+        if interrupted.is_set() and unit.pending is not None:
+            go_on.set()  # it is waited for
+        end(self, unit)
 
-    armed, go_on, filled = False, threading.Event(), list[int]()
-    monkeypatch.setattr(blocks, "_read", slow)
-    monkeypatch.setattr(HostBlocks, "give", watched)
+    def result() -> None:  # in the thread that waits: from another one Ctrl-C may come just before the wait
+        assert begins.wait(TIMEOUT)
+        interrupted.set()
+        interrupt()
+
+    def waiting(unit: Unit, pending: Any) -> bool:
+        waits_long = SimpleNamespace(done=pending.done, result=result)
+        return wait_for(unit, pending if interrupted.is_set() else waits_long)  # type: ignore[arg-type]
+
     models = built(Stack), built(Stack)
     with streamed(models[0]):
-        armed = True
-        disturber = threading.Thread(target=disturb)
-        disturber.start()
+        monkeypatch.setattr(blocks, "_read", slow)
+        monkeypatch.setattr(blocks, "wait_for", waiting)
+        monkeypatch.setattr(HostBlocks, "give", watched)
+        monkeypatch.setattr(HostBlocks, "end", ending)
         with pytest.raises(KeyboardInterrupt):
             loss_of(models[0], 0).backward()
-        disturber.join(TIMEOUT)
+        go_on.set()  # if nobody has waited
+        assert ended.wait(TIMEOUT)
         assert filled and not given_early
         models[0].zero_grad()
         assert same(trained(models[0]), trained(models[1]))
 
 
 @streams
-@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", [torch.cuda.OutOfMemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("which", [1, 2])
 def test_weights_go_home_whose_use_did_not_begin(
     kind: type[BaseException], which: int, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +227,293 @@ def test_a_step_waits_for_a_checkpoint_that_another_thread_writes(monkeypatch: p
         step(values, optimizer)
         found.append((values, optimizer.state_dict()["state"]))
     assert equal(found[0], found[1])
+
+
+class Watched:
+    """A lock that tells when somebody has to wait for it."""
+
+    def __init__(self, lock: Any, waits: threading.Event) -> None:
+        self.lock, self.waits = lock, waits
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            self.waits.set()
+            self.lock.acquire()
+
+    def __exit__(self, *unused: object) -> None:
+        self.lock.release()
+
+
+def in_two_groups(kind: str) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+    """The second parameter of the first group is so small that its state stays."""
+    values = parameters()
+    groups = [{"params": values[:2]}, {"params": values[2:]}]
+    return values, {**CUT, **WHOLE}[kind](groups)
+
+
+def saved_within(
+    optimizer: torch.optim.Optimizer, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> tuple[bool, Any]:
+    """Has another thread ask for the state dict when what is away of a step's first group has been stepped.
+
+    Returns:
+        Whether it has to wait then, and what it gets.
+    """
+    original, shelf, asked = away.step_away, away._shelves[optimizer], threading.Event()
+    shelf._lock = Watched(shelf._lock, asked)  # type: ignore[assignment]
+    found: list[Any] = []
+    waits: list[bool] = []
+
+    def save() -> None:
+        found.append(optimizer.state_dict())
+        asked.set()
+
+    saver = threading.Thread(target=save)
+
+    def disturbed(*args: Any) -> Any:
+        left = original(*args)
+        if not waits:
+            saver.start()
+            assert asked.wait(TIMEOUT)
+            waits.append(not found)
+        return left
+
+    with monkeypatch.context() as patch:
+        patch.setattr(away, "step_away", disturbed)
+        work()
+    saver.join(TIMEOUT)
+    return waits[0], found[0]
+
+
+@offloads
+@pytest.mark.parametrize("scheduled", ["no", "before", "afterwards"])
+@pytest.mark.parametrize("kind", ["adamw", "lion"])
+def test_a_checkpoint_waits_for_the_end_of_a_step(
+    kind: str, scheduled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only for a group's, or it has half a step; nor only for what is stepped in pieces."""
+    values, optimizer = in_two_groups(kind)
+    for when in ("before", "afterwards"):
+        if when == scheduled:  # whose wrapper holds the step that it finds
+            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1.0)
+        if when == "before":
+            assert away.send(optimizer, opened(), 1 << 12) == ""
+    step(values, optimizer)
+    waits, saved = saved_within(optimizer, lambda: step(values, optimizer, 1, seed=2), monkeypatch)
+    assert waits and equal(saved, optimizer.state_dict())
+
+
+@offloads
+def test_a_checkpoint_waits_for_a_group_where_the_class_is_asked_to_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By somebody who has had its step from before; what the others of the group have is made meanwhile."""
+    values, optimizer = in_two_groups("adamw")
+    assert away.send(optimizer, opened(), 1 << 12) == ""
+    for value in values:
+        value.grad = torch.ones_like(value)
+    waits, _ = saved_within(optimizer, lambda: torch.optim.AdamW.step(optimizer), monkeypatch)  # type: ignore[arg-type]
+    assert waits
+    assert all(float(entry["step"]) == 1 for entry in optimizer.state_dict()["state"].values())
+
+
+@offloads
+def test_what_is_saved_only_the_saving_thread_sees() -> None:
+    """A step that works on it in another thread, past ours that waits, would be lost."""
+    values, optimizer = in_two_groups("adamw")
+    assert away.send(optimizer, opened(), 1 << 12) == ""
+    step(values, optimizer)
+    before, saves, go_on = dict(optimizer.state), threading.Event(), threading.Event()
+    seen: list[set[int]] = []
+
+    def hook(given: torch.optim.Optimizer, *unused: Any) -> None:
+        assert given is optimizer
+        seen.append({id(entry) for entry in given.state.values()})
+        saves.set()
+        assert go_on.wait(TIMEOUT)
+
+    optimizer.register_state_dict_pre_hook(hook)
+    optimizer.register_state_dict_post_hook(hook)
+    saver = threading.Thread(target=optimizer.state_dict)
+    saver.start()
+    assert saves.wait(TIMEOUT)
+    assert all(optimizer.state[value] is entry for value, entry in before.items())
+    optimizer.state[values[1]] = {"instead": 1}
+    go_on.set()
+    saver.join(TIMEOUT)
+    assert optimizer.state[values[1]] == {"instead": 1}
+    assert len(seen) == 2 and not any(set(map(id, before.values())) & found for found in seen)
+
+
+@offloads
+@pytest.mark.parametrize("kind", ["adamw", "lion"])
+def test_hooks_and_closures_of_a_step_may_save(kind: str) -> None:
+    """Themselves, or by a thread that they wait for: what they find is between two steps."""
+    values, optimizer = in_two_groups(kind)
+    assert away.send(optimizer, opened(), 1 << 12) == ""
+    step(values, optimizer)
+    found: list[Any] = []
+
+    def save(*unused: Any) -> None:
+        found.append(optimizer.state_dict())
+        saver = threading.Thread(target=lambda: found.append(optimizer.state_dict()), daemon=True)
+        saver.start()
+        saver.join(TIMEOUT)
+        assert not saver.is_alive()
+
+    before = optimizer.state_dict()
+    optimizer.register_step_pre_hook(save)
+    optimizer.register_step_post_hook(save)
+    optimizer.step(save)  # type: ignore[arg-type]
+    assert [equal(each, before) for each in found] == [True] * 4 + [False] * 2
+    assert all(equal(each, optimizer.state_dict()) for each in found[4:])
+
+
+@offloads
+@pytest.mark.parametrize("kind", ["adamw", "lion"])
+def test_nobody_waits_for_a_step_that_has_failed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, optimizer = in_two_groups(kind)
+    assert away.send(optimizer, opened(), 1 << 12) == ""
+    step(values, optimizer)
+    original, calls = away_step.step_group, [0]
+
+    def failing(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise MemoryError
+        return original(*args)
+
+    monkeypatch.setattr(away, "step_group", failing)
+    with pytest.raises(MemoryError):
+        optimizer.step()
+    found: list[Any] = []
+    saver = threading.Thread(target=lambda: found.append(optimizer.state_dict()), daemon=True)
+    saver.start()
+    saver.join(TIMEOUT)
+    assert found
+
+
+@offloads
+@pytest.mark.parametrize("kind", ["adamw", "lion"])
+def test_a_step_that_somebody_has_kept(kind: str) -> None:
+    """Taken from an optimizer while its state was away: it steps as before, and calls hooks once."""
+    found = []
+    for sent in (False, True):
+        values, optimizer = in_two_groups(kind)
+        calls: list[int] = []
+        optimizer.register_step_post_hook(lambda *unused, calls=calls: calls.append(1))
+        assert not sent or away.send(optimizer, opened(), 1 << 12) == ""
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1.0)
+        step(values, optimizer)
+        away.take_back(optimizer)
+        step(values, optimizer)
+        found.append((values, optimizer.state_dict(), len(calls)))
+    assert equal(found[0], found[1])
+
+
+@offloads
+def test_our_state_away_beneath_a_scheduler() -> None:
+    """Lion has no `_init_group`: the scheduler's wrapper is led to our step, and then to that one's."""
+    found = []
+    for sent in (False, True):
+        values, optimizer = in_two_groups("lion")
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1.0)
+        wrapper = optimizer.step
+        assert take_over(optimizer) == ""
+        assert not sent or away.send(optimizer, opened(), 1 << 12) == ""
+        step(values, optimizer)
+        assert (away.away_bytes(optimizer) > 0) == sent
+        away.take_back(optimizer)
+        step(values, optimizer)
+        found.append((values, optimizer.state_dict()))
+        give_back(optimizer)
+        assert optimizer.step is wrapper
+    assert equal(found[0], found[1])
+
+
+class Borrowing(torch.optim.Optimizer):
+    """Steps one weight that is used elsewhere than it lies, and may fail when it has."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.weight = weight = nn.Parameter(torch.zeros(4))
+        super().__init__([weight], {})
+        self.home = weight.data
+        self.place = Weight(weight, Place(0, weight.nbytes), self.home)
+        self.unit: Any = SimpleNamespace(
+            blocks=SimpleNamespace(end=lambda unit: None, own=lambda unit, place: place.home.clone())
+        )
+        self.steps = steps
+
+    @property
+    def is_at_home(self) -> bool:
+        return self.weight.data_ptr() == self.home.data_ptr()
+
+    def borrow(self) -> None:
+        if self.is_at_home:
+            self.steps.borrow(self.unit, self.place)
+
+    def step(self, fails: bool = False) -> None:  # type: ignore[override]
+        self.borrow()
+        self.weight.data.add_(1)
+        if fails:
+            raise MemoryError
+
+
+class Lender:
+    """As much of a stream as hears of steps."""
+
+    blocks = SimpleNamespace(is_apart=False)
+
+    def let_pages_go(self) -> None:
+        """Has none."""
+
+
+def in_another_thread(call: Callable[[], object]) -> None:
+    def run() -> None:
+        with suppress(MemoryError):
+            call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(TIMEOUT)
+
+
+def test_what_a_failed_step_has_borrowed_goes_home_with_the_next_one() -> None:
+    lender: Any = Lender()
+    steps = Steps(lender)
+    optimizer, other = Borrowing(steps), Borrowing(steps)
+    in_another_thread(lambda: optimizer.step(fails=True))
+    assert not optimizer.is_at_home
+    other.step()
+    in_another_thread(other.step)  # which may have the number of the one that has gone
+    assert other.is_at_home and not optimizer.is_at_home
+    optimizer.step()
+    assert optimizer.is_at_home and optimizer.home.tolist() == [2] * 4
+    steps.close()
+
+
+def test_another_optimizers_step_takes_nothing_away_in_the_same_thread() -> None:
+    lender: Any = Lender()
+    steps = Steps(lender)
+    optimizer, other = Borrowing(steps), Borrowing(steps)
+    with pytest.raises(MemoryError):
+        optimizer.step(fails=True)
+    other.step()
+    assert not optimizer.is_at_home
+    steps.close()  # nobody has stepped it since
+    assert optimizer.is_at_home and optimizer.home.tolist() == [1] * 4
+
+
+def test_what_backward_has_borrowed_goes_home_with_the_step() -> None:
+    """A card's backward runs in a thread of its own, and steps parameters there."""
+    lender: Any = Lender()
+    steps = Steps(lender)
+    optimizer = Borrowing(steps)
+    in_another_thread(optimizer.borrow)
+    assert not optimizer.is_at_home
+    optimizer.step()
+    assert optimizer.is_at_home and optimizer.home.tolist() == [1] * 4
+    steps.close()
 
 
 def test_a_signals_handler_within_a_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

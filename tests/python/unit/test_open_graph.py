@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +39,102 @@ def test_waits_until_a_backward_has_run(model: object) -> None:
     assert graph.waits
     loss.backward(retain_graph=True)
     assert not graph.waits
+
+
+def test_is_open_until_its_backward_has_ended() -> None:
+    """Also of a backward that another thread runs."""
+    seen: list[tuple[bool, bool, bool]] = []
+
+    def look() -> None:
+        me = threading.get_ident()
+        seen.append((graph.is_open, graph.is_open_elsewhere(me), graph.is_open_elsewhere(-1)))
+
+    x = torch.ones(2, 4, requires_grad=True)
+    x.register_hook(lambda gradient: look())
+    graph = OpenGraph(output := x * 2)
+    look()
+    thread = threading.Thread(target=output.sum().backward, kwargs={"retain_graph": True})
+    thread.start()
+    thread.join()
+    look()
+    assert seen == [(True, False, True), (True, False, True), (False, False, False)]
+
+
+def test_a_backward_that_failed_is_over_with_the_next_forward() -> None:
+    model = nn.Linear(4, 4)
+    memscale.wrap(model, CONFIG, torch.ones(2, 4))
+    graphs = model.__dict__["_memscale_executor"].open
+    x = torch.ones(2, 4, requires_grad=True)
+    handle = x.register_hook(lambda gradient: 1 / 0)
+    output = model(x)
+    with pytest.raises(ZeroDivisionError):
+        output.sum().backward(retain_graph=True)
+    handle.remove()
+    (graph,) = graphs._graphs
+    assert graph.is_open and not graph.waits
+    model(torch.ones(2, 4)).sum().backward()
+    assert not graph.is_open
+    memscale.detach(model)
+
+
+@pytest.mark.parametrize("when", ["before its backward", "in its backward"])
+@pytest.mark.parametrize("call", [memscale.plan, memscale.predict, memscale.verify])
+def test_a_model_is_not_laid_bare_beside_another_threads_step(call: Any, when: str) -> None:
+    """The backward would find tensors without data, or a forward without what the plan has put there."""
+    (model, plain), x = (nn.Sequential(Block(), Block()) for _ in range(2)), torch.ones(64, 64)
+    plain.load_state_dict(model.state_dict())
+    config = memscale.Config(memory_budget=1, enable_logging=False)
+    memscale.wrap(model, config, x)
+    found: list[Any] = []
+
+    def ask(*unused: Any) -> None:
+        def run() -> None:
+            try:
+                found.append(call(model, config=config, sample_input=x))
+            except RuntimeError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    inputs = x.clone().requires_grad_()
+    torch.manual_seed(1)
+    output = model(inputs)
+    if when == "before its backward":
+        ask()
+    else:
+        inputs.register_hook(ask)
+    output.square().mean().backward()
+    assert "another thread is in the middle of a step" in str(found.pop())
+    torch.manual_seed(1)
+    plain(x).square().mean().backward()
+    for value, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert value.grad is not None and other.grad is not None and torch.equal(value.grad, other.grad)
+    ask()
+    assert not isinstance(found[0], Exception)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_another_thread_holds_is_no_part_of_this_ones_step(waits: bool) -> None:
+    """Neither an output that waits for its backward, nor one that has had it."""
+    model, x = nn.Linear(256, 256), torch.ones(256, 256)  # an output is 256 KiB
+    memscale.wrap(model, CONFIG, x)
+    executor = model.__dict__["_memscale_executor"]
+    before, held = executor.plan, []
+
+    def other() -> None:
+        held.append(model(x))
+        if not waits:
+            torch.autograd.grad(held[0].sum(), model.weight)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    for _ in range(2):
+        torch.autograd.grad(model(x).sum(), model.weight)
+    assert executor.plan is before and not executor._has_told_of_threads
+    memscale.detach(model)
 
 
 def test_is_not_held() -> None:

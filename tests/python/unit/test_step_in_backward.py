@@ -135,6 +135,35 @@ def test_a_use_of_a_spent_gradient(name: str) -> None:
     both(use)
 
 
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_a_hook_in_front_of_the_step_that_clips(made: str) -> None:
+    """It must not find that there are no gradients, and clip nothing without a word."""
+    model = net()
+    optimizer = torch.optim.SGD(by_group(model), lr=0.1)
+
+    def clip(optimizer: torch.optim.Optimizer, *unused: Any) -> None:
+        nn.utils.clip_grad_norm_(
+            [value for group in optimizer.param_groups for value in group["params"]], 1e-3
+        )
+
+    def quiet(optimizer: torch.optim.Optimizer, *unused: Any) -> None:
+        calls.append(1)
+
+    calls: list[int] = []
+    optimizer.register_step_pre_hook(quiet)
+    handle = optimizer.register_step_pre_hook(clip) if made == "before" else None
+    with stepped(model, optimizer):
+        handle = handle or optimizer.register_step_pre_hook(clip)
+        loss_of(model, 0).backward()
+        with pytest.raises(RuntimeError, match=r"is spent.*step_in_backward=True"):
+            optimizer.step()
+        handle.remove()
+        optimizer.step()
+        loss_of(model, 1).backward()
+        optimizer.step()
+    assert len(calls) == 3
+
+
 def test_what_can_be_asked_of_a_spent_gradient() -> None:
     def ask(model: Any, optimizer: Any) -> None:
         gradient, weight = model.conv.weight.grad, model.conv.weight
@@ -469,4 +498,13 @@ def test_a_model_that_goes_leaves_nothing() -> None:
     optimizer.state.clear()
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
-    assert torch.amp.GradScaler.scale is original and not optimizer._optimizer_step_pre_hooks
+    assert torch.amp.GradScaler.scale is original
+    (left,) = optimizer._optimizer_step_pre_hooks.values()  # not taken off: a step may walk them now
+    assert left(optimizer, (), {}) is None
+    other = net()
+    optimizer.add_param_group({"params": list(other.parameters())})
+    (made,) = find(other, around(optimizer))
+    made.attach()
+    assert list(optimizer._optimizer_step_pre_hooks.values()) != [left]
+    made.undo()
+    assert not optimizer._optimizer_step_pre_hooks
