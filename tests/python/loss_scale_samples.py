@@ -34,8 +34,8 @@ def fp16_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     monkeypatch.setattr(precision, "dtype_for", lambda hardware: torch.float16)
     yield
-    for scale in list(loss_scale.ACTIVE):
-        while scale in loss_scale.ACTIVE:
+    for scale in loss_scale.active():
+        while scale in loss_scale.active():
             scale.close()
     loss_scale_backward.uninstall()
 

@@ -380,11 +380,11 @@ class Config:
     __replace__ = replace  # copy.replace of Python 3.13
 
     def to_dict(self) -> dict[str, object]:
-        """Version, mode and the explicit fields as plain values, ready for JSON and YAML."""
-        data: dict[str, object] = {"version": CONFIG_VERSION, "mode": self.mode.value}
+        """Version and the explicit fields as plain values, ready for JSON and YAML."""
+        data: dict[str, object] = {"version": CONFIG_VERSION}
         for name, value in self._given().items():
-            if name != "mode":
-                data[name] = value.to_dict() if isinstance(value, AsyncOffloadConfig) else value
+            plain = value.value if isinstance(value, OptimizationMode) else value
+            data[name] = plain.to_dict() if isinstance(plain, AsyncOffloadConfig) else plain
         return data
 
     @classmethod

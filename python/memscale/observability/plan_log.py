@@ -178,7 +178,7 @@ def announce_verification(executor: Executor, args: Any, kwargs: Any, facts: Ste
             logs.LOGGER.warning("not verified: %s", reason)
             return
         report = compare(executor, args, kwargs, facts)
-    except torch.OutOfMemoryError:
+    except torch.cuda.OutOfMemoryError:
         logs.LOGGER.warning("not verified: the step without the plan does not fit into the device's memory")
         return
     level = logging.INFO if report.passed else logging.ERROR

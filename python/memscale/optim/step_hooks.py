@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 Call = Callable[[Any, torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], Any]
@@ -89,6 +90,17 @@ def _put(before: tuple[StepHook, ...], after: tuple[StepHook, ...]) -> None:
 
 
 def _tell_before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tell = _outside_before if torch.compiler.is_compiling() else _walk_before
+    return tell(optimizer, args, kwargs) if _before else None
+
+
+def _tell_after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    tell = _outside_after if torch.compiler.is_compiling() else _walk_after
+    if _after:
+        tell(optimizer, args, kwargs)
+
+
+def _walk_before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     changed = None
     for hook in _before:
         result = hook.tell(optimizer, args, kwargs)
@@ -97,10 +109,12 @@ def _tell_before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
     return changed
 
 
-def _tell_after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _walk_after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for hook in _after:
         hook.tell(optimizer, args, kwargs)
 
 
+# A step that is compiled is left for them: they ask what the compiler cannot follow.
+_outside_before, _outside_after = _disable_dynamo(_walk_before), _disable_dynamo(_walk_after)
 register_optimizer_step_pre_hook(_tell_before)
 register_optimizer_step_post_hook(_tell_after)

@@ -72,7 +72,7 @@ class LossScale:
             when_gone: called if it goes before, with a model that was never detached.
         """
         self._places += 1
-        ACTIVE.add(self)
+        _in_force[self] = None
         if self._gone is None:
             self._gone = weakref.finalize(self, when_gone)
             self._gone.atexit = False
@@ -84,7 +84,7 @@ class LossScale:
         """Undoes one `open`."""
         self._places -= 1
         if not self._places:
-            ACTIVE.discard(self)
+            _in_force.pop(self, None)
             if self._gone is not None:
                 self._gone.detach()
                 self._gone = None
@@ -151,8 +151,7 @@ class LossScale:
             self.value, self.good_steps = float(known["scale"]), int(known["good_steps"])
 
 
-ACTIVE: weakref.WeakSet[LossScale] = weakref.WeakSet()
-"""Those in force."""
+_in_force: weakref.WeakKeyDictionary[LossScale, None] = weakref.WeakKeyDictionary()
 
 NO_OPTIMIZER: Final = (
     "FP16 needs the loss scaled, and steps skipped whose gradients overflow: name the optimizer, as in "
@@ -160,9 +159,9 @@ NO_OPTIMIZER: Final = (
 )
 
 
-def any_active() -> bool:
-    """Whether a scale is in force. Asked while one goes, `ACTIVE` itself would still count it."""
-    return any(True for _ in ACTIVE)
+def active() -> list[LossScale]:
+    """The scales in force. Not one that is just going, and another thread may open one meanwhile."""
+    return [scale for ref in _in_force.keyrefs() if (scale := ref()) is not None]
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, LossScale | str] = weakref.WeakKeyDictionary()

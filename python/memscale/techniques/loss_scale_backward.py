@@ -37,7 +37,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from memscale.techniques.loss_scale import ACTIVE, any_active
+from memscale.techniques.loss_scale import active
 
 _NAME: Final = "_engine_run_backward"
 
@@ -130,7 +130,7 @@ class _Door:
 
     def __call__(self, roots: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> Any:
         """Runs a backward, scaled where a scale in force concerns it."""
-        if not ACTIVE or len(args) < _ARGUMENTS or torch._C._functorch.peek_interpreter_stack() is not None:
+        if not active() or len(args) < _ARGUMENTS or torch._C._functorch.peek_interpreter_stack() is not None:
             return self.original(roots, *args, **kwargs)
         grads, keep, create, inputs, *rest = args
         accumulates = bool(kwargs.get("accumulate_grad"))
@@ -164,7 +164,7 @@ def _outer(leaves: Sequence[Tensor], opaque: bool, inputs: Any, accumulates: boo
     """A backward of the loop's; None: not one to scale."""
     if accumulates and not all(map(_is_leaf, inputs)):
         return None  # PyTorch adds to `.grad` of what is no leaf, where nothing can be put in between
-    scales = [scale for scale in ACTIVE if scale.armed and (opaque or scale.concerns(leaves))]
+    scales = [scale for scale in active() if scale.armed and (opaque or scale.concerns(leaves))]
     if not scales:
         return None
     if accumulates and not any(isinstance(leaf, FakeTensor) for leaf in leaves):
@@ -188,7 +188,7 @@ def _inner(roots: Sequence[Tensor | GradientEdge], accumulates: bool) -> _Scaled
 
 
 def _is_weight(leaf: Tensor) -> bool:
-    return isinstance(leaf, nn.Parameter) or any(scale.concerns([leaf]) for scale in ACTIVE)
+    return isinstance(leaf, nn.Parameter) or any(scale.concerns([leaf]) for scale in active())
 
 
 def _node_of(root: Tensor | GradientEdge) -> Any:
@@ -262,7 +262,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Puts PyTorch's own function back, where no scale is in force any more."""
-    if not any_active():
+    if not active():
         _replace(_DOOR, _ORIGINAL)
 
 

@@ -20,14 +20,16 @@ from torch.optim import Optimizer
 
 from memscale.optim.released import set_gradient
 from memscale.optim.step_hooks import after_steps, before_steps
-from memscale.techniques.loss_scale import ACTIVE, any_active, optimizer_refusal, weights_of
-
-_hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
-"""Gradients that are put back after the step that is skipped."""
+from memscale.techniques.loss_scale import active, optimizer_refusal, weights_of
 
 
 class _Watch:
     """In force while it lives."""
+
+
+_Hidden = tuple[_Watch, list[tuple[Tensor, Tensor]]]
+_hidden: weakref.WeakKeyDictionary[Optimizer, _Hidden] = weakref.WeakKeyDictionary()
+"""Gradients that are put back after the step that is skipped, and who does that: it has to live so long."""
 
 
 _watch: _Watch | None = None
@@ -45,7 +47,7 @@ def install() -> None:
 def uninstall() -> None:
     """No longer, where no scale is in force any more. Garbage collection may call it within a step."""
     global _watch
-    if not any_active():
+    if not active():
         _watch = None
 
 
@@ -53,33 +55,33 @@ def _before_step(watch: _Watch, optimizer: Optimizer, args: tuple[Any, ...], kwa
     weights = weights_of(optimizer)
     if any(isinstance(value, FakeTensor) for value in weights[:1]):  # a trace
         return None
-    if not any((scale.armed or scale.is_due(optimizer)) and scale.concerns(weights) for scale in ACTIVE):
+    if not any((scale.armed or scale.is_due(optimizer)) and scale.concerns(weights) for scale in active()):
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
-        _judge(optimizer)
+        _judge(watch, optimizer)
         return None
     refusal = optimizer_refusal(optimizer)
     if refusal:
         raise RuntimeError(f"mixed precision in FP16: {refusal}; switch use_mixed_precision off")
-    return (optimizer,), {**kwargs, "closure": _judging(optimizer, closure)}
+    return (optimizer,), {**kwargs, "closure": _judging(watch, optimizer, closure)}
 
 
-def _judging(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+def _judging(watch: _Watch, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
     def judged() -> Any:
         loss = closure()
         with torch.no_grad():
-            _judge(optimizer)
+            _judge(watch, optimizer)
         return loss
 
     return judged
 
 
-def _judge(optimizer: Optimizer) -> None:
+def _judge(watch: _Watch, optimizer: Optimizer) -> None:
     """Takes the gradients away if they are not finite and have not been looked at yet."""
     weights = weights_of(optimizer)
     pairs = [(value, value.grad) for value in weights if value.grad is not None]
-    due = [scale for scale in ACTIVE if scale.is_due(optimizer) and scale.concerns(weights)]
+    due = [scale for scale in active() if scale.is_due(optimizer) and scale.concerns(weights)]
     if not due or not pairs:
         return
     _hidden.pop(optimizer, None)  # left by a step that was broken off
@@ -87,13 +89,14 @@ def _judge(optimizer: Optimizer) -> None:
     for scale in due:
         scale.judge(optimizer, finite)
     if not finite:
-        _hidden[optimizer] = pairs
+        _hidden[optimizer] = watch, pairs
         for value, _ in pairs:
             value.grad = None
 
 
 def _after_step(watch: _Watch, optimizer: Optimizer, *unused: Any) -> None:
-    for value, grad in _hidden.pop(optimizer, ()):
+    _, pairs = _hidden.pop(optimizer, (watch, []))
+    for value, grad in pairs:
         set_gradient(value, grad)
 
 

@@ -356,7 +356,7 @@ class WeightOffload:
             if stream is not None and path in stream.units:
                 try:
                     stream.remove(path)
-                except (OSError, torch.OutOfMemoryError) as error:
+                except (OSError, torch.cuda.OutOfMemoryError) as error:
                     _LOGGER.warning("weights of %r stay away: %s", path, error)
 
 

@@ -274,7 +274,7 @@ class TestExceptions:
                 raise explode("boom")
             return y
 
-    @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
+    @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, torch.cuda.OutOfMemoryError])
     @pytest.mark.parametrize("moment", ["forward", "recompute"])
     def test_surfaces_and_the_next_step_is_equal(self, kind: type[BaseException], moment: str) -> None:
         def use(model: Stack, explode: bool) -> list[Tensor]:

@@ -154,7 +154,7 @@ def test_out_of_memory_stays_out_of_memory() -> None:
         def forward(self, x: Tensor) -> Tensor:
             y = super().forward(x)
             if Failing.at:
-                raise torch.OutOfMemoryError("the card is full")
+                raise torch.cuda.OutOfMemoryError("the card is full")
             return y
 
     seed()
@@ -162,6 +162,6 @@ def test_out_of_memory_stays_out_of_memory() -> None:
     subject = nn.Sequential(Full(), Full())
     with forced(subject, row, (TECHNIQUES[0],)):
         step(subject)
-        with fails_at(1), pytest.raises(torch.OutOfMemoryError, match="the card is full"):
+        with fails_at(1), pytest.raises(torch.cuda.OutOfMemoryError, match="the card is full"):
             step(subject)
         step(subject)

@@ -48,7 +48,7 @@ def opened() -> Iterator[Callable[..., LossScale]]:
     yield open_one
     for attachment in reversed(attached):
         attachment.undo()
-    assert not loss_scale.ACTIVE
+    assert not loss_scale.active()
 
 
 # ---- S as it goes ------------------------------------------------------------------------------------

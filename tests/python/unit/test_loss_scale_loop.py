@@ -164,7 +164,7 @@ class TestStandsAside:
             assert not is_from_half(model(tiny_batch(rows)))
             optimizer.step()  # seen, and still not named
         notes = model._memscale_executor.plan.notes
-        assert any("optimizer=optimizer" in note for note in notes) and not loss_scale.ACTIVE
+        assert any("optimizer=optimizer" in note for note in notes) and not loss_scale.active()
 
     def test_the_loops_own_autocast_and_scaler(self) -> None:
         hand, mine = Hand(*model_and_optimizer()), Hand(*model_and_optimizer())
@@ -183,7 +183,7 @@ class TestStandsAside:
         assert is_from_half(model(batch)) and not is_from_half(twin(batch))
         assert twin(batch).dtype is torch.float32
         assert not is_from_half(twin(tiny_batch(7)))
-        assert is_from_half(model(batch)) and len(loss_scale.ACTIVE) == 1
+        assert is_from_half(model(batch)) and len(loss_scale.active()) == 1
 
     def test_functorch(self) -> None:
         loop = Wrapped(*model_and_optimizer())
@@ -215,9 +215,9 @@ class TestLife:
         scale = model._memscale_executor.loss_scale
         scale.value = 512.0
         assert is_from_half(model(tiny_batch(5)))  # planned anew
-        assert list(loss_scale.ACTIVE) == [scale] and scale.value == 512.0
+        assert loss_scale.active() == [scale] and scale.value == 512.0
         memscale.wrap(model, SMALLEST, sample_input=tiny_batch(), optimizer=optimizer)
-        (scale,) = loss_scale.ACTIVE
+        (scale,) = loss_scale.active()
         assert scale is model._memscale_executor.loss_scale and scale.value == 512.0
         state = copy.deepcopy(optimizer.state_dict())
         assert state[STATE_KEY]["scale"] == 512.0
@@ -233,7 +233,7 @@ class TestLife:
         memscale.wrap(model, ROOMY, sample_input=tiny_batch(), optimizer=optimizer)
         with pytest.raises(BudgetError):
             memscale.wrap(model, SMALLEST.replace(strict_budget=True), sample_input=tiny_batch())
-        assert is_from_half(model(tiny_batch(9))) and len(loss_scale.ACTIVE) == 1
+        assert is_from_half(model(tiny_batch(9))) and len(loss_scale.active()) == 1
 
     def test_nothing_is_left_after_many_steps(self) -> None:
         loop = Wrapped(*model_and_optimizer())
@@ -255,7 +255,7 @@ class TestLife:
         text = made.plan.explain()
         assert ("FP16 autocast with loss scaling" in text) is optimizer
         assert any("T4 computes in FP16" in note for note in made.plan.notes) is not optimizer
-        assert not loss_scale.ACTIVE and loss_scale.scale_of(model) == loss_scale.NO_OPTIMIZER
+        assert not loss_scale.active() and loss_scale.scale_of(model) == loss_scale.NO_OPTIMIZER
 
     def test_the_log_says_it(self, caplog: pytest.LogCaptureFixture) -> None:
         model, config = tiny(), ROOMY.replace(enable_logging=True)

@@ -86,6 +86,26 @@ def test_a_model_goes_within_another_ones_step(when: str, name: str) -> None:
         gc.enable()
 
 
+def test_a_model_is_given_back_within_a_step_that_is_skipped() -> None:
+    """The gradients that the optimizer did not get to see come back all the same."""
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    memscale.wrap(model, CONFIGS["scaled"], x, optimizer=optimizer)
+    model(x).square().mean().backward()
+    assert model.weight.grad is not None
+    model.weight.grad.fill_(torch.inf)
+    before, seen = model.weight.detach().clone(), []
+
+    def give_back(*unused: Any) -> None:
+        seen.append(model.weight.grad)
+        memscale.detach(model)
+
+    with called("before", give_back):
+        optimizer.step()
+    assert seen == [None] and torch.equal(model.weight, before)
+    assert model.weight.grad is not None and model.weight.grad.isinf().all()
+
+
 def test_models_come_and_go_while_a_thread_steps() -> None:
     """The other thread is within PyTorch's walk over its hooks each time that a model comes or goes."""
     within, go_on = threading.Event(), threading.Event()
@@ -167,3 +187,18 @@ def test_pytorch_is_told_once() -> None:
     before = [dict(registry) for registry in registries]
     memscale.detach(memscale.wrap(nn.Linear(3, 3), CONFIGS["everything"], torch.ones(2, 3)))
     assert [dict(registry) for registry in registries] == before
+
+
+def test_a_step_that_is_compiled() -> None:
+    """The compiler cannot follow what is asked of an optimizer, and need not."""
+    models = [memscale.wrap(nn.Linear(3, 3), CONFIGS["everything"], torch.ones(2, 3)) for _ in range(2)]
+    optimizer = stepping()
+    step = torch.compile(optimizer.step, backend="eager")
+    (weight,) = optimizer.param_groups[0]["params"]
+    told: list[Any] = []
+    hook = after_steps(models[0], lambda owner, optimizer, *unused: told.append(optimizer))
+    step()
+    memscale.detach(models.pop())
+    step()
+    assert torch.allclose(weight, torch.tensor(0.8)) and told == [optimizer, optimizer]
+    hook.remove()
