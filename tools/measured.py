@@ -15,7 +15,7 @@ from figures import Figure, Results, Row, Rows, in_words, median, percentile, si
 
 Named = Iterator[tuple[str, Figure]]
 
-BENCHMARKS = "c812c36ff2e7"
+BENCHMARKS = "8b20dd82b745"
 """The commit of the rows of `memscale bench`."""
 
 GUIDES: dict[str, tuple[str, ...]] = {

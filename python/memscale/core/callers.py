@@ -73,13 +73,13 @@ class Callers:
                         self._changed.notify_all()
 
     def _is_planned_by_another(self, me: int) -> bool:
-        return self._planner not in (0, me) and _is_there(self._planner)
+        return self._planner not in (0, me) and is_there(self._planner)
 
     def _are_others(self, me: int) -> bool:
-        return any(thread != me and _is_there(thread) for thread in self._inside)
+        return any(thread != me and is_there(thread) for thread in self._inside)
 
 
-def _is_there(thread: int) -> bool:
+def is_there(thread: int) -> bool:
     """Whether a thread is in this process: what has been forked has one, whoever was inside before."""
     return thread in sys._current_frames()
 

@@ -101,7 +101,7 @@ class Executor(Ours):
         self._signature: StepSignature | None = None
         self._values = PlainValues()
         self._known: dict[StepSignature, Planned] = {}
-        self._outputs: list[tuple[int, weakref.ref[Any]]] = []  # with the thread that has run the forward
+        self._outputs: dict[int, list[weakref.ref[Any]]] = {}  # by the thread that has run the forward
         self.open = OpenGraphs()
         self.callers = Callers()
         self._has_warned_of_open = self._has_told_of_lent_weights = self._has_told_of_threads = False
@@ -292,9 +292,13 @@ class Executor(Ours):
 
     def after_forward(self, output: Any) -> None:
         """Remembers the output, to see before the next forward whether it is still held."""
-        me, goes_on = threading.get_ident(), bool(self.open.waiting)
-        kept = [item for item in self._outputs if (item[0] != me or goes_on) and item[1]() is not None]
-        self._outputs = [*kept, *((me, weakref.ref(storage)) for storage in output_storages(output))]
+        me = threading.get_ident()
+        if not self.open.waiting:
+            others = [(thread, refs) for thread, refs in [*self._outputs.items()] if thread != me]
+            self._outputs = {
+                thread: refs for thread, refs in others if any(ref() is not None for ref in refs)
+            }
+        self._outputs.setdefault(me, []).extend(weakref.ref(storage) for storage in output_storages(output))
         self.open.add(output)
         self.in_force.has_run(output)
         if self.in_force.offload is not None:
@@ -335,9 +339,8 @@ class Executor(Ours):
     def _facts(self, training: bool | None = None) -> StepFacts:
         optimizers = self._optimizers.all
         # Those of forwards that wait are outputs of this step, and traced with it.
-        mine = threading.get_ident() if not self.open.waiting else None
-        outputs = (ref() for thread, ref in self._outputs if thread == mine)
-        alive = [storage.nbytes() for storage in outputs if storage is not None]
+        outputs = () if self.open.waiting else self._outputs.get(threading.get_ident(), ())
+        alive = [storage.nbytes() for storage in (ref() for ref in outputs) if storage is not None]
         return StepFacts(
             optimizer=optimizers[0] if optimizers else None,
             others=optimizers[1:],

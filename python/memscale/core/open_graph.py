@@ -14,17 +14,25 @@ from typing import Any, Final
 
 import torch
 
+from memscale.core.callers import is_there
 from memscale.core.leaves import tensors_of
+from memscale.techniques.compiled import never_compiled
 
 
 class _Life:
     """Lives as long as a node of autograd's graph, in the node's own dictionary."""
 
-    __slots__ = ("__weakref__", "has_run", "runner")
+    __slots__ = ("__weakref__", "has_run", "passing")
 
     def __init__(self) -> None:
         self.has_run = False
-        self.runner = 0  # the thread whose backward passes now
+        self.passing: weakref.ref[_Pass] | None = None
+
+    @property
+    def runner(self) -> int:
+        """The thread whose backward passes now; 0: none."""
+        passing = None if self.passing is None else self.passing()
+        return 0 if passing is None or passing.has_ended else passing.thread
 
 
 _KEY = "memscale_life"
@@ -68,12 +76,7 @@ class OpenGraph:
     def is_open_elsewhere(self, me: int) -> bool:
         """Whether a thread that is not this one has a backward to run through it, or runs it."""
         runners = {life.runner for life in self._alive()} - {0}
-        return bool(runners - {me}) or (self.waits and self.thread != me)
-
-    def has_ended(self) -> None:
-        """No backward goes through it, whatever became of the one that did."""
-        for life in self._alive():
-            life.runner = 0
+        return bool(runners - {me}) or (self.waits and self.thread != me and is_there(self.thread))
 
     def _alive(self) -> list[_Life]:
         return [life for life in (ref() for ref in self._lives) if life is not None]
@@ -107,13 +110,9 @@ class OpenGraphs:
     def look(self) -> None:
         """Counts: a forward is about to run."""
         me = threading.get_ident()
-        begins = torch._C._current_graph_task_id() == _NO_BACKWARD  # no second run within a backward
         with self._lock:
-            mine = [graph for graph in self._graphs if graph.thread == me]
-            for graph in mine if begins else ():
-                graph.has_ended()  # one that has failed does not say so
             self._graphs = [graph for graph in self._graphs if graph.is_open]
-            self._waiting[me] = sum(graph.waits for graph in mine)
+            self._waiting[me] = sum(graph.waits for graph in self._graphs if graph.thread == me)
             self.most = max(self.most, self._waiting[me] + 1)
 
     def add(self, output: Any) -> None:
@@ -147,11 +146,24 @@ class _Begins:
         if life is None:
             return
         life.has_run = True
-        if torch._C._current_graph_task_id() != _NO_BACKWARD:
-            life.runner = threading.get_ident()
-            torch.autograd.Variable._execution_engine.queue_callback(self._ends)
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == _NO_BACKWARD:
+            return
+        passing = _Pass()
+        life.passing = weakref.ref(passing)
+        torch.autograd.Variable._execution_engine.queue_callback(passing)
 
-    def _ends(self) -> None:
-        life = self._life()
-        if life is not None:
-            life.runner = 0
+
+class _Pass:
+    """A backward. Autograd holds it and calls it at the end; one that fails is dropped."""
+
+    __slots__ = ("__weakref__", "has_ended", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.has_ended = False
+
+    def __call__(self) -> None:
+        self.has_ended = True
+
+
+never_compiled(_Begins, _Pass)

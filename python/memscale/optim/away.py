@@ -217,8 +217,8 @@ def _with_state(optimizer: _Away, form: Callable[[dict[str, Any], Empty], dict[s
 
 
 def _whole(entry: dict[str, Any], make: Empty) -> dict[str, Any]:
-    if AWAY not in entry:
-        return entry
+    if AWAY not in entry:  # copied now: whoever asks goes on when steps may run again
+        return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entry.items()}
     return brought_back(entry, make if entry[AWAY].device.type == "cpu" else None)
 
 

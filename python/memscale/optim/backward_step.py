@@ -64,7 +64,7 @@ def step_one(optimizer: Any, group: dict[str, Any], parameter: Tensor, hand: Han
             left = step_away(optimizer, one)
         if left and is_taken(optimizer):
             master_rests.prepare(optimizer, one)
-            left = step_group(optimizer, one, hand)
+            left = step_group(optimizer, one, CoreStep.run if away else hand)
         for value in left:
             Alone(optimizer, base_of(optimizer), group).step_in(value, optimizer.state)
 

@@ -22,6 +22,7 @@ may be in another of autograd's threads, finds the stand-ins that it has written
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
@@ -304,6 +305,16 @@ def share_lock(modules: Sequence[nn.Module]) -> None:
         lock = next(known, None) or threading.RLock()
         for module in modules:
             _locks.setdefault(module, lock)
+
+
+def _forget_locks() -> None:
+    """In a child of fork: threads that held them are not there."""
+    global _sharing
+    _locks.clear()
+    _sharing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from memscale.core.step_amounts import Part
 from memscale.offload.limits import STAGING_BYTES
 from memscale.optim.away_weights import why_not_in_pieces
 from memscale.techniques import state_offload
+from memscale.techniques.loss_tiles import reads_weights_in_place
 from memscale.techniques.step_in_backward import takes_place
 from memscale.weights.card import CHUNK_BYTES, CardBlocks, Rooms
 from memscale.weights.saves import can_save
@@ -228,7 +229,7 @@ class WeightOffload:
         coming = [
             Block(unit.names, tuple(owner.path for owner in unit.owners), unit.nbytes(half))
             for unit in wanted
-            if unit.owners
+            if self._comes(unit)
         ]
         blocks = [(block.nbytes, block.owners) for block in coming]
         self._coming = coming
@@ -244,6 +245,13 @@ class WeightOffload:
         link = self.link
         moves = 1024 * rate // link.out_bytes_per_us, 1024 * rate // link.in_bytes_per_us
         return replace(step, path=replace(step.path, streamed=streamed, link_moves=moves))
+
+    def _comes(self, unit: UnitFound) -> bool:
+        """Whether a block of it is made: on a host, whoever calls no forward reads the file's pages."""
+        if self._is_on_card:
+            return bool(unit.owners)
+        modules = (self._the_model.get_submodule(owner.path) for owner in unit.owners)
+        return not all(map(reads_weights_in_place, modules))
 
     def settles(self, choices: Sequence[Choice]) -> bool:
         """Whether the last trace has room for the blocks that these choices have at once in second runs."""

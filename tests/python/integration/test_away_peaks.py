@@ -29,6 +29,8 @@ from memscale.offload import limits
 from memscale.offload.engine import why_not
 from memscale.optim.away import away_bytes
 from memscale.techniques import precision
+from memscale.weights.blocks import HostBlocks
+from memscale.weights.places import streams
 from step_samples import Recurrent, plan_of, words
 
 WHY_NOT = why_not(torch.device("cpu"))
@@ -247,6 +249,34 @@ def test_the_smallest_plan_with_weights_away(
     peak = stays + zoo.training.peak_bytes(partial(train, model, optimizer, batch)) + engine_bytes() - others
     predicted = plan.predicted.device_used_peak_bytes
     assert 0.98 * predicted <= peak <= predicted
+    memscale.detach(model)
+
+
+def test_a_head_in_tiles_has_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads its weight in the file. What the layers before have stays meanwhile, which may be more."""
+    names = {*NAMES, "weight_offload", "loss_tile"}
+    rows = tuple(technique for technique in EVERY if technique.name in names)
+    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    transformers = pytest.importorskip("transformers")
+    made = transformers.GPT2Config(vocab_size=2900, n_positions=64, n_embd=256, n_layer=4, n_head=4)
+    model, batch = transformers.GPT2LMHeadModel(made).train(), {"input_ids": words(2900).repeat(2, 1)}
+    optimizer = OPTIMIZERS["one by one"](model)
+    batch["labels"] = batch["input_ids"]
+    more = {"exact": False, "enable_tiling": True}
+    memscale.wrap(model, config(tmp_path, 1, **more), batch, optimizer=optimizer)
+    assert names >= {step.technique for step in plan_of(model).steps} >= {"weight_offload", "loss_tile"}
+    units = {unit.path: unit for unit in streams[model].units.values()}
+    head, layer = units["transformer.wte.weight"], units["transformer.h.3"]
+    read, start = list[Any](), HostBlocks.start
+    monkeypatch.setattr(HostBlocks, "start", lambda self, unit: (read.append(unit), start(self, unit)))
+    train(model, optimizer, batch)
+    assert layer in read and head not in read
+    graph = model.__dict__["_memscale_executor"].planned.trace.graph
+    sizes = [size for size, *_ in graph.buffers()]
+    blocks = {
+        sizes[number] for number, _, what in graph.buffer_notes() if what == "blocks of streamed weights"
+    }
+    assert 2 * layer.nbytes in blocks and layer.nbytes + head.nbytes not in blocks
     memscale.detach(model)
 
 
