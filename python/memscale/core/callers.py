@@ -12,9 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
-_NO_BACKWARD = -1
+from memscale.core.graph_task import in_backward
 
 
 class Callers:
@@ -33,7 +31,8 @@ class Callers:
         """A forward of this thread. Waits while another thread plans."""
         me = threading.get_ident()
         with self._lock:
-            while self._is_planned_by_another(me) and not _works_for_another():
+            # Autograd may have this thread run a forward again, for whoever plans to wait for it.
+            while self._is_planned_by_another(me) and not in_backward():
                 self._changed.wait()
             self._inside[me] = self._inside.get(me, 0) + 1
         try:
@@ -82,8 +81,3 @@ class Callers:
 def is_there(thread: int) -> bool:
     """Whether a thread is in this process: what has been forked has one, whoever was inside before."""
     return thread in sys._current_frames()
-
-
-def _works_for_another() -> bool:
-    """Whether autograd has this thread run a forward again: the thread that plans may wait for it."""
-    return bool(torch._C._current_graph_task_id() != _NO_BACKWARD)

@@ -22,10 +22,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from memscale.core.uninterrupted import uninterrupted
 from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled
 from memscale.core.weight_images import WeightImages
 from memscale.optim.released import set_gradient
-from memscale.optim.uninterrupted import uninterrupted
 
 _TORCH_DICTS = frozenset(
     {"_parameters", "_buffers", "_modules", "forward", "_memscale_executor", "__reduce_ex__", "__deepcopy__"}

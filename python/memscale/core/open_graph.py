@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from memscale.core.callers import is_there
+from memscale.core.graph_task import in_backward
 from memscale.core.leaves import tensors_of
 from memscale.techniques.compiled import never_compiled
 
@@ -36,7 +37,6 @@ class _Life:
 
 
 _KEY = "memscale_life"
-_NO_BACKWARD: Final = -1
 
 _COUNTS: Final = (1, 2, 3, 4, 8)
 """Forwards before one backward that plans are made for: each of them is traced. More are not counted."""
@@ -146,7 +146,7 @@ class _Begins:
         if life is None:
             return
         life.has_run = True
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == _NO_BACKWARD:
+        if torch.compiler.is_compiling() or not in_backward():
             return
         passing = _Pass()
         life.passing = weakref.ref(passing)

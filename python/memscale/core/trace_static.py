@@ -36,8 +36,8 @@ from memscale.core.leaves import tell, told_of, what_to_tell
 from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
+from memscale.core.uninterrupted import uninterrupted
 from memscale.optim.masters import told_dtypes
-from memscale.optim.uninterrupted import uninterrupted
 from memscale.weights.places import device_of_use
 
 _REAL_ELEMENTS = 1 << 24

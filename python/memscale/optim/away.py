@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from memscale.core.uninterrupted import uninterrupted
 from memscale.offload.engine import Offload
 from memscale.optim.alone import step_around, why_not_alone
 from memscale.optim.away_load import passing
@@ -40,7 +41,6 @@ from memscale.optim.master_rests import wait_elsewhere
 from memscale.optim.pieces import AWAY, PIECE_ELEMENTS
 from memscale.optim.shelf import MOVE, SAVE, STEP, Shelf
 from memscale.optim.taken import _around_step, _can_rewrap, _rewrap, is_taken
-from memscale.optim.uninterrupted import uninterrupted
 
 _shelves: weakref.WeakKeyDictionary[torch.optim.Optimizer, Shelf] = weakref.WeakKeyDictionary()
 _led: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[Any, Any]] = weakref.WeakKeyDictionary()

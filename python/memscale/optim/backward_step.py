@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
+from memscale.core.graph_task import in_backward
 from memscale.core.leaves import tensors_of
 from memscale.optim import master_rests, scaled_losses
 from memscale.optim.alone import Alone, group_is_on_card, is_usual_on_card
@@ -42,7 +43,6 @@ from memscale.optim.weak_call import WeakCall
 _SAYS: Final = "step_in_backward: "
 _INSTEAD: Final = "; give Config(step_in_backward=False) for loops that do"
 _MOST_NAMED: Final = 4
-_NONE: Final = -1  # in place of a backward's number where none runs
 
 
 def step_one(optimizer: Any, group: dict[str, Any], parameter: Tensor, hand: Hand = CoreStep.run) -> None:
@@ -135,7 +135,7 @@ class BackwardStep:
         Raises:
             RuntimeError: weights have been stepped, and the optimizer has not been told.
         """
-        if torch._C._current_graph_task_id() != _NONE:  # a checkpoint around the model runs it again
+        if in_backward():  # a checkpoint around the model runs it again
             return
         with self._held():
             if self._running:

@@ -9,23 +9,13 @@ What can be put back is put back: generators, buffers, training flags, `requires
 bound anew. What cannot be put back (contents of weights and of tensors from outside) must not have changed,
 which is checked.
 
-What is put back lies in the modules' registries, where other threads look, too. So whoever exchanges
-something there (here, and tiles, which run on stand-ins for parameters) holds the lock of the model for as
-long, and whoever writes down what is there holds it meanwhile:
-
-    thread A   tile    lock │ stand-ins in … parameters back │ free
-    thread B   second run     waits ………………………………………………………│ lock │ what differs in … and out │ free
-
-Where nothing differs nothing is exchanged, and nobody waits: a second run inside of a tile's backward, which
-may be in another of autograd's threads, finds the stand-ins that it has written down.
+What is put back lies in the modules' registries, where other threads look, too: `exchange_lock`.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import sys
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -36,6 +26,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memscale.techniques.compiled import never_compiled
+from memscale.techniques.exchange_lock import lock_of
 from memscale.weights.places import lasting_address
 
 BufferRef = tuple[nn.Module, str]
@@ -270,62 +261,6 @@ def _bound(registry: dict[str, Any], name: str) -> Any:
     return registry[name] if name in registry else None  # noqa: SIM401
 
 
-# ---- one thread at a time ----------------------------------------------------------------------------------
-
-_locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
-"""Beside the modules, not on them: copies and files of a model know nothing of it."""
-
-_sharing = threading.RLock()
-
-
-def lock_of(modules: Sequence[nn.Module]) -> AbstractContextManager[Any]:
-    """What is held while modules have something exchanged, and while what they have is written down.
-
-    One for all of a wrapped model, and so for any of its parts. A module without one gets that of the first
-    of the others that has one. Two models that had one each, and then became parts of a third, keep theirs:
-    whoever needs both takes them in one order, and no part of what it runs needs another one.
-
-    Args:
-        modules: with all that is in them.
-    """
-    found: set[Any] = {_locks.get(module) for module in modules}
-    if None in found:
-        share_lock(modules)
-        found = {_locks[module] for module in modules}
-    if len(found) > 1:
-        return _held(sorted(found, key=id))
-    lock: AbstractContextManager[Any] = next(iter(found), nullcontext())
-    return lock
-
-
-def share_lock(modules: Sequence[nn.Module]) -> None:
-    """Modules of one model: those that have no lock yet get one for all."""
-    with _sharing:
-        known = filter(None, map(_locks.get, modules))
-        lock = next(known, None) or threading.RLock()
-        for module in modules:
-            _locks.setdefault(module, lock)
-
-
-def _forget_locks() -> None:
-    """In a child of fork: threads that held them are not there."""
-    global _sharing
-    _locks.clear()
-    _sharing = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_locks)
-
-
-@contextmanager
-def _held(locks: Sequence[Any]) -> Iterator[None]:
-    if not locks:
-        yield
-        return
-    with locks[0], _held(locks[1:]):
-        yield
-
-
 def _autocast_state(kind: str) -> tuple[str, torch.dtype, bool, bool]:
     return (
         kind,
@@ -362,5 +297,5 @@ def all_below(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
             yield module
 
 
-never_compiled(check_version, _stamp, _check_stamp, Body, State, lock_of, share_lock)
+never_compiled(check_version, _stamp, _check_stamp, Body, State)
 never_compiled(_autocast_state, _python_rng, _set_python_rng, _same_python_rng, _loaded_numpy, all_below)

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from memscale.core.graph_task import in_backward
 from memscale.techniques import logit_steps
 from memscale.techniques.deferred_graph import (
     BridgeNode,
@@ -133,7 +134,7 @@ def _is_deferred(value: Any) -> bool:
     looked = [tensor for tensor in value.lineage() if tensor.computed is not None]
     if not looked:
         return True
-    again = value.place.call.tiled and torch._C._current_graph_task_id() >= 0
+    again = value.place.call.tiled and in_backward()
     return again and all(tensor.bridged and not _changed(tensor.computed) for tensor in looked)
 
 

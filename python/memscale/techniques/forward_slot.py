@@ -22,8 +22,8 @@ from torch import nn
 
 from memscale.errors import AttachError
 from memscale.techniques import plain_copies
-from memscale.techniques.checkpoint_state import share_lock
 from memscale.techniques.compiled import eager, follows_weak_references
+from memscale.techniques.exchange_lock import share_lock
 
 _COMPILER_FOLLOWS = follows_weak_references()
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memscale.techniques.checkpoint_state import lock_of
+from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.tiled_loss import autocast_as, autocast_now
 
 _STATE = (bool, int, float, str, type(None))

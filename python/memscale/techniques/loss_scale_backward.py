@@ -37,6 +37,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
+from memscale.core.graph_task import in_backward
 from memscale.techniques.loss_scale import active
 
 _NAME: Final = "_engine_run_backward"
@@ -135,7 +136,7 @@ class _Door:
         grads, keep, create, inputs, *rest = args
         accumulates = bool(kwargs.get("accumulate_grad"))
         leaves, opaque = leaves_of(roots)
-        scaled = _inner(roots, accumulates) if _is_inside() else _outer(leaves, opaque, inputs, accumulates)
+        scaled = _inner(roots, accumulates) if in_backward() else _outer(leaves, opaque, inputs, accumulates)
         if scaled is None:
             return self.original(roots, *args, **kwargs)
         grads = scaled.roots(grads)
@@ -154,10 +155,6 @@ class _Door:
 
 
 _ARGUMENTS: Final = 4  # gradients of the roots, retain_graph, create_graph, inputs
-
-
-def _is_inside() -> bool:
-    return bool(torch._C._current_graph_task_id() >= 0)
 
 
 def _outer(leaves: Sequence[Tensor], opaque: bool, inputs: Any, accumulates: bool) -> _Scaled | None:

@@ -136,7 +136,7 @@ def _linear(
     module: nn.Module, original: Callable[..., Any], hidden: Tensor
 ) -> tuple[Tensor, Tensor | None] | None:
     """Weight and bias of a head that is `nn.Linear`, whatever its class is called."""
-    if getattr(beneath_stand_ins(original), "__func__", None) is not nn.Linear.forward:
+    if not _is_product(original):
         return None
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     if weight is None or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
@@ -154,9 +154,11 @@ def reads_weights_in_place(module: nn.Module) -> bool:
     above = module.forward
     while isinstance(above, StandIn) and not isinstance(above, TiledHeadForward):
         above = above.original
-    if not isinstance(above, TiledHeadForward):
-        return False
-    return getattr(beneath_stand_ins(above.original), "__func__", None) is nn.Linear.forward
+    return isinstance(above, TiledHeadForward) and _is_product(above.original)
+
+
+def _is_product(forward: Callable[..., Any]) -> bool:
+    return getattr(beneath_stand_ins(forward), "__func__", None) is nn.Linear.forward
 
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:

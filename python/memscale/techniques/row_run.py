@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from memscale.techniques.checkpoint_state import Body, State, all_below, lock_of
+from memscale.techniques.checkpoint_state import Body, State, all_below
+from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.row_dropout import Dropping
 from memscale.techniques.tile_parts import GradientSum, Saves, Sums, under_mode_as_before
 from memscale.techniques.tile_products import Hold, held_by, layers_of, summed_inside

@@ -46,8 +46,9 @@ from torch.nn.modules import module as module_globals
 
 from memscale.errors import AttachError
 from memscale.techniques import plain_copies
-from memscale.techniques.checkpoint_state import all_below, lock_of
+from memscale.techniques.checkpoint_state import all_below
 from memscale.techniques.checkpointing import runs_plain
+from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.techniques.row_dropout import Dropping, OtherDropoutError, dropouts_of
 from memscale.techniques.row_facts import RowFacts

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from memscale.core.graph_task import in_backward
 from memscale.optim.released import on_its_device, set_gradient
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Arrivals:
 
     def begin_use(self, parameter: nn.Parameter) -> None:
         """The weight has come to the card. What uses it from now on has one node."""
-        if self._aside is not None and torch._C._current_graph_task_id() == -1:
+        if self._aside is not None and not in_backward():
             self._recover(parameter)
         with torch._C._DisableTorchDispatch(), torch.enable_grad():
             made = parameter.view_as(parameter).grad_fn

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memscale.core.graph_builder import GraphRecorder
+from memscale.core.graph_task import in_backward
 from memscale.techniques import plain_copies
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.weights.blocks import Blocks, HostBlocks
@@ -218,7 +219,7 @@ class Stream:
     @property
     def is_running(self) -> bool:
         """Whether a forward of the model or a backward runs: weights come to memory in these only."""
-        return self._forwards > 0 or torch._C._current_graph_task_id() != -1
+        return self._forwards > 0 or in_backward()
 
     def begin_forward(self) -> None:
         """The model's forward begins."""

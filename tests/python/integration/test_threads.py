@@ -21,8 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 import memscale
 from memscale import Config
 from memscale.techniques import row_run, row_search, row_tiles
-from memscale.techniques.checkpoint_state import State, lock_of, share_lock
+from memscale.techniques.checkpoint_state import State
 from memscale.techniques.checkpointing import CheckpointAttachment, Region
+from memscale.techniques.exchange_lock import lock_of, share_lock
 from memscale.techniques.head_call import HeadCall
 
 WIDTH, TIMEOUT, A_MOMENT = 32, 60, 0.3

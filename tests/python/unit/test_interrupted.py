@@ -22,10 +22,10 @@ from gradient_samples import loss_of as loss
 from gradient_samples import net
 from memscale import Config
 from memscale.core import model_state
+from memscale.core.uninterrupted import uninterrupted
 from memscale.offload.engine import why_not as why_no_engine
 from memscale.optim import away, away_step, backward_step
 from memscale.optim.taken import give_back, take_over
-from memscale.optim.uninterrupted import uninterrupted
 from memscale.weights import blocks
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.saves import can_save
