@@ -472,7 +472,7 @@ def _peers(rows: Rows) -> Named:
     yield "peers_runs", _count(theirs)
     yield "peers_beaten", Figure(str(len(beaten)), theirs)
     missed = [f"`{row['way']}` on {row['model']}" for row in theirs if row not in beaten]
-    yield "peers_missed", Figure(", ".join(missed) or "none", theirs)
+    yield "peers_missed", Figure(f" (not: {', '.join(missed)})" if missed else "", theirs)
     for peer in theirs.values("way"):
         pairs = [
             (mine, row)
