@@ -5,10 +5,10 @@
 #   bench/gpu/run.sh [--minutes N] [--out DIR] [--no-tests]
 #
 # Builds the extension with meson into a folder of its own, stages the package beside it, runs the GPU tests (those
-# in C where cmocka is found) and then the benchmarks: the registry, every peer that is installed, the frontier,
-# the sweep, the most important first. Rows, logs and pictures go to DIR (default
-# bench/results/gpu-<date>), and rows are flushed as they come, so a run that is cut off leaves what it has done.
-# Without a card the tests are skipped, nothing is measured, and the exit status is 0.
+# in C where cmocka is found), the optimizer's step of a model of a billion parameters, and then the benchmarks: the
+# registry, every peer that is installed, the frontier, the sweep, the most important first. Rows, logs and pictures
+# go to DIR (default bench/results/gpu-<date>), and rows are flushed as they come, so a run that is cut off leaves
+# what it has done. Without a card the tests are skipped, nothing is measured, and the exit status is 0.
 #
 # Needs: a C compiler, meson, ninja, and a `python3` (or $PYTHON) with its headers, torch and transformers;
 # pytest and cmocka for the tests, matplotlib for the picture. Nothing is installed, the source tree stays as it is.
@@ -19,7 +19,7 @@ python=${PYTHON:-python3}
 minutes=25
 out=
 tests=yes
-usage() { sed -n '4,15s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '4,14s/^# \{0,1\}//p' "$0"; }
 while [ $# -gt 0 ]; do
   case $1 in
     --minutes) minutes=$2; shift 2 ;;
@@ -127,6 +127,11 @@ if ! $python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; th
 elif [ "$left" -le 60 ]; then
   say "no time for benchmarks: $left s are left"
 else
+  limit=$((left / 4))
+  say "an optimizer's step on a card, streamed through it, and on the host, at most $limit s"
+  within "$limit" $python "$root/bench/python/optimizer_card.py" --out "$out" 2>&1 | tee -i "$out/optimizer_card.log"
+  ended "the optimizer's step" "${PIPESTATUS[0]}"
+  left=$(seconds_left)
   say "benchmarks, at most $left s"
   # They stop by themselves when the time is up; `timeout` is for what hangs.
   within "$left" $python -m memscale.benchmarks --device cuda --out "$out" \

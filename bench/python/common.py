@@ -53,6 +53,9 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
+    if given := os.environ.get("MEMSCALE_COMMIT"):  # of a copy without a repository
+        return given
+
     def git(*words: str) -> str:
         return subprocess.run(
             ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True

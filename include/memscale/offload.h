@@ -189,6 +189,16 @@ MSC_API msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void 
                                    msc_error *err);
 
 /**
+ * As `get`, into host memory of any kind, for a program that computes there what left a device. The lane copies it when
+ * the block is in its tier, and nothing passes the device.
+ *
+ * @param destination as many bytes as were put, the caller's again after `arrive`, whose stream does not matter then.
+ * Errors: as `get`.
+ */
+MSC_API msc_status msc_offload_get_to_host(msc_offload *engine, msc_ticket ticket, void *destination,
+                                           msc_error *err);
+
+/**
  * Makes `stream` wait until the latest `get` has filled its destination; on the host the caller waits. A block
  * may be got again afterwards, any number of times.
  * Errors: EIO, EDRIVER (the bytes could not be read: the destination is not to be used); ESTATE (no `get`).

@@ -110,12 +110,20 @@ static uint64_t dense_count(const msc_dl_tensor *tensor)
     return tensor->strides == NULL || span == count ? count : 0;
 }
 
-/* A tensor's memory. False with an exception. */
-static bool memory_of(const msc__py_engine *engine, PyObject *tensor, void **out, uint64_t *bytes)
+/*
+ * A tensor's memory. False with an exception.
+ *
+ * on_host  tells whether it is the host's where the engine is a card's; NULL: it must not be.
+ */
+static bool memory_of(const msc__py_engine *engine, PyObject *tensor, void **out, uint64_t *bytes,
+                      bool *on_host)
 {
     const msc__py_torch *torch = &engine->torch;
-    const char *wanted = "a plain tensor with dense memory on the engine's device";
+    const char *wanted = on_host != NULL
+                             ? "a plain tensor with dense memory on the engine's device or the host"
+                             : "a plain tensor with dense memory on the engine's device";
     msc__py_look look;
+    bool beside;
     msc__py_span span;
     bool fits;
 
@@ -126,8 +134,12 @@ static bool memory_of(const msc__py_engine *engine, PyObject *tensor, void **out
     }
     *out = (char *)look.tensor.data + look.tensor.byte_offset;
     *bytes = dense_count(&look.tensor) * item_bytes(look.tensor.dtype);
-    fits = look.tensor.data != NULL && *bytes > 0 && look.tensor.device.type == torch->device_type &&
-           look.tensor.device.ordinal == torch->device_ordinal &&
+    beside = on_host != NULL && torch->device_type != MSC_DL_CPU && look.tensor.device.type == MSC_DL_CPU;
+    if (on_host != NULL)
+        *on_host = beside;
+    fits = look.tensor.data != NULL && *bytes > 0 &&
+           (beside || (look.tensor.device.type == torch->device_type &&
+                       look.tensor.device.ordinal == torch->device_ordinal)) &&
            msc__py_span_of(torch, tensor, &look, &span) && span.verbatim;
     msc__py_look_end(&look);
     if (!fits)
@@ -166,7 +178,7 @@ PyObject *msc__py_engine_put(PyObject *object, PyObject *tensor)
     msc_ticket ticket;
     msc_error err;
 
-    if (!memory_of(engine, tensor, &memory, &bytes) || !msc__py_current_stream(&engine->torch, &stream))
+    if (!memory_of(engine, tensor, &memory, &bytes, NULL) || !msc__py_current_stream(&engine->torch, &stream))
         return NULL;
     if (engine->offload == NULL)
         return msc__py_refuse("this engine is closed");
@@ -259,17 +271,22 @@ static PyObject *block_get(PyObject *object, PyObject *tensor)
     PyObject *former;
     void *memory;
     void *stream;
+    msc_status status;
     uint64_t bytes;
+    bool to_host;
     msc_error err;
 
-    if (!memory_of(engine, tensor, &memory, &bytes) || !msc__py_current_stream(&engine->torch, &stream))
+    if (!memory_of(engine, tensor, &memory, &bytes, &to_host) ||
+        !msc__py_current_stream(&engine->torch, &stream))
         return NULL;
     if (bytes != self->bytes)
         return msc__py_refuse("tensor has %llu bytes, the block has %llu", (unsigned long long)bytes,
                               (unsigned long long)self->bytes);
     if (self->ticket == 0)
         return refuse_ended();
-    if (msc_offload_get(engine->offload, self->ticket, memory, stream, &err) != MSC_OK)
+    status = to_host ? msc_offload_get_to_host(engine->offload, self->ticket, memory, &err)
+                     : msc_offload_get(engine->offload, self->ticket, memory, stream, &err);
+    if (status != MSC_OK)
         return msc__py_raise(&err);
     former = self->destination; /* read now: code of Python has run above, and may have taken it away */
     self->destination = Py_NewRef(tensor);

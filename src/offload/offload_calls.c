@@ -271,8 +271,8 @@ static bool may_get(const msc__block *block)
            (block->in == MSC__IN_ISSUED && block->arrived);
 }
 
-static msc_status get(msc_offload *engine, msc__block *block, void *destination, void *stream, bool *rouse,
-                      msc_error *err)
+static msc_status get(msc_offload *engine, msc__block *block, void *destination, bool to_host, void *stream,
+                      bool *rouse, msc_error *err)
 {
     msc_status status = MSC_OK;
 
@@ -280,20 +280,21 @@ static msc_status get(msc_offload *engine, msc__block *block, void *destination,
         return msc__fail(err, MSC_ESTATE, "the copy out of this block failed: its source is all there is");
     if (!may_get(block))
         return msc__fail(err, MSC_ESTATE, "an earlier get of this block has not arrived");
-    block->in_waits = has_to_wait(engine, stream);
+    block->in_waits = !to_host && has_to_wait(engine, stream);
     if (block->in_waits)
         status = record(engine, block->events[MSC__IN_READY], stream, err);
     if (status != MSC_OK)
         return status;
     block->destination = destination;
+    block->to_host = to_host;
     block->in = MSC__IN_QUEUED;
     block->arrived = false;
     *rouse = msc__lane_submit(&engine->in, msc__block_ticket(block), block->bytes);
     return MSC_OK;
 }
 
-msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void *destination, void *stream,
-                           msc_error *err)
+static msc_status enter_and_get(msc_offload *engine, msc_ticket ticket, void *destination, bool to_host,
+                                void *stream, msc_error *err)
 {
     msc__block *block = NULL;
     bool rouse = false;
@@ -304,11 +305,22 @@ msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void *destina
     status = msc__offload_enter(engine, ticket, &block, err);
     if (status != MSC_OK)
         return status;
-    status = get(engine, block, destination, stream, &rouse, err);
+    status = get(engine, block, destination, to_host, stream, &rouse, err);
     msc__mutex_unlock(&engine->mutex);
     if (rouse)
         msc__lane_rouse(&engine->in);
     return status;
+}
+
+msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void *destination, void *stream,
+                           msc_error *err)
+{
+    return enter_and_get(engine, ticket, destination, false, stream, err);
+}
+
+msc_status msc_offload_get_to_host(msc_offload *engine, msc_ticket ticket, void *destination, msc_error *err)
+{
+    return enter_and_get(engine, ticket, destination, true, NULL, err);
 }
 
 static bool in_is_awaited(const msc_offload *engine, const msc__block *block)

@@ -100,6 +100,7 @@ typedef struct msc__block {
     msc__place place;
     const void *source;
     void *destination;
+    bool to_host;    /* the destination is the host's: the lane fills it */
     void *events[4]; /* out_ready, out_done, in_ready, in_done; made when the block is used first */
 
     msc__transfer leaving;   /* lane out's */

@@ -4,6 +4,7 @@
  *
  *      direct    place ──device──► destination
  *      staged    place ──file or memcpy──► buffer ──device──► destination  a piece of chunk_bytes at a time
+ *      to host   the same, with memcpy by this thread in place of the device's copy
  *
  * A block is begun when its copy out is in its tier, or, where that copy is on a stream, behind it on ours. Its
  * pieces go to the device in their order, while the file reads the next ones. `in_done` is recorded behind the
@@ -24,8 +25,9 @@ static msc__ask claim(msc__lane *lane, msc__block *block)
         return MSC__ASK_NOTHING;
     if (block->out == MSC__OUT_QUEUED || block->out == MSC__OUT_RUNNING)
         return MSC__ASK_LATER;
-    if (block->out == MSC__OUT_ISSUED &&
-        lane->engine->options.debug) /* its checksum comes with the end of the copy */
+    if (block->out ==
+            MSC__OUT_ISSUED && /* its checksum, or what memcpy reads, comes with the end of the copy */
+        (lane->engine->options.debug || block->to_host))
         return MSC__ASK_LATER;
     if (block->out == MSC__OUT_FAILED) {
         block->in = MSC__IN_FAILED;
@@ -89,7 +91,9 @@ static msc_status deliver(msc__lane *lane, msc__block *block, const void *from, 
     void *to = (char *)block->destination + block->returning.offset;
     msc_status status = check(lane->engine, block, from, bytes, err);
 
-    if (status == MSC_OK)
+    if (status == MSC_OK && block->to_host)
+        memcpy(to, from, (size_t)bytes);
+    else if (status == MSC_OK)
         status = device->ops->copy(device, to, from, bytes, MSC_COPY_IN, lane->stream, err);
     if (status == MSC_OK && event != NULL)
         status = device->ops->event_record(device, event, lane->stream, err);

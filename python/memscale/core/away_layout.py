@@ -5,7 +5,8 @@
     in the step      the piece that is computed, that before it and that behind it; their parts of gradients
                      that are away, but for that before; buffers for parts of weights that are at home; what
                      the optimizer's operations take on one piece
-    on the link      the state that is away, back and out again
+    on the link      the state that is away, back and out again. Where the host steps a card's parameters:
+                     their gradients, and weights there and back, as far as these are not on the host anyway
 
 In the first step a piece is there twice, as PyTorch makes it and as it stays or leaves, and what stays is not
 all there yet.
@@ -159,10 +160,32 @@ class AwayLayout:
     def moved(self, group: int, index: int) -> tuple[int, int]:
         """Bytes that the step moves in memory; and in the time that the link takes."""
         parameter = self._parameter(group, index)
+        if self.is_on_host(group, index):
+            return parameter.tensor.nbytes, self._host_step(parameter)
         state = self._bytes(group, parameter)
         out, back = self.path.link_moves
         passes = self._leaves(group, parameter) and not self._is_here(parameter)
         return 3 * parameter.tensor.nbytes + 2 * state, state * (out + back) // 1024 if passes else 0
+
+    def is_on_host(self, group: int, index: int) -> bool:
+        """Whether the host steps a card's parameter."""
+        return self._is_on_host(group, self._parameter(group, index))
+
+    def _is_on_host(self, group: int, parameter: _Told) -> bool:
+        return (
+            self.path.host_step_moves > 0
+            and parameter.is_ours
+            and self._leaves(group, parameter)
+            and not self._is_here(parameter)
+        )
+
+    def _host_step(self, parameter: _Told) -> int:
+        """Bytes that are moved in the card's memory in the time of a step on the host."""
+        path, size = self.path, parameter.tensor.nbytes
+        out, back = path.link_moves
+        link = 0 if parameter.name in path.released else size * out
+        link += 0 if parameter.name in path.streamed.names else size * (out + back)
+        return (link + parameter.tensor.numel() * path.host_step_moves) // 1024
 
     def leaving(self) -> Iterator[Leaving]:
         """Parameters whose state can leave, whether or not they are spared."""
@@ -231,10 +254,11 @@ class AwayLayout:
             made = 0 if parameter.is_ours else self._tensors(settings) * width
             released = width if cut and parameter.name in self.path.released else 0
             home = self.path.streamed.names if self.path.on_card else ()
-            at_home = width if cut and parameter.name in home else 0
+            on_host = self._is_on_host(group, parameter)  # parts of gradients may pass the card all the same
+            at_home = width if cut and parameter.name in home and not on_host else 0
             is_new = not self.optimizer.state.get(real)
             for count in self._piece_counts(group, parameter):
-                state = self._piece_bytes(group, parameter, count)
+                state = 0 if on_host else self._piece_bytes(group, parameter, count)
                 sizes = state, made * count, width * count, copies, released * count, at_home * count
                 found.append((index, _Piece(*sizes, here=here, is_new=is_new)))
         return found

@@ -91,8 +91,8 @@ def _check_async(field: str, value: object) -> object:
     raise checks.refuse(field, value, f"give an AsyncOffloadConfig or None, not {type(value).__name__}")
 
 
-def _check_exact(field: str, value: object) -> bool | None:
-    """True, False, or None to let mode and techniques decide."""
+def _check_choice(field: str, value: object) -> bool | None:
+    """True, False, or None to let MemScale decide."""
     return None if value is None else checks.check_bool(field, value)
 
 
@@ -207,6 +207,7 @@ class EffectiveConfig:
     strict_budget: bool
     force_optimize: bool
     step_in_backward: bool
+    step_on_host: bool | None
     exact: bool
     use_static_profiling: bool
     use_empirical_fallback: bool
@@ -260,6 +261,10 @@ class Config:
             the gradient is freed; `optimizer.step()` finishes. What breaks the promise raises
             `RuntimeError`. Needs the optimizer named, and one that treats parameters independently; else the
             plan's notes say why it is not done.
+        step_on_host: Who steps parameters of a card whose 8-bit state has left it. True: the host's cores, on
+            state in host memory, with the bits of the card; gradients and weights come down, weights go up.
+            False: the card, through which the state passes piece by piece. None: what takes less time on the
+            link and the cores. State in PyTorch's form is always stepped by the card.
         exact: True admits only techniques whose loss and gradients are bit-equal to plain PyTorch at the same
             precision. None: False in AGGRESSIVE or once an inexact technique is switched on, else True.
         use_static_profiling: Trace the step without computing it.
@@ -299,6 +304,7 @@ class Config:
     strict_budget: bool = False
     force_optimize: bool = False
     step_in_backward: bool = False
+    step_on_host: bool | None = None
     exact: bool | None = None
     use_static_profiling: bool = True
     use_empirical_fallback: bool = True
@@ -325,7 +331,8 @@ class Config:
         "strict_budget": checks.check_bool,
         "force_optimize": checks.check_bool,
         "step_in_backward": checks.check_bool,
-        "exact": _check_exact,
+        "step_on_host": _check_choice,
+        "exact": _check_choice,
         "use_static_profiling": checks.check_bool,
         "use_empirical_fallback": checks.check_bool,
         "warmup_steps": checks.check_int(1),

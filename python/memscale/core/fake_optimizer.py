@@ -223,7 +223,11 @@ class FakeOptimizer:
                 moved, link = 3 * fake.numel() * fake.element_size() + 2 * sum(sizes) + 2 * sum(scratch), 0
                 if isinstance(layout, AwayLayout):
                     moved, link = layout.moved(number, index)
-                by_core = isinstance(layout, OwnLayout) and layout.is_ours(number, index)
+                by_core = (
+                    layout.is_on_host(number, index)
+                    if isinstance(layout, AwayLayout)
+                    else isinstance(layout, OwnLayout) and layout.is_ours(number, index)
+                )
                 self._told.append(_ToldStep(fake, layout.name, scratch, moved, link, by_core))
 
     def _add_state(self, size: int, parameter: Tensor | None, is_late: bool) -> int:
@@ -363,7 +367,7 @@ class FakeOptimizer:
             parameter.grad = gradient
 
     def is_stepped_by_core(self, parameter: nn.Parameter) -> bool:
-        """Whether it has our state, in memory."""
+        """Whether our core steps it on a host: its state is in memory there."""
         return any(part.parameter is parameter and part.by_core for part in self._told or ())
 
     def step_alone(self, parameter: nn.Parameter) -> bool:

@@ -220,22 +220,22 @@ class InForce:
     def have_path(self, wanted: Sequence[PathAttachment]) -> None:
         """Has these path techniques in force and no others.
 
-        Those that are in force already stay, up to the first that does not: what lies on top of that one is
-        taken off, too, and attached again.
+        Those that are in force already stay, unless something that they lie on comes or goes: they are taken
+        off then, and attached again.
         """
-        kept = 0
-        for present, item in zip(self.path, wanted, strict=False):
-            if (present.name, present.path) != (item.name, item.path):
-                break
-            if isinstance(present, PartialAttachment):
+        kept = _kept(self.path, wanted)
+        for item in self.path[::-1]:
+            if item not in kept.values():
+                self.path.remove(item)
+                item.undo()
+        for place, item in enumerate(wanted):
+            present = kept.get(_key(item))
+            if present is None:
+                item.attach()
+                self.path.insert(place, item)
+                self._run_with -= {item.name}
+            elif isinstance(present, PartialAttachment):
                 present.become(item)
-            kept += 1
-        while len(self.path) > kept:
-            self.path.pop().undo()
-        for item in wanted[kept:]:
-            item.attach()
-            self.path.append(item)
-            self._run_with -= {item.name}
 
     def _offload_of(self, planned: Planned) -> Offload:
         """The engine for a plan; one for all plans that want the same."""
@@ -254,6 +254,26 @@ class InForce:
         """Tensors from outside that the modules of a run read, each once."""
         reads = [read for choice in run for read in planned.trace.foreign_reads.get(choice.module, [])]
         return list({id(read()): read for read in reads}.values())
+
+
+def _key(item: PathAttachment) -> tuple[str, str]:
+    return item.name, item.path
+
+
+def _kept(
+    path: Sequence[PathAttachment], wanted: Sequence[PathAttachment]
+) -> dict[tuple[str, str], PathAttachment]:
+    """Of a path in force what stays in another one, by name and place, in order."""
+    keys, kept = [_key(item) for item in path], dict[tuple[str, str], PathAttachment]()
+    for place, item in enumerate(wanted):
+        if _key(item) not in keys:
+            continue
+        present = path[keys.index(_key(item))]
+        beneath = [_key(other) for other in wanted[:place] if other.name not in present.apart_from]
+        was = [_key(other) for other in path[: path.index(present)] if other.name not in present.apart_from]
+        if beneath == was and all(key in kept for key in beneath):
+            kept[_key(item)] = present
+    return kept
 
 
 Place = tuple["weakref.ref[nn.Module]", str, "weakref.ref[nn.Module]"]

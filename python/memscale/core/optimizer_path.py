@@ -74,8 +74,10 @@ class OptimizerPath:
             not open for that.
         state_engine_bytes: likewise, of the engine that the optimizer's state has of its own.
         stepped: names of parameters that are stepped in backward, each alone when its gradient is complete.
-        step_window_bytes: of gradients that wait, on a host, for steps by our core beside backward; larger
+        step_window_bytes: of gradients that wait for steps by our core on the host, beside backward; larger
             ones do not.
+        host_step_moves: above 0, the host steps parameters of a card whose state is away: bytes of the card's
+            memory that are moved in the time of 1,024 elements.
     """
 
     half: frozenset[str] = frozenset()
@@ -90,6 +92,7 @@ class OptimizerPath:
     state_engine_bytes: int = 0
     stepped: frozenset[str] = frozenset()
     step_window_bytes: int = 0
+    host_step_moves: int = 0
 
 
 AS_IT_IS: Final = OptimizerPath()

@@ -108,7 +108,9 @@ class ReleasedGradients:
             yield
             return
         sizes = list(map(_bytes_of, stepped))
-        self._priced("memscale::gradient_back", sum(sizes), self.path.link_moves[1])
+        on_host = optimizers[:1] if self.path.host_step_moves else ()
+        coming = [value for value in stepped if not any(item.is_stepped_by_core(value) for item in on_host)]
+        self._priced("memscale::gradient_back", sum(map(_bytes_of, coming)), self.path.link_moves[1])
         most = most_together(sizes, self.path.gradient_window_bytes)
         looked_at = [self._added(size) for size in (most if self.on_card else [sum(most)])]
         if not any(item.has_whole_gradients for item in optimizers):  # the loop may look at them, in any case

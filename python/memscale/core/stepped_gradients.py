@@ -62,7 +62,8 @@ class SteppedGradients:
         buffer = recorder.buffer_of(gradient)
         if buffer is not None:
             enter(recorder, buffer, parameter, gradient)
-        if recorder.target.kind == "cpu" and optimizer.is_stepped_by_core(parameter):
+        on_host = recorder.target.kind == "cpu" or self.path.host_step_moves > 0
+        if on_host and optimizer.is_stepped_by_core(parameter):
             self._wait(gradient)
         del gradient
         with recorder.accumulation.aside():

@@ -218,7 +218,8 @@ def _note(recorder: GraphRecorder, window: int) -> None:
 
 def are_stepped(recorder: GraphRecorder, path: OptimizerPath) -> None:
     """An optimizer's step reads and writes them in the file."""
-    _pass(recorder, "memscale::weights_step", path.streamed.trained_bytes, sum(path.link_moves))
+    trained = 0 if path.host_step_moves else path.streamed.trained_bytes  # the host does it at home
+    _pass(recorder, "memscale::weights_step", trained, sum(path.link_moves))
 
 
 def _pass(recorder: GraphRecorder, name: str, size: int, moves: int) -> None:

@@ -9,7 +9,7 @@
     saved     `state_dict` in PyTorch's form, and back
     masters   weights that are BF16 while they are trained
     away      state that lies elsewhere between steps; pieces, shelf, alone, away_state, away_step, away_load,
-              away_weights
+              away_weights; host_parts, host_rate for a card's parameters that the host steps
     released  gradients that have left the device; released_bytes, released_changes, release_window
 
 An optimizer is taken over in place: it stays the same object, and its class becomes a subclass of its own.

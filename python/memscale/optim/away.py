@@ -34,7 +34,7 @@ from memscale.offload.engine import Offload
 from memscale.optim.alone import step_around, why_not_alone
 from memscale.optim.away_load import passing
 from memscale.optim.away_state import bring_back, brought_back, copied, move, send_away
-from memscale.optim.away_step import step_group
+from memscale.optim.away_step import Later, step_group
 from memscale.optim.kinds import inner_of
 from memscale.optim.mapped import Empty, mapped_in
 from memscale.optim.master_rests import wait_elsewhere
@@ -153,8 +153,15 @@ def held_for_step(optimizer: torch.optim.Optimizer) -> AbstractContextManager[No
     return _shelves[optimizer].held(STEP)
 
 
-def step_away(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[Tensor]:
+def step_away(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], later: Later | None = None
+) -> list[Tensor]:
     """Steps the parameters of a group whose state is away, or is to be. Returns the others.
+
+    Args:
+        optimizer: whose state is away.
+        group: as in `away_step.step_group`.
+        later: likewise.
 
     Raises:
         OSError, RuntimeError: as `away_step.step_group`.
@@ -162,8 +169,22 @@ def step_away(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[T
     """
     assert isinstance(optimizer, _Away)
     shelf = _shelves[optimizer]
-    with shelf.held(STEP), uninterrupted():  # between two pieces Ctrl-C would leave half a step
-        return step_group(optimizer, optimizer._memscale_away_base, group, shelf)
+    # What is put off does not wait here for what was put off before it.
+    held = shelf.held(STEP) if later is None else nullcontext()
+    with held, uninterrupted():  # between two pieces Ctrl-C would leave half a step
+        return step_group(optimizer, optimizer._memscale_away_base, group, shelf, later)
+
+
+def steps_on_host(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the host steps parameters of a card, those whose state is away."""
+    shelf = _shelves.get(inner_of(optimizer))
+    return shelf is not None and shelf.on_host
+
+
+def await_host_steps(optimizer: torch.optim.Optimizer) -> None:
+    """The card's present stream goes on behind all that steps on the host have sent up so far."""
+    if steps_on_host(optimizer):
+        _shelves[inner_of(optimizer)].host_room.end()
 
 
 def _class_for(base: type[torch.optim.Optimizer], own: type[_Away]) -> type[_Away]:
@@ -254,7 +275,7 @@ def at_home(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     finally:
         values = (value for group in optimizer.param_groups for value in group["params"])
         spared = [value for value in values if id(value) in shelf.spared]
-        send(optimizer, shelf.offload, shelf.piece_elements, spared)
+        send(optimizer, shelf.offload, shelf.piece_elements, spared, shelf.on_host)
 
 
 def away_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -299,6 +320,7 @@ def send(
     offload: Offload,
     piece_elements: int = PIECE_ELEMENTS,
     spared: Iterable[Tensor] = (),
+    on_host: bool = False,
 ) -> str:
     """Sends the state of an optimizer away, in place. It may have stepped, and be held by whomever.
 
@@ -308,6 +330,8 @@ def send(
         offload: where to: the optimizer's alone. State of parameters on another device than its own stays.
         piece_elements: of a parameter that pass at once.
         spared: parameters whose state stays.
+        on_host: our own state of a card's parameters goes to memory of the host, which steps them: their
+            gradients and weights come down, and weights go up. The bits are the card's.
 
     Returns:
         "" or why it stays as it is.
@@ -320,7 +344,7 @@ def send(
     optimizer = inner_of(optimizer)
     base = type(optimizer)
     offload.engine.step()  # opens it
-    shelf = Shelf(offload, piece_elements, frozenset(map(id, spared)))
+    shelf = Shelf(offload, piece_elements, frozenset(map(id, spared)), on_host and is_taken(optimizer))
     _shelves[optimizer] = shelf
     optimizer.__class__ = _class_for(base, _form_of(base))
     _lead_step(optimizer)
@@ -332,12 +356,15 @@ def send(
     return ""
 
 
-def spare(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+def spare(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], on_host: bool | None = None
+) -> None:
     """Has the state of these in memory from now on, and that of all others away.
 
     Args:
         optimizer: one whose state is away.
         parameters: of the optimizer.
+        on_host: as for `send`; None: as it is.
 
     Raises:
         OSError: a piece could not be read. What was not read is away still.
@@ -347,6 +374,8 @@ def spare(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> Non
     shelf = _shelves[optimizer]
     with shelf.held(MOVE):
         shelf.spared = frozenset(map(id, parameters))
+        if on_host is not None:
+            shelf.on_host = on_host and is_taken(optimizer)
         move(optimizer, shelf)
 
 

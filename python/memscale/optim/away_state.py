@@ -81,7 +81,7 @@ def depart(entry: Entry, layout: Layout, parameter: Tensor, shelf: Shelf) -> tup
         first, last = away.bounds[index]
 
         def work(_: Tensor | None) -> Tensor:
-            piece = torch.empty(layout.size(first, last), dtype=torch.uint8, device=away.device)
+            piece = torch.empty(layout.size(first, last), dtype=torch.uint8, device=away.place)
             layout.copy(entry, piece, first, last, out=True)
             return piece
 
@@ -160,15 +160,22 @@ def move(optimizer: torch.optim.Optimizer, shelf: Shelf) -> None:
     coming: list[Job] = []
     for parameter, entry in optimizer.state.items():
         away: Away | None = entry.get(AWAY)
-        if away is None or away.here == (id(parameter) in shelf.spared):
+        if away is None:
             continue
-        away.here = not away.here
-        jobs = [Job(away, index, lambda piece: piece) for index in range(len(away.bounds))]
+        wanted = id(parameter) in shelf.spared, shelf.on_host and isinstance(away.layout, Own)
+        if (away.here, away.on_host) == wanted:
+            continue
+        away.here, away.on_host = wanted
+        jobs = [Job(away, index, partial(_at, away.place)) for index in range(len(away.bounds))]
         if away.here:
             coming += jobs
         else:
             shelf.run(jobs)
     shelf.run(coming)
+
+
+def _at(place: torch.device, piece: Tensor | None) -> Tensor | None:
+    return None if piece is None else piece.to(place)
 
 
 def rest_from(entry: Entry) -> Tensor:
@@ -179,7 +186,7 @@ def rest_from(entry: Entry) -> Tensor:
     for first, last, piece in fetched(away):
         assert isinstance(away.layout, Own)
         at, size = away.layout.places(first, last).rest
-        parts.append(piece[at : at + size].clone())
+        parts.append(piece[at : at + size].to(away.device, copy=True))
     return torch.cat(parts)
 
 

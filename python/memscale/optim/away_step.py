@@ -3,7 +3,8 @@
 
     PyTorch's state   the step of the optimizer's own class, on views of a part of the parameter, of its
                       gradient, and on the piece (`alone`); on the whole parameter where it cannot be cut
-    ours              the C core, on the same part: its threads, or its kernels on a card
+    ours              the C core, on the same part: its threads, or its kernels on a card; its threads for a
+                      card's parameters, too, where the state is to be stepped on the host (`host_parts`)
 
 Every piece begins with the counters and other small values that there were, and the last one's are kept: a
 step counts once. A parameter is marked from its first piece to its last, so that a step that ended in between
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,9 +34,11 @@ from memscale.optim.away_state import (
     refuse_torn,
 )
 from memscale.optim.away_weights import Passage, WeightParts
+from memscale.optim.host_parts import HostGradient, HostWeight
 from memscale.optim.kinds import GRADIENTS, gradient_refusal, group_refusal, parameter_refusal, rule_of
 from memscale.optim.pieces import AWAY, Away, Own, Slot, Slots, flat, slots_of
 from memscale.optim.released import ReleasedGradient, on_its_device, put, start
+from memscale.optim.shelf import STEP as A_STEP
 from memscale.optim.shelf import Job, Shelf
 from memscale.optim.steps import entry_of
 from memscale.weights.stepping import borrow
@@ -43,8 +46,41 @@ from memscale.weights.stepping import borrow
 Base = type[torch.optim.Optimizer]
 
 
-def step_group(optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> list[Tensor]:
+class HostCall:
+    """A step on the host that is put off: beside backward, on another thread (`step_queue`).
+
+    Args:
+        shelf: of the optimizer.
+        work: whose jobs they are.
+        jobs: of one parameter.
+        parameter: that is stepped.
+    """
+
+    def __init__(self, shelf: Shelf, work: _Own, jobs: Sequence[Job], parameter: Tensor) -> None:
+        self.parameters = [parameter]
+        self.gradient_bytes = sum(source.gradient.nbytes for source in work.sources)
+        self._shelf, self._work, self._jobs = shelf, work, jobs
+
+    def run(self, core: object = None) -> None:
+        """Does it. What goes up to the card is awaited by nobody yet."""
+        _run(self._shelf, self._work, self._jobs)
+
+
+Later = Callable[[HostCall], None]
+"""What a step on the host is handed to: has it run before anybody looks at weights and state."""
+
+
+def step_group(
+    optimizer: Any, base: Base, group: Entry, shelf: Shelf, later: Later | None = None
+) -> list[Tensor]:
     """Steps the parameters of a group whose state is away, or is to be. Returns the others.
+
+    Args:
+        optimizer: whose group it is.
+        base: its own class.
+        group: settings and parameters; one, where steps are put off.
+        shelf: where the state is.
+        later: gets steps on the host.
 
     Raises:
         OSError: a piece could not be read. What comes before it has been stepped.
@@ -66,17 +102,24 @@ def step_group(optimizer: Any, base: Base, group: Entry, shelf: Shelf) -> list[T
             left.append(parameter)
         else:
             jobs += found
-    try:
-        shelf.run(jobs)
-    except BaseException:
-        for source in work.sources:
-            source.drain()
-        for weights in work.weights:
-            weights.drain()
-        raise
-    finally:
-        work.passage.end()
+    if later is not None and jobs and isinstance(work, _Own) and all(job.away.is_on_host for job in jobs):
+        later(HostCall(shelf, work, jobs, group["params"][0]))
+    else:
+        try:
+            _run(shelf, work, jobs)
+        finally:
+            work.end()
     return _all_here(optimizer, left)
+
+
+def _run(shelf: Shelf, work: _Own | _Standard, jobs: Sequence[Job]) -> None:
+    with shelf.held(A_STEP):
+        try:
+            shelf.run(jobs)
+        except BaseException:
+            for parts in (*work.sources, *work.weights):
+                parts.drain()
+            raise
 
 
 def _all_here(optimizer: Any, parameters: list[Tensor]) -> list[Tensor]:
@@ -122,6 +165,9 @@ class _Gradient:
         wait()
         return part
 
+    def stepped(self) -> None:
+        """The part that was asked for last has been used: it goes when nobody holds it."""
+
     def put_back(self, first: int, part: Tensor) -> None:
         """Takes a part that a step has written: a fused one that unscales, Nesterov's momentum in lists."""
         if isinstance(self.gradient, ReleasedGradient):
@@ -148,6 +194,7 @@ class _Standard:
         self.sources: list[_Gradient] = []
         self.weights: list[WeightParts] = []
         self.passage = Passage()
+        self.end = self.passage.end
 
     def jobs(self, parameter: Tensor) -> list[Job] | None:
         """What the step of a parameter consists of; None: it is stepped elsewhere."""
@@ -286,8 +333,8 @@ class _Own:
 
     def __init__(self, optimizer: Any, group: Entry, shelf: Shelf) -> None:
         self.optimizer, self.shelf = optimizer, shelf
-        self.sources: list[_Gradient] = []
-        self.weights: list[WeightParts] = []
+        self.sources: list[_Gradient | HostGradient] = []
+        self.weights: list[WeightParts | HostWeight] = []
         self.passage = Passage()
         self.kind = optimizer._memscale_kind
         self.refusal = group_refusal(self.kind, group)
@@ -307,11 +354,27 @@ class _Own:
         if not _is_like(gradient, parameter):
             like = torch.empty_like(parameter, dtype=gradient.dtype, device=gradient.device)
             gradient = like.copy_(gradient)
-        entry, source = self._entry(parameter), _Gradient(gradient)
-        weights = WeightParts(parameter, self.passage, entry[AWAY].bounds)
+        entry = self._entry(parameter)
+        source, weights = self._parts(parameter, gradient, entry[AWAY])
         self.sources.append(source)
         self.weights.append(weights)
         return [self._job(parameter, weights, source, entry, i) for i in range(len(entry[AWAY].bounds))]
+
+    def _parts(
+        self, parameter: Tensor, gradient: Tensor, away: Away
+    ) -> tuple[_Gradient | HostGradient, WeightParts | HostWeight]:
+        """Gradient and weight as the step of a piece wants them, where it is computed."""
+        if not away.is_on_host:
+            return _Gradient(gradient), WeightParts(parameter, self.passage, away.bounds)
+        room = self.shelf.host_room
+        ready = torch.cuda.current_stream(away.device).record_event()
+        return HostGradient(gradient, room, ready), HostWeight(parameter, room, ready)
+
+    def end(self) -> None:
+        """All have been stepped: the card's stream waits for what is on its way."""
+        self.passage.end()
+        if self.shelf.on_host:
+            self.shelf.host_room.end()
 
     def _entry(self, parameter: Tensor) -> Entry:
         """The state, whose bytes are away."""
@@ -322,16 +385,26 @@ class _Own:
             refuse_torn(entry[AWAY])
             if entry.get(FORM) == form:
                 return entry
-            optimizer.state[parameter] = entry = brought_back(entry)
         if not entry:  # all zeros, made piece by piece
-            return {STEP: 0, FORM: form, AWAY: self.shelf.place_for(parameter, Own(form))}
-        entry, jobs = depart(entry_of(optimizer, parameter), Own(form), parameter, self.shelf)
-        self.shelf.run(jobs)
-        optimizer.state[parameter] = entry
+            away = self.shelf.place_for(parameter, Own(form))
+            if away.here:  # before anything that comes and goes, or that would leave gaps between them
+                away.pieces[:] = [_zeros(away, index) for index in range(len(away.bounds))]
+            return {STEP: 0, FORM: form, AWAY: away}
+        with self.shelf.held(A_STEP):
+            if AWAY in entry:
+                optimizer.state[parameter] = brought_back(entry)
+            entry, jobs = depart(entry_of(optimizer, parameter), Own(form), parameter, self.shelf)
+            self.shelf.run(jobs)
+            optimizer.state[parameter] = entry
         return entry
 
     def _job(
-        self, parameter: Tensor, weights: WeightParts, gradient: _Gradient, entry: Entry, index: int
+        self,
+        parameter: Tensor,
+        weights: WeightParts | HostWeight,
+        gradient: _Gradient | HostGradient,
+        entry: Entry,
+        index: int,
     ) -> Job:
         away: Away = entry[AWAY]
         first, last = away.bounds[index]
@@ -341,7 +414,7 @@ class _Own:
         def work(piece: Tensor | None) -> Tensor | None:
             assert isinstance(away.layout, Own)
             if piece is None:  # before the first step
-                piece = torch.zeros(away.size(index), dtype=torch.uint8, device=away.device)
+                piece = _zeros(away, index)
             weight = weights.part(first, last)
             if has_rest:
                 master_rests.fill(parameter, weight, piece, away.layout, first, last)
@@ -349,8 +422,9 @@ class _Own:
             form = entry[FORM]
             types = {"weights": form.weights, "moments": form.moments, "gradient": GRADIENTS[part.dtype]}
             tensor = _as_tensor(away.layout, entry[STEP] + 1, weight, part, piece, first, last)
-            core_on(away.device).step({**self.rule, **types}, [tensor])
+            core_on(away.place).step({**self.rule, **types}, [tensor])
             away.torn = True
+            gradient.stepped()
             weights.stepped(first, last, is_last)
             if first == 0:
                 self.optimizer.state[parameter] = entry
@@ -367,6 +441,11 @@ class _Own:
             gradient.begin(first, last)
 
         return Job(away, index, work, begin)
+
+
+def _zeros(away: Away, index: int) -> Tensor:
+    """A piece of our state before the first step."""
+    return torch.zeros(away.size(index), dtype=torch.uint8, device=away.place)
 
 
 def _as_tensor(

@@ -33,7 +33,7 @@ from memscale.core.graph_task import in_backward
 from memscale.core.leaves import tensors_of
 from memscale.optim import master_rests, scaled_losses
 from memscale.optim.alone import Alone, group_is_on_card, is_usual_on_card
-from memscale.optim.away import held_for_step, is_away, step_away
+from memscale.optim.away import await_host_steps, held_for_step, is_away, step_away, steps_on_host
 from memscale.optim.spent import SpentGradient
 from memscale.optim.step_queue import StepQueue
 from memscale.optim.steps import CoreStep, Hand, step_group
@@ -59,9 +59,11 @@ def step_one(optimizer: Any, group: dict[str, Any], parameter: Tensor, hand: Han
     """
     left, one = [parameter], {**group, "params": [parameter]}
     away = is_away(optimizer)
-    with held_for_step(optimizer) if away else nullcontext():  # who saves finds this parameter's state whole
+    later = hand if away and hand is not CoreStep.run and steps_on_host(optimizer) else None
+    held = held_for_step(optimizer) if away and later is None else nullcontext()
+    with held:  # who saves finds this parameter's state whole
         if away:
-            left = step_away(optimizer, one)
+            left = step_away(optimizer, one, later)
         if left and is_taken(optimizer):
             master_rests.prepare(optimizer, one)
             left = step_group(optimizer, one, CoreStep.run if away else hand)
@@ -109,7 +111,8 @@ class BackwardStep:
         with self._held():
             self._runs()
             name, differentiable = self._names[id(parameter)], gradient.requires_grad
-            hand = self._queue.put if self._queue.takes(gradient) else CoreStep.run
+            on_host = gradient.is_cpu or steps_on_host(optimizer)
+            hand = self._queue.put if on_host and self._queue.takes(gradient) else CoreStep.run
             del gradient
             if differentiable:
                 raise RuntimeError(f"{_SAYS}the gradient of {name!r} is differentiable{_INSTEAD}")
@@ -237,6 +240,7 @@ class BackwardStep:
             if self._running <= {task}:
                 with self._looked_after():
                     self._queue.drain()
+                    self._await_card()
             self._running.discard(task)
 
     @contextmanager
@@ -248,8 +252,14 @@ class BackwardStep:
             self._note_failed()
             raise
 
+    def _await_card(self) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            await_host_steps(optimizer)
+
     def _note_failed(self) -> None:
         failed = self._queue.failed()
+        self._await_card()
         if failed is not None:
             self._at = self._names[id(failed)]
 

@@ -133,6 +133,7 @@ class Away:
         torn: a step ended in the middle: some pieces are those of the next step.
         here: the pieces are in memory between steps, too.
         device: of the parameter, and of pieces that are here.
+        on_host: pieces that are not here are ordinary tensors of the host, whose cores step them.
     """
 
     def __init__(
@@ -142,10 +143,12 @@ class Away:
         piece_elements: int,
         here: bool = False,
         device: torch.device = HOST,
+        on_host: bool = False,
     ) -> None:
         self.layout = layout
         self.here = here
         self.device = device
+        self.on_host = on_host
         self.bounds = bounds_of(count, piece_elements if layout.cut else count)
         self.pieces: list[_core.Block | Tensor | None] = [None] * len(self.bounds)
         self.torn = False
@@ -155,16 +158,32 @@ class Away:
         return self.layout.size(*self.bounds[index])
 
     @property
+    def is_on_host(self) -> bool:
+        """Pieces of a card's parameter are stepped by the host."""
+        return self.on_host and not self.here
+
+    @property
+    def place(self) -> torch.device:
+        """Where pieces are stepped."""
+        return HOST if self.is_on_host else self.device
+
+    @property
+    def is_kept(self) -> bool:
+        """Pieces stay tensors between steps, in their place."""
+        return self.here or self.on_host
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the pieces that are elsewhere."""
-        return sum(self.size(index) for index, piece in enumerate(self.pieces) if not _is_here(piece))
+        return sum(self.size(index) for index, piece in enumerate(self.pieces) if self._is_elsewhere(piece))
+
+    def _is_elsewhere(self, piece: _core.Block | Tensor | None) -> bool:
+        if isinstance(piece, Tensor):
+            return self.on_host and not same_place(piece.device, self.device)
+        return piece is not None
 
 
 Layout = Slots | Own
-
-
-def _is_here(piece: _core.Block | Tensor | None) -> bool:
-    return piece is None or isinstance(piece, Tensor)
 
 
 def bounds_of(count: int, length: int) -> tuple[tuple[int, int], ...]:

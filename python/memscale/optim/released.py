@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from memscale.optim.release_window import ReleaseWindow
 from memscale.optim.released_bytes import GradientBytes
-from memscale.optim.released_changes import change_of, is_zeroing
+from memscale.optim.released_changes import change_of, is_same_anywhere, is_zeroing
 from memscale.weights.places import device_of_use
 
 _aten = torch.ops.aten
@@ -155,13 +155,17 @@ def start(gradient: ReleasedGradient, begin: int, end: int, into: Tensor) -> Cal
         gradient: whose. It is not to be changed before the copy is complete.
         begin: the first.
         end: behind the last.
-        into: flat and contiguous, with its dtype, for `end - begin` elements.
+        into: flat and contiguous, with its dtype, for `end - begin` elements; on its device, or on the host.
 
     Returns:
         What waits until they are there.
     """
     held = gradient.memscale_bytes
     with held.window.lock:
+        if into.device.type != held.plain.device.type:
+            changes, dtype = held.changes_to_come, held.plain.dtype
+            if not all(is_same_anywhere(change, dtype) for change in changes):
+                return held.start_by_card(begin, end, into)
         return held.start(begin, end, into)
 
 

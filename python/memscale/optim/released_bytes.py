@@ -181,6 +181,22 @@ class GradientBytes:
 
         return arrive
 
+    @property
+    def changes_to_come(self) -> tuple[Change, ...]:
+        """What is done to elements that come back."""
+        return () if self.here else tuple(self._changes)
+
+    def start_by_card(self, begin: int, end: int, into: Tensor) -> Callable[[], None]:
+        """As `start` for the host, with the changes done on the card."""
+        part = torch.empty(end - begin, dtype=into.dtype, device=self.plain.device)
+        wait = self.start(begin, end, part)
+
+        def arrive() -> None:
+            wait()
+            into.copy_(part)
+
+        return arrive
+
     def _start(self, begin: int, end: int, into: Tensor) -> Callable[[], None]:
         """The same for what is away, without its changes."""
         if self._is_zero:

@@ -54,7 +54,19 @@ def change_of(func: Any, args: Any, kwargs: Any) -> Change | None:
 
 
 def _later(func: Any, in_list: bool, numbers: list[Any], named: dict[str, Any], elements: Tensor) -> None:
-    func([elements] if in_list else elements, *numbers, **named)
+    given = [value.to(elements.device) if isinstance(value, Tensor) else value for value in numbers]
+    func([elements] if in_list else elements, *given, **named)
+
+
+def is_same_anywhere(change: Change, dtype: torch.dtype) -> bool:
+    """Whether the host does a change from `change_of` with the bits of a card.
+
+    Products are rounded once in FP32. A card divides by a number as it multiplies by its inverse, and the two
+    round numbers of other types at different times.
+    """
+    assert isinstance(change, functools.partial)
+    name = change.args[0].overloadpacket
+    return dtype is torch.float32 and name in (_aten.mul_, _aten._foreach_mul_)
 
 
 _NO_NUMBER = object()

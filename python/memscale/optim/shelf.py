@@ -16,6 +16,7 @@ on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections import deque
@@ -29,7 +30,8 @@ from torch import Tensor
 from memscale import _core
 from memscale.errors import MemScaleError
 from memscale.offload.engine import Offload
-from memscale.optim.pieces import PIECE_ELEMENTS, Away, Layout
+from memscale.optim.host_parts import HostRoom
+from memscale.optim.pieces import PIECE_ELEMENTS, Away, Layout, Own
 from memscale.weights.places import device_of_use
 
 _LOGGER = logging.getLogger("memscale")
@@ -64,6 +66,7 @@ class Shelf:
         offload: opens it.
         piece_elements: as `PIECE_ELEMENTS`.
         spared: ids of the optimizer's parameters whose pieces stay in memory.
+        on_host: our own state of a card's parameters lies in memory of the host, whose cores step it.
     """
 
     def __init__(
@@ -71,10 +74,12 @@ class Shelf:
         offload: Offload,
         piece_elements: int = PIECE_ELEMENTS,
         spared: frozenset[int] = frozenset(),
+        on_host: bool = False,
     ) -> None:
         self.offload = offload
         self.piece_elements = piece_elements
         self.spared = spared
+        self.on_host = on_host and self.device.type != "cpu"
         self._lock = threading.RLock()
         self._at = ""  # what the thread does that has the lock
         self._here = threading.local()
@@ -139,8 +144,14 @@ class Shelf:
 
     def place_for(self, parameter: Tensor, layout: Layout) -> Away:
         """Where the state of a parameter is to be; it is not there yet."""
-        is_here = id(parameter) in self.spared
-        return Away(layout, parameter.numel(), self.piece_elements, is_here, device_of_use(parameter))
+        is_here, device = id(parameter) in self.spared, device_of_use(parameter)
+        on_host = self.on_host and isinstance(layout, Own)
+        return Away(layout, parameter.numel(), self.piece_elements, is_here, device, on_host)
+
+    @functools.cached_property
+    def host_room(self) -> HostRoom:
+        """What parts pass through that the host steps."""
+        return HostRoom(self.device, self.piece_elements, self.warn)
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Does jobs in their order.
@@ -159,9 +170,13 @@ class Shelf:
 
     def say(self, why: str) -> None:
         """Logs, once, that a piece stays in memory."""
+        self.warn(f"some of it stays in memory ({why})")
+
+    def warn(self, what: str) -> None:
+        """Logs, once, what is not as it was to be."""
         if not self._said:
             self._said = True
-            _LOGGER.warning("optimizer state: some of it stays in memory (%s)", why)
+            _LOGGER.warning("optimizer state: %s", what)
 
 
 class _Run:
@@ -210,7 +225,7 @@ class _Run:
         away.pieces[index] = kept
         if isinstance(before, _core.Block):
             before.drop()  # its place is the next block's: a step takes no more room than lay there before
-        block = None if kept is None or away.here else self.shelf.put(kept)
+        block = None if kept is None or away.is_kept else self.shelf.put(kept)
         if kept is not None and block is not None:
             away.pieces[index] = block
             self.leaving.append((job, block, kept))

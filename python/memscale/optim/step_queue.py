@@ -23,7 +23,10 @@ from memscale.optim.arrays import threads
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from memscale.optim.away_step import HostCall
     from memscale.optim.steps import CoreStep
+
+    Step = CoreStep | HostCall
 
 _SHARE = 4  # of PyTorch's threads, one in so many
 
@@ -39,8 +42,8 @@ class StepQueue:
         self.most_bytes = most_bytes
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._waiting: deque[CoreStep] = deque()
-        self._done: list[CoreStep] = []  # whose gradients backward's thread frees, which made them
+        self._waiting: deque[Step] = deque()
+        self._done: list[Step] = []  # whose gradients backward's thread frees, which made them
         self._bytes = 0  # of gradients that wait, of the one in use, of those that are done
         self._open = 0  # steps that wait or run
         self._error: tuple[BaseException, Tensor] | None = None
@@ -49,10 +52,10 @@ class StepQueue:
         self._ending = False
 
     def takes(self, gradient: Tensor) -> bool:
-        """Whether a gradient may wait here: of a host, and not larger than the window."""
-        return gradient.is_cpu and gradient.nbytes <= self.most_bytes and os.getpid() == self._process
+        """Whether a gradient may wait here: it is not larger than the window."""
+        return gradient.nbytes <= self.most_bytes and os.getpid() == self._process
 
-    def put(self, step: CoreStep) -> None:
+    def put(self, step: Step) -> None:
         """Has a step run in its turn. Waits for room.
 
         Raises:

@@ -79,8 +79,9 @@ class CoreStep:
         (core or core_on(self.parameters[0].device)).step(self.rule, self.tensors)
 
 
-Hand = Callable[[CoreStep], None]
-"""What a call is handed to: runs it, or has it run before anybody looks at weights and state."""
+Hand = Callable[[Any], None]
+"""What a call is handed to, a `CoreStep` or `away_step.HostCall`: runs it, or has it run before anybody looks
+at weights and state."""
 
 
 class _Work:

@@ -67,9 +67,12 @@ class PathAttachment(StepAttachment, Protocol):
     Attributes:
         stays: once a forward has run with it, later plans have it too: taking it off in the middle would cost
             more than it saves, or disturb a graph that waits for its backward.
+        apart_from: names of path techniques in front of it that may come and go while it stays as it is. It
+            is taken off and attached again when any other one does.
     """
 
     stays: bool
+    apart_from: frozenset[str]
 
     def traced(self, step: StepFacts) -> StepFacts:
         """The step as it is to be traced, with this technique in its `path`. Afterwards `used` holds."""

@@ -60,6 +60,7 @@ class Bf16Weights:
     name = NAME
     path = ""
     stays = True  # a graph may have saved a weight as it is
+    apart_from: frozenset[str] = frozenset()
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, names: frozenset[str], kind: str

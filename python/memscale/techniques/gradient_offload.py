@@ -113,6 +113,7 @@ class GradientOffload:
     path = ""
     reason = ""
     stays = False
+    apart_from: frozenset[str] = frozenset()
     beneath: StandIn | None = None
 
     def __init__(

@@ -5,8 +5,10 @@ Of parameters on a card it lies in host memory, page-locked first, or in a file 
 parameters in host memory, in a file.
 
 Nothing is rounded, and nothing is computed otherwise: the optimizer's own step runs on each piece
-(`optim/away.py`), on their device. It costs the time that all of the state takes out and back, once per step,
-as far as that does not hide behind the computing; a plan counts all of it.
+(`optim/away.py`), on their device. Our own state of a card's parameters may be stepped by the host instead,
+with the same bits (`optim/host_parts.py`): then it does not move, and gradients and weights do. It costs the
+time that all of what moves takes, once per step, as far as that does not hide behind the computing; a plan
+counts all of it.
 
 Plans do this for AdamW, Adam, SGD with momentum, and our own state. `memscale.optim.away.send` takes others.
 """
@@ -28,12 +30,14 @@ from memscale.core.optimizer_path import OptimizerPath
 from memscale.core.step_amounts import Part
 from memscale.offload.engine import Offload, OffloadSettings
 from memscale.offload.limits import STAGING_BYTES
-from memscale.optim.away import away_bytes, is_away, send, spare, take_back, why_not_away
+from memscale.optim.away import away_bytes, is_away, send, spare, steps_on_host, take_back, why_not_away
 from memscale.optim.away_state import is_worth_it
+from memscale.optim.host_parts import HostRoom
+from memscale.optim.host_rate import elements_per_us
 from memscale.optim.kinds import inner_of
 from memscale.optim.masters import told_dtypes
 from memscale.optim.pieces import LEAST_BYTES, PIECE_ELEMENTS
-from memscale.optim.taken import base_of, is_taken
+from memscale.optim.taken import base_of, is_held, is_taken, moments_of
 
 if TYPE_CHECKING:
     from memscale.core.hardware import Hardware
@@ -55,7 +59,10 @@ def find(model: nn.Module, around: Surroundings) -> Sequence[StateOffload]:
     optimizer, link = around.optimizer, around.link
     if optimizer is None or isinstance(link, str) or _reason(optimizer, link):
         return ()
-    return (StateOffload(model, optimizer, link, around.hardware, around.spared.get(NAME, frozenset())),)
+    spared, host_ns = around.spared.get(NAME, frozenset()), _host_ns(optimizer, link, around)
+    made = StateOffload(model, optimizer, link, around.hardware, spared, host_ns)
+    made.why_by_card = why_not_on_host(optimizer, link) if around.config.step_on_host else ""
+    return (made,)
 
 
 def why_not(model: nn.Module, around: Surroundings) -> str:
@@ -88,9 +95,56 @@ def _reason(optimizer: torch.optim.Optimizer, link: Link) -> str:
 
 def _needed_bytes(optimizer: torch.optim.Optimizer) -> int:
     """At most what the state that can leave takes elsewhere."""
-    parameters: list[Tensor] = [value for group in optimizer.param_groups for value in group["params"]]
-    large = sum(value.nbytes for value in parameters if value.requires_grad and is_worth_it(value))
-    return _STATE_FACTOR * large
+    return _STATE_FACTOR * sum(value.nbytes for value in _large(optimizer))
+
+
+def why_not_on_host(optimizer: torch.optim.Optimizer, link: Link) -> str:
+    """Why the host does not step an optimizer's parameters on a card; "" if it can."""
+    inner = inner_of(optimizer)
+    if link.settings.device.type == "cpu":
+        return "the host steps its own parameters anyway"
+    if not is_taken(inner) or is_held(inner):
+        return "only 8-bit state has the same bits on the host: give use_8bit_optimizer=True"
+    room = sum(link.state_bytes[:2]) - STAGING_BYTES - HostRoom.most_bytes(PIECE_ELEMENTS)
+    needed = _own_bytes(_large(inner), moments_of(inner))
+    there = is_away(inner) and steps_on_host(inner)  # then it has its room
+    return "" if there or needed <= room else f"host memory may take {max(0, room)} bytes, less than {needed}"
+
+
+def _host_ns(optimizer: torch.optim.Optimizer, link: Link, around: Surroundings) -> int:
+    """Nanoseconds of the host's step of 1,024 elements, where it is to step a card's parameters; else 0."""
+    inner, asked = inner_of(optimizer), around.config.step_on_host
+    if asked is False or why_not_on_host(inner, link):
+        return 0
+    large, moments = _large(inner), moments_of(inner) or "code8"
+    dtype = torch.bfloat16 if around.config.use_mixed_precision else large[0].dtype
+    ns = max(1, 1_024_000 // elements_per_us(moments, dtype, around.hardware))
+    return ns if asked or _is_faster(large, moments, dtype, link, ns) else 0
+
+
+def _is_faster(large: list[Tensor], moments: str, dtype: torch.dtype, link: Link, ns: int) -> bool:
+    """Whether the host's steps take less time than state on its way through the card.
+
+    For gradients that have left the card, and weights that have not: then the card needs gradients and state
+    there, and state back; the host needs weights there and back.
+    """
+    count = sum(value.numel() for value in large)
+    state, width = _own_bytes(large, moments), count * dtype.itemsize
+    out, back = link.out_bytes_per_us, link.in_bytes_per_us
+    on_card = 1000 * (state // out + (state + width) // back)
+    return 1000 * (width // out + width // back) + count * ns // 1024 < on_card
+
+
+def _large(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Parameters whose state can leave."""
+    parameters = (value for group in optimizer.param_groups for value in group["params"])
+    return [value for value in parameters if value.requires_grad and is_worth_it(value)]
+
+
+def _own_bytes(parameters: list[Tensor], moments: str | None) -> int:
+    """At most what our state of parameters takes: as of BF16 weights with masters."""
+    width = (1 if moments == "code8" else 4) * 2 + 2
+    return sum(width * value.numel() + value.numel() // 16 + LEAST_BYTES for value in parameters)
 
 
 def with_state_room(link: Link | str, optimizer: torch.optim.Optimizer | None) -> Link | str:
@@ -134,12 +188,17 @@ class StateOffload:
         link: the way off the device.
         hardware: the device, for what a copy costs.
         spared: names of parameters whose state stays.
+        host_ns: of the host's step of 1,024 elements of a card's parameters; 0: the card steps them.
+
+    Attributes:
+        why_by_card: why the card steps them, where the caller has asked for the host.
     """
 
     name = NAME
     path = ""
     reason = ""
     stays = False
+    apart_from = frozenset({"weight_offload"})  # all of it would be in memory at once between two plans
 
     def __init__(
         self,
@@ -148,11 +207,14 @@ class StateOffload:
         link: Link,
         hardware: Hardware,
         spared: frozenset[str] = frozenset(),
+        host_ns: int = 0,
     ) -> None:
         self._model = weakref.ref(model)
         self._optimizer = weakref.ref(inner_of(optimizer))
         self._told = OptimizerPath()
         self.spared = spared
+        self.host_ns = host_ns
+        self.why_by_card = ""
         self.beneath: StandIn | None = None
         self.link = link
         self.hardware = hardware
@@ -163,8 +225,11 @@ class StateOffload:
         """What it does, and where the state goes."""
         if self.link.settings.device.type == "cpu":
             return "optimizer state in a file: a step reads and writes it piece by piece"
+        if self.host_ns:
+            return "optimizer state on the host, whose cores step it: gradients come down, weights go up"
         where = "in a file" if not any(self.link.state_bytes[:2]) else "on the host"
-        return f"optimizer state {where}: it passes the card piece by piece in a step"
+        beside = f" (step_on_host=True: {self.why_by_card})" if self.why_by_card else ""
+        return f"optimizer state {where}: it passes the card piece by piece in a step{beside}"
 
     def traced(self, step: StepFacts) -> StepFacts:
         """The step with the state gone, and its pieces in the optimizer's step."""
@@ -179,12 +244,13 @@ class StateOffload:
             state_here=self.spared,
             state_engine_bytes=self._engine_bytes(),
             on_card=link.settings.device.type != "cpu",
+            host_step_moves=self.host_ns * rate // 1000,
         )
         return replace(step, path=self._told)
 
     def parts(self) -> list[Part]:
         """The state of each parameter that has a name in the model."""
-        model, optimizer, link = self._model(), self._optimizer(), self.link
+        model, optimizer = self._model(), self._optimizer()
         if model is None or optimizer is None:
             return []
         names = {id(value): name for name, value in model.named_parameters()}
@@ -197,11 +263,18 @@ class StateOffload:
         layout = layout_of(optimizer, self._told, as_told, lambda value: names.get(id(value), ""))
         assert isinstance(layout, AwayLayout)
         found = []
-        for group, _, name, size in layout.leaving():
+        for group, parameter, name, size in layout.leaving():
             if name:
-                ns = 1000 * size // link.out_bytes_per_us + 1000 * size // link.in_bytes_per_us
-                found.append(Part(NAME, name, size, ns, group))
+                found.append(Part(NAME, name, size, self._ns(size, parameter), group))
         return found
+
+    def _ns(self, size: int, parameter: Tensor) -> int:
+        """What a step takes longer if the state of a parameter, of this size, is away."""
+        out, back = self.link.out_bytes_per_us, self.link.in_bytes_per_us
+        if not self.host_ns:
+            return 1000 * size // out + 1000 * size // back
+        copied = parameter.nbytes  # which gradients have, too
+        return 2000 * copied // out + 1000 * copied // back + parameter.numel() * self.host_ns // 1024
 
     def _engine_bytes(self) -> int:
         """What the engine takes, with as many pieces of state as may be away at once."""
@@ -220,11 +293,11 @@ class StateOffload:
         """Spares what another one does; see `base.PartialAttachment`."""
         optimizer = self._optimizer()
         assert isinstance(other, StateOffload)
-        if self.spared == other.spared or optimizer is None:
+        if (self.spared, bool(self.host_ns)) == (other.spared, bool(other.host_ns)) or optimizer is None:
             return
-        self.spared = other.spared
+        self.spared, self.host_ns = other.spared, other.host_ns
         try:
-            spare(optimizer, self._spared_parameters())
+            spare(optimizer, self._spared_parameters(), bool(self.host_ns))
         except (OSError, RuntimeError) as error:
             _LOGGER.warning("optimizer state cannot be brought back: %s", error)
 
@@ -238,7 +311,8 @@ class StateOffload:
         optimizer = self._optimizer()
         assert optimizer is not None
         offload = Offload(_settings(self.link))
-        if reason := send(optimizer, offload, spared=self._spared_parameters()):
+        spared = self._spared_parameters()
+        if reason := send(optimizer, offload, spared=spared, on_host=bool(self.host_ns)):
             raise RuntimeError(f"optimizer state cannot leave: {reason}")
 
     def undo(self) -> None:

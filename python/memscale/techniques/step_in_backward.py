@@ -131,6 +131,7 @@ class StepInBackward:
     path = ""
     reason = ""
     stays = False
+    apart_from: frozenset[str] = frozenset()
     beneath: StandIn | None = None
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

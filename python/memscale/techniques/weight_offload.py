@@ -183,6 +183,7 @@ class WeightOffload:
     path = ""
     reason = ""
     stays = True  # bringing all weights back for one step, and sending them away for the next, costs more
+    apart_from: frozenset[str] = frozenset()
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ from memscale.weights.saves import SavedWeight, hooks
 from memscale.weights.stepping import Steps
 from memscale.weights.unit import Unit, Weight, view_of
 from memscale.weights.units import UnitFound
-from memscale.weights.window import Window
+from memscale.weights.window import Order, Window
 
 _LOGGER = logging.getLogger("memscale")
 
@@ -98,6 +98,7 @@ class Stream:
         unit.leave_memory()
         self._see_copies(unit)
         self.units[unit.path] = unit
+        self.window.order = Order()  # with this one between others, what followed is no guide
         for weight in unit.weights:
             self.places[weight.home.untyped_storage()._cdata] = unit, weight
         self._measure()

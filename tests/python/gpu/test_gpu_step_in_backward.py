@@ -130,3 +130,26 @@ def test_a_prediction_needs_no_card() -> None:
     assert found[0].allocated_peak_bytes == found[1].allocated_peak_bytes
     assert found[0].reserved_peak_bytes == found[1].reserved_peak_bytes
     assert [step.technique for step in found[0].plan.steps] == [NAME]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_host_steps_8_bit_state(inside: bool, half: bool) -> None:
+    if reason := cards.why_not(card()):
+        pytest.skip(reason)
+    more = {"use_8bit_optimizer": True, "use_mixed_precision": half, "exact": False}
+    plain = trained(ADAMW, **more)
+    less = {"async_offload": True, "step_in_backward": inside}
+    budget = context_bytes() + plain.reserved_bytes * 70 // 100
+    theirs = trained(ADAMW, budget, **more, **less, step_on_host=False)
+    mine = trained(ADAMW, budget, **more, **less, step_on_host=True)
+    assert theirs.plan is not None and mine.plan is not None
+    used = [{step.technique for step in plan.steps} for plan in (theirs.plan, mine.plan)]
+    assert "state_offload" in used[1]
+    assert used[0] & {"autocast", "bf16_weights"} == used[1] & {"autocast", "bf16_weights"}
+    why = [step.reason for step in mine.plan.steps if step.technique == "state_offload"]
+    assert "whose cores step it" in why[0]
+    assert equal(theirs.found, mine.found)
+    predicted = mine.plan.predicted
+    assert 0.95 * predicted.allocated_peak_bytes <= mine.allocated_bytes <= predicted.allocated_peak_bytes
+    assert mine.reserved_bytes <= predicted.reserved_peak_bytes

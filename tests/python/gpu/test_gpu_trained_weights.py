@@ -176,10 +176,11 @@ def away(
     folder: Path | str = "",
     window: int | None = None,
     count: int = 2 * DEPTH + 1,
+    on_host: bool = False,
 ) -> Iterator[Stream]:
     """Optimizer state and all weights that can go are away inside the block; nothing is left of it behind."""
     model, optimizer = training.model, training.optimizer
-    assert send(optimizer, opened(), PIECE) == ""
+    assert send(optimizer, opened(), PIECE, on_host=on_host) == ""
     units, _ = units_of(model, 1, card=CARD, trained=why_not_in_pieces(optimizer))
     stream = streams.opened(model, CardBlocks(CARD, Rooms(*TIERS[tier], str(folder))))
     for unit in units:
@@ -237,6 +238,25 @@ def test_with_released_gradients(name: str, window: int) -> None:
         assert any(value.device.type == "cpu" and value.grad.is_cuda for value in gone)
         release.undo()
         assert not any(isinstance(value.grad, ReleasedGradient) for value in trained(training.model))
+    assert equal(found, expected)
+
+
+@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "clipped", "accumulated", "together", "scaled"])
+def test_the_host_steps_weights_at_home(name: str, released: bool) -> None:
+    if reason := cards.why_not(CARD):
+        pytest.skip(reason)
+    plain, training = (Training(built(), LOOPS[name]) for _ in range(2))
+    for each in (plain, training):
+        take_over(each.optimizer)
+    expected = run(plain)
+    release = technique(training.model, 0)
+    with away(training, on_host=True):
+        if released:
+            release.attach()
+        found = run(training)
+        if released:
+            release.undo()
     assert equal(found, expected)
 
 

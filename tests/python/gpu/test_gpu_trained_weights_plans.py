@@ -105,12 +105,15 @@ def test_bits_and_predicted_peaks(how: str, tenths: int) -> None:
     assert agree(less) and context_bytes() + less.reserved_bytes <= budget
 
 
-def test_state_in_8_bits() -> None:
+@pytest.mark.parametrize("on_host", [False, True])
+def test_state_in_8_bits(on_host: bool) -> None:
     if reason := cards.why_not(card()):
         pytest.skip(reason)
-    plain = trained(ADAMW, 1 << 36, use_8bit_optimizer=True)
-    less = trained(ADAMW, context_bytes() + WEIGHT_BYTES * 6 // 10, use_8bit_optimizer=True)
-    assert techniques(less.plan) == set(NAMES)
+    more = {"use_8bit_optimizer": True, "step_on_host": on_host}
+    plain = trained(ADAMW, 1 << 36, **more)
+    less = trained(ADAMW, context_bytes() + WEIGHT_BYTES * 6 // 10, **more)
+    assert less.plan is not None and techniques(less.plan) == set(NAMES)
+    assert on_host == any("whose cores step it" in step.reason for step in less.plan.steps)
     assert equal(plain.found, less.found) and agree(less)
 
 

@@ -407,6 +407,7 @@ class Part:
 
     name, path, reason = "part", "", ""
     used = stays = True
+    apart_from: frozenset[str] = frozenset()
     beneath = None
 
     def __init__(self, spared: frozenset[str]) -> None:

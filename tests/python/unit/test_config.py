@@ -39,6 +39,7 @@ DEFAULTS: dict[str, object] = {
     "strict_budget": False,
     "force_optimize": False,
     "step_in_backward": False,
+    "step_on_host": None,
     "exact": None,
     "use_static_profiling": True,
     "use_empirical_fallback": True,
@@ -452,6 +453,7 @@ class TestEffective:
                 "memory_budget_bytes",
                 "log_file",
                 "observability_port",
+                "step_on_host",  # asked where a plan is made: depends on the machine
             }
 
     def test_it_covers_every_field(self) -> None:

@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -644,34 +643,6 @@ def test_nothing_is_left_of_a_model() -> None:
     finally:
         gc.enable()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-
-
-def open_files() -> set[tuple[int, int]]:
-    """Files that this process has open, each as its device and number there."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the folder itself was open while it was read
-            status = os.fstat(int(number))
-            found.add((status.st_dev, status.st_ino))
-    return found
-
-
-def test_a_model_has_one_open_file() -> None:
-    """Whatever the number of its units; and gives the disk space of those back that come back."""
-    before = open_files()
-    model = built(partial(Stack, depth=6))
-    with streamed(model) as stream:
-        assert len(stream.units) > 6 and len(open_files() - before) == 1
-        assert isinstance(stream.blocks, HostBlocks) and stream.blocks._file is not None
-        number, path = stream.blocks._file.number, "blocks.2"
-        os.fsync(number)  # some file systems count blocks when they write them
-        full = os.fstat(number).st_blocks
-        size = stream.units[path].nbytes
-        stream.remove(path)
-        gc.collect()
-        os.fsync(number)
-        assert (full - os.fstat(number).st_blocks) * 512 == size
-        assert same(trained(model, Loop(steps=2)), trained(built(partial(Stack, depth=6)), Loop(steps=2)))
 
 
 def test_tiles_find_their_places_beneath() -> None:

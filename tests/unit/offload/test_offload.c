@@ -384,6 +384,11 @@ static void calls_in_a_wrong_order(void **state)
     assert_int_equal(msc_offload_get(t.engine, ticket, back, NULL, &err), MSC_OK);
     assert_int_equal(msc_offload_arrive(t.engine, ticket, NULL, &err), MSC_OK);
     assert_memory_equal(back, bytes, sizeof bytes);
+    memset(back, 0, sizeof back);
+    assert_int_equal(msc_offload_get_to_host(t.engine, ticket, NULL, &err), MSC_EINVAL);
+    assert_int_equal(msc_offload_get_to_host(t.engine, ticket, back, &err), MSC_OK);
+    assert_int_equal(msc_offload_arrive(t.engine, ticket, NULL, &err), MSC_OK);
+    assert_memory_equal(back, bytes, sizeof bytes);
     msc_offload_drop(t.engine, ticket);
     msc_offload_drop(t.engine, ticket);
     msc_offload_drop(t.engine, 0);

@@ -250,6 +250,49 @@ static void file(void **state)
     steps_in(MSC_TIER_FILE, 1);
 }
 
+/* Blocks that the host reads, as soon as it may: while the card is still at the copy out of the next ones. */
+static void read_by_the_host(card *c, uint32_t step)
+{
+    unsigned char *memory = malloc(BYTES);
+    uint32_t i;
+
+    assert_non_null(memory);
+    for (i = 0; i < BLOCKS; i++)
+        training_fill(c->patterns[i], BYTES, step * 1000 + i);
+    forward(c);
+    for (i = 0; i < BLOCKS; i++) {
+        memset(memory, 0xee, BYTES);
+        must(msc_offload_get_to_host(c->engine, c->tickets[BLOCKS - 1 - i], memory, &err));
+        must(msc_offload_arrive(c->engine, c->tickets[BLOCKS - 1 - i], c->stream, &err));
+        if (!training_is(memory, BYTES, step * 1000 + BLOCKS - 1 - i))
+            fail_msg("step %u: the host reads block %u wrong", step, BLOCKS - 1 - i);
+    }
+    backward(c); /* the same blocks, on the card */
+    wait_for_the_card(c);
+    for (i = 0; i < BLOCKS; i++)
+        assert_true(training_is(c->results[i], BYTES, step * 1000 + i));
+    free(memory);
+}
+
+static void the_host_reads(void **state)
+{
+    msc_tier tier;
+
+    (void)state;
+    for (tier = MSC_TIER_PINNED; tier < MSC_TIER_COUNT; tier++) {
+        msc_offload_options options = training_options(tier);
+        card c;
+        uint32_t step;
+
+        options.limit_bytes[MSC_TIER_PINNED] =
+            tier == MSC_TIER_PINNED ? 8u << 20 : 2 * options.staging_count * options.chunk_bytes;
+        open_card(&c, &options);
+        for (step = 0; step < step_count; step++)
+            read_by_the_host(&c, step);
+        close_card(&c);
+    }
+}
+
 static int there_is_none(void)
 {
     msc_device_options options = card_options();
@@ -271,6 +314,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(pinned_memory),
         cmocka_unit_test(pageable_memory),
         cmocka_unit_test(file),
+        cmocka_unit_test(the_host_reads),
     };
 
     library = argc > 1 ? argv[1] : NULL;
