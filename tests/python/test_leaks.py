@@ -35,7 +35,6 @@ from leak_optim import OPTIM_CALLS, OPTIM_ERRORS
 from memscale import _core
 from memscale.errors import MemScaleError
 
-pytestmark = pytest.mark.usefixtures("few_objects")
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the heap as Linux shows it")
 
 ROUNDS = 4000

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import memscale
+from soak import samples
 from zoo.blocks import Block, DataDependent, Stack, inputs
 from zoo.models import Case, case, mean_square
 from zoo.training import SMALLEST, built, call, same_bits
@@ -46,6 +48,12 @@ class Sometimes(nn.Module):
         return result
 
 
+def _saved(number: int) -> tuple[Tensor]:
+    """A batch of which a layer saves tensors that are large enough to leave."""
+    torch.manual_seed(number)
+    return (samples.batch(),)
+
+
 CASES = {
     "stack": Case("stack", functools.partial(Stack, functools.partial(Block, 0.1)), inputs, mean_square),
     "sometimes": Case(
@@ -53,6 +61,7 @@ CASES = {
     ),
     "deceives": Case("deceives", functools.partial(Stack, Deceives), inputs, mean_square),
     "data": Case("data", DataDependent, inputs, mean_square),
+    "away": Case("away", samples.Network, _saved, mean_square),
     "convnet": case("convnet"),
     "gpt2": case("gpt2"),
 }
@@ -72,6 +81,7 @@ class Scenario:
         optimizer: "AdamW", which a plan assumes, or another one, which it has to see first.
         verify: the plan is verified between two steps.
         memory: not a comparison of bits: peaks are measured and predicted.
+        offload: saved tensors go to a file.
     """
 
     family: str
@@ -83,11 +93,17 @@ class Scenario:
     optimizer: str = "AdamW"
     verify: bool = False
     memory: bool = False
+    offload: bool = False
 
     def __str__(self) -> str:
         parts = [self.case, self.option, self.when, "sample" if self.sample else "deferred"]
-        parts += [name for name in ("detach", "verify", "memory") if getattr(self, name)]
+        parts += [name for name in ("detach", "verify", "memory", "offload") if getattr(self, name)]
         return "-".join(part for part in [*parts, self.optimizer.removeprefix("AdamW")] if part)
+
+    @property
+    def key(self) -> str:
+        """Its name among those of both families."""
+        return f"{self.family}-{self}"
 
 
 @dataclass
@@ -102,6 +118,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     verified: str = ""
     peaks: dict[str, list[int]] = field(default_factory=dict)
+    saves_moved: int = 0
 
 
 DDP_OPTIONS: dict[str, dict[str, Any]] = {
@@ -163,14 +180,16 @@ REPORTS: list[str] = []
 """What `memscale.verify` said in the training that runs."""
 
 
-def train(scenario: Scenario, wrapped: bool) -> tuple[list[Tensor], Any]:
+def train(scenario: Scenario, wrapped: bool, folder: Path) -> tuple[list[Tensor], Any]:
     """Losses, gradients, buffers of some steps with accumulation in one of them; and the executor."""
     case, rank = CASES[scenario.case], dist.get_rank()
     model = built(case)
     sample = case.batch(rank) if scenario.sample else None
 
+    config = samples.config(folder, budget=1) if scenario.offload else SMALLEST
+
     def wrap(module: nn.Module) -> nn.Module:
-        return memscale.wrap(module, SMALLEST, sample) if wrapped else module
+        return memscale.wrap(module, config, sample) if wrapped else module
 
     if scenario.when == "before":
         wrap(model)
@@ -197,13 +216,14 @@ def train(scenario: Scenario, wrapped: bool) -> tuple[list[Tensor], Any]:
     return values, executor
 
 
-def compared(scenario: Scenario, reference: list[Tensor]) -> Outcome:
+def compared(scenario: Scenario, reference: list[Tensor], folder: Path) -> Outcome:
     """The run with MemScale against the one without."""
-    values, executor = train(scenario, True)
+    values, executor = train(scenario, True, folder)
     differ = [i for i, (a, b) in enumerate(zip(reference, values, strict=False)) if not same_bits(a, b)]
     outcome = Outcome(different=differ, compared=len(values) if len(values) == len(reference) else 0)
     outcome.verified = REPORTS.pop() if REPORTS else ""
-    plan = executor.plan
+    plan, engine = executor.plan, executor.in_force.offload
+    outcome.saves_moved = 0 if engine is None else engine.counters()["saves_moved"]
     if plan is not None:
         outcome.active = [choice.module for choice in plan.active]
         outcome.digest, outcome.notes = plan.digest, list(plan.notes)
@@ -219,17 +239,22 @@ def work(rank: int, world: int, folder: str, scenarios: list[Scenario]) -> None:
     references: dict[tuple[str, ...], list[Tensor]] = {}
     outcomes = {}
     for scenario in scenarios:
+        gc.collect()
+        gc.freeze()  # collections look at what the scenario makes, and not at all that has been imported
         key = scenario.family, scenario.case, scenario.option, scenario.optimizer
         if key not in references and not scenario.memory:
             plain = Scenario(*key[:2], option=scenario.option, optimizer=scenario.optimizer)
-            references[key], _ = train(plain, False)
+            references[key], _ = train(plain, False, Path(folder))
         try:
             if scenario.memory:
                 outcome = Outcome(peaks=distributed_memory.peaks(scenario, DDP_OPTIONS[scenario.option]))
             else:
-                outcome = compared(scenario, references[key])
+                outcome = compared(scenario, references[key], Path(folder))
         except Exception as error:
             outcome = Outcome(error=f"{type(error).__name__}: {error}")
-        outcomes[f"{scenario}"] = asdict(outcome)
+        outcomes[scenario.key] = asdict(outcome)
         Path(folder, f"{rank}.json").write_text(json.dumps(outcomes))  # what there is, if the next one hangs
-    dist.destroy_process_group()
+    dist.barrier()
+    # Whoever frees a process group holds Python's lock and joins gloo's thread, which may want that lock for
+    # what a collective has kept of the thread that began it. So nothing is freed.
+    os._exit(0)

@@ -13,10 +13,8 @@ from torch import nn
 
 import memscale
 from memscale import Config, OptimizationMode
-from memscale.core import hardware_host
 from memscale.core.eight_bit import is_8bit
 from memscale.errors import BudgetError, ConfigError
-from memscale.techniques import precision
 from optim_samples import OUR_ADAMW
 from zoo.models import case
 from zoo.training import Run, assert_same, built, call
@@ -26,13 +24,7 @@ ROOMY = Config(OptimizationMode.AGGRESSIVE, memory_budget="4GiB")
 PACKAGE = ROOMY.replace(eight_bit_backend="bitsandbytes")
 EIGHT_BIT = "8-bit optimizer state"
 
-
-@pytest.fixture(autouse=True)
-def bf16_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same plans on processors with and without BF16 instructions."""
-    flags = hardware_host.cpu_flags() | {"avx512_bf16"}
-    monkeypatch.setattr(hardware_host, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(precision, "_onednn_has_bf16", lambda: True)
+pytestmark = pytest.mark.usefixtures("bf16_host")
 
 
 @pytest.fixture

@@ -23,12 +23,11 @@ from amounts import also
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.benchmarks.memory import engine_bytes
-from memscale.core import hardware_host, step_ways
+from memscale.core import step_ways
 from memscale.core.plan import Plan
 from memscale.offload import limits
 from memscale.offload.engine import why_not
 from memscale.optim.away import away_bytes
-from memscale.techniques import precision
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.places import streams
 from step_samples import Recurrent, plan_of, words
@@ -55,7 +54,7 @@ def these_alone_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def opt() -> nn.Module:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 320, "ffn_dim": 1100, "word_embed_proj_dim": 320, "max_position_embeddings": 64}
-    made = transformers.OPTConfig(vocab_size=5000, num_hidden_layers=2, num_attention_heads=5, **sizes)
+    made = transformers.OPTConfig(vocab_size=5000, num_hidden_layers=1, num_attention_heads=5, **sizes)
     return transformers.OPTForCausalLM(made)  # type: ignore[no-any-return]
 
 
@@ -78,7 +77,7 @@ def experts() -> nn.Module:
 
 def translator() -> nn.Module:
     transformers = pytest.importorskip("transformers")
-    sizes = {"d_model": 320, "d_ff": 900, "num_heads": 5, "d_kv": 64, "num_layers": 2}
+    sizes = {"d_model": 320, "d_ff": 900, "num_heads": 5, "d_kv": 64, "num_layers": 1}
     made = transformers.T5Config(vocab_size=4000, decoder_start_token_id=0, pad_token_id=0, **sizes)
     return transformers.T5ForConditionalGeneration(made)  # type: ignore[no-any-return]
 
@@ -86,7 +85,7 @@ def translator() -> nn.Module:
 def masked() -> nn.Module:
     """The embedding is larger than a layer, is the head's weight, and lies in a module with the layers."""
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 4}
     made = transformers.RobertaConfig(vocab_size=4000, max_position_embeddings=48, pad_token_id=1, **sizes)
     return transformers.RobertaForMaskedLM(made)  # type: ignore[no-any-return]
 
@@ -258,7 +257,7 @@ def test_a_head_in_tiles_has_no_block(tmp_path: Path, monkeypatch: pytest.Monkey
     rows = tuple(technique for technique in EVERY if technique.name in names)
     monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
     transformers = pytest.importorskip("transformers")
-    made = transformers.GPT2Config(vocab_size=2900, n_positions=64, n_embd=256, n_layer=4, n_head=4)
+    made = transformers.GPT2Config(vocab_size=2900, n_positions=64, n_embd=256, n_layer=2, n_head=4)
     model, batch = transformers.GPT2LMHeadModel(made).train(), {"input_ids": words(2900).repeat(2, 1)}
     optimizer = OPTIMIZERS["one by one"](model)
     batch["labels"] = batch["input_ids"]
@@ -266,7 +265,7 @@ def test_a_head_in_tiles_has_no_block(tmp_path: Path, monkeypatch: pytest.Monkey
     memscale.wrap(model, config(tmp_path, 1, **more), batch, optimizer=optimizer)
     assert names >= {step.technique for step in plan_of(model).steps} >= {"weight_offload", "loss_tile"}
     units = {unit.path: unit for unit in streams[model].units.values()}
-    head, layer = units["transformer.wte.weight"], units["transformer.h.3"]
+    head, layer = units["transformer.wte.weight"], units["transformer.h.1"]
     read, start = list[Any](), HostBlocks.start
     monkeypatch.setattr(HostBlocks, "start", lambda self, unit: (read.append(unit), start(self, unit)))
     train(model, optimizer, batch)
@@ -280,14 +279,12 @@ def test_a_head_in_tiles_has_no_block(tmp_path: Path, monkeypatch: pytest.Monkey
     memscale.detach(model)
 
 
+@pytest.mark.usefixtures("bf16_host")
 @pytest.mark.parametrize("dtype", ["FP32", "BF16"])
 def test_gradients_of_bf16_weights_may_all_be_small(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then gradient release does nothing, and no plan has it."""
-    flags = hardware_host.cpu_flags() | {"avx512_bf16"}
-    monkeypatch.setattr(hardware_host, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(precision, "_onednn_has_bf16", lambda: True)
     others = {"autocast", "bf16_weights"} if dtype == "BF16" else set()
     rows = tuple(technique for technique in EVERY if technique.name in {*NAMES, *others})
     monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
@@ -300,15 +297,13 @@ def test_gradients_of_bf16_weights_may_all_be_small(
     memscale.detach(model)
 
 
+@pytest.mark.usefixtures("bf16_host")
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("eight_bit", [False, True])
 def test_bf16_weights_from_their_first_step_on(
     eight_bit: bool, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they lack of their masters waits in files, and goes into the state piece by piece."""
-    flags = hardware_host.cpu_flags() | {"avx512_bf16"}
-    monkeypatch.setattr(hardware_host, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(precision, "_onednn_has_bf16", lambda: True)
     names = {"autocast", "bf16_weights", "state_offload"}
     rows = tuple(technique for technique in EVERY if technique.name in names)
     monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)

@@ -29,7 +29,7 @@ pytestmark = [
 
 WORLD = 2
 SECONDS = 280
-"""Most that all scenarios of a family may take; then both processes are ended, by their ids."""
+"""Most that all scenarios may take; then both processes are ended, by their ids."""
 
 _WAYS = list(itertools.product(("before", "inside", "after"), (True, False)))
 _SHARD_WAYS = list(itertools.product(("before", "after"), (True, False)))
@@ -47,6 +47,7 @@ DDP = [
     *(Scenario("ddp", when=when, detach=True) for when in ("before", "after")),
     *(Scenario("ddp", when=when, sample=False, optimizer="SGD") for when in ("before", "after")),
     *(Scenario("ddp", when=when, verify=True) for when in ("before", "after")),
+    Scenario("ddp", "away", "before", offload=True), Scenario("ddp", "away", "after", False, offload=True),
 ]  # fmt: skip
 
 MEMORY = [
@@ -57,8 +58,12 @@ MEMORY = [
 ]
 
 FSDP = [
-    *(Scenario("fsdp", when=when, sample=sample, option=option)
-      for option in ("", "mixed", "inner") for when, sample in _SHARD_WAYS),
+    *(Scenario("fsdp", when=when, sample=sample) for when, sample in _SHARD_WAYS),
+    *(Scenario("fsdp", when=when, sample=sample, option=option) for option, when, sample in
+      (("mixed", "before", True), ("mixed", "after", False),
+       ("inner", "before", False), ("inner", "after", True),
+       *also(("mixed", "before", False), ("mixed", "after", True),
+             ("inner", "before", True), ("inner", "after", False)))),
     *(Scenario("fsdp", when=when, option=option) for option in ("root", "kept")
       for when in ("before", "after")),
     Scenario("fsdp", "gpt2", "before", False),
@@ -71,10 +76,10 @@ FSDP = [
 ]  # fmt: skip
 
 
-@functools.lru_cache(maxsize=2)
-def outcomes(family: str) -> list[dict[str, Any]]:
-    """Runs a family's scenarios in two processes; per rank, outcomes by scenario."""
-    scenarios = [item for item in (*DDP, *MEMORY, *FSDP) if item.family == family]
+@functools.cache
+def outcomes() -> list[dict[str, Any]]:
+    """Runs all scenarios in two processes, which import everything once; per rank, outcomes by scenario."""
+    scenarios = [*DDP, *MEMORY, *FSDP]
     with tempfile.TemporaryDirectory() as folder:
         context = torch.multiprocessing.spawn(work, args=(WORLD, folder, scenarios), nprocs=WORLD, join=False)
         end = time.monotonic() + SECONDS
@@ -91,7 +96,7 @@ def outcomes(family: str) -> list[dict[str, Any]]:
 
 
 def of_both_ranks(scenario: Scenario) -> list[Outcome]:
-    found = [rank.get(f"{scenario}") for rank in outcomes(scenario.family)]
+    found = [rank.get(scenario.key) for rank in outcomes()]
     assert all(outcome is not None for outcome in found), f"it did not end within {SECONDS} s"
     return [Outcome(**outcome) for outcome in found if outcome is not None]
 
@@ -110,6 +115,8 @@ def check(scenario: Scenario) -> list[Outcome]:
 def test_ddp(scenario: Scenario) -> None:
     both = check(scenario)
     check_report(scenario, both)
+    for outcome in both:
+        assert (outcome.saves_moved > 0) is scenario.offload
 
 
 def check_report(scenario: Scenario, both: list[Outcome]) -> None:

@@ -92,7 +92,9 @@ def adapted(text: str, folder: Path) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return text.replace("/scratch", str(folder)).replace("9400", str(port)).replace("8 << 30", "64 << 20")
+    text = text.replace("/scratch", str(folder)).replace("9400", str(port)).replace("8 << 30", "64 << 20")
+    # The ten lines with a quarter of their batch: test_examples runs them as they stand.
+    return text.replace("torch.randn(16, 128, 256)", "torch.randn(4, 128, 256)").replace("(2048,)", "(512,)")
 
 
 @pytest.mark.parametrize("page", [page for page in USER_PAGES if blocks(page, "python")], ids=name_of)

@@ -264,26 +264,6 @@ def test_a_compiler_around_it(tmp_path: Path) -> None:
     torch._dynamo.reset()
 
 
-def test_distributed_data_parallel(tmp_path: Path) -> None:
-    """Its hooks on gradients run while tensors come back."""
-    import torch.distributed as dist
-
-    model, x = Network(), batch()
-    plain = step(model, x)
-    folder = tmp_path / "away"
-    folder.mkdir()
-    wrapped(model, x, folder)
-    model.zero_grad(set_to_none=True)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        parallel = nn.parallel.DistributedDataParallel(model)
-        for _ in range(2):
-            assert same(step(parallel, x), plain)
-        assert engine_of(model).counters()["saves_moved"] > 0
-    finally:
-        dist.destroy_process_group()
-
-
 def test_data_parallel_is_refused(tmp_path: Path) -> None:
     """Its replicas would share an engine that knows one device."""
     model, x = Network(2), batch()

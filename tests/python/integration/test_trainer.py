@@ -16,7 +16,9 @@ import memscale
 from memscale.core import executor as executor_module
 from memscale.errors import ConfigError
 from trainer_samples import GPT2, Counted, Lines, Own, Stream, Trained, arguments, trained, weights
-from zoo.training import SMALLEST, built, same_bits
+from zoo.blocks import WIDTH, Block, Stack
+from zoo.models import VOCABULARY
+from zoo.training import SMALLEST, built, same_bits, seed
 
 
 class FakeTrainer:
@@ -31,6 +33,21 @@ class FakeTrainer:
             self.model(**GPT2.batch(step)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+
+
+class Small(nn.Module):
+    """A language model of few operations: the compiler takes twelve seconds for GPT-2; see test_compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        seed()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = Stack(functools.partial(Block, 0.1))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.blocks(self.embed(input_ids)))
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
 
 
 def assert_equal(plain: nn.Module, planned: nn.Module) -> None:
@@ -247,8 +264,9 @@ class TestTransformers:
     def test_torch_compile(self, sample: bool, tmp_path: Path) -> None:
         def run(config: memscale.Config | None) -> Trained:
             torch._dynamo.reset()
-            data = Lines() if sample else Stream()
-            return trained(tmp_path, config, data=data, torch_compile=True, torch_compile_backend="aot_eager")
+            data, model = Lines() if sample else Stream(), Small().train()
+            compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+            return trained(tmp_path, config, data=data, model=model, **compiled)
 
         plain, planned = run(None), run(SMALLEST)
         assert_same_run(plain, planned)

@@ -184,6 +184,7 @@ class TestInexactTechniques:
         assert "forward" not in subject.__dict__
 
 
+@pytest.mark.usefixtures("bf16_host")
 class TestPrecision:
     def test_a_plan_under_autocast_is_compared_under_autocast(self) -> None:
         gpt2 = case("gpt2")

@@ -84,11 +84,20 @@ def _under_autocast(model: nn.Module, batch: Any) -> Any:
 
 @functools.lru_cache(maxsize=3)
 def reference(architecture: Architecture, mode: Mode, lower_precision: bool = False) -> Values:
-    """The plain run. The key/value cache is off, as MemScale switches it off."""
+    """The plain run. The key/value cache is off, as MemScale switches it off.
+
+    Raises:
+        Refused: PyTorch has no kernel for it on this processor.
+    """
     model = model_for(architecture, mode)
     CacheSwitch(model).attach()
     run = _under_autocast if lower_precision else call
-    values = trained(model, architecture, mode, optimizer_for(model), run)
+    try:
+        values = trained(model, architecture, mode, optimizer_for(model), run)
+    except RuntimeError as error:
+        if "could not create a primitive" not in str(error):
+            raise
+        raise Refused(f"plain PyTorch on this processor: {error}") from None
     attempts = [value for (_, name), value in values.items() if name == "failed attempts"]
     assert not attempts or any(bool(value) for value in attempts), "no attempt at a step failed"
     return values

@@ -33,6 +33,7 @@ from memscale.techniques.base import StepAttachment, Surroundings
 from memscale.techniques.bf16_weights import NAME as HALF
 from memscale.techniques.step_in_backward import NAME as IN_BACKWARD
 from memscale.techniques.step_table import STEP_TECHNIQUES, StepTechnique
+from processors import with_bf16
 from zoo.training import SMALLEST
 
 _TREATABLE = frozenset({"chosen", "smallest", "not-needed", "covered", "split", "costlier", "no-saving"})
@@ -90,7 +91,8 @@ def facts_of(architecture: Architecture) -> Facts:
     """Traces an architecture once."""
     model = model_for(architecture, mode("dropout"))
     args, kwargs = normalize_sample(architecture.case.batch(0))
-    planned = make_plan(model, SMALLEST, args, kwargs, StepFacts())
+    with with_bf16():
+        planned = make_plan(model, SMALLEST, args, kwargs, StepFacts())
     candidates = {c.module: c for c in planned.plan.choices if c.rule in _TREATABLE and c.module}
     chains, listed = {}, set()
     for path, module in model.named_modules():
@@ -305,7 +307,7 @@ def forced(
         Refused: one of them has no place in this architecture.
     """
     facts = facts_of(architecture)
-    with patch("memscale.optim.away_state.LEAST_BYTES", 1):  # state leaves, however small
+    with with_bf16(), patch("memscale.optim.away_state.LEAST_BYTES", 1):  # state leaves, however small
         yield from _forced(facts, model, columns, optimizer)
     left = [path for path, module in model.named_modules() if "forward" in module.__dict__]
     assert not left, f"forwards that were not given back: {left}"

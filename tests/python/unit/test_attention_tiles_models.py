@@ -62,9 +62,10 @@ def built(name: str, kind: str = "eager", **more: Any) -> Any:
     torch.manual_seed(0)
     model, config, settings = MODELS[name]
     made = getattr(transformers, config)(**{**settings, **more})
-    if kind != "sdpa" and name not in ("bloom", "codegen", "deberta"):  # which have one way only
+    cls = getattr(transformers, model)
+    if kind != "sdpa" and cls._supports_sdpa:  # others have one way only
         made._attn_implementation = kind
-    return getattr(transformers, model)(made).train()
+    return cls(made).train()
 
 
 def batch(rows: int = ROWS, length: int = LENGTH) -> dict[str, Tensor]:

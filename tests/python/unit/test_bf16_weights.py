@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core import hardware_host
 from memscale.core.hardware import Hardware, card_hardware, detect
 from memscale.offload.engine import Offload, OffloadSettings
 from memscale.optim import is_taken, moments_of
@@ -28,15 +27,9 @@ from zoo.training import peak_bytes
 SMALLEST = memscale.Config(
     memory_budget=1, use_mixed_precision=True, exact=False, enable_checkpointing=False, enable_logging=False
 )
+pytestmark = pytest.mark.usefixtures("bf16_host")
+
 IN_8BIT = SMALLEST.replace(use_8bit_optimizer=True)
-
-
-@pytest.fixture(autouse=True)
-def bf16_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same plans on processors with and without BF16 instructions: PyTorch computes BF16 on all."""
-    flags = hardware_host.cpu_flags() | {"avx512_bf16"}
-    monkeypatch.setattr(hardware_host, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(precision, "_onednn_has_bf16", lambda: True)
 
 
 class Net(nn.Module):
