@@ -14,13 +14,17 @@ from memscale.cli.problems import DOES_NOT_FIT, FITS, NoTraceError, UsageError
 from memscale.cli.progress import Progress
 
 if TYPE_CHECKING:
+    import torch
+
     from memscale.cli.predicting import Predicted
+    from memscale.cli.workload import Workload
     from memscale.core.config import Config
     from memscale.core.hardware import Hardware
 
-__all__ = ["Answer", "Subject", "answers_for", "config_of", "run", "subject_of"]
+__all__ = ["Answer", "Subject", "answers_for", "config_of", "run"]
 
 _GRAPH_MAGIC: Final = b"memscale-graph "
+_EIGHT_BIT: Final = "8-bit optimizer state, as memscale.apply_all_optimizations makes it, in all figures"
 
 
 @dataclass(frozen=True)
@@ -141,10 +145,10 @@ def _answers_of_model(
             Answer(case.batch, case.length, device, item)
             for device, item in zip(hardware, found, strict=True)
         ]
-    return subject_of(options, workload), answers
+    return _subject(options, workload, case.optimizer), answers
 
 
-def subject_of(options: Options, workload: Any) -> Subject:
+def _subject(options: Options, workload: Workload, optimizer: torch.optim.Optimizer | None) -> Subject:
     """The head of an answer about a model."""
     return Subject(
         name=workload.name,
@@ -153,7 +157,7 @@ def subject_of(options: Options, workload: Any) -> Subject:
         dtype=workload.dtype,
         optimizer=options.optimizer or "adamw",
         measure=workload.measure,
-        notes=(*workload.notes, *_without_effect(options)),
+        notes=(*workload.notes, *_of_the_mode(options, optimizer)),
     )
 
 
@@ -169,17 +173,21 @@ def config_of(options: Options) -> Config:
     return Config(**given)
 
 
-def _without_effect(options: Options) -> list[str]:
-    """What a mode that was asked for switches on and this version does not have."""
+def _of_the_mode(options: Options, optimizer: torch.optim.Optimizer | None) -> list[str]:
+    """What a mode that was asked for does beside the plan, and what this version does not have of it."""
     from memscale.observability.plan_log import fields_without_effect
+    from memscale.optim.cards import foretold
+    from memscale.optim.taken import why_not
 
     if options.mode is None:
         return []
     config = config_of(options)
     fields = fields_without_effect(config)
     lines = [f"no effect in this version: {', '.join(fields)}"] if fields else []
-    if config.use_8bit_optimizer:
-        lines.append("8-bit optimizer state is not counted: memscale.apply_all_optimizations makes it")
+    if config.use_8bit_optimizer and optimizer is not None:
+        with foretold():
+            reason = why_not(optimizer)
+        lines.append(f"no 8-bit optimizer state: {reason}" if reason else _EIGHT_BIT)
     return lines
 
 
@@ -215,4 +223,4 @@ def _graph_subject(options: Options, predicted: Predicted) -> Subject:
     modules = graph.modules()
     kind = modules[0][1] if modules else "step"
     origin = f"graph of {kind}: {graph.op_count} operations, {graph.buffer_count} buffers"
-    return Subject(options.model, origin, None, "as recorded", "", "", tuple(_without_effect(options)))
+    return Subject(options.model, origin, None, "as recorded", "", "", tuple(_of_the_mode(options, None)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from memscale import _core
@@ -23,10 +24,11 @@ from memscale.core.model_state import Changes
 from memscale.core.plan import Plan
 from memscale.core.planner import Planner
 from memscale.core.prediction import Prediction
-from memscale.core.predictor import bare, may_run
+from memscale.core.predictor import may_run
 from memscale.core.profiler import normalize_sample
 from memscale.core.scaling import Scaling
 from memscale.core.tracer import StepFacts, Trace
+from memscale.core.wrapping import counted_in_8bit, may_have_our_state
 from memscale.errors import MemScaleError, ProfileError
 from memscale.observability.report_detail import Detail, detail_of
 from memscale.techniques.base import StepAttachment
@@ -153,9 +155,11 @@ def _predict(
     step = StepFacts(optimizer=case.optimizer, training=None if case.model.training else True)
     runnable = may_run(case.model, batch)
     planner = _SharingPlanner(case.model, config, step, hardware, runnable, batch=batch, traces=traces)
-    planned = planner.plan_and_plain(*batch)
+    around = partial(counted_in_8bit, config, case.optimizer if may_have_our_state(hardware) else None)
+    with around():
+        planned = planner.plan_and_plain(*batch)
     others = replace(planner, may_run=False)  # a step of another size may not fit into this machine
-    scaling = Scaling(others, case.sample, batch, planned.plan, lambda: bare(case.model))
+    scaling = Scaling(others, case.sample, batch, planned.plan, around)
     plain_trace = traces[hardware.target, False]
     return _predicted(planned.plan, scaling, (plain_trace, planned.trace), planner.engine)
 

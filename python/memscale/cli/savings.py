@@ -85,9 +85,10 @@ def _savings(options: Options, answer: Answer, terms: Any) -> Savings:
         planner = scaling.planner
         return predict_step(planner.model, config, scaling.sample, planner.step, hardware)
 
-    asked = Asked(answer.hardware, config_of(options), prediction, prediction, on)
+    config = config_of(options)
     try:
-        return savings_of(asked, terms)
+        plain = on(answer.hardware, config) if config.use_8bit_optimizer else prediction
+        return savings_of(Asked(answer.hardware, config, plain, prediction, on), terms)
     except Exception as error:
         if not isinstance(error, MemScaleError) and _is_ours(error):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,9 +171,33 @@ def test_a_mode_says_what_it_cannot_do_yet(run: Runner) -> None:
     said = run("estimate", SIZED, "--device", "cpu", "--mode", "aggressive")
     fields = fields_without_effect(memscale.Config(mode="aggressive"))  # type: ignore[arg-type]
     assert ("no effect in this version" in said.out) == bool(fields)
-    assert "8-bit optimizer state is not counted" in said.out
     quiet = run("estimate", SIZED, "--device", "cpu")
     assert "no effect" not in quiet.out
+
+
+@pytest.mark.parametrize("device", [("--device", "cpu"), ("--gpu", "RTX 3090")])
+def test_aggressive_counts_8_bit_state(run: Runner, device: tuple[str, str]) -> None:
+    def state(*more: Any) -> tuple[int, list[str]]:
+        said = run("estimate", SIZED, *device, "--json", *more)
+        (found,) = said.document["cases"]
+        return found["plain"]["by_category"]["optimizer_state"], said.document["model"]["notes"]
+
+    (whole, quiet), (narrow, notes) = state(), state("--mode", "aggressive")
+    assert narrow < 0.3 * whole
+    assert any("8-bit optimizer state, as" in note for note in notes)
+    assert not any("8-bit" in note for note in quiet)
+    _, notes = state("--mode", "aggressive", "--optimizer", "adagrad")
+    assert any(note.startswith("no 8-bit optimizer state: ") for note in notes)
+
+
+def test_savings_of_8_bit_state_are_over_the_plain_optimizer(run: Runner) -> None:
+    def saved(*more: Any) -> dict[str, Any]:
+        said = run("estimate", SIZED, "--gpu", "RTX 3090", "--savings", "--json", *more)
+        found: dict[str, Any] = said.document["savings"]
+        return found
+
+    usual, aggressive = saved(), saved("--mode", "aggressive")
+    assert aggressive["same_batch"]["plain"] == usual["same_batch"]["plain"]
 
 
 # ---- what MODEL may be -----------------------------------------------------------------------------
