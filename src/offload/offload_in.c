@@ -25,9 +25,8 @@ static msc__ask claim(msc__lane *lane, msc__block *block)
         return MSC__ASK_NOTHING;
     if (block->out == MSC__OUT_QUEUED || block->out == MSC__OUT_RUNNING)
         return MSC__ASK_LATER;
-    if (block->out ==
-            MSC__OUT_ISSUED && /* its checksum, or what memcpy reads, comes with the end of the copy */
-        (lane->engine->options.debug || block->to_host))
+    /* A checksum, and what memcpy reads, come with the end of the copy. */
+    if (block->out == MSC__OUT_ISSUED && (lane->engine->options.debug || block->to_host))
         return MSC__ASK_LATER;
     if (block->out == MSC__OUT_FAILED) {
         block->in = MSC__IN_FAILED;

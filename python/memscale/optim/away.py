@@ -169,9 +169,7 @@ def step_away(
     """
     assert isinstance(optimizer, _Away)
     shelf = _shelves[optimizer]
-    # What is put off does not wait here for what was put off before it.
-    held = shelf.held(STEP) if later is None else nullcontext()
-    with held, uninterrupted():  # between two pieces Ctrl-C would leave half a step
+    with shelf.held(STEP), uninterrupted():  # between two pieces Ctrl-C would leave half a step
         return step_group(optimizer, optimizer._memscale_away_base, group, shelf, later)
 
 
@@ -183,8 +181,9 @@ def steps_on_host(optimizer: torch.optim.Optimizer) -> bool:
 
 def await_host_steps(optimizer: torch.optim.Optimizer) -> None:
     """The card's present stream goes on behind all that steps on the host have sent up so far."""
-    if steps_on_host(optimizer):
-        _shelves[inner_of(optimizer)].host_room.end()
+    shelf = _shelves.get(inner_of(optimizer))
+    if shelf is not None:
+        shelf.await_host_steps()
 
 
 def _class_for(base: type[torch.optim.Optimizer], own: type[_Away]) -> type[_Away]:
@@ -367,12 +366,12 @@ def spare(
         on_host: as for `send`; None: as it is.
 
     Raises:
-        OSError: a piece could not be read. What was not read is away still.
-        RuntimeError: a step ended in the middle; or one, or a save, runs in this thread.
+        OSError: a piece could not be read. It, and those that come after it, come in the next step.
+        RuntimeError: there is no room for one, and the same; or a step, or a save, runs in this thread.
     """
     optimizer = inner_of(optimizer)
     shelf = _shelves[optimizer]
-    with shelf.held(MOVE):
+    with shelf.held(MOVE), uninterrupted():
         shelf.spared = frozenset(map(id, parameters))
         if on_host is not None:
             shelf.on_host = on_host and is_taken(optimizer)

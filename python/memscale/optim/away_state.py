@@ -19,6 +19,7 @@ from memscale.optim.pieces import (
     Layout,
     Own,
     Slots,
+    Where,
     is_dense,
     same_place,
     slots_of,
@@ -155,27 +156,24 @@ def move(optimizer: torch.optim.Optimizer, shelf: Shelf) -> None:
     """Has pieces where the shelf wants them: first leaves what is to leave, then comes back what is to stay.
 
     Raises:
-        OSError: a piece could not be read. It is away still.
+        OSError: a piece could not be read. It, and what comes after it, is where it was; a step brings it
+            where it is wanted.
     """
     coming: list[Job] = []
     for parameter, entry in optimizer.state.items():
         away: Away | None = entry.get(AWAY)
         if away is None:
             continue
-        wanted = id(parameter) in shelf.spared, shelf.on_host and isinstance(away.layout, Own)
-        if (away.here, away.on_host) == wanted:
+        wanted = shelf.where_for(parameter, away.layout)
+        if away.where is wanted:
             continue
-        away.here, away.on_host = wanted
-        jobs = [Job(away, index, partial(_at, away.place)) for index in range(len(away.bounds))]
-        if away.here:
+        away.where = wanted
+        jobs = [Job(away, index, lambda piece: piece) for index in range(len(away.bounds))]
+        if wanted is Where.HERE:
             coming += jobs
         else:
             shelf.run(jobs)
     shelf.run(coming)
-
-
-def _at(place: torch.device, piece: Tensor | None) -> Tensor | None:
-    return None if piece is None else piece.to(place)
 
 
 def rest_from(entry: Entry) -> Tensor:

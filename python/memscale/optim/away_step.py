@@ -23,7 +23,7 @@ from torch import Tensor
 
 from memscale.optim import master_rests
 from memscale.optim.alone import Alone, lists_are_alike
-from memscale.optim.arrays import FORM, STEP, core_on, form_of
+from memscale.optim.arrays import FORM, STEP, Form, core_on, form_of
 from memscale.optim.away_state import (
     Entry,
     brought_back,
@@ -36,9 +36,8 @@ from memscale.optim.away_state import (
 from memscale.optim.away_weights import Passage, WeightParts
 from memscale.optim.host_parts import HostGradient, HostWeight
 from memscale.optim.kinds import GRADIENTS, gradient_refusal, group_refusal, parameter_refusal, rule_of
-from memscale.optim.pieces import AWAY, Away, Own, Slot, Slots, flat, slots_of
+from memscale.optim.pieces import AWAY, Away, Own, Slot, Slots, Where, flat, slots_of
 from memscale.optim.released import ReleasedGradient, on_its_device, put, start
-from memscale.optim.shelf import STEP as A_STEP
 from memscale.optim.shelf import Job, Shelf
 from memscale.optim.steps import entry_of
 from memscale.weights.stepping import borrow
@@ -102,7 +101,8 @@ def step_group(
             left.append(parameter)
         else:
             jobs += found
-    if later is not None and jobs and isinstance(work, _Own) and all(job.away.is_on_host for job in jobs):
+    on_host = bool(jobs) and all(job.away.where is Where.HOST for job in jobs)
+    if later is not None and on_host and isinstance(work, _Own):
         later(HostCall(shelf, work, jobs, group["params"][0]))
     else:
         try:
@@ -113,13 +113,12 @@ def step_group(
 
 
 def _run(shelf: Shelf, work: _Own | _Standard, jobs: Sequence[Job]) -> None:
-    with shelf.held(A_STEP):
-        try:
-            shelf.run(jobs)
-        except BaseException:
-            for parts in (*work.sources, *work.weights):
-                parts.drain()
-            raise
+    try:
+        shelf.run(jobs)
+    except BaseException:
+        for parts in (*work.sources, *work.weights):
+            parts.drain()
+        raise
 
 
 def _all_here(optimizer: Any, parameters: list[Tensor]) -> list[Tensor]:
@@ -176,7 +175,7 @@ class _Gradient:
     def drain(self) -> None:
         """Waits for what was asked for and is not needed any more."""
         for _, wait in self._asked.values():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):  # there is one already, which is raised
                 wait()
 
 
@@ -364,17 +363,16 @@ class _Own:
         self, parameter: Tensor, gradient: Tensor, away: Away
     ) -> tuple[_Gradient | HostGradient, WeightParts | HostWeight]:
         """Gradient and weight as the step of a piece wants them, where it is computed."""
-        if not away.is_on_host:
+        if away.where is not Where.HOST:
             return _Gradient(gradient), WeightParts(parameter, self.passage, away.bounds)
-        room = self.shelf.host_room
+        room = self.shelf.host_room()
         ready = torch.cuda.current_stream(away.device).record_event()
         return HostGradient(gradient, room, ready), HostWeight(parameter, room, ready)
 
     def end(self) -> None:
         """All have been stepped: the card's stream waits for what is on its way."""
         self.passage.end()
-        if self.shelf.on_host:
-            self.shelf.host_room.end()
+        self.shelf.await_host_steps()
 
     def _entry(self, parameter: Tensor) -> Entry:
         """The state, whose bytes are away."""
@@ -387,15 +385,14 @@ class _Own:
                 return entry
         if not entry:  # all zeros, made piece by piece
             away = self.shelf.place_for(parameter, Own(form))
-            if away.here:  # before anything that comes and goes, or that would leave gaps between them
+            if away.where is Where.HERE:  # before what comes and goes, or that would leave gaps between them
                 away.pieces[:] = [_zeros(away, index) for index in range(len(away.bounds))]
             return {STEP: 0, FORM: form, AWAY: away}
-        with self.shelf.held(A_STEP):
-            if AWAY in entry:
-                optimizer.state[parameter] = brought_back(entry)
-            entry, jobs = depart(entry_of(optimizer, parameter), Own(form), parameter, self.shelf)
-            self.shelf.run(jobs)
-            optimizer.state[parameter] = entry
+        if AWAY in entry:
+            optimizer.state[parameter] = brought_back(entry)
+        entry, jobs = depart(entry_of(optimizer, parameter), Own(form), parameter, self.shelf)
+        self.shelf.run(jobs)
+        optimizer.state[parameter] = entry
         return entry
 
     def _job(
@@ -419,10 +416,8 @@ class _Own:
             if has_rest:
                 master_rests.fill(parameter, weight, piece, away.layout, first, last)
             part = gradient.part(first, last)
-            form = entry[FORM]
-            types = {"weights": form.weights, "moments": form.moments, "gradient": GRADIENTS[part.dtype]}
-            tensor = _as_tensor(away.layout, entry[STEP] + 1, weight, part, piece, first, last)
-            core_on(away.place).step({**self.rule, **types}, [tensor])
+            tensor = as_tensor(away.layout, entry[STEP] + 1, weight, part, piece, first, last)
+            core_on(away.place).step({**self.rule, **types_of(entry[FORM], part)}, [tensor])
             away.torn = True
             gradient.stepped()
             weights.stepped(first, last, is_last)
@@ -448,7 +443,12 @@ def _zeros(away: Away, index: int) -> Tensor:
     return torch.zeros(away.size(index), dtype=torch.uint8, device=away.place)
 
 
-def _as_tensor(
+def types_of(form: Form, gradient: Tensor) -> dict[str, str]:
+    """Types of a parameter's arrays as the core names them."""
+    return {"weights": form.weights, "moments": form.moments, "gradient": GRADIENTS[gradient.dtype]}
+
+
+def as_tensor(
     layout: Own, step: int, weight: Tensor, gradient: Tensor, piece: Tensor, first: int, last: int
 ) -> tuple[int, ...]:
     """A part of a parameter as the core takes it."""

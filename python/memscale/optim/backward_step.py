@@ -60,8 +60,7 @@ def step_one(optimizer: Any, group: dict[str, Any], parameter: Tensor, hand: Han
     left, one = [parameter], {**group, "params": [parameter]}
     away = is_away(optimizer)
     later = hand if away and hand is not CoreStep.run and steps_on_host(optimizer) else None
-    held = held_for_step(optimizer) if away and later is None else nullcontext()
-    with held:  # who saves finds this parameter's state whole
+    with held_for_step(optimizer) if away else nullcontext():  # who saves finds this parameter's state whole
         if away:
             left = step_away(optimizer, one, later)
         if left and is_taken(optimizer):
@@ -168,6 +167,7 @@ class BackwardStep:
         if closure is not None:
             raise RuntimeError(f"{_SAYS}optimizer.step() has a closure{_INSTEAD}")
         with self._held():
+            self._note_failed()  # waits: steps beside backward make state
             self._put_in_order()
             changed = [
                 name for value, name in self._stepped.items() if not isinstance(value.grad, SpentGradient)

@@ -94,6 +94,7 @@ class HostRoom:
         """Starts to copy a part to the card, and takes its buffer back when it is there."""
         with torch.cuda.stream(self.up), torch.no_grad():
             target.copy_(part, non_blocking=True)
+            target.record_stream(self.up)  # should the weight go before anybody has waited for it
             self._going.append((buffer, self.up.record_event()))
 
     def end(self) -> None:
@@ -201,7 +202,7 @@ class HostGradient:
     def drain(self) -> None:
         """Gives back what was asked for and is not needed any more."""
         for _, wait, buffer in self._asked.values():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):  # there is one already, which is raised
                 wait()
             self._room.give(buffer)
         self._asked.clear()

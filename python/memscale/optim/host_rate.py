@@ -11,7 +11,10 @@ import torch
 
 from memscale.core.calibration import quantised
 from memscale.core.cost_rates import MEASURED
-from memscale.optim.taken import take_over
+from memscale.optim.arrays import core_on, form_of
+from memscale.optim.away_step import as_tensor, types_of
+from memscale.optim.kinds import kind_of, parameter_refusal, rule_of
+from memscale.optim.pieces import HOST, Own
 
 if TYPE_CHECKING:
     from memscale.core.hardware import Hardware
@@ -21,7 +24,7 @@ _USUAL_PER_THREAD: Final = 300
 took on two threads of an EPYC (`bench/results/c.csv`), for a host that does something else meanwhile."""
 
 _ELEMENTS: Final = 1 << 20  # a piece
-_ROUNDS: Final = 4  # the first makes the state
+_ROUNDS: Final = 4
 
 
 def elements_per_us(moments: str, dtype: torch.dtype, hardware: Hardware) -> int:
@@ -40,13 +43,19 @@ def elements_per_us(moments: str, dtype: torch.dtype, hardware: Hardware) -> int
 @functools.lru_cache(maxsize=16)
 def _measured(moments: str, dtype: torch.dtype, threads: int) -> int:
     """Once in a process, in a moment; rounded as rates are that calibration keeps."""
-    values = torch.nn.Parameter(torch.ones(_ELEMENTS, dtype=dtype, device="cpu"))
-    optimizer = torch.optim.AdamW([values], lr=0.0)
-    take_over(optimizer, moments)
-    values.grad = torch.ones_like(values)
+    weight = torch.nn.Parameter(torch.ones(_ELEMENTS, dtype=dtype, device="cpu"))
+    optimizer = torch.optim.AdamW([weight], lr=0.0)  # which is not stepped: hooks of the program would see it
+    kind = kind_of(optimizer)
+    if isinstance(kind, str) or parameter_refusal(weight):
+        return _USUAL_PER_THREAD * threads
+    form, gradient = form_of(kind, moments, weight), torch.ones_like(weight)
+    layout = Own(form)
+    piece = torch.zeros(layout.size(0, _ELEMENTS), dtype=torch.uint8, device="cpu")
+    rule = {**rule_of(kind, optimizer.param_groups[0]), **types_of(form, gradient)}
     best = float("inf")
-    for _ in range(_ROUNDS):
+    for number in range(1, _ROUNDS + 1):
+        tensor = as_tensor(layout, number, weight, gradient, piece, 0, _ELEMENTS)
         began = time.perf_counter()
-        optimizer.step()
+        core_on(HOST).step(rule, [tensor])
         best = min(best, time.perf_counter() - began)
     return quantised(_ELEMENTS / (best * 1e6))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -123,17 +124,25 @@ class Own(NamedTuple):
             (part if out else side).copy_(side if out else part)
 
 
+class Where(Enum):
+    """Where pieces lie between steps, as far as they have come there."""
+
+    ELSEWHERE = "blocks of an engine; a step brings them to the parameter's device, and sends them back"
+    HERE = "tensors on the parameter's device"
+    HOST = "tensors of the host, whose cores step a card's parameter"
+
+
 class Away:
-    """Where the state of a parameter is.
+    """The state of a parameter in pieces.
 
     Attributes:
         layout: what the pieces consist of.
         bounds: first and last element of each piece.
-        pieces: their blocks; a tensor of bytes where one could not leave, or could not be written.
+        pieces: their blocks, or tensors of bytes: where these are to be, or could not leave or be written. A
+            move that was broken off leaves some where they were; a step brings them where it wants them.
         torn: a step ended in the middle: some pieces are those of the next step.
-        here: the pieces are in memory between steps, too.
-        device: of the parameter, and of pieces that are here.
-        on_host: pieces that are not here are ordinary tensors of the host, whose cores step them.
+        where: they are to be.
+        device: of the parameter.
     """
 
     def __init__(
@@ -141,14 +150,12 @@ class Away:
         layout: Layout,
         count: int,
         piece_elements: int,
-        here: bool = False,
+        where: Where = Where.ELSEWHERE,
         device: torch.device = HOST,
-        on_host: bool = False,
     ) -> None:
         self.layout = layout
-        self.here = here
+        self.where = where
         self.device = device
-        self.on_host = on_host
         self.bounds = bounds_of(count, piece_elements if layout.cut else count)
         self.pieces: list[_core.Block | Tensor | None] = [None] * len(self.bounds)
         self.torn = False
@@ -158,28 +165,18 @@ class Away:
         return self.layout.size(*self.bounds[index])
 
     @property
-    def is_on_host(self) -> bool:
-        """Pieces of a card's parameter are stepped by the host."""
-        return self.on_host and not self.here
-
-    @property
     def place(self) -> torch.device:
         """Where pieces are stepped."""
-        return HOST if self.is_on_host else self.device
-
-    @property
-    def is_kept(self) -> bool:
-        """Pieces stay tensors between steps, in their place."""
-        return self.here or self.on_host
+        return HOST if self.where is Where.HOST else self.device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pieces that are elsewhere."""
-        return sum(self.size(index) for index, piece in enumerate(self.pieces) if self._is_elsewhere(piece))
+        """Bytes of the pieces that are not on the parameter's device."""
+        return sum(self.size(index) for index, piece in enumerate(self.pieces) if self._is_gone(piece))
 
-    def _is_elsewhere(self, piece: _core.Block | Tensor | None) -> bool:
+    def _is_gone(self, piece: _core.Block | Tensor | None) -> bool:
         if isinstance(piece, Tensor):
-            return self.on_host and not same_place(piece.device, self.device)
+            return not same_place(piece.device, self.device)
         return piece is not None
 
 

@@ -16,12 +16,11 @@ on.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Final, NamedTuple
 
 import torch
@@ -31,7 +30,7 @@ from memscale import _core
 from memscale.errors import MemScaleError
 from memscale.offload.engine import Offload
 from memscale.optim.host_parts import HostRoom
-from memscale.optim.pieces import PIECE_ELEMENTS, Away, Layout, Own
+from memscale.optim.pieces import PIECE_ELEMENTS, Away, Layout, Own, Where, same_place
 from memscale.weights.places import device_of_use
 
 _LOGGER = logging.getLogger("memscale")
@@ -81,9 +80,11 @@ class Shelf:
         self.spared = spared
         self.on_host = on_host and self.device.type != "cpu"
         self._lock = threading.RLock()
+        self._running = threading.RLock()  # after that one; a step beside backward takes this one alone
+        self._room: HostRoom | None = None
         self._at = ""  # what the thread does that has the lock
         self._here = threading.local()
-        self._said = False
+        self._said: set[str] = set()
 
     @property
     def device(self) -> torch.device:
@@ -93,6 +94,8 @@ class Shelf:
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
         """The optimizer's state is this thread's for a block; others wait. May be nested for the same thing.
+
+        A step does not wait for jobs that run beside backward: they are of other parameters.
 
         Args:
             what: is done: `STEP`, `SAVE` or `MOVE`.
@@ -111,7 +114,8 @@ class Shelf:
                 )
             self._at = what
             try:
-                yield
+                with nullcontext() if what == STEP else self._running:
+                    yield
             finally:
                 self._at = before
 
@@ -144,22 +148,34 @@ class Shelf:
 
     def place_for(self, parameter: Tensor, layout: Layout) -> Away:
         """Where the state of a parameter is to be; it is not there yet."""
-        is_here, device = id(parameter) in self.spared, device_of_use(parameter)
-        on_host = self.on_host and isinstance(layout, Own)
-        return Away(layout, parameter.numel(), self.piece_elements, is_here, device, on_host)
+        where, device = self.where_for(parameter, layout), device_of_use(parameter)
+        return Away(layout, parameter.numel(), self.piece_elements, where, device)
 
-    @functools.cached_property
+    def where_for(self, parameter: Tensor, layout: Layout) -> Where:
+        """Where the pieces of a parameter are to be between steps."""
+        if id(parameter) in self.spared:
+            return Where.HERE
+        return Where.HOST if self.on_host and isinstance(layout, Own) else Where.ELSEWHERE
+
     def host_room(self) -> HostRoom:
         """What parts pass through that the host steps."""
-        return HostRoom(self.device, self.piece_elements, self.warn)
+        if self._room is None:
+            self._room = HostRoom(self.device, self.piece_elements, self.warn)
+        return self._room
+
+    def await_host_steps(self) -> None:
+        """The card's present stream goes on behind all that steps on the host have sent up so far."""
+        if self._room is not None:
+            self._room.end()
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Does jobs in their order.
+        """Does jobs in their order. Others wait, but for such as need neither the engine nor the host.
 
         Raises:
             OSError: a piece could not be read. Those before it are done and away.
         """
-        _Run(self, jobs).run()
+        with nullcontext() if all(map(_is_here, jobs)) else self._running:
+            _Run(self, jobs).run()
 
     def put(self, piece: Tensor) -> _core.Block | None:
         """Starts to write a piece; None where there is no room."""
@@ -170,13 +186,17 @@ class Shelf:
 
     def say(self, why: str) -> None:
         """Logs, once, that a piece stays in memory."""
-        self.warn(f"some of it stays in memory ({why})")
+        self.warn(f"some of it stays in memory ({why})", "stays")
 
-    def warn(self, what: str) -> None:
-        """Logs, once, what is not as it was to be."""
-        if not self._said:
-            self._said = True
+    def warn(self, what: str, kind: str = "") -> None:
+        """Logs what is not as it was to be, once for each kind of it."""
+        if kind not in self._said:
+            self._said.add(kind)
             _LOGGER.warning("optimizer state: %s", what)
+
+
+def _is_here(job: Job) -> bool:
+    return job.away.where is Where.HERE and not isinstance(job.away.pieces[job.number], _core.Block)
 
 
 class _Run:
@@ -204,14 +224,16 @@ class _Run:
             raise
 
     def _fetch(self, job: Job) -> None:
-        piece = job.away.pieces[job.number]
+        piece, place = job.away.pieces[job.number], job.away.place
         size = piece.nbytes if isinstance(piece, _core.Block) else 0
-        buffer = self._buffer(size, job.away.device)  # frees the last one, before `begin` takes memory
+        buffer = self._buffer(size, place)  # frees the last one, before `begin` takes memory
         if job.begin is not None:
             job.begin()
         if isinstance(piece, _core.Block):
             piece.get(buffer)
             piece = buffer
+        elif piece is not None:  # it is where it was before a move that was broken off, or that this is
+            piece = piece.to(place)
         self.ahead.append(piece)
 
     def _do(self, job: Job) -> None:
@@ -225,7 +247,7 @@ class _Run:
         away.pieces[index] = kept
         if isinstance(before, _core.Block):
             before.drop()  # its place is the next block's: a step takes no more room than lay there before
-        block = None if kept is None or away.is_kept else self.shelf.put(kept)
+        block = None if kept is None or away.where is not Where.ELSEWHERE else self.shelf.put(kept)
         if kept is not None and block is not None:
             away.pieces[index] = block
             self.leaving.append((job, block, kept))
@@ -247,7 +269,7 @@ class _Run:
     def _buffer(self, size: int, device: torch.device) -> Tensor:
         """One of this size. What is here is the pieces in use, and no more."""
         free, self.free = self.free, None
-        if free is not None and free.numel() == size:
+        if free is not None and free.numel() == size and same_place(free.device, device):
             return free
         del free  # before the next one is made
         return torch.empty(size, dtype=torch.uint8, device=device)

@@ -6,7 +6,8 @@
 
 The gradients of steps that wait, or run, take no more than the window. A step knows its number and settings
 from when it was put, and no two of a backward share memory: bits do not depend on when it runs. The core
-works without Python's lock, in a quarter as many threads as PyTorch has, which compute the backward.
+works without Python's lock, in a quarter as many threads as PyTorch has, which compute the backward; in all
+of them where a card does that.
 """
 
 from __future__ import annotations

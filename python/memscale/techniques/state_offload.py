@@ -244,7 +244,7 @@ class StateOffload:
             state_here=self.spared,
             state_engine_bytes=self._engine_bytes(),
             on_card=link.settings.device.type != "cpu",
-            host_step_moves=self.host_ns * rate // 1000,
+            host_step_moves=max(1, self.host_ns * rate // 1000) if self.host_ns else 0,
         )
         return replace(step, path=self._told)
 
@@ -299,7 +299,9 @@ class StateOffload:
         try:
             spare(optimizer, self._spared_parameters(), bool(self.host_ns))
         except (OSError, RuntimeError) as error:
-            _LOGGER.warning("optimizer state cannot be brought back: %s", error)
+            _LOGGER.warning(
+                "optimizer state is not all where it is to be, and comes there in a step: %s", error
+            )
 
     def attach(self) -> None:
         """Sends the state away.

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import memscale
 from memscale import Config
+from memscale.core.cost_rates import MEASURED
 from memscale.core.devices import resolve_device
 from memscale.core.prediction import Prediction
 from memscale.errors import ConfigError
 from memscale.offload.engine import OffloadSettings
 from memscale.offload.limits import Link
-from memscale.optim import take_over
+from memscale.optim import host_rate, take_over
 from memscale.optim.released_changes import change_of, is_same_anywhere
 from memscale.techniques import state_offload
 from memscale.techniques.base import Surroundings
@@ -119,3 +121,24 @@ def test_changes_that_the_host_may_do() -> None:
     assert not is_same_anywhere(product, torch.bfloat16)
     assert not is_same_anywhere(quotient, torch.float32)
     assert not is_same_anywhere(clamp, torch.float32)
+
+
+def test_a_measurement_steps_no_optimizer_that_hooks_would_see() -> None:
+    seen: list[Any] = []
+    handle = register_optimizer_step_pre_hook(lambda *told: seen.append(told))
+    try:
+        host_rate._measured.cache_clear()
+        assert host_rate._measured("code8", torch.float32, 1) > 1 and not seen
+        usual = host_rate._USUAL_PER_THREAD
+        assert host_rate._measured("code8", torch.float64, 1) == usual  # our step does not take it
+    finally:
+        handle.remove()
+
+
+def test_a_card_that_is_not_there_is_judged_by_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_rate, "_measured", lambda *_: 12345)
+    card = resolve_device(CARD)
+    usual = host_rate._USUAL_PER_THREAD * card.cpu_threads
+    assert host_rate.elements_per_us("code8", torch.float32, card) == usual
+    there = replace(card, cost=replace(card.cost, source=MEASURED))
+    assert host_rate.elements_per_us("code8", torch.float32, there) == 12345
