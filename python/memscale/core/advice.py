@@ -65,10 +65,7 @@ def unmet_advice(
     if left > 0 and varying > 0:
         lines.append(f"or a batch (or sequence) of about {100 * left // varying} % of this one")
     else:
-        lines.append(
-            "a smaller batch would not do: weights, gradients and optimizer state alone take "
-            f"{format_bytes(fixed)}; an optimizer with less state, or fewer trainable weights, would"
-        )
+        lines.append(f"a smaller batch would not do: {_why_not_smaller(predicted, fixed)}")
     temporary = predicted.by_category.get("temporary", 0)
     ways = [text for switch, text in _OPTIMIZER_WAYS.items() if switch in switches]
     if ways and predicted.peak.phase == "optimizer" and temporary * 50 > predicted.reserved_peak_bytes:
@@ -79,6 +76,21 @@ def unmet_advice(
     if not checkpointing:
         lines.append("allow checkpointing (enable_checkpointing=True)")
     return tuple(lines)
+
+
+def _why_not_smaller(predicted: Prediction, fixed: int) -> str:
+    """What leaves no room for any batch, and what would take less of it."""
+    if not fixed:
+        held = format_bytes(reserve_bytes(predicted.budget_bytes))
+        context = format_bytes(predicted.context_bytes)
+        beside = f" and the device's context takes {context}" if predicted.context_bytes else ""
+        return f"a plan leaves {held} of a budget free{beside}, which is all of this one"
+    if any(predicted.by_category.get(name) for name in ("gradient", "optimizer_state")):
+        return (
+            f"weights, gradients and optimizer state alone take {format_bytes(fixed)}; "
+            "an optimizer with less state, or fewer trainable weights, would"
+        )
+    return f"weights and buffers alone take {format_bytes(fixed)}"  # nothing is trained, or not at the peak
 
 
 def allocator_hint(predicted: Prediction, used_bytes: int) -> str:

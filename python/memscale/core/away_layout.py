@@ -154,8 +154,20 @@ class AwayLayout:
         if parameter.is_ours:
             return whole
         settings = self.optimizer.param_groups[group]
-        size = self._left_bytes[group] if self._in_lists(settings) else parameter.tensor.nbytes
-        return [*whole, *[size] * self._temporaries(settings)]
+        count = self._temporaries(settings)
+        if self._in_lists(settings):
+            return [*whole, *[self._left_bytes[group]] * count]
+        before = self._left_before(group, index) if count else 0
+        return [*whole, *[parameter.tensor.nbytes] * count, *([before] if before else [])]
+
+    def _left_before(self, group: int, index: int) -> int:
+        """Bytes of the one that PyTorch steps before it, whose last temporary its loop still holds."""
+        settings = self.optimizer.param_groups[group]
+        for number in range(index - 1, -1, -1):
+            parameter = self._parameter(group, number)
+            if settings["params"][number].requires_grad and not self._leaves(group, parameter):
+                return parameter.tensor.nbytes
+        return 0
 
     def moved(self, group: int, index: int) -> tuple[int, int]:
         """Bytes that the step moves in memory; and in the time that the link takes."""
@@ -333,6 +345,7 @@ class AwayLayout:
         settings = self.optimizer.param_groups[group]
         return (
             parameter.tensor.nbytes >= LEAST_BYTES
+            and not parameter.tensor.is_complex()  # see is_worth_it
             and not settings.get("differentiable")
             and (self.kind is None or parameter.is_ours)
             and self._bytes(group, parameter) > 0

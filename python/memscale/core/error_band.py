@@ -4,12 +4,15 @@
 What a trace cannot know falls on both sides of it, and not evenly:
 
     low                                    peak    high
-     ├───────────── output ─────────────┬────┼────┤
+     ├───── output, idle state ─────────┬────┼────┤
       a loop that drops the output early  slack  Python numbers, losses outside of the model, ...
 
 The trace takes the model's output to live until the step is over, as in `out = model(**batch)`. A loop that
 only takes `model(**batch).loss` frees the rest of it before, so the truth may lie lower by its bytes. The
 same bytes leave room for a loss outside of the model that needs less than the one that `loss.py` assumes.
+
+State is counted for every parameter that is trained, also where this step gives it no gradient (an expert
+that no token came to): another step may. Until one does, the truth lies lower by it.
 
 The other two parts were set with the workloads that `bench/python/truth.py` marks "tuned": half of its
 workloads, plain and under three modes each. Of their errors, with kept outputs, the largest over-estimate
@@ -45,5 +48,6 @@ def error_band(peak_bytes: int, trace: Trace, hardware: Hardware) -> tuple[int, 
     """
     varying = max(peak_bytes - hardware.context_bytes, 0)
     below = max(_LEAST_BYTES, varying * _BELOW_PPM // 1_000_000) + trace.output_bytes
+    below += trace.idle_state_bytes
     above = max(_LEAST_BYTES, varying * _ABOVE_PPM // 1_000_000)
     return max(peak_bytes - below, hardware.context_bytes), peak_bytes + above

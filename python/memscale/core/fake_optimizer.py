@@ -18,7 +18,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from memscale import _core
 from memscale.core.away_layout import AwayLayout
 from memscale.core.eight_bit_layout import Layout, OwnLayout, layout_of
 from memscale.core.optimizer_path import OptimizerPath
+from memscale.core.units import format_bytes
 from memscale.optim.arrays import FORM
 from memscale.optim.away import is_away, plain_copy
 from memscale.optim.kinds import inner_of
@@ -39,6 +40,8 @@ from memscale.optim.taken import base_of
 if TYPE_CHECKING:
     from memscale.core.graph_builder import GraphRecorder
     from memscale.core.tracer import StepFacts
+
+_IDLE_WORTH_A_NOTE: Final = 1 << 20  # bytes
 
 FakeOf = Callable[[Tensor], Tensor | None]
 """The fake of a real tensor, or None."""
@@ -154,7 +157,7 @@ class FakeOptimizer:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer | None = None
         self._prepared: torch.optim.Optimizer | None = None
-        self._late: dict[Tensor | None, list[int]] = {}  # state that appears in the first step; whose
+        self._late: dict[Tensor | None, list[tuple[int, int]]] = {}  # whose state is new; buffers and sizes
         self._told: list[_ToldStep] | None = None  # in place of running the optimizer
         self._apart = step.path.stepped  # names of those that are stepped alone, each in its place
         self.alike: dict[nn.Parameter, list[nn.Parameter]] = {}
@@ -234,13 +237,13 @@ class FakeOptimizer:
         """`parameter`: whose it is; None: that of all."""
         buffer = self.recorder.graph.add_resident(size, _core.CATEGORY_OPTIMIZER_STATE)
         if is_late:
-            self._late.setdefault(parameter, []).append(buffer)
+            self._late.setdefault(parameter, []).append((buffer, size))
         return buffer
 
     def _appear(self, parameters: Iterable[Tensor | None]) -> None:
         """State of these appears with the next operation, if this is the first step."""
         for parameter in parameters:
-            for buffer in self._late.pop(parameter, ()):
+            for buffer, _ in self._late.pop(parameter, ()):
                 self.recorder.graph.make_late(buffer)
 
     def _step_as_told(self, told: Sequence[_ToldStep]) -> None:
@@ -313,7 +316,7 @@ class FakeOptimizer:
         others = [recorder.graph.add_resident(size, _core.CATEGORY_OPTIMIZER_STATE) for _ in parameters[1:]]
         for buffer, parameter in zip((first, *others), parameters, strict=True):
             if is_late:
-                self._late.setdefault(parameter, []).append(buffer)
+                self._late.setdefault(parameter, []).append((buffer, size))
             recorder.label(buffer, state, recorder.names.get(id(parameter), ""))
 
     def _counts_on_card(self) -> bool:
@@ -345,6 +348,7 @@ class FakeOptimizer:
         """Records one step. Gradients must be in place; they stay alive during the step."""
         if self.optimizer is None and self._told is None:
             return
+        self._count_idle()
         self._appear(list(self._late))
         if self._told is not None:
             self._step_as_told(self._told)
@@ -365,6 +369,18 @@ class FakeOptimizer:
         self.recorder.cost_scale = 1.0
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
+
+    def _count_idle(self) -> None:
+        """State of parameters that have no gradient: PyTorch makes none, but another step may."""
+        late = ((value, buffers) for value, buffers in self._late.items() if value is not None)
+        idle = [buffers for value, buffers in late if value.grad is None]
+        size = sum(size for buffers in idle for _, size in buffers)
+        self.recorder.idle_state_bytes += size
+        if size >= _IDLE_WORTH_A_NOTE:
+            self.notes.append(
+                f"counted: {format_bytes(size)} of optimizer state for parameters to which this step gives "
+                "no gradient, since another step may; requires_grad_(False) on those that never get one"
+            )
 
     def is_stepped_by_core(self, parameter: nn.Parameter) -> bool:
         """Whether our core steps it on a host: its state is in memory there."""

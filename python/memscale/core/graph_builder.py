@@ -77,6 +77,7 @@ class GraphRecorder(TorchDispatchMode):
         accumulation: tells the engine's own sums of gradients.
         carried: buffers of the previous step's output, which end when forward returns.
         output_bytes: storages of the model's output and of the loss.
+        idle_state_bytes: optimizer state that is counted for parameters to which this step gives no gradient.
         held: the output and the loss, which a loop's variables hold until the step is over.
         target: the device that the step is traced for.
         cuda: what its kernels take beside their results, when it is a card.
@@ -115,7 +116,7 @@ class GraphRecorder(TorchDispatchMode):
         self.carried: list[int] = []
         self.numbers = WrappedNumbers(self._end)
         self.accumulation = AccumulationWatch(self.origins.node_begins, self.numbers.gone)
-        self.output_bytes = 0
+        self.output_bytes = self.idle_state_bytes = 0
         self.held: Any = None
         self.cost_scale = 1.0
         self._buffers: dict[int, int] = {}  # address of a live storage → graph buffer

@@ -276,7 +276,11 @@ class Plan:
         Raises:
             ValueError: not JSON, another version, or not a plan.
         """
-        return cls.from_dict(json.loads(text))
+        try:
+            data = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"the plan is not valid JSON: {error}") from error
+        return cls.from_dict(data)
 
     @classmethod
     def from_dict(cls, data: Any) -> Plan:
@@ -285,9 +289,11 @@ class Plan:
         Raises:
             ValueError: another version, or not a plan.
         """
-        if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
-            found = data.get("version") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"plan version is {found!r}; allowed: {PLAN_VERSION}")
+        if not isinstance(data, dict) or "version" not in data:
+            found = "an object without a version" if isinstance(data, dict) else f"a {type(data).__name__}"
+            raise ValueError(f"not a plan: {found}; allowed: what Plan.to_dict or Plan.to_json has made")
+        if data["version"] != PLAN_VERSION:
+            raise ValueError(f"plan version is {data['version']!r}; allowed: {PLAN_VERSION}")
         try:
             values = {name: value for name, value in data.items() if name != "version"}
             frontier = tuple((peak, ns) for peak, ns in values.pop("frontier"))
@@ -308,5 +314,7 @@ class Plan:
             for name in ("advice", "notes"):
                 values[name] = tuple(values[name])
             return cls(**values, walk=lambda: frontier)
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
+            raise ValueError(f"not a plan: {error} is missing") from error
+        except TypeError as error:
             raise ValueError(f"not a plan: {error}") from error

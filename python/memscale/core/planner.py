@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -32,18 +32,20 @@ from memscale.core.step_ways import (
     far_above,
     for_way,
     found,
+    suspects,
     techniques_of,
     tried,
 )
 from memscale.core.tracer import StepFacts, Trace
 from memscale.offload.limits import Link, link_for
 from memscale.techniques.base import SettlingAttachment, StepAttachment, Surroundings
-from memscale.techniques.bf16_weights import NAME as BF16_WEIGHTS
 from memscale.techniques.loss_scale import entered
 from memscale.techniques.state_offload import with_state_room
 from memscale.techniques.use_cache import CacheSwitch, configs_with_cache
 from memscale.techniques.weight_offload import with_room
 from memscale.weights.places import device_of_use
+
+_Made = TypeVar("_Made")
 
 _STATEFUL = (
     "use_cache: stays on, this model's recurrent layers compute otherwise without it; blocks that are given "
@@ -179,8 +181,9 @@ class Planner:
         smallest = self.engine.smallest_used_bytes(trace)
         if not self._techniques:
             return smallest
-        attachments, _ = self._found(self._techniques)
-        trace = self.trace(args, kwargs, self.switches_cache, attachments)
+        trace = self._surviving(
+            self._techniques, lambda way: self.trace(args, kwargs, self.switches_cache, self._found(way)[0])
+        )
         return min(smallest, self.engine.smallest_used_bytes(trace))
 
     # ---- ways to compute the step ------------------------------------------------------------------
@@ -203,6 +206,7 @@ class Planner:
         """The best way to compute the step; see `step_ways`."""
         if not self._techniques:
             return plain
+        self._failed.clear()  # another batch may do with what the last one did not
         ways = [plain]
         if self._asked:
             ways.append(self._tried(self._asked, args, kwargs, cache_off, plain))
@@ -254,6 +258,41 @@ class Planner:
         budget = self.engine.budget.bytes
         return Refiner(budget - reserve_bytes(budget), again, better)
 
+    @cached_property
+    def _failed(self) -> dict[str, str]:
+        """Techniques that the present step cannot be traced with, and why: each is found out once."""
+        return {}
+
+    def _surviving(self, way: Way, run: Callable[[Way], _Made]) -> _Made:
+        """What comes of a way without the techniques that its step cannot be traced with.
+
+        The model itself runs, so an error of what nobody asked for must not take the plan with it.
+
+        Args:
+            way: the techniques.
+            run: traces with some of them.
+
+        Raises:
+            Exception: of the first trace, if it is not the fault of what may be left out.
+        """
+        way = tuple(item for item in way if item.name not in self._failed)
+        try:
+            return run(way)
+        except Exception as error:
+            asked = {item.name for item in self._asked}
+            there = dict.fromkeys(item.name for item in self._found(way)[0] if item.name not in asked)
+            for names in suspects(there, str(error)):
+                try:
+                    made = run(tuple(item for item in way if item.name not in names))
+                except Exception:  # it is not these, or not only
+                    continue
+                line = str(error).strip().partition("\n")[0][:160]
+                what = "it" if len(names) == 1 else ", ".join(sorted(names))
+                why = f"the step cannot be traced with {what} ({line})"
+                self._failed.update(dict.fromkeys(names, why))
+                return made
+            raise
+
     def _tried(
         self,
         way: Way,
@@ -263,22 +302,30 @@ class Planner:
         plain: Tried | None = None,
         spared: Spared = NOTHING,
     ) -> Tried:
+        """A way, traced and decided; it lacks what the step cannot be traced with, and says so."""
+
+        def run(rest: Way) -> Tried:
+            if way and not rest and plain is not None:  # nothing is left of it
+                return plain
+            return self._decided(rest, args, kwargs, cache_off, plain, spared)
+
+        made = self._surviving(way, run)
+        failed = tuple((item.name, self._failed[item.name]) for item in way if item.name in self._failed)
+        return replace(made, idle=(*made.idle, *failed))
+
+    def _decided(
+        self,
+        way: Way,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cache_off: bool,
+        plain: Tried | None,
+        spared: Spared,
+    ) -> Tried:
         attachments, why_not = self._found(way, spared)
         if way and not attachments and plain is not None:  # nothing to trace anew
             return tried(way, (), (plain.plan, plain.trace), why_not)
-        try:
-            trace, attachments = self._traced(args, kwargs, cache_off, plain, attachments, why_not)
-        except Exception as error:
-            told = [item for item in attachments if item.name == BF16_WEIGHTS]
-            if plain is None or not told or self.step.staying:
-                raise
-            # The model itself runs: its own code has an operator that wants weights and activations alike.
-            line = str(error).strip().partition("\n")[0][:160]
-            why_not |= {item.name: f"the step cannot be traced with it ({line})" for item in told}
-            names = why_not.keys()
-            rest = tuple(technique for technique in way if technique.name not in names)
-            made = self._tried(rest, args, kwargs, cache_off, plain, spared)
-            return replace(made, way=way, idle=(*made.idle, *why_not.items()))
+        trace, attachments = self._traced(args, kwargs, cache_off, plain, attachments, why_not)
         beside = None if plain is None else plain.trace
         plan = self.engine.decide(trace, beside)
         settling = [item for item in attachments if isinstance(item, SettlingAttachment)]

@@ -41,11 +41,24 @@ def _tables(savings: Savings) -> Iterator[str]:
     if largest is not None:
         plain, planned = (0 if run is None else run.batch for run in (largest.plain, largest.planned))
         heads = ("largest batch", f"plain: {plain}", f"planned: {planned}", "saved")
-        yield table(list(_rows(savings, largest, batch)), heads)
+        yield table(list(_rows(savings, largest, batch, batch)), heads)
 
 
-def _rows(savings: Savings, found: Comparison, batch: int | None) -> Iterator[tuple[str, str, str, str]]:
+def _rows(
+    savings: Savings, found: Comparison, batch: int | None, samples: int | None = None
+) -> Iterator[tuple[str, str, str, str]]:
+    """The rows of a table.
+
+    Args:
+        savings: of which this is a part.
+        found: the two runs.
+        batch: the one that was given.
+        samples: of one of its steps, where the runs take them in steps of another size.
+    """
     runs = (found.plain, found.planned)
+
+    def work(steps: int) -> str:
+        return f"{steps:,} steps" if samples is None else f"{steps * samples:,} samples"
 
     def row(name: str, of: Callable[[TrainingRun], str], saved: str = "") -> tuple[str, str, str, str]:
         plain, planned = (_NONE if run is None else of(run) for run in runs)
@@ -59,7 +72,7 @@ def _rows(savings: Savings, found: Comparison, batch: int | None) -> Iterator[tu
         share = found.saved_share
         yield "time for the same work", "× 1.00", f"× {1 - share:.2f}", f"{100 * share:.1f} %"
     if savings.steps is not None:
-        hours = f"hours for {savings.steps:,} steps"
+        hours = f"hours for {work(savings.steps)}"
         yield row(hours, lambda run: _number(run.hours), _number(found.saved_hours))
     if any(run is not None and run.price_per_hour is not None for run in runs):
         yield row("price of an hour", lambda run: _number(run.price_per_hour))
@@ -67,7 +80,8 @@ def _rows(savings: Savings, found: Comparison, batch: int | None) -> Iterator[tu
             yield row("price of the run", lambda run: _number(run.cost), _number(found.saved_cost))
         else:
             saved = None if found.saved_cost_per_step is None else 1000 * found.saved_cost_per_step
-            yield row("price of 1,000 steps", lambda run: _number(_price_of_1000(run, batch)), _number(saved))
+            price = f"price of {work(1000)}"
+            yield row(price, lambda run: _number(_price_of_1000(run, batch)), _number(saved))
 
 
 def _price_of_1000(run: TrainingRun, batch: int | None) -> float | None:

@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memscale.core.plan import Plan, StepChoice
 from memscale.core.step_amounts import NOTHING, Part, Spared, amounts_of
+from memscale.techniques.attention_tiles import NAME as ATTENTION_TILES
 from memscale.techniques.base import PartialAttachment, PathAttachment
+from memscale.techniques.bf16_weights import NAME as BF16_WEIGHTS
+from memscale.techniques.row_tiles import NAME as ROW_TILES
 from memscale.techniques.step_table import STEP_TECHNIQUES, StepTechnique
 
 if TYPE_CHECKING:
@@ -39,6 +42,9 @@ Way = tuple[StepTechnique, ...]
 
 _NEAR: Final = 4
 """A plan within a quarter of the budget above it is near."""
+
+_TILES: Final = ("loss_tile", ROW_TILES, ATTENTION_TILES)
+"""They change how a model's own code computes, so that its code may find that it does not go with them."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,28 @@ def for_way(around: Surroundings, way: Iterable[StepTechnique]) -> Surroundings:
 def found(model: nn.Module, around: Surroundings, way: Iterable[StepTechnique]) -> list[StepAttachment]:
     """Where the techniques of a way could attach in a bare model."""
     return [place for technique in way for place in technique.find(model, around)]
+
+
+def suspects(names: Iterable[str], message: str) -> list[frozenset[str]]:
+    """Which techniques a step may have to do without that cannot be traced with all of them.
+
+    Args:
+        names: of those that may be left out.
+        message: of the error. One that refuses what the model does says its name.
+
+    Returns:
+        Groups to leave out, the likeliest first, and all of them at last.
+    """
+    names = list(names)
+    tiles = [name for name in names if name in _TILES]
+    groups = [
+        [name for name in names if name in message],
+        [name for name in names if name == BF16_WEIGHTS],
+        *([name] for name in tiles),
+        tiles,
+        names,
+    ]
+    return list(dict.fromkeys(frozenset(group) for group in groups if group))
 
 
 def placed(model: nn.Module, around: Surroundings, places: Sequence[Place]) -> list[StepAttachment]:

@@ -117,6 +117,7 @@ class Trace:
         method: "static" or "empirical".
         output_bytes: storages of the model's output and of the loss, which the trace assumes to live until
             the step is over.
+        idle_state_bytes: optimizer state that is counted for parameters that get no gradient in this step.
         notes: remarks for the log, such as why the static trace was not possible.
         optimizer_switches: see `fake_optimizer.free_switches`.
         has_drawn: single random numbers were drawn, which may decide what the step does.
@@ -132,6 +133,7 @@ class Trace:
     changes: model_state.Changes
     method: str
     output_bytes: int = 0
+    idle_state_bytes: int = 0
     notes: list[str] = field(default_factory=list)
     optimizer_switches: tuple[str, ...] = ()
     has_drawn: bool = False
@@ -439,6 +441,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
         foreign.setdefault(paths[number][0], []).append(recorder.foreign[buffer])
     return Trace(
         graph, paths, written, foreign, changes.python_random, changes, method, recorder.output_bytes,
+        recorder.idle_state_bytes,
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
     )  # fmt: skip
 

@@ -42,6 +42,8 @@ _LOOSE_ROUNDINGS = 32
 _MOST_NAMED = 12
 """Tensors that a table names."""
 
+_NO_GRADIENT = "; no parameter got a gradient, so none was compared"
+
 _PLURALS = {"loss": "loss", "gradient": "gradients", "buffer": "buffers", "generator": "generators"}
 
 Step = dict[tuple[str, str], Tensor]
@@ -114,7 +116,12 @@ class VerifyReport:
     def summary(self) -> str:
         """One line."""
         counts = {kind: sum(row.kind == kind for row in self.rows) for kind in ("gradient", "buffer")}
-        what = f"loss, {counts['gradient']} gradients and {counts['buffer']} buffers"
+        loss = "loss, " if any(row.kind == "loss" for row in self.rows) else ""
+        what = f"{loss}{counts['gradient']} gradients and {counts['buffer']} buffers"
+        return self._verdict(what) + ("" if counts["gradient"] else _NO_GRADIENT)
+
+    def _verdict(self, what: str) -> str:
+        """The summary, but for what was not there to be compared."""
         done = ", ".join(filter(None, (f"{self.checkpointed} modules checkpointed", *self.techniques)))
         first = self.first_difference
         if first is None:

@@ -18,6 +18,7 @@ __all__ = ["bound_words", "explain", "frontier_rows", "summary_lines"]
 
 _FRONTIER_POINTS: Final = 12
 _LOG_PARTS: Final = 12
+_LARGEST_PRESSURE: Final = 1000
 _AMOUNTS: Final = ("leaving_bytes", "staying_bytes")
 _HEADERS: Final = ("n", "modules", "type", "technique", "frees each", "costs each", "why")
 
@@ -27,7 +28,7 @@ def summary_lines(plan: Plan) -> list[str]:
     lines = [
         f"budget     {format_bytes(plan.budget_bytes)} ({plan.budget_source})",
         f"plain      peak {format_bytes(plan.plain.device_used_peak_bytes)}, "
-        f"memory pressure {100 * plan.pressure:.0f} %",
+        f"memory pressure {_pressure(plan)}",
         f"planned    peak {format_bytes(plan.predicted.device_used_peak_bytes)}, "
         f"{'fits' if plan.fits else 'DOES NOT FIT'}; step time × {plan.slowdown:.2f} expected",
     ]
@@ -36,6 +37,13 @@ def summary_lines(plan: Plan) -> list[str]:
         return [*lines, f"plan       nothing to do: {why}"]
     words = [*map(_step_words, plan.steps), *_techniques(plan.active)]
     return [*lines, *(f"plan       {line}" for line in words), *_offload_line(plan), *_bound_line(plan)]
+
+
+def _pressure(plan: Plan) -> str:
+    """The plain peak as a share of the budget. Of a budget of a few bytes, ten digits would say no more."""
+    if plan.pressure > _LARGEST_PRESSURE:
+        return f"over {_LARGEST_PRESSURE:,} times the budget"
+    return f"{100 * plan.pressure:.0f} %"
 
 
 def _offload_line(plan: Plan) -> list[str]:

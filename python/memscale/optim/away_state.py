@@ -36,6 +36,8 @@ Entry = dict[str, Any]
 def is_worth_it(parameter: Tensor, device: torch.device | None = None) -> bool:
     """Whether a parameter is one whose state leaves. Looks at no data.
 
+    Not of complex ones: PyTorch steps them as views of their real and imaginary parts.
+
     Args:
         parameter: of an optimizer.
         device: whose tensors the engine takes; None: wherever it is.
@@ -43,6 +45,7 @@ def is_worth_it(parameter: Tensor, device: torch.device | None = None) -> bool:
     return (
         type(parameter).__torch_dispatch__ is Tensor.__torch_dispatch__
         and parameter.layout is torch.strided
+        and not parameter.is_complex()
         and (device is None or same_place(device_of_use(parameter), device))
         and parameter.nbytes >= LEAST_BYTES
         and not (parameter.is_neg() or parameter.is_conj())

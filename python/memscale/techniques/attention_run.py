@@ -159,12 +159,15 @@ class _Call:
         with _without_autocast(values.device.type):
             q, k = self.operands(tensors)
             v = flat(values, self.batch, self.dtype)
-            output = v.new_empty(len(v), self.queries, self.width)
+            # Of its own shape, and filled through a view: a view that a function returns may not be written
+            # in place, and what plain PyTorch returns here may.
+            output = v.new_empty(*self.batch, self.queries, self.width)
+            matrices = output.view(len(v), self.queries, self.width)
             for rows in self.tiles():
                 scores = self.recipe.stepped(self.product(q, k, rows), tensors, rows)
-                output[:, rows] = torch.bmm(flat(scores, self.batch, self.dtype), v)
+                matrices[:, rows] = torch.bmm(flat(scores, self.batch, self.dtype), v)
                 del scores
-        return output.view(*self.batch, self.queries, self.width)
+        return output
 
 
 class _Backward:

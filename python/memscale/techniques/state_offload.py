@@ -80,7 +80,7 @@ def _reason(optimizer: torch.optim.Optimizer, link: Link) -> str:
         return reason
     needed = _needed_bytes(inner)
     if not needed:
-        return f"no parameter has {LEAST_BYTES} bytes or more"
+        return f"no parameter has {LEAST_BYTES} bytes or more, those of complex numbers aside"
     if link.settings.device.type != "cpu":
         room = max(0, sum(link.state_bytes) - STAGING_BYTES)
         short = needed > room and not is_away(inner)  # or it has its room already

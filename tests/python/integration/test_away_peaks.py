@@ -115,6 +115,20 @@ class Pictures(nn.Module):
         return nn.functional.cross_entropy(self.head(self.body(x)), labels)
 
 
+class Spectral(nn.Module):
+    """A layer of real weights between such of complex ones, whose state stays."""
+
+    def __init__(self, width: int = 320) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(width, width, dtype=torch.cfloat) / width)
+        self.between = nn.Linear(width, 3 * width)
+        self.last = nn.Parameter(torch.randn(3 * width, width, dtype=torch.cfloat) / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.fft.ifft(torch.fft.fft(x) @ self.first).real
+        return (self.between(x).to(self.last.dtype) @ self.last).abs().square().mean()
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
     "opt": (opt, {"input_ids": words(5000), "labels": words(5000)}),
     "falcon": (falcon, {"input_ids": words(5000), "labels": words(5000)}),
@@ -123,6 +137,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
     "masked": (masked, {"input_ids": words(4000), "labels": words(4000)}),
     "grown": (grown, {"input": torch.linspace(-1, 1, 200 * 256).view(200, 256)}),
     "pictures": (Pictures, {"x": torch.linspace(-1, 1, 12288).view(4, 3, 32, 32), "labels": torch.arange(4)}),
+    "spectral": (Spectral, {"x": torch.linspace(-1, 1, 40 * 320).view(40, 320)}),
     "recurrent": (partial(Recurrent, 3000, 410, 300), {"x": words(3000)}),
 }
 
@@ -181,6 +196,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, step
         ("opt", "8 bits", 85, {"state_offload", "gradient_offload"}),
         ("experts", "one by one", 62, {"state_offload", "gradient_offload"}),
         ("pictures", "SGD", 90, {"state_offload"}),
+        ("spectral", "one by one", 95, {"state_offload"}),
         ("recurrent", "lists", 60, {"state_offload", "gradient_offload"}),
         *also(
             ("falcon", "one by one", 70, {"state_offload", "gradient_offload"}),

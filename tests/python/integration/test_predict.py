@@ -383,6 +383,19 @@ class TestWhatWouldFit:
         assert predict(budget=needed).fits
         assert not predict(budget=needed - 1).fits
 
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_only_what_is_trained_could_be_trained_with_less(self, frozen: bool) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh()).requires_grad_(not frozen)
+        advice = "; ".join(predict(budget=1 << 19, model=model, sample=torch.ones(2, 512)).advice)
+        assert "a smaller batch would not do: weights" in advice and " alone take " in advice
+        assert ("fewer trainable weights" in advice) != frozen
+        assert "alone take 0 B" not in advice
+
+    def test_a_budget_below_the_reserve_is_not_blamed_on_weights(self) -> None:
+        advice = "; ".join(predict(budget=1, model=torch.nn.Tanh(), sample=torch.ones(64, 512)).advice)
+        assert "a smaller batch would not do: a plan leaves 256.00 KiB of a budget free" in advice
+        assert "weights" not in advice and "optimizer" not in advice
+
     @pytest.mark.parametrize("with_plan", [False, True])
     @pytest.mark.parametrize("what", ["batch", "sequence"])
     def test_the_largest_is_the_largest(self, what: str, with_plan: bool) -> None:
@@ -450,3 +463,38 @@ class TestWhatWouldFit:
         (longer, square), rest = scaled(batch, "sequence", 4)
         assert longer.tolist() == [[0, 1, 2, 0], [3, 4, 5, 3]]
         assert square.shape == (2, 1, 4, 4) and rest["hidden"].shape == (2, 4, 5) and rest["flag"] is True
+
+
+class Sometimes(nn.Module):
+    """One of two layers gets a gradient; the state of the other one takes a MiB and more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(256, 256), nn.Linear(256, 1024)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x).square().mean()  # type: ignore[no-any-return]
+
+
+def test_state_that_no_gradient_makes_is_in_the_error_band() -> None:
+    model, x = Sometimes(), torch.ones(4, 256)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def low_and_notes() -> tuple[int, str]:
+        step = memscale.predict(model, optimizer, sample_input=x, device="cpu").plain
+        assert step is not None
+        plan = memscale.plan(model, optimizer, sample_input=x)
+        return step.device_used_peak_bytes - step.error_band_bytes[0], " ".join(plan.notes)
+
+    idle = 2 * sum(value.nbytes for value in model.unused.parameters())
+    wide, notes = low_and_notes()
+    assert "parameters to which this step gives no gradient" in notes
+    model.unused.requires_grad_(False)
+    narrow, notes = low_and_notes()
+    assert abs(wide - narrow - idle) < 0.1 * idle and "no gradient" not in notes
+    model.unused.requires_grad_(True)
+    (model(x) + model.unused(x).sum()).backward()
+    optimizer.step()  # now there is such state
+    optimizer.zero_grad()
+    there, notes = low_and_notes()
+    assert there < idle and "no gradient" not in notes

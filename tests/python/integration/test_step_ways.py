@@ -99,6 +99,35 @@ class Disturbing(Slices):
         pass
 
 
+class _Raises(StandIn):
+    """Cannot run what the module is given."""
+
+    def __init__(self, owner: Failing) -> None:
+        super().__init__(owner.module, owner.module.forward)
+        self.owner = owner
+
+    def __call__(self, x: Tensor) -> Tensor:
+        Failing.calls += 1
+        raise RuntimeError(self.owner.message)
+
+
+class Failing(Slices):
+    """Raises in the traced step, with a message that may not name it."""
+
+    message = "this does not go\nand here is more"
+    calls = 0
+
+    def attach(self) -> None:
+        self.slot = ForwardSlot(self.module, self.path)
+        self.slot.put(_Raises(self))
+
+
+class Telling(Failing):
+    """Says who raises."""
+
+    message = "the step refuses 'failing'\nand here is more"
+
+
 def places(kind: type[Slices], name: str, *paths: str) -> Callable[..., list[Slices]]:
     def find(model: nn.Module, hardware: Any) -> list[Slices]:
         return [kind(name, model.get_submodule(path), path) for path in paths if hasattr(model, path)]
@@ -118,6 +147,12 @@ ABSENT = StepTechnique(
 DISTURBING = StepTechnique(
     "slices", "in slices", True, False, lambda config: True, places(Disturbing, "slices", "first", "second")
 )
+
+
+def failing(kind: type[Failing], name: str) -> StepTechnique:
+    return StepTechnique(name, "fails", True, False, lambda config: True, places(kind, name, "head"))
+
+
 ASKED = dataclasses.replace(BOTH, asked=True)
 INEXACT = dataclasses.replace(BOTH, exact=False)
 
@@ -241,3 +276,102 @@ def test_predictions_and_sizes_know_of_them(table: Any) -> None:
     assert after.allocated_peak_bytes < before.allocated_peak_bytes
     assert after.largest_batch() > before.largest_batch()
     assert after.largest_batch(with_plan=False) == before.largest_batch(with_plan=False)
+
+
+# ---- a technique that the step cannot be traced with -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Telling, "failing"), (Failing, "mlp_tile")], ids=["named by its error", "tiles"]
+)
+def test_what_the_step_cannot_be_traced_with_is_left_out(table: Any, kind: Any, name: str) -> None:
+    table(BOTH)
+    without = smallest()
+    table(BOTH, failing(kind, name))
+    plan = smallest()
+    assert [step.technique for step in plan.steps] == ["slices"]
+    assert plan.predicted == without.predicted and plan.digest == without.digest
+    line = kind.message.partition("\n")[0]
+    assert plan.notes.count(f"{name}: the step cannot be traced with it ({line})") == 1
+
+
+def test_each_of_several_tiles_is_found(table: Any) -> None:
+    table(BOTH, failing(Failing, "mlp_tile"), failing(Failing, "attention_tile"))
+    plan = smallest()
+    assert [step.technique for step in plan.steps] == ["slices"]
+    both = "the step cannot be traced with attention_tile, mlp_tile (this does not go)"
+    assert {f"mlp_tile: {both}", f"attention_tile: {both}"} <= set(plan.notes)
+
+
+def test_it_is_found_out_once(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ways there are."""
+    counts = []
+    for others in [(), (BOTH, dataclasses.replace(BOTH, name="again", find=places(Slices, "again", "head")))]:
+        table(*others, failing(Telling, "failing"))
+        monkeypatch.setattr(Failing, "calls", 0)
+        smallest()
+        counts.append(Failing.calls)
+    assert counts[0] == counts[1] > 0
+
+
+def test_where_nobody_can_tell_what_was_not_asked_for_is_left_out(table: Any) -> None:
+    without = smallest()
+    table(BOTH, failing(Failing, "strange"))
+    plan = smallest()
+    assert not plan.steps and plan.predicted == without.predicted
+    why = "the step cannot be traced with slices, strange (this does not go)"
+    assert {f"slices: {why}", f"strange: {why}"} <= set(plan.notes)
+
+
+def test_what_was_asked_for_stays_without_what_fails(table: Any) -> None:
+    table(ASKED, failing(Failing, "strange"))
+    plan = smallest()
+    assert [step.technique for step in plan.steps] == ["slices"]
+    assert "strange: the step cannot be traced with it (this does not go)" in plan.notes
+
+
+def test_what_was_asked_for_and_fails_is_an_error(table: Any) -> None:
+    table(BOTH, dataclasses.replace(failing(Failing, "strange"), asked=True))
+    with pytest.raises(Exception, match="this does not go"):
+        smallest()
+
+
+def test_sizes_are_told_without_what_fails(table: Any) -> None:
+    model, sample = net(), batch()
+    table(BOTH)
+    without = memscale.predict(model, config=config("8MiB"), sample_input=sample).largest_batch()
+    table(BOTH, failing(Telling, "failing"))
+    assert memscale.predict(model, config=config("8MiB"), sample_input=sample).largest_batch() == without
+
+
+class Forces(nn.Module):
+    """Differentiates an energy in its forward, so that backward differentiates twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(16, 256), nn.SiLU(), nn.Linear(256, 16))
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (force,) = torch.autograd.grad(self.head(self.energy(x)).sum(), x, create_graph=True)
+        return (force.square().sum(-1) - 1).square().mean()
+
+
+def test_a_model_that_differentiates_twice_is_planned_without_tiles() -> None:
+    torch.manual_seed(0)
+    plain, model = Forces(), Forces()
+    model.load_state_dict(plain.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters())
+    model, _ = memscale.apply_all_optimizations(model, optimizer, config("1MiB"))
+    losses = [net(batch()) for net in (plain, model)]
+    for loss in losses:
+        loss.backward()
+    plan = model._memscale_executor.plan
+    assert plan is not None and not plan.steps
+    assert any(note.startswith("mlp_tile: the step cannot be traced with it (module") for note in plan.notes)
+    assert torch.equal(*losses)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None)
+        assert mine.grad is None or torch.equal(mine.grad, theirs.grad)
+    memscale.detach(model)

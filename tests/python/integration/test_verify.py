@@ -62,6 +62,28 @@ def test_a_wrapped_model_is_verified_with_its_own_plan() -> None:
     ]  # fmt: skip
 
 
+class Detached(Stack):
+    """Its weights have gradients only as far as `kept` says."""
+
+    kept = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if self.kept else y.detach()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_step_without_gradients_is_not_called_a_comparison_of_them(kept: bool) -> None:
+    seed()
+    model = Detached().train()
+    model.kept = kept
+    report = memscale.verify(model, inputs(0))
+    assert any(row.kind == "gradient" for row in report.rows) == kept
+    for text in (report.summary(), report.table(), repr(report)):
+        assert ("no parameter got a gradient" in text) != kept
+        assert ("verified: loss, " in text) == kept  # without gradients there is no loss either
+
+
 def test_training_is_equal_with_the_check_on() -> None:
     for name in ("gpt2", "convnet"):
         planned = train(case(name), Loop(steps=3), VERIFIED)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from typing import Any
 
 import pytest
 
@@ -216,6 +217,14 @@ def test_the_head_has_pressure_mode_and_kept_operations() -> None:
     assert "digest     0123456789abcdef (static profile, balanced)" in lines
 
 
+@pytest.mark.parametrize(
+    ("budget", "said"), [(1, "over 1,000 times the budget"), (2 * MIB, "70000 %"), (0, "over 1,000 times")]
+)
+def test_a_budget_of_a_few_bytes_has_no_pressure_of_ten_digits(budget: int, said: str) -> None:
+    plan = dataclasses.replace(plan_of(choice("h.0", "checkpoint")), budget_bytes=budget)
+    assert f"plain      peak 1.37 GiB, memory pressure {said}" in "\n".join(plan.summary_lines())
+
+
 def test_a_plan_is_one_line_where_it_is_printed() -> None:
     words = repr(plan_of(choice("h.0", "checkpoint"), choice("h.1"), fits=False))
     assert words.startswith("<Plan: 1 of 2 modules; ") and "does not fit" in words and "\n" not in words
@@ -313,6 +322,25 @@ def test_json_keeps_what_is_new() -> None:
     data = plan.to_dict()
     with pytest.raises(ValueError, match="plan version is 2; allowed: 7"):
         Plan.from_dict({**data, "version": 2})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x", "^the plan is not valid JSON: Expecting value"),
+        ("", "^the plan is not valid JSON"),
+        (b"\xff", "^the plan is not valid JSON"),
+        (None, "^the plan is not valid JSON"),
+        ("[" * 100_000, "^the plan is not valid JSON"),
+        ("{}", "^not a plan: an object without a version; allowed: what Plan.to_dict"),
+        ("[1]", "^not a plan: a list; allowed"),
+        ('{"version": 7}', "^not a plan: 'frontier' is missing"),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_words(text: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        Plan.from_json(text)
+    assert type(caught.value) is ValueError  # the parser's own knows nothing of plans
 
 
 def test_a_plan_is_copied_and_pickled_as_the_data_it_is() -> None:

@@ -165,6 +165,16 @@ def test_a_plan_on_the_same_card_says_what_it_costs(tight: memscale.Savings) -> 
     assert "which this device has; it was given 50.00 MiB" in tight.explain()
 
 
+def test_work_of_another_batch_is_told_in_samples(tight: memscale.Savings) -> None:
+    """The largest batch takes the samples of so many steps in fewer of its own."""
+    same, largest = tight.explain().split("largest batch", 1)
+    assert "hours for 1,000 steps" in same and "samples  " not in same
+    assert "hours for 64,000 samples" in largest and "1,000 steps" not in largest
+    priced = replace(tight, steps=None).explain().split("largest batch", 1)
+    assert "price of 1,000 steps" in priced[0]
+    assert "price of 64,000 samples" in priced[1] and "1,000 steps" not in priced[1]
+
+
 def test_what_does_not_fit_names_the_card_that_it_needs(on_a_card: memscale.Savings) -> None:
     plain, planned = on_a_card.same_batch.plain, on_a_card.same_batch.planned
     assert plain is not None and planned is not None
