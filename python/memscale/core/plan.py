@@ -221,7 +221,10 @@ class Plan:
 
     @property
     def exact(self) -> bool:
-        """Loss and gradients keep every bit of plain PyTorch at the same precision."""
+        """Loss and gradients of a step keep every bit of plain PyTorch at the same precision.
+
+        With 8-bit optimizer state those of the next steps are of other weights.
+        """
         return all(step.exact for step in self.steps)
 
     @property
