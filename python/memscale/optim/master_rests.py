@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memscale.optim.taken import _Taken
 
 _CHUNK: Final = 1 << 14  # elements that are rounded at a time
-_CHUNK_ON_CARD: Final = 1 << 18  # 1 MiB, for a kernel that is worth its launch
+_CHUNK_ON_CARD: Final = 1 << 15  # at 7 bytes each: less than a plan leaves free, which does not count them
 
 
 def prepare(optimizer: _Taken, group: dict[str, Any]) -> None:
