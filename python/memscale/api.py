@@ -81,8 +81,6 @@ def wrap(
             is an optimizer beside a trainer.
         ValueError: contradictory settings, or `optimizer` trains no parameter of the model.
         BudgetError: the budget cannot be met and `config.strict_budget` is set.
-        AttachError: a part of the model is wrapped, it is a part of a wrapped one, or a technique cannot be
-            attached.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
@@ -360,7 +358,6 @@ def verify(
 
     Raises:
         TypeError: the model is a part of a wrapped one, or an argument is of a wrong type.
-        AttachError: a part of the model is wrapped.
         VerificationError: the model is sharded, and accumulates gradients without reducing them.
     """
     module = wrapped_one(model_of(model))

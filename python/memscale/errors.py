@@ -91,14 +91,11 @@ class ProfileError(MemScaleError):
 
 
 class AttachError(MemScaleError):
-    """A technique of the plan could not be attached to the model, or another plan is in the way.
+    """A technique of the plan could not be attached to the model.
 
     Raised by `wrap` and `optimize` after every technique attached so far has been undone: the model is as it
     was. The message names the module and the technique; switch that technique off in the `Config`, or take
     off whatever already changed the module's `forward`.
-
-    Raised, too, before anything is attached, for a model a part of which is wrapped, or which is a part of a
-    wrapped one. The message names the part: `detach` what is wrapped, or wrap nothing but the whole.
     """
 
 

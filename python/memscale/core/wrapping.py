@@ -26,7 +26,6 @@ from memscale.core.eight_bit import OWN, is_8bit, with_8bit_state
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.hardware import Hardware
 from memscale.core.profiler import normalize_sample
-from memscale.errors import AttachError
 from memscale.observability import logs
 from memscale.optim import cards, convert_state, give_back, is_taken, take_over
 from memscale.optim.kinds import inner_of
@@ -36,9 +35,6 @@ from memscale.techniques.replicas import refuse
 
 _TAKEN: weakref.WeakKeyDictionary[nn.Module, weakref.ref[torch.optim.Optimizer]] = weakref.WeakKeyDictionary()
 """Optimizers that have our state as long as their model is wrapped."""
-
-_BEGUN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Models that were wrapped; those that still are have an executor. A part does not know its parents."""
 
 
 def begin(
@@ -50,7 +46,6 @@ def begin(
 ) -> Executor:
     """The pipeline, in order: sample, old plan off, log, new executor (profile → decide → attach)."""
     refuse(model)
-    _refuse_nested(model)
     sample = None if sample_input is None else normalize_sample(sample_input)
     wrapped: Executor | None = model.__dict__.get(EXECUTOR)
     if wrapped is not None:
@@ -65,31 +60,7 @@ def begin(
         if wrapped is not None:
             wrapped.resume()
         raise
-    _BEGUN.add(model)
     return executor
-
-
-def _refuse_nested(model: nn.Module) -> None:
-    """Raises AttachError for a model that contains a wrapped one, or is a part of one.
-
-    The whole would be planned from steps in which the part runs under a plan of its own.
-    """
-    kind = type(model).__name__
-    for path, module in model.named_modules():
-        if module is not model and EXECUTOR in module.__dict__:
-            raise AttachError(
-                f"module {path!r} ({type(module).__name__}) of this {kind} is wrapped already, and two plans "
-                "cannot lie on each other: memscale.detach that module, then wrap the whole alone"
-            )
-    for whole in _BEGUN:
-        if whole is model or EXECUTOR not in whole.__dict__:
-            continue
-        for path, module in whole.named_modules():
-            if module is model:
-                raise AttachError(
-                    f"this {kind} is module {path!r} of a {type(whole).__name__} that is wrapped already, "
-                    "and two plans cannot lie on each other: leave it at that, or memscale.detach the whole"
-                )
 
 
 def begin_in_8bit(

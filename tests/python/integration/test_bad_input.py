@@ -13,7 +13,7 @@ from test_restore import assert_as_before, image
 
 import memscale
 from memscale import Config
-from memscale.errors import AttachError, BudgetError, ConfigError, ProfileError
+from memscale.errors import BudgetError, ConfigError, ProfileError
 from zoo.blocks import WIDTH, Stack, inputs
 from zoo.models import Case, case
 from zoo.odd import ODD
@@ -51,54 +51,6 @@ def test_a_module_that_only_contains_a_model_is_wrapped_itself() -> None:
 
     holder = memscale.wrap(Holder(), SMALLEST, inputs(0))
     assert "_memscale_executor" in holder.__dict__ and "_memscale_executor" not in holder.model.__dict__
-
-
-class TestWholeAndPart:
-    """Without the refusal the whole is planned around the plan of its part, or not at all."""
-
-    PARTS = (("", "blocks.1"), ("", "blocks.1.up"), ("blocks.1", "blocks.1.up"))
-
-    @pytest.mark.parametrize("sample", [None, inputs(0)], ids=["deferred", "sample"])
-    @pytest.mark.parametrize("part_first", [True, False])
-    @pytest.mark.parametrize(("outer", "inner"), PARTS)
-    def test_one_of_them_is_refused(self, outer: str, inner: str, part_first: bool, sample: Any) -> None:
-        model = stack()
-        whole, part = model.get_submodule(outer), model.get_submodule(inner)
-        first, second = (part, whole) if part_first else (whole, part)
-        memscale.wrap(first, SMALLEST)
-        before = image(model)
-        path = inner.removeprefix(outer).removeprefix(".")
-        with pytest.raises(AttachError, match=rf"module '{path}'.*wrapped already.*memscale\.detach"):
-            memscale.wrap(second, SMALLEST, sample)
-        assert_as_before(before, image(model))
-        assert "_memscale_executor" not in second.__dict__
-        memscale.detach(first)
-        assert memscale.wrap(second, SMALLEST) is second
-
-    def test_an_optimizer_is_as_it_was(self) -> None:
-        model = memscale.wrap(stack(), SMALLEST)
-        part = model.blocks[0]
-        optimizer = torch.optim.AdamW(part.parameters())
-        before = set(vars(optimizer)), type(optimizer).step
-        with pytest.raises(AttachError, match=r"module 'blocks\.0' of a Stack"):
-            memscale.apply_all_optimizations(part, optimizer)
-        with pytest.raises(AttachError), memscale.optimize(part, optimizer, SMALLEST):
-            pass
-        assert (set(vars(optimizer)), type(optimizer).step) == before
-
-    def test_siblings_and_the_same_model_again_are_not(self) -> None:
-        model = stack()
-        for _ in range(2):
-            for block in model.blocks[:2]:
-                memscale.wrap(block, SMALLEST)
-        model(*inputs(0)).square().mean().backward()
-        assert all(block._memscale_executor.plan is not None for block in model.blocks[:2])
-
-    def test_a_copy_of_a_part_is_a_model_of_its_own(self) -> None:
-        model = memscale.wrap(stack(), SMALLEST)
-        memscale.wrap(copy.deepcopy(model.blocks[0]), SMALLEST)
-        part = memscale.wrap(stack().blocks[0], SMALLEST)
-        memscale.wrap(torch.nn.Sequential(copy.deepcopy(part)), SMALLEST)
 
 
 @pytest.mark.parametrize("config", [{"memory_budget": 1}, "8GiB", 8, Config])

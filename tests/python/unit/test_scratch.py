@@ -221,7 +221,7 @@ def test_backward_is_traced_outside_autocast() -> None:
 
 def band(peak: int, output: int, context: int = 0) -> tuple[int, int]:
     """The band of a prediction."""
-    trace: Any = SimpleNamespace(output_bytes=output)
+    trace: Any = SimpleNamespace(output_bytes=output, idle_state_bytes=0)
     hardware: Any = SimpleNamespace(context_bytes=context, device_kind="cpu")
     return error_band(peak, trace, hardware)
 
