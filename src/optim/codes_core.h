@@ -59,32 +59,40 @@ MSC__LANE_INLINE msc__ulanes msc__encode_signed(msc__lanes x, float inverse, msc
 /** Root of v and m over it: what is stored. */
 typedef struct msc__rooted {
     msc__lanes root;
-    msc__lanes ratio;
+    msc__lanes ratio; /* between the halves of a step: m itself */
 } msc__rooted;
 
 /**
- * Adam's step (adamw_core.h), but that it multiplies with the inverse of root2.
+ * Adam's step (adamw_core.h), but that it multiplies with the inverse of root2. The first half, up to the root.
+ *
+ * In halves, because a root and what is divided by it take long: a loop over each half lets go of an element when its own
+ * slow operation has begun.
  *
  * @param l2 whether decay goes into the gradient, known when this is compiled.
- * @param of the moments before and after.
+ * @param of the moments before; then the root after, and m.
  */
-MSC__LANE_INLINE void msc__adam_rooted(const msc__optim_numbers *by, int l2, msc__lanes g, msc__lanes *w,
-                                       msc__rooted *of)
+MSC__LANE_INLINE void msc__adam_rooted_moments(const msc__optim_numbers *by, int l2, msc__lanes g,
+                                               msc__lanes *w, msc__rooted *of)
 {
-    msc__lanes weight = *w;
     msc__lanes m = of->ratio * of->root;
     msc__lanes v = of->root * of->root;
 
     g = msc__clamp(g * by->factor, by->limit);
     if (l2)
-        g = g + by->l2 * weight;
+        g = g + by->l2 * *w;
     else
-        weight = weight * by->keep;
-    m = m + by->add1 * (g - m);
-    v = v * by->average2 + by->add2 * g * g;
-    of->root = msc__sqrt(v);
+        *w = *w * by->keep;
+    of->ratio = m + by->add1 * (g - m);
+    of->root = msc__sqrt(v * by->average2 + by->add2 * g * g);
+}
+
+/** The second half. */
+MSC__LANE_INLINE void msc__adam_rooted_weight(const msc__optim_numbers *by, msc__lanes *w, msc__rooted *of)
+{
+    msc__lanes m = of->ratio;
+
     of->ratio = msc__ratio(m, of->root);
-    *w = weight + by->rate * m / (of->root * by->inverse2 + by->epsilon);
+    *w = *w + by->rate * m / (of->root * by->inverse2 + by->epsilon);
 }
 
 #endif /* MSC_OPTIM_CODES_CORE_H */

@@ -97,9 +97,9 @@ MSC__INLINE msc__lanes join_rest8_lanes(const msc__u16 *upper, const uint8_t *lo
 {
     msc__ulanes weight = msc__load_halves(upper) << 16;
     msc__ulanes bits = weight + (msc__load_signed_bytes(lower) << 8);
-    msc__ulanes is_under_zero = (msc__ulanes)((bits & ~MSC__SIGN) >= MSC__UNDER_ZERO); /* msc__joined */
 
-    return msc__lane_floats((weight & is_under_zero) | (bits & ~is_under_zero));
+    return msc__lane_floats(
+        msc__where_large(bits & ~MSC__SIGN, MSC__UNDER_ZERO, weight, bits)); /* msc__joined */
 }
 
 static void join_rest8(msc__f32 *restrict to, const void *weight, const void *rest, uint32_t count)

@@ -3,7 +3,8 @@
  * @file optim_template_adam.h
  * The part of optim_template.h for Adam with 8-bit codes: decodes, steps and encodes a strip. Included by it alone.
  *
- *      first time    gradient, weight, codes ──► weight, root, ratio, largest of each group
+ *      first time    gradient, weight, codes ──► weight after decay, root, m
+ *                    weight, root, m ──► weight, ratio, largest of each group
  *      blocks        largest ──► scales
  *      second time   weight, root, ratio, random numbers ──► weight and rest, codes
  *
@@ -24,8 +25,8 @@ typedef struct adam_variant {
 typedef struct adam_between {
     _Alignas(64) float weight[MSC__STRIP];
     _Alignas(64) float root[MSC__STRIP];
-    _Alignas(64) float ratio[MSC__STRIP];
-    msc__ulanes most_ratio[GROUPS_MOST]; /* largest patterns in each lane */
+    _Alignas(64) float ratio[MSC__STRIP]; /* m, at first */
+    msc__ulanes most_ratio[GROUPS_MOST];  /* largest patterns in each lane */
     msc__ulanes most_root[GROUPS_MOST];
     float inverse1[BLOCKS];
     float inverse2[BLOCKS];
@@ -45,15 +46,13 @@ MSC__INLINE msc__lanes adam_weight(const msc__adam_work *work, int rest, uint32_
     return msc__load((const msc__f32 *)work->weight + i);
 }
 
-/* The first time: all but what is stored in codes and rests. */
-MSC__INLINE void adam_group(const msc__optim_numbers *by, adam_variant variant, const msc__adam_work *work,
-                            uint32_t group, adam_between *between)
+/* The first time, its first half: up to the root. */
+MSC__INLINE void moments_group(const msc__optim_numbers *by, adam_variant variant, const msc__adam_work *work,
+                               uint32_t group, adam_between *between)
 {
     float value1 = msc__scale_value(work->codes.scale1[group / GROUPS_EACH]);
     float value2 = msc__scale_value(work->codes.scale2[group / GROUPS_EACH]);
     msc__f32 *to = variant.rest ? between->weight : work->weight;
-    msc__ulanes most1 = {0};
-    msc__ulanes most2 = {0};
     uint32_t k;
 
     for (k = 0; k < MSC__FOUR; k++) {
@@ -62,9 +61,29 @@ MSC__INLINE void adam_group(const msc__optim_numbers *by, adam_variant variant, 
         msc__rooted of = {msc__decode_root(msc__load_bytes(work->codes.code2 + i), value2),
                           msc__decode_signed(msc__load_signed_bytes(work->codes.code1 + i), value1)};
 
-        msc__adam_rooted(by, variant.l2, adam_gradient(work, variant.bf16, i), &weight, &of);
+        msc__adam_rooted_moments(by, variant.l2, adam_gradient(work, variant.bf16, i), &weight, &of);
         msc__store(to + i, weight);
         msc__store(between->root + i, of.root);
+        msc__store(between->ratio + i, of.ratio);
+    }
+}
+
+/* Its second half: the weight, and what is to be encoded. */
+MSC__INLINE void weight_group(const msc__optim_numbers *by, adam_variant variant, const msc__adam_work *work,
+                              uint32_t group, adam_between *between)
+{
+    msc__f32 *to = variant.rest ? between->weight : work->weight;
+    msc__ulanes most1 = {0};
+    msc__ulanes most2 = {0};
+    uint32_t k;
+
+    for (k = 0; k < MSC__FOUR; k++) {
+        uint32_t i = group * MSC__GROUP + k * MSC__LANES;
+        msc__lanes weight = msc__load(to + i);
+        msc__rooted of = {msc__load(between->root + i), msc__load(between->ratio + i)};
+
+        msc__adam_rooted_weight(by, &weight, &of);
+        msc__store(to + i, weight);
         msc__store(between->ratio + i, of.ratio);
         most1 = msc__larger(most1, msc__lane_bits(of.ratio) & ~MSC__SIGN);
         most2 = msc__larger(most2, msc__lane_bits(of.root));
@@ -131,7 +150,9 @@ MSC__INLINE void adam_codes_variant(const msc__optim_numbers *by, adam_variant v
     uint32_t i;
 
     for (i = 0; i < here.blocks * GROUPS_EACH; i++)
-        adam_group(&numbers, variant, &here, i, &between);
+        moments_group(&numbers, variant, &here, i, &between);
+    for (i = 0; i < here.blocks * GROUPS_EACH; i++)
+        weight_group(&numbers, variant, &here, i, &between);
     for (i = 0; i < here.blocks; i++)
         scale_block(&here, i, &between);
     for (i = 0; i < here.blocks * GROUPS_EACH; i++)

@@ -136,7 +136,8 @@ MSC__CORE void msc__card_apply(const msc__card_step *by, float g, float *w, floa
     case MSC__UPDATE_ADAM_CODES:
         of.ratio = *m;
         of.root = *v;
-        msc__adam_rooted(&by->numbers, by->numbers.l2 != 0.0f, g, w, &of);
+        msc__adam_rooted_moments(&by->numbers, by->numbers.l2 != 0.0f, g, w, &of);
+        msc__adam_rooted_weight(&by->numbers, w, &of);
         *m = of.ratio;
         *v = of.root;
         return;
