@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memscale import _core
-from memscale.core import kernels
+from memscale.core import fake_results, kernels
 from memscale.core.accumulation import AccumulationWatch
 from memscale.core.cuda_semantics import CudaKernels, is_backward
 from memscale.core.leaves import parts_of, storage_bytes, told_of
@@ -28,6 +29,8 @@ from memscale.core.wrapped_numbers import WrappedNumbers, kept_bytes
 
 if TYPE_CHECKING:
     from memscale.core.streamed_weights import Uses
+
+_DEVICE = torch.ops.prim.device.default
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -278,9 +281,11 @@ class GraphRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation and records it."""
+        if func is _DEVICE and type(args[0]) is FakeTensor and not args[0].fake_mode.in_kernel_invocation:
+            return args[0].fake_device  # PyTorch's engine asks more often than it runs an operation
         kwargs = kwargs or {}
         if self.paused:
-            return None if kernels.is_fused_step(func, args) else func(*args, **kwargs)
+            return None if kernels.is_fused_step(func, args) else fake_results.run(func, args, kwargs)
         self.numbers.settle()
         saved, self._saved_by_op = self._saved_by_op, set()
         func = self.accumulation.in_place(func, args)
@@ -317,10 +322,7 @@ class GraphRecorder(TorchDispatchMode):
         if self.uses is not None:
             self.uses.read(inputs)
         if draws:
-            self.random_modules.update(self.open_modules)
-            self.forward_draws += self.phase == _core.PHASE_FORWARD
-            if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
-                self._refuse_second_runs()  # only the global generators are put back
+            self._note_draw((*args, *kwargs.values()))
         for tensor in fresh:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._buffers:
@@ -337,6 +339,13 @@ class GraphRecorder(TorchDispatchMode):
         if info.writes and self._writes_to_saved(func, info, (args, kwargs), saved):
             self._refuse_second_runs()
         return result
+
+    def _note_draw(self, values: Sequence[Any]) -> None:
+        """An operation on `values` draws random numbers."""
+        self.random_modules.update(self.open_modules)
+        self.forward_draws += self.phase == _core.PHASE_FORWARD
+        if any(isinstance(value, torch.Generator) for value in values):
+            self._refuse_second_runs()  # only the global generators are put back
 
     def _note_cuda_memory(
         self, cuda: CudaKernels, info: kernels.OpFacts, args: Any, outputs: Sequence[Tensor]

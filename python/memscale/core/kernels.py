@@ -13,7 +13,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memscale.core import wrapped_numbers
+from memscale.core import fake_results, wrapped_numbers
 from memscale.core.cuda_scratch import folded_view, mended
 from memscale.core.leaves import coordinate_bytes, is_sparse, tensors_of
 from memscale.core.scratch import RULES, Scratch, nbytes, scratch_bytes
@@ -171,7 +171,7 @@ def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], o
     if made is not None and isinstance(args[0], FakeTensor):
         result = made(func, args, kwargs)
     else:
-        result = func(*args, **kwargs)
+        result = fake_results.run(func, args, kwargs)
     if not on_cpu:
         return mended(info.schema, args, result)
     mend = _MENDS.get(info.name)

@@ -334,5 +334,8 @@ def _pointwise_casts(name: str, args: Sequence[Any], outputs: Sequence[Tensor]) 
         return 0
     common = involved[0].dtype
     for tensor in involved[1:]:
-        common = torch.promote_types(common, tensor.dtype)
+        if (
+            tensor.dtype is not common
+        ):  # under a mode the question is an operation like others, and takes as long
+            common = torch.promote_types(common, tensor.dtype)
     return sum(tensor.numel() for tensor in involved if tensor.dtype != common) * common.itemsize

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from memscale import _core
 from memscale.core import model_state, tracer
 from memscale.core.fake_optimizer import fake_optimizers, free_switches
+from memscale.core.fake_results import mode_of_fakes
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot
 from memscale.core.loss import loss_of
@@ -300,7 +300,7 @@ def _optimizer_phase(
     step: tracer.StepFacts,
 ) -> list[str]:
     """Records the optimizer step on fakes: a real one would change the weights."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, recorder:
+    with mode_of_fakes() as mode, recorder:
         fakes: dict[int, nn.Parameter] = {}
         for parameter in trainable:
             fakes[id(parameter)] = fake = nn.Parameter(mode.from_tensor(parameter.detach()))

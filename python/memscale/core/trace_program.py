@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memscale import _core
 from memscale.core import kernels, tracer
 from memscale.core.cuda_semantics import CudaKernels, Emulation, is_backward
+from memscale.core.fake_results import mode_of_fakes
 from memscale.core.graph_builder import GraphRecorder
 from memscale.core.target import Target
 from memscale.core.trace_static import StaticRecorder, quiet_fakes
@@ -172,7 +172,7 @@ def trace_program(program: Callable[[Meter], object], target: Target, seed: int 
         stack.enter_context(_watched_backward(recorder))
         if target.kind == "cuda":
             stack.enter_context(Emulation(target).active())
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(mode_of_fakes())
         stack.enter_context(recorder)
         program(meter)
         recorder.closed = recorder.paused = True

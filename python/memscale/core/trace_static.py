@@ -20,16 +20,16 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     unset_fake_temporarily,
 )
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
-from memscale.core import kernels, model_state, sharding, streamed_weights, tracer
+from memscale.core import fake_results, kernels, model_state, sharding, streamed_weights, tracer
 from memscale.core.cuda_semantics import emulation_for
 from memscale.core.fake_optimizer import FakeOptimizer, fake_optimizers, free_switches
+from memscale.core.fake_results import mode_of_fakes
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
 from memscale.core.leaves import tell, told_of, what_to_tell
@@ -229,11 +229,12 @@ class _RealPlaceholder:
 class _FakePlaceholder:
     """What stands in the autograd graph for a saved fake tensor."""
 
-    __slots__ = ("metadata", "slot")
+    __slots__ = ("metadata", "mode", "slot")
 
-    def __init__(self, slot: Slot, tensor: Tensor) -> None:
+    def __init__(self, slot: Slot, tensor: FakeTensor) -> None:
         self.slot = slot
         self.metadata = metadata_of(tensor)
+        self.mode = tensor.fake_mode
 
     def __del__(self) -> None:
         self.slot.drop()
@@ -276,14 +277,10 @@ class _FakeSaves:
         recorder.unpack(slot)
         if isinstance(packed, _RealPlaceholder):
             return self._real(packed)
-        shape, stride, dtype, device, offset, size = packed.metadata
-        paused, recorder.paused = recorder.paused, True
-        try:
-            base = torch.empty(size // dtype.itemsize, dtype=dtype, device=device)
-            recorder.unpacked_as(slot, base.untyped_storage())
-            return base.as_strided(shape, stride, offset)
-        finally:
-            recorder.paused = paused
+        *form, size = packed.metadata
+        made = fake_results.on_memory_of_its_own(packed.mode, form, size)
+        recorder.unpacked_as(slot, made.untyped_storage())
+        return made
 
     def _real(self, packed: _RealPlaceholder) -> Tensor:
         if packed.stays:
@@ -503,7 +500,7 @@ def trace_static(
     recorder = StaticRecorder(_core.Graph(), step.target, draw)
     emulation = emulation_for(step.target, model)
     calls = tracer.CallRecorder(model, recorder)
-    fakes = _FakeModel(model, FakeTensorMode(allow_non_fake_inputs=True), step.path.half)
+    fakes = _FakeModel(model, mode_of_fakes(), step.path.half)
     buckets = GradientBuckets(model)
     with model_state.preserved(model) as changes, tracer.no_collection(), quiet_fakes(), ExitStack() as stack:
         stack.enter_context(tracer.training_flags(model, step.training))
