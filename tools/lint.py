@@ -32,7 +32,7 @@ PYTHON_FOLDERS = ("python", "tools", "tests", "bench", "examples")
 #: Sources that clang-tidy and cppcheck read; tests are full of macros that they do not understand.
 ANALYSED_FOLDERS = ("src", "cli", "server", "python/ext", "examples/c")
 #: Steps of the analyser per function: with its own 225,000 a few functions take most of the time in vain.
-ANALYSER_STEPS = 50_000
+ANALYSER_STEPS = 20_000
 #: Build folders that are looked at for compile_commands.json and the library, the best first.
 BUILD_FOLDERS = ("build/clang", "build/gcc")
 
@@ -129,6 +129,7 @@ def _cppcheck(tree: Tree) -> str:
     return tree.run(
         tree.tool("cppcheck"),
         "--quiet",
+        f"-j{os.cpu_count()}",
         "--std=c11",
         "--enable=warning,performance,portability",
         "--inline-suppr",

@@ -118,14 +118,6 @@ MSC__LANE_INLINE uint32_t msc__largest(msc__ulanes a)
     return _mm512_reduce_max_epu32((__m512i)a);
 }
 
-/** `a` where `size`, which is below 2^31, is at least `limit`; else `b`. */
-MSC__LANE_INLINE msc__ulanes msc__where_large(msc__ulanes size, uint32_t limit, msc__ulanes a, msc__ulanes b)
-{
-    __mmask16 is_large = _mm512_cmpge_epu32_mask((__m512i)size, _mm512_set1_epi32((int)limit));
-
-    return (msc__ulanes)_mm512_mask_mov_epi32((__m512i)b, is_large, (__m512i)a);
-}
-
 /** a / b, and 0 where b is. */
 MSC__LANE_INLINE msc__lanes msc__ratio(msc__lanes a, msc__lanes b)
 {
@@ -222,13 +214,6 @@ MSC__LANE_INLINE uint32_t msc__largest(msc__ulanes a)
     x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4E));
     x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0xB1));
     return (uint32_t)_mm_cvtsi128_si32(x);
-}
-
-MSC__LANE_INLINE msc__ulanes msc__where_large(msc__ulanes size, uint32_t limit, msc__ulanes a, msc__ulanes b)
-{
-    __m256i is_large = _mm256_cmpgt_epi32((__m256i)size, _mm256_set1_epi32((int)(limit - 1)));
-
-    return (msc__ulanes)_mm256_blendv_epi8((__m256i)b, (__m256i)a, is_large);
 }
 
 MSC__LANE_INLINE msc__lanes msc__ratio(msc__lanes a, msc__lanes b)
@@ -340,11 +325,6 @@ MSC__LANE_INLINE uint32_t msc__largest(msc__ulanes a)
     uint32_t second = a[2] > a[3] ? a[2] : a[3];
 
     return first > second ? first : second;
-}
-
-MSC__LANE_INLINE msc__ulanes msc__where_large(msc__ulanes size, uint32_t limit, msc__ulanes a, msc__ulanes b)
-{
-    return msc__select((msc__ulanes)(size >= limit), a, b);
 }
 
 MSC__LANE_INLINE msc__lanes msc__ratio(msc__lanes a, msc__lanes b)

@@ -60,7 +60,7 @@ class TestTheRows:
         with_mode = {(columns, how.name) for _, columns, how in part}
         for columns in COLUMNS:
             modes = [how.name for how in MODES if (columns, how.name) in with_mode]
-            assert len(modes) >= (len(MODES) if len(columns) == 1 else len(MODES) // 2)
+            assert len(modes) >= (len(MODES) if len(columns) == 1 else len(MODES) // 3)
         pairs = {
             (technique.name, mode) for columns, mode in with_mode if len(columns) > 1 for technique in columns
         }

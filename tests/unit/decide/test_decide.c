@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -12,6 +13,8 @@
 #include "memscale/memscale.h"
 #include "oom/failing_alloc.h"
 #include "synth.h"
+
+#define FEW 15u /* allocations that fail, with MEMSCALE_OOM=few */
 
 static msc_plan *decide(msc_context *ctx, const msc_graph *graph, const msc_decide_options *options)
 {
@@ -401,13 +404,17 @@ static void empty_graph(void **state)
     figures_stop(ctx);
 }
 
-/* Ends the graph and its context. Every allocation fails once; of more than `every`, only about that many. */
+/* Ends the graph and its context. Every allocation fails once; of more than `every`, only about that many: of fewer with
+   MEMSCALE_OOM=few. */
 static void check_out_of_memory(msc_context *owner, msc_graph *graph, msc_sim_kind kind, uint64_t every)
 {
     static failing_alloc heap;
     msc_decide_options options = msc_decide_options_default();
+    const char *wanted = getenv("MEMSCALE_OOM");
     uint64_t n;
 
+    if (wanted != NULL && strcmp(wanted, "few") == 0)
+        every = FEW;
     options.sim = msc_sim_options_default(kind);
     options.force = 1;
     for (n = 1;; n += n / every + 1) {
