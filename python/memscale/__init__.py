@@ -72,16 +72,28 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
     if name == "errors":
-        return importlib.import_module("memscale.errors")
+        return _imported("memscale.errors")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'memscale' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(_imported(home), name)
     globals()[name] = value
     return value
+
+
+def _imported(module: str) -> Any:
+    """A module. What it makes stays, so looking for garbage meanwhile, in all of PyTorch, is in vain."""
+    import gc
+    import importlib
+
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def __dir__() -> list[str]:
