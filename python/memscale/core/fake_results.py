@@ -167,7 +167,7 @@ def _describe(values: Iterable[Any], parts: list[Any], mode: Any) -> Any:
 def _is_ordinary(fake: FakeTensor) -> bool:
     if fake.constant is not None or fake.layout is not torch.strided or fake.dtype.is_complex:
         return False
-    return not fake.is_neg()
+    return not (fake.is_neg() or fake.is_inference())
 
 
 def _form(fake: FakeTensor) -> tuple[Any, ...]:

@@ -113,6 +113,7 @@ UNUSUAL: dict[str, Call] = {
     "complex": lambda: (aten.mul.Tensor, (x(3, dtype=torch.complex64), x(3)), {}),
     "conjugate": lambda: (aten._conj.default, (x(3, dtype=torch.complex64),), {}),
     "resized": lambda: (aten.resize_.default, (x(3), [5]), {}),
+    "on other memory": lambda: (aten.set_.source_Tensor, (x(3), x(3)), {}),
     "transposed in place": lambda: (aten.t_.default, (x(3, 4),), {}),
     "into another": lambda: (aten.add.out, (x(3), x(3)), {"out": x(3)}),
     "a larger storage": lambda: (aten.empty_strided.default, ([2, 2], [9, 1]), {}),
