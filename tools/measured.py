@@ -200,9 +200,9 @@ def _truth(results: Results) -> Named:
 
 
 def _predict(results: Results) -> Named:
-    small = results.rows("predict", "716fa19de038", model="gpt2-medium", tool="memscale")
-    tracker = results.rows("predict", "716fa19de038", model="gpt2-medium", tool="tracker")
-    large = results.rows("predict", "6a6f17ea6fa0", model="llama-70b")
+    small = results.rows("predict", "eecb64cc330c", model="gpt2-medium", tool="memscale")
+    tracker = results.rows("predict", "eecb64cc330c", model="gpt2-medium", tool="tracker")
+    large = results.rows("predict", "eecb64cc330c", model="llama-70b")
     for name, rows, form in (("medium", small, "{:.1f} s"), ("70b", large, "{:.0f} s")):
         yield f"predict_{name}", _one(rows, "wall_s", form)
         yield f"predict_{name}_core", _one(rows, "core_ms", "{:.0f} ms")
@@ -298,8 +298,8 @@ def _startup(results: Results) -> Named:
         ("import_name", "import and wrap name", "{:.0f} ms"),
         ("wrap_core", "C core", "{:.0f} ms"),
     ):
-        yield name, _one(results.rows("startup", "f99edb20c0d6", what=what), "median_ms", form)
-    yield "wrap", _one(results.rows("startup", "f99edb20c0d6", what="wrap"), "median_ms", "{:.2f} s", 1e-3)
+        yield name, _one(results.rows("startup", "eecb64cc330c", what=what), "median_ms", form)
+    yield "wrap", _one(results.rows("startup", "eecb64cc330c", what="wrap"), "median_ms", "{:.2f} s", 1e-3)
 
 
 def _simulator(results: Results) -> Named:
@@ -523,9 +523,11 @@ def _away(results: Results) -> Named:
 
 def _optimizer_step(results: Results) -> Named:
     rows = results.rows("optimizer_step", "e293307b6bf7")
+    narrow = results.rows("optimizer_step", "eecb64cc330c")  # of a processor without AVX-512
     for name, way in (("5_bytes", "ours bf16 + 8-bit"), ("fp32", "ours fp32")):
-        part = rows.where(way=way)
-        yield f"step_{name}", Figure(" and ".join(f"{value:.2f}" for value in part.numbers("ratio")), part)
+        for suffix, part in (("", rows.where(way=way)), ("_narrow", narrow.where(way=way))):
+            ratios_of_way = " and ".join(f"{value:.2f}" for value in part.numbers("ratio"))
+            yield f"step_{name}{suffix}", Figure(ratios_of_way, part)
     part = rows.where(way=("ours bf16 + fp32", "torch master"))
     speeds = (part.where(way=way).numbers("mparam_per_s") for way in ("ours bf16 + fp32", "torch master"))
     ratios = (ours / theirs for ours, theirs in zip(*speeds, strict=True))
