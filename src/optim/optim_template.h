@@ -93,14 +93,14 @@ static void join_rest16(msc__f32 *restrict to, const void *weight, const void *r
         to[i] = msc__join_rest16(upper[i], lower[i]);
 }
 
+/* AVX2 compares signed numbers in one instruction, numbers without a sign in two. */
 typedef int32_t signed_lanes __attribute__((vector_size(4 * MSC__LANES)));
 
 MSC__INLINE msc__lanes join_rest8_lanes(const msc__u16 *upper, const uint8_t *lower)
 {
     msc__ulanes weight = msc__load_halves(upper) << 16;
     msc__ulanes bits = weight + (msc__load_signed_bytes(lower) << 8);
-    signed_lanes size =
-        (signed_lanes)(bits & ~MSC__SIGN); /* AVX2 compares signed numbers in one instruction */
+    signed_lanes size = (signed_lanes)(bits & ~MSC__SIGN);
     msc__ulanes is_under_zero = (msc__ulanes)(size >= (int32_t)MSC__UNDER_ZERO); /* msc__joined */
 
     return msc__lane_floats((weight & is_under_zero) | (bits & ~is_under_zero));

@@ -44,6 +44,14 @@ typedef struct failing_alloc {
     } blocks[FAILING_ALLOC_MOST_BLOCKS]; /**< what is out, in no order */
 } failing_alloc;
 
+/** Whether MEMSCALE_OOM, which says how many requests fail in a test's runs, is `amount`: "few" or "all". */
+static inline bool failing_alloc_wanted(const char *amount)
+{
+    const char *wanted = getenv("MEMSCALE_OOM");
+
+    return wanted != NULL && strcmp(wanted, amount) == 0;
+}
+
 static inline void failing_alloc_init(failing_alloc *heap, uint64_t fail_at)
 {
     memset(heap, 0, sizeof *heap);

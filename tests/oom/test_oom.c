@@ -29,7 +29,7 @@
 #define MOST_RUNS 100000u
 #define DENSE 40u /* requests at the begin and at the end of a run, all of which fail */
 #define STRIDE 3u
-#define FEW 4u
+#define FEW 4u /* with MEMSCALE_OOM=few one of so many of those */
 #define GRAPH_FILE "test_oom.graph"
 
 /* Everything that one run makes, so that one place can take it down again. */
@@ -286,10 +286,9 @@ static uint64_t requests_in_all(void)
 /* Whether request `n` of `total` is one that fails in a pass. */
 static bool is_tried(uint64_t n, uint64_t total, unsigned pass)
 {
-    const char *wanted = getenv("MEMSCALE_OOM");
-    unsigned stride = wanted != NULL && strcmp(wanted, "few") == 0 ? FEW * STRIDE : STRIDE;
+    unsigned stride = failing_alloc_wanted("few") ? FEW * STRIDE : STRIDE;
 
-    if (n < DENSE || n + DENSE > total || (wanted != NULL && strcmp(wanted, "all") == 0))
+    if (n < DENSE || n + DENSE > total || failing_alloc_wanted("all"))
         return true;
     return n % stride == pass;
 }

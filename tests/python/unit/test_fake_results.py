@@ -35,12 +35,9 @@ class Remembering(TorchDispatchMode):
         self.ran: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = len(fake_results._known)
-        known = self._is_known(func, args, kwargs or {})
-        result = fake_results.run(func, args, kwargs or {})
-        if not known or len(fake_results._known) > before:
+        if not self._is_known(func, args, kwargs or {}):
             self.ran.append(func._schema.name)
-        return result
+        return fake_results.run(func, args, kwargs or {})
 
     @staticmethod
     def _is_known(func: Any, args: Any, kwargs: Any) -> bool:

@@ -4,7 +4,6 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -410,10 +409,9 @@ static void check_out_of_memory(msc_context *owner, msc_graph *graph, msc_sim_ki
 {
     static failing_alloc heap;
     msc_decide_options options = msc_decide_options_default();
-    const char *wanted = getenv("MEMSCALE_OOM");
     uint64_t n;
 
-    if (wanted != NULL && strcmp(wanted, "few") == 0)
+    if (failing_alloc_wanted("few"))
         every = FEW;
     options.sim = msc_sim_options_default(kind);
     options.force = 1;
