@@ -107,12 +107,29 @@ class PolicyFallbackNeeded(MemScaleError):  # noqa: N818 - the name is part of t
 
 
 class RecomputeError(MemScaleError):
-    """A checkpointed module did not do the same when it ran again in backward.
+    """The recompute of a module did not do what its forward did.
 
-    Raised in backward instead of a wrong gradient. The message names the module. Its forward depends on
-    something that MemScale cannot put back (a file, a clock, a foreign library's random numbers): make its
-    forward repeatable, or switch checkpointing off (`Config(enable_checkpointing=False)`).
+    Raised in backward instead of a wrong gradient, before any optimizer can use one. The forward depends on
+    something that MemScale can neither see nor put back: a global, a file, a clock, a generator of its own.
+    The module is not recomputed again while the model stays wrapped; the message says what to write to leave
+    it out from the start.
+
+    Attributes:
+        module: its path in the model; for a run of a chain's children, those of the first and the last.
+        tensor: which saved tensor differs, in words; "" where their number does.
+        cause: what is likely to have happened.
     """
+
+    def __init__(
+        self, message: str = "", module: str | None = None, tensor: str = "", cause: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.module = module
+        self.tensor = tensor
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[type, tuple[str, str | None, str, str]]:
+        return type(self), (str(self), self.module, self.tensor, self.cause)
 
 
 class VerificationError(MemScaleError):

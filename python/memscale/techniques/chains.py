@@ -27,10 +27,12 @@ from torch.utils.checkpoint import checkpoint
 
 from memscale.errors import AttachError
 from memscale.offload.engine import Boundary
-from memscale.techniques.checkpoint_state import Body, BufferRef
+from memscale.techniques.attribute_tables import has_foreign_hooks
+from memscale.techniques.checkpoint_state import Body, BufferRef, all_below
 from memscale.techniques.checkpointing import Region, came_later, runs_plain
 from memscale.techniques.compiled import checkpoints_when_compiled
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ChainRun:
         python_random: one of them may draw from Python's or NumPy's generator.
         foreign: tensors from outside model and arguments that any of them reads.
         boundary: the input leaves the device until the second run; None: it stays.
+        check: of its recomputes.
     """
 
     first: str
@@ -52,6 +55,7 @@ class ChainRun:
     python_random: bool = False
     foreign: Sequence[weakref.ref[Tensor]] = ()
     boundary: Boundary | None = None
+    check: RecomputeCheck = UNCHECKED
 
 
 class _Run:
@@ -115,7 +119,10 @@ def _checkpointed(run: _Run, children: list[Any], value: Any) -> Any:
 
     if torch.compiler.is_compiling():
         return checkpoint(through, value, use_reentrant=False)
-    region = Region(run.body, children, through, ((value,), {}), boundary=run.boundary)
+    parts = all_below(children)
+    if any(map(has_foreign_hooks, parts)):  # they have come since the plan was made
+        return through(value)
+    region = Region(run.body, parts, through, ((value,), {}), boundary=run.boundary)
     return region.first_run((value,), {})
 
 
@@ -175,7 +182,7 @@ class ChainAttachment:
             raise AttachError(f"module {self.path!r} has an empty child")
         head = f"{self.path}." if self.path else ""
         path = f"{head}{run.first} to {head}{run.last}"
-        return children, Body(path, run.buffers, run.python_random, run.foreign)
+        return children, Body(path, run.buffers, run.python_random, run.foreign, run.check)
 
     def undo(self) -> None:
         """Restores the chain's forward."""

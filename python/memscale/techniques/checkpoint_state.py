@@ -5,19 +5,21 @@
     after it               forget_unused_rng
     around the second      restored        all of it back, and afterwards the present state again
 
-What can be put back is put back: generators, buffers, training flags, `requires_grad`, autocast, parameters
-bound anew. What cannot be put back (contents of weights and of tensors from outside) must not have changed,
-which is checked.
+What can be put back is put back: generators, buffers, training flags, `requires_grad`, parameters bound anew,
+attributes and what hangs on them (`attribute_tables`), autocast, PyTorch's settings and modes
+(`torch_settings`), context variables. What cannot be put back (contents of weights and of tensors from
+outside) must not have changed, which is checked.
 
 What is put back lies in the modules' registries, where other threads look, too: `exchange_lock`.
 """
 
 from __future__ import annotations
 
+import contextvars
 import random
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -25,8 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memscale.techniques.attribute_tables import AttributeTables
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
+from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
+from memscale.techniques.torch_settings import TorchSettings
 from memscale.weights.places import lasting_address
 
 BufferRef = tuple[nn.Module, str]
@@ -82,6 +87,7 @@ class Body:
         path: of the module, for errors.
         python_random: the forward may draw from Python's or NumPy's generator.
         foreign: tensors from outside model and arguments that it reads.
+        check: of its recomputes.
         device_kinds: devices whose generators and autocast count.
     """
 
@@ -91,8 +97,10 @@ class Body:
         buffers: Sequence[BufferRef] = (),
         python_random: bool = False,
         foreign: Sequence[weakref.ref[Tensor]] = (),
+        check: RecomputeCheck = UNCHECKED,
     ) -> None:
         self.path = path
+        self.check = check
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
         self.python_random = python_random
         self.foreign = tuple(foreign)
@@ -109,16 +117,23 @@ class State:
     """Everything beside the arguments that decides what a forward computes."""
 
     __slots__ = (
+        "attributes",
         "autocast",
         "buffers",
+        "context",
         "cpu_rng",
         "cuda_rng",
         "flags",
         "foreign",
         "path",
         "python_rng",
+        "settings",
         "tensors",
     )
+
+    attributes: AttributeTables
+    context: contextvars.Context
+    settings: TorchSettings
 
     def __init__(self) -> None:
         self.autocast: list[tuple[str, torch.dtype, bool, bool]] = []
@@ -133,21 +148,23 @@ class State:
         self.tensors: list[tuple[dict[str, Any], str, Tensor, Stamp, bool]] = []
 
     @classmethod
-    def before(cls, body: Body, modules: Sequence[nn.Module], leaves: Sequence[Any]) -> State:
+    def before(cls, body: Body, parts: Sequence[nn.Module], leaves: Sequence[Any]) -> State:
         """Reads the state that a call is about to use.
 
         Args:
             body: what runs.
-            modules: whose parameters, buffers and flags it reads, down to their leaves.
+            parts: whose parameters, buffers, flags and attributes it reads: `all_below` of its modules.
             leaves: its arguments.
         """
         state = cls()
         state.path = body.path
         alive = [ref() for ref in body.foreign]
         state.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
-        parts = list(all_below(modules))
         with lock_of([*parts, *(owner for owner, _ in body.buffers)]):
             state._note_modules(parts, body.buffers)
+            state.attributes = AttributeTables(parts)
+        state.context = contextvars.copy_context()
+        state.settings = TorchSettings()
         state.autocast = [_autocast_state(kind) for kind in body.device_kinds]
         state.cpu_rng = torch.get_rng_state()
         if "cuda" in body.device_kinds:
@@ -203,7 +220,13 @@ class State:
             self._check_contents()
             if exchanges:
                 self._restore_modules(stack)
+                self.attributes.restore(stack)
+            self.settings.restore(stack)
             yield
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function with the context variables of the first run. What it sets of them is lost."""
+        return self.context.copy().run(function, *args, **kwargs)
 
     def _has_gone(self) -> bool:
         """Whether modules have anything else now than what was written down.
@@ -211,6 +234,8 @@ class State:
         Who does not hold the lock may see another thread's for a moment, and then looks again with the lock.
         """
         if self.buffers or any(module.training != training for module, training in self.flags):
+            return True
+        if self.attributes.differ():
             return True
         return any(
             _bound(registry, name) is not tensor or (tensor.requires_grad != before and tensor.is_leaf)
@@ -289,13 +314,24 @@ def _loaded_numpy() -> Any:
     return sys.modules.get("numpy")
 
 
-def all_below(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
+def all_below(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Modules and what they contain, each once."""
-    seen: set[nn.Module] = set()
-    for root in modules:
-        for _, module in root.named_modules(seen):
-            yield module
+    found: dict[nn.Module, None] = {}
+    for module in modules:
+        _add_below(module, found)
+    return list(found)
+
+
+def _add_below(module: nn.Module, found: dict[nn.Module, None]) -> None:
+    if module in found:
+        return
+    found[module] = None
+    for child in module._modules.values():
+        if child is not None:
+            _add_below(child, found)
 
 
 never_compiled(check_version, _stamp, _check_stamp, Body, State)
-never_compiled(_autocast_state, _python_rng, _set_python_rng, _same_python_rng, _loaded_numpy, all_below)
+never_compiled(
+    _autocast_state, _python_rng, _set_python_rng, _same_python_rng, _loaded_numpy, all_below, _add_below
+)

@@ -44,10 +44,21 @@ from torch.utils.checkpoint import checkpoint
 from memscale.core.leaves import is_sparse
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
-from memscale.techniques.checkpoint_state import Body, BufferRef, State, check_version
+from memscale.techniques.attribute_tables import has_foreign_hooks
+from memscale.techniques.checkpoint_state import Body, BufferRef, State, all_below, check_version
 from memscale.techniques.compiled import checkpoints_when_compiled, never_compiled
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
 from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
+from memscale.techniques.recompute_check import (
+    OTHER_AGAIN,
+    OTHER_WAY,
+    SAME_AGAIN,
+    UNCHECKED,
+    Fingerprint,
+    RecomputeCheck,
+    difference,
+    fingerprint,
+)
 
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
@@ -120,13 +131,14 @@ class _Held:
 class _Saved:
     """Placeholder for one saved tensor. Autograd owns it; the region only watches it."""
 
-    __slots__ = ("__weakref__", "dtype", "index", "region", "report", "shape")
+    __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "region", "report", "shape")
 
     def __init__(self, region: Region, index: int, tensor: Tensor) -> None:
         self.region = region
         self.index = index
         self.shape = tensor.shape
         self.dtype = tensor.dtype
+        self.fingerprint = fingerprint(tensor) if region.is_checked else None
         observer = region.observer
         self.report = None if observer is None else (observer, observer.on_pack(tensor))
 
@@ -154,17 +166,18 @@ class Region:
         kept: the outputs kept, from the first run until the second is over.
         moving: positions of the inputs that leave. What is saved of them is dropped, too.
         observer: who looks on, in backward too, which may be another thread's.
+        is_checked: the recompute is compared with the forward by value.
     """
 
     __slots__ = (
-        "body", "born", "boundary", "kept", "leaves", "moving", "observer", "operations", "recomputed", "run",
-        "saves", "spec", "state", "versions",
+        "body", "born", "boundary", "is_checked", "kept", "leaves", "moving", "observer", "operations",
+        "recomputed", "run", "saves", "spec", "state", "versions",
     )  # fmt: skip
 
     def __init__(
         self,
         body: Body,
-        modules: Sequence[nn.Module],
+        parts: Sequence[nn.Module],
         run: Callable[..., Any],
         call: tuple[Any, Any],
         operations: KeptOperations | None = None,
@@ -180,7 +193,8 @@ class Region:
         if observer is not None:
             self.leaves = [observer.on_hold(leaf) if type(leaf) is Tensor else leaf for leaf in self.leaves]
         with self.unseen():
-            self.state = State.before(body, modules, self.leaves)
+            self.state = State.before(body, parts, self.leaves)
+        self.is_checked = observer is None and body.check.of_call()
         # By number; None where the save itself stays.
         self.saves: list[weakref.ref[_Saved] | None] = []
         # Graph task → index → (tensor, version at its save). One backward call is one graph task.
@@ -258,70 +272,63 @@ class Region:
         return tensor
 
     def run_again(self) -> dict[int, tuple[Tensor, int]]:
-        """Second run. Returns the saved tensors that are still wanted, by number."""
+        """The recompute. Returns the saved tensors that are still wanted, by number, with their versions."""
         alive = [save() for save in self.saves if save is not None]
-        wanted = {save.index: save for save in alive if save is not None}
-        last = max(wanted)
-        values: dict[int, tuple[Tensor, int]] = {}
-        count, stopped = 0, False
-        detach = Tensor.detach if self.operations is None else detached
-
-        def pack(tensor: Tensor) -> object:
-            nonlocal count, stopped
-            if _is_parameter(tensor) or is_sparse(tensor):
-                return tensor
-            index = count
-            count += 1
-            value = detach(tensor)
-            save = wanted.get(index)
-            if save is not None:
-                self.check_same(save, value)
-                values[index] = (value, value._version)
-            if index == last:
-                stopped = True
-                raise _Stop
-            return value
-
-        args, kwargs = self.inputs()
-        # What was kept is for one second run; another one at the same time, in another thread, finds nothing.
+        recompute = _Recompute(self, [save for save in alive if save is not None])
+        # What was kept is for one recompute; another one at the same time, in another thread, finds nothing.
         kept, self.kept = self.kept, None
+        try:
+            self._run_under(recompute, kept or KeptOutputs())
+        finally:
+            # A graph of the recompute that the forward has kept somewhere holds `pack`, and with it these.
+            recompute.wanted.clear()
+            if kept is not None:
+                kept.clear()
+        if recompute.difference is not None:
+            raise self.body.check.fail(self._error(*recompute.difference))
+        if recompute.is_over:
+            return recompute.values
+        raise self.body.check.fail(
+            difference(
+                self.body.path,
+                f"the recompute saved {recompute.count} tensors, its forward {len(self.saves)}",
+                OTHER_WAY,
+            )
+        )
+
+    def _run_under(self, recompute: _Recompute, kept: KeptOutputs) -> None:
+        args, kwargs = self.inputs()
         try:
             with ExitStack() as stack:
                 stack.enter_context(self.unseen())
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_second_run.of(self.born))
                 stack.enter_context(self.state.restored())
-                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value))
+                stack.enter_context(
+                    torch.autograd.graph.saved_tensors_hooks(recompute.pack, lambda value: value)
+                )
                 if self.operations is not None:
-                    stack.enter_context(Taking(self.operations, kept or KeptOutputs()))
-                self.run(*args, **kwargs)
+                    stack.enter_context(Taking(self.operations, kept))
+                self.state.run(self.run, *args, **kwargs)
         except (_Stop, Exception):
             # Not always _Stop: while PyTorch records the memory history, it loses the exception on its way
             # through the operator and raises SystemError; and a forward may turn what it catches into its
             # own.
-            if not stopped:
+            if not recompute.is_over:
                 raise
         finally:
             del args, kwargs
-            # A graph of the second run that the forward has kept somewhere holds `pack`, and with it these.
-            wanted.clear()
-            if kept is not None:
-                kept.clear()
-        if stopped:
-            return values
-        raise RecomputeError(
-            f"module {self.body.path!r} saved {len(self.saves)} tensors in forward but only {count} when "
-            "it ran again: its forward must do the same twice; see enable_checkpointing"
-        )
 
-    def check_same(self, save: _Saved, value: Tensor) -> None:
-        """Raises `RecomputeError` if a save of the second run is not the one of the first."""
-        if value.shape != save.shape or value.dtype != save.dtype:
-            raise RecomputeError(
-                f"module {self.body.path!r}: saved tensor {save.index} was {tuple(save.shape)} "
-                f"{save.dtype} in forward and {tuple(value.shape)} {value.dtype} when the module ran again: "
-                "its forward must do the same twice; see enable_checkpointing"
-            )
+    def _error(self, index: int, what: str, value: Fingerprint) -> RecomputeError:
+        """What to raise for a saved tensor that came out otherwise. One more recompute tells why."""
+        if value is None:
+            return difference(self.body.path, what, OTHER_WAY)
+        probe = _Recompute(self, [], index, value)
+        try:
+            self._run_under(probe, KeptOutputs())
+        except Exception:
+            return difference(self.body.path, what, OTHER_AGAIN)
+        return difference(self.body.path, what, OTHER_AGAIN if probe.difference else SAME_AGAIN)
 
     def inputs(self) -> tuple[Any, Any]:
         """The arguments of the call, which must not have been changed in place."""
@@ -333,6 +340,86 @@ class Region:
                 check_version(leaves[index], version, self.body.path)
         args, kwargs = self.spec.unflatten(leaves)
         return args, kwargs
+
+
+class _Recompute:
+    """What one recompute has made so far.
+
+    Args:
+        region: whose.
+        wanted: saves that backward still wants.
+        only: compare this save alone, with the fingerprint `expected`, and take none.
+        expected: of `only`.
+
+    Attributes:
+        wanted: by number.
+        values: what has been made for them, with versions.
+        count: saves so far.
+        is_over: all is there, or something came out otherwise.
+        difference: the number of that save, in words what differs, and its fingerprint.
+    """
+
+    __slots__ = (
+        "_detach",
+        "_expected",
+        "_last",
+        "_only",
+        "count",
+        "difference",
+        "is_over",
+        "values",
+        "wanted",
+    )
+
+    def __init__(
+        self, region: Region, wanted: Sequence[_Saved], only: int | None = None, expected: Fingerprint = None
+    ) -> None:
+        self.wanted = {save.index: save for save in wanted}
+        self._last = max(self.wanted) if only is None else only
+        self._only, self._expected = only, expected
+        self._detach = Tensor.detach if region.operations is None else detached
+        self.values: dict[int, tuple[Tensor, int]] = {}
+        self.count = 0
+        self.is_over = False
+        self.difference: tuple[int, str, Fingerprint] | None = None
+
+    def pack(self, tensor: Tensor) -> object:
+        """Takes what the recompute saves, and ends it when all that is wanted is there."""
+        if _is_parameter(tensor) or is_sparse(tensor):
+            return tensor
+        index = self.count
+        self.count += 1
+        value = self._detach(tensor)
+        save = self.wanted.get(index)
+        if save is not None:
+            self._compare(save, tensor, value)
+            self.values[index] = (value, value._version)
+        elif index == self._only and fingerprint(value) != self._expected:
+            self.difference = index, "", None
+        if index == self._last or self.difference is not None:
+            self.is_over = True
+            raise _Stop
+        return value
+
+    def _compare(self, save: _Saved, tensor: Tensor, value: Tensor) -> None:
+        made = _form(value.shape, value.dtype)
+        if value.shape != save.shape or value.dtype != save.dtype:
+            was = _form(save.shape, save.dtype)
+            self.difference = (
+                save.index,
+                f"saved tensor {save.index} was {was} in forward and is {made}",
+                None,
+            )
+        elif save.fingerprint is not None:
+            found = fingerprint(value)
+            if found != save.fingerprint:
+                about = ", ".join(filter(None, (made, _origin(tensor))))
+                what = f"saved tensor {save.index} ({about}) has other values than in forward"
+                self.difference = save.index, what, found
+
+
+def _form(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 _LEAVES = (Tensor, int, float, str, type(None), torch.dtype)
@@ -369,7 +456,7 @@ def _origin(tensor: Tensor) -> str:
     return "" if node is None else f"which is output {tensor.output_nr} of {node.name()}"
 
 
-never_compiled(_Held, _Saved, Region, _FlatSpec, _is_parameter, _flatten, _origin, is_sparse)
+never_compiled(_Held, _Saved, Region, _Recompute, _FlatSpec, _is_parameter, _flatten, _origin, is_sparse)
 
 
 class _SecondRun(threading.local):
@@ -438,8 +525,10 @@ class CheckpointedForward(StandIn):
             return checkpoint(self.run_original, *args, use_reentrant=False, **kwargs)
         if self.passive or runs_plain() or came_later(self):
             return self.original(*args, **kwargs)
-        call = args, kwargs
-        region = Region(self.body, (self.module,), self.original, call, self.operations, self.boundary)
+        parts = all_below((self.module,))
+        if any(map(has_foreign_hooks, parts[1:])):  # they have come since the plan was made
+            return self.original(*args, **kwargs)
+        region = Region(self.body, parts, self.original, (args, kwargs), self.operations, self.boundary)
         return region.first_run(args, kwargs)
 
 
@@ -456,6 +545,7 @@ class CheckpointAttachment:
             name (`kernels.facts(func).name`) and by how many of that name a call has run before. What is not
             safe to keep is computed again, so any set gives the same gradients.
         boundary: as for `Region`.
+        check: of its recomputes.
     """
 
     name = "checkpoint"
@@ -469,9 +559,11 @@ class CheckpointAttachment:
         foreign: Sequence[weakref.ref[Tensor]] = (),
         kept: Kept = frozenset(),
         boundary: Boundary | None = None,
+        check: RecomputeCheck = UNCHECKED,
     ) -> None:
         self.module = module
         self.path = path
+        self.check = check
         self.buffers = buffers
         self.python_random = python_random
         self.foreign = list(foreign)
@@ -485,7 +577,7 @@ class CheckpointAttachment:
             AttachError: the module does not let its forward be replaced.
         """
         self.slot = ForwardSlot(self.module, self.path)
-        body = Body(self.path, self.buffers, self.python_random, self.foreign)
+        body = Body(self.path, self.buffers, self.python_random, self.foreign, self.check)
         operations = KeptOperations(self.kept) if self.kept else None
         present = self.slot.present
         self.slot.put(CheckpointedForward(self.module, present, body, operations, self.boundary))

@@ -93,7 +93,7 @@ class _Call:
         self.count = x.numel() // x.shape[-1]
         self.needs_x = x.requires_grad
         self.rows = rows
-        self.state = State.before(Body(work.path), work.roots, ())
+        self.state = State.before(Body(work.path), all_below(work.roots), ())
         self.state.cpu_rng = None  # nothing in a tile draws
         self.under_mode = torch._C._len_torch_dispatch_stack() > 0
         self.places: list[tuple[dict[str, Any], str, int]] = []  # registry, name, number of the parameter

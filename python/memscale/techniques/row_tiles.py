@@ -163,7 +163,7 @@ class TiledForward(StandIn):
             return "its input is not an ordinary tensor"
         if x.dim() not in self.facts.dims or x.shape[-1] != self.facts.width or x.numel() == 0:
             return f"its input has the shape {tuple(x.shape)}"
-        parts = list(all_below(roots_of(self.module, self.facts, self.method)))
+        parts = all_below(roots_of(self.module, self.facts, self.method))
         if len(parts) != len(self.parts) or any(
             part is not known() for part, known in zip(parts, self.parts, strict=True)
         ):
@@ -235,7 +235,7 @@ class RowTiles:
 
     def parts(self) -> list[nn.Module]:
         """All modules that run in tiles."""
-        return list(all_below(roots_of(self.module, self.facts, self.method)))
+        return all_below(roots_of(self.module, self.facts, self.method))
 
     def attach(self) -> None:
         """Replaces the forward, or the method.

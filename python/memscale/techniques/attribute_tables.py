@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshot and restore of what hangs on modules beside parameters and buffers.
+
+A root sets a number, an adapter's name, an entry of a dictionary or a tensor on its blocks for the time of
+its forward and resets it at the end; backward comes later. So a call notes what it finds, by reference, and
+its recompute gets that back:
+
+    module.__dict__      without PyTorch's registries, which are restored by name (`checkpoint_state`)
+    what hangs on it     dictionaries, lists, sets, objects (a configuration, say), what functions have
+                         closed over, modules that are referred to; each by what it holds itself
+
+Values are compared by identity, plain ones by value. Where nothing differs, nothing is touched. Only what
+differs is exchanged, and the present value is put back after the recompute.
+
+Not seen: classes, globals, thread-locals, files. The values of a recompute are compared with those of its
+forward for that reason (`recompute_check`).
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from memscale.techniques.forward_slot import StandIn
+
+_ABSENT: Final = object()
+
+_DEPTH = 4
+"""Containers inside of containers that are looked into."""
+
+_MOST = 400
+"""Containers behind the modules of one call. A module that holds a data set is not to make its calls slow."""
+
+_REGISTRIES: Final = frozenset(vars(nn.Module())) | {"_memscale_executor", "__reduce_ex__", "__deepcopy__"}
+"""Modules and parameters, and hooks: see `has_foreign_hooks`."""
+
+_PLAIN: Final = frozenset({int, float, bool, complex, str, bytes, type(None)})
+"""Compared by value."""
+
+_OPAQUE: Final = _PLAIN | {
+    Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
+    torch.Generator, type, ModuleType, BuiltinFunctionType, range, slice, enum.EnumMeta,
+}  # fmt: skip
+"""Types of values that hold nothing that is looked at here."""
+
+_NOT_LOOKED_INTO: Final = frozenset(
+    {"torch", "memscale", "threading", "_thread", "logging", "concurrent", "multiprocessing", "asyncio",
+     "io", "_io", "queue", "_queue", "socket", "subprocess", "random", "numpy"}
+)  # fmt: skip
+"""Packages whose objects have state that other threads may use, or that is restored elsewhere."""
+
+_PROXIES: Final = (weakref.ProxyType, weakref.CallableProxyType)
+
+
+class _Mapping:
+    """A dictionary: of a module or an object, or one that hangs there."""
+
+    __slots__ = ("held", "place", "without")
+
+    def __init__(self, place: dict[Any, Any], without: frozenset[str] = frozenset()) -> None:
+        self.place = place
+        self.without = without
+        self.held = {key: place[key] for key in place.keys() - without} if without else dict(place)
+
+    def values(self) -> Iterable[Any]:
+        """What it held."""
+        return self.held.values()
+
+    def differing(self) -> list[Any]:
+        """Keys that are bound to something else now."""
+        place, held = self.place, self.held
+        keys = [key for key, value in held.items() if _differs(place.get(key, _ABSENT), value)]
+        present = place.keys() - self.without if self.without else place.keys()
+        if len(present) + len(keys) > len(held):  # else none has come
+            keys += present - held.keys()
+        return [key for key in keys if key != "forward" or not self._is_ours(key)] if self.without else keys
+
+    def _is_ours(self, key: str) -> bool:
+        """Whether a forward that differs is so by a technique that came or went: that is never exchanged."""
+        both = self.place.get(key, _ABSENT), self.held.get(key, _ABSENT)
+        return all(forward is _ABSENT or isinstance(forward, StandIn) for forward in both)
+
+    def exchange(self, stack: ExitStack) -> None:
+        """Has the values that were held, until `stack` closes."""
+        for key in self.differing():
+            present, wanted = self.place.get(key, _ABSENT), self.held.get(key, _ABSENT)
+            stack.callback(_bind, self.place, key, present)
+            _bind(self.place, key, wanted)
+
+
+class _Elements:
+    """A list, a set or a queue."""
+
+    __slots__ = ("held", "place")
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+        self.held = list(place)
+
+    def values(self) -> Iterable[Any]:
+        """What it held."""
+        return self.held
+
+    def differing(self) -> bool:
+        """Whether it holds anything else now, or in another order."""
+        return len(self.place) != len(self.held) or any(map(_differs, self.place, self.held))
+
+    def exchange(self, stack: ExitStack) -> None:
+        """Has the elements that were held, until `stack` closes."""
+        if self.differing():
+            stack.callback(_refill, self.place, list(self.place))
+            _refill(self.place, self.held)
+
+
+class _Cell:
+    """A variable that a function has closed over."""
+
+    __slots__ = ("held", "place")
+
+    def __init__(self, place: CellType) -> None:
+        self.place = place
+        self.held = _content_of(place)
+
+    def values(self) -> Iterable[Any]:
+        """What it held."""
+        return (self.held,)
+
+    def differing(self) -> bool:
+        """Whether it holds something else now."""
+        return self.held is not _ABSENT and _differs(_content_of(self.place), self.held)
+
+    def exchange(self, stack: ExitStack) -> None:
+        """Has the value that was held, until `stack` closes."""
+        if self.differing():
+            stack.callback(setattr, self.place, "cell_contents", self.place.cell_contents)
+            self.place.cell_contents = self.held
+
+
+def has_foreign_hooks(module: nn.Module) -> bool:
+    """Whether somebody else than the transformers library wants to be told of a module's calls.
+
+    Their own may fire in a recompute, too; of others nobody knows.
+    """
+    if not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    ):
+        return False
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(
+        not (getattr(hook, "__module__", None) or "").startswith("transformers.")
+        for registry in hooks
+        for hook in registry.values()
+    )
+
+
+class AttributeTables:
+    """What hung on some modules when this was made.
+
+    Args:
+        modules: whose attributes are read; not those of their children.
+    """
+
+    __slots__ = ("_tables",)
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._tables: list[_Mapping | _Elements | _Cell] = []
+        seen = set(map(id, modules))
+        level: list[Any] = []
+        for module in modules:
+            table = _Mapping(module.__dict__, _REGISTRIES)
+            if table.held:
+                self._tables.append(table)
+                level += [value for value in table.values() if type(value) not in _OPAQUE]
+        most = len(self._tables) + _MOST
+        for _ in range(_DEPTH):
+            found: list[Any] = []
+            for value in level:
+                if id(value) not in seen and len(self._tables) < most:
+                    seen.add(id(value))
+                    found += [part for part in self._enter(value) if type(part) not in _OPAQUE]
+            level = found
+
+    def _enter(self, value: Any) -> Iterable[Any]:
+        """Writes one value down, and returns what it holds."""
+        kind = type(value)
+        if kind is tuple:
+            return value  # type: ignore[no-any-return]
+        if kind in _PROXIES or kind is weakref.ref:
+            return self._enter_referred(value, kind)
+        if issubclass(kind, dict):
+            return self._add(_Mapping(value))
+        if issubclass(kind, (list, set, deque)):
+            return self._add(_Elements(value))
+        if kind is CellType:
+            return self._add(_Cell(value))
+        if kind is FunctionType:
+            return [*(value.__closure__ or ()), *(value.__defaults__ or ())]
+        if kind is MethodType:
+            return (value.__self__,)
+        if kind is functools.partial:
+            return (value.func, *value.args, *value.keywords.values())
+        return self._enter_object(value, kind)
+
+    def _enter_referred(self, value: Any, kind: type) -> Iterable[Any]:
+        """What a weak reference leads to. A proxy does not say of what it is, but has its attributes."""
+        if kind is weakref.ref:
+            return (value(),)
+        try:
+            place = value.__dict__
+        except (ReferenceError, AttributeError):
+            return ()
+        return self._add(_Mapping(place, _REGISTRIES if "_parameters" in place else frozenset()))
+
+    def _enter_object(self, value: Any, kind: type) -> Iterable[Any]:
+        if issubclass(kind, nn.Module):
+            return self._add(_Mapping(value.__dict__, _REGISTRIES))
+        if issubclass(kind, tuple):
+            return value  # type: ignore[no-any-return]
+        if issubclass(kind, type) or kind.__module__.partition(".")[0] in _NOT_LOOKED_INTO:
+            return ()
+        place = getattr(value, "__dict__", None)
+        return self._add(_Mapping(place)) if type(place) is dict else ()
+
+    def _add(self, table: _Mapping | _Elements | _Cell) -> Iterable[Any]:
+        self._tables.append(table)
+        return table.values()
+
+    def differ(self) -> bool:
+        """Whether anything is otherwise now."""
+        return any(table.differing() for table in self._tables)
+
+    def restore(self, stack: ExitStack) -> None:
+        """Puts everything back as it was; what is there now comes again when `stack` closes."""
+        for table in self._tables:
+            table.exchange(stack)
+
+
+def _differs(now: Any, before: Any) -> bool:
+    if now is before:
+        return False
+    kind = type(now)
+    if kind is not type(before):
+        return True
+    if kind in _PLAIN:
+        return bool(now != before)
+    # A bound method is made anew whenever it is asked for.
+    return not (kind is MethodType and now.__func__ is before.__func__ and now.__self__ is before.__self__)
+
+
+def _bind(place: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is _ABSENT:
+        place.pop(key, None)
+    else:
+        place[key] = value
+
+
+def _refill(place: Any, elements: list[Any]) -> None:
+    place.clear()
+    if isinstance(place, set):
+        place.update(elements)
+    else:
+        place.extend(elements)
+
+
+def _content_of(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty yet
+        return _ABSENT
