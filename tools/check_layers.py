@@ -18,6 +18,7 @@ SRC_LAYERS: dict[str, frozenset[str]] = {
     "base": frozenset(),
     "graph": frozenset({"base"}),
     "device": frozenset({"base"}),
+    "fingerprint": frozenset({"base"}),
     "metrics": frozenset({"base"}),
     "optim": frozenset({"base", "device"}),
     "policy": frozenset({"base"}),

@@ -11,6 +11,7 @@
 #include "base.h"
 #include "decide.h"
 #include "device.h"
+#include "fingerprint.h"
 #include "graph.h"
 #include "offload.h"
 #include "optim.h"

@@ -10,6 +10,7 @@
  *     py_decide  decide, frontier, op_times_ns
  *     py_snapshot Snapshot                                   py_offload OffloadEngine: hooks, store, Block
  *     py_optim    Optim, and py_optim_args its arguments     py_optim_card Card
+ *     py_fingerprint fingerprint
  *     convert    arguments and records                       error     status to exception
  *
  * Built against the limited API of CPython 3.10, so one binary serves every later version. It is
@@ -27,6 +28,7 @@
 #include "memscale/replay.h"
 #include "py_decide.h"
 #include "py_events.h"
+#include "py_fingerprint.h"
 #include "py_graph.h"
 #include "py_offload.h"
 #include "py_optim.h"
@@ -79,6 +81,9 @@ static PyMethodDef core_functions[] = {
     MSC_PY_METHOD("step_events", msc__py_step_events, 0,
                   "step_events($module, /, graph, plan=None)\n--\n\n"
                   "What a step under a plan allocates, frees and runs, in order."),
+    MSC_PY_METHOD("fingerprint", msc__py_fingerprint, 0,
+                  "fingerprint($module, /, tensor, sampled=False)\n--\n\n"
+                  "64 bits that differ where the bytes of two tensors do."),
     MSC_PY_METHOD("op_times_ns", msc__py_op_times_ns, 0,
                   "op_times_ns($module, /, graph, rates=None)\n--\n\n"
                   "Time of each operation by the cost model: native int64 values."),
@@ -230,6 +235,7 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->block_type);
     Py_VISIT(state->optim_type);
     Py_VISIT(state->card_type);
+    Py_VISIT(state->tensors.type);
     return 0;
 }
 
@@ -246,6 +252,7 @@ static int core_clear(PyObject *module)
     Py_CLEAR(state->block_type);
     Py_CLEAR(state->optim_type);
     Py_CLEAR(state->card_type);
+    Py_CLEAR(state->tensors.type);
     return 0;
 }
 

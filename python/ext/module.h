@@ -5,6 +5,14 @@
 
 #include "pydoor.h"
 
+#include "py_dlpack.h"
+
+/** What functions of the module read tensors with. Found when it is first needed: the package can do without PyTorch. */
+typedef struct msc__py_tensor_door {
+    PyTypeObject *type;      /* torch.Tensor; NULL: not found yet */
+    const msc_dl_api *table; /* NULL: attributes are asked */
+} msc__py_tensor_door;
+
 typedef struct msc__py_state {
     PyTypeObject *graph_type;
     PyTypeObject *plan_type;
@@ -15,6 +23,7 @@ typedef struct msc__py_state {
     PyTypeObject *block_type;
     PyTypeObject *optim_type;
     PyTypeObject *card_type;
+    msc__py_tensor_door tensors;
 } msc__py_state;
 
 /** State of a module object. Never fails for ours. */

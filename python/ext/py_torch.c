@@ -28,7 +28,7 @@ static void clear_error(void)
         PyErr_SetInterrupt();
 }
 
-static const msc_dl_api *find_table(PyTypeObject *tensor_type)
+const msc_dl_api *msc__py_find_table(PyTypeObject *tensor_type)
 {
     PyObject *capsule = PyObject_GetAttrString((PyObject *)tensor_type, "__dlpack_c_exchange_api__");
     const msc_dl_api *api = NULL;
@@ -302,7 +302,7 @@ bool msc__py_torch_init(msc__py_torch *self, PyTypeObject *tensor_type, PyTypeOb
 
     self->tensor_type = (PyTypeObject *)Py_NewRef(type);
     self->parameter_type = (PyTypeObject *)Py_NewRef((PyObject *)parameter_type);
-    self->table = table ? find_table(tensor_type) : NULL;
+    self->table = table ? msc__py_find_table(tensor_type) : NULL;
     found = c_module != NULL && find_attribute(tensor_type, "_base", &self->base) &&
             find_attribute(tensor_type, "_version", &self->version) &&
             find_attribute(tensor_type, "grad_fn", &self->grad_fn) &&

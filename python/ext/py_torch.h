@@ -92,6 +92,9 @@ bool msc__py_torch_init(msc__py_torch *self, PyTypeObject *tensor_type, PyTypeOb
                         bool table, bool library);
 void msc__py_torch_clear(msc__py_torch *self);
 
+/** The table that a type of tensors has, or NULL. Leaves no exception. */
+const msc_dl_api *msc__py_find_table(PyTypeObject *tensor_type);
+
 /** An attribute, a new reference; NULL with an exception. */
 PyObject *msc__py_attribute_of(const msc__py_torch *torch, const msc__py_attribute *attribute,
                                PyObject *tensor);

@@ -1139,6 +1139,31 @@ def op_times_ns(graph: Graph, rates: _Rates | dict[str, Any] | None = None) -> b
         ValueError: An unknown or invalid rate, named in the message.
     """
 
+def fingerprint(tensor: Any, sampled: bool = False) -> int:
+    """64 bits that differ where the bytes of two tensors do.
+
+    Equal bytes have equal fingerprints, on every machine and with any number of threads. Tensors that differ
+    in a single number have different ones for certain, others with probability 1 - 2**-64. The C header
+    ``memscale/fingerprint.h`` has the rest.
+
+    Hashed are the stored bytes of each element, once, in the order of memory: gaps between rows and repeated
+    rows of an expanded tensor do not count. Dtype, shape, strides and the conjugate and negative bits are not
+    part of it: compare them, too. Large tensors are read without the GIL, from 8 MiB on by PyTorch's threads.
+
+    Args:
+        tensor: A ``torch.Tensor`` in host memory, of any dtype and layout of strides.
+        sampled: Read a sixteenth of a tensor above 64 KiB, 4 KiB at a time. Enough for a tensor whose
+            differences reach others that are read whole.
+
+    Raises:
+        TypeError: `tensor` is not a tensor.
+        ValueError: It has no bytes in host memory: it is fake, sparse, or on another device.
+
+    Example:
+        >>> fingerprint(torch.arange(4)) == fingerprint(torch.arange(4).view(2, 2))
+        True
+    """
+
 def rule_text(key: str) -> str:
     """One clause of English for the key of a rule.
 

@@ -13,7 +13,7 @@
  * On a machine with several memory nodes a thread takes what lies on its own first (optim_shares.h). Threads are not bound to
  * cores: that is the program's to decide, and PyTorch's threads are not ours.
  *
- * Where PyTorch has a team of threads (optim_team.h), that takes the chunks, and there are no workers.
+ * Where PyTorch has a team of threads (base/team.h), that takes the chunks, and there are no workers.
  *
  * A child of fork has none of its parent's threads, and the parent's locks may be taken for ever. There a call does
  * everything by itself and touches no lock.

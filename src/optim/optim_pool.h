@@ -3,11 +3,11 @@
 #ifndef MSC_OPTIM_POOL_H
 #define MSC_OPTIM_POOL_H
 
+#include "base/team.h"
 #include "base/thread.h"
 #include "memscale/base.h"
 #include "optim/optim_nodes.h"
 #include "optim/optim_shares.h"
-#include "optim/optim_team.h"
 
 #define MSC__POOL_MOST 256u
 

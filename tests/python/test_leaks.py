@@ -64,6 +64,7 @@ def offload_engine() -> _core.OffloadEngine:
 
 ENGINE = offload_engine()
 SAVED, SMALL = torch.ones(1024), torch.ones(1)
+META, SPARSE = torch.ones(3, device="meta"), torch.eye(3).to_sparse()
 
 
 def simulated(change: Callable[[_core.Simulator], object]) -> Callable[[Path], object]:
@@ -118,6 +119,7 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "frontier": lambda _: _core.frontier(GRAPH, sim=SIM, rates=RATES),
     "step_events": lambda _: _core.step_events(GRAPH, PLAN),
     "replay": lambda _: _core.replay(GRAPH, PLAN, sim=SIM),
+    "fingerprint": lambda _: (_core.fingerprint(SAVED), _core.fingerprint(SAVED[::2], sampled=True)),
     "op_times_ns": lambda _: _core.op_times_ns(GRAPH, RATES),
     "rule_text": lambda _: _core.rule_text("chosen"),
     "version": lambda _: _core.version(),
@@ -272,6 +274,9 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
     "error: snapshot": lambda folder: refused(lambda: _core.Snapshot(folder / "graph")),
     "error: snapshot device": lambda _: refused(lambda: SNAPSHOT.replay(1)),
     "error: snapshot limits": lambda _: refused(lambda: SNAPSHOT.replay(0, limits={"x": 1})),
+    "error: fingerprint of no tensor": lambda _: refused(lambda: _core.fingerprint(7)),
+    "error: fingerprint without data": lambda _: refused(lambda: _core.fingerprint(META)),
+    "error: fingerprint of a sparse tensor": lambda _: refused(lambda: _core.fingerprint(SPARSE)),
     "error: rule": lambda _: refused(lambda: _core.rule_text("x")),
     **{f"error: {name}": lambda _, call=call: refused(call) for name, call in OPTIM_ERRORS.items()},
 }

@@ -33,7 +33,7 @@ void GOMP_parallel(void (*work)(void *), void *job, unsigned threads, unsigned f
     calls++;
     if (flags != 0)
         abort();
-    threads = threads < limit ? threads : limit;
+    threads = threads > 0 && threads < limit ? threads : limit; /* 0: as many as there are */
     for (i = 1; i < threads; i++)
         if (pthread_create(&others[i], NULL, run_member, &here) != 0)
             abort();

@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 
-#include "optim/optim_team.h"
+#include "base/team.h"
 
 #include <dlfcn.h>
 #include <string.h>

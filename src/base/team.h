@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * @file optim_team.h
+ * @file team.h
  * Threads that the process has already: the team with which PyTorch computes, if it is one of OpenMP.
  *
- * Members of such a team wait awake for some milliseconds after each parallel region. In a training loop the optimizer's
- * step follows a backward pass, so they still turn on the very cores that threads of ours would need; but as members they
- * begin at once.
+ * Members of such a team wait awake for some milliseconds after each parallel region. What we do in a training loop follows
+ * operations of PyTorch, so they still turn on the very cores that threads of ours would need; but as members they begin
+ * at once.
  */
-#ifndef MSC_OPTIM_TEAM_H
-#define MSC_OPTIM_TEAM_H
+#ifndef MSC_BASE_TEAM_H
+#define MSC_BASE_TEAM_H
 
-/** Runs `work` in each of `threads` threads, or of fewer, the caller among them; returns when it has returned in all. */
+/**
+ * Runs `work` in each of `threads` threads, or of fewer, the caller among them; returns when it has returned in all.
+ * 0: in as many as the program has set for its parallel regions.
+ */
 typedef void (*msc__team_run)(void (*work)(void *), void *job, unsigned threads, unsigned flags);
 
 typedef struct msc__team {
@@ -23,4 +26,4 @@ typedef struct msc__team {
 msc__team msc__team_find(void);
 void msc__team_leave(msc__team *team);
 
-#endif /* MSC_OPTIM_TEAM_H */
+#endif /* MSC_BASE_TEAM_H */

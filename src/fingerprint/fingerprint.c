@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Fingerprints of tensors on host cores.
+ *
+ *     tensor ──► layout: a stream of bytes ──► windows of segments ──► blocks ──► kernel ──► a sum, which has no order
+ *                                              │
+ *                whole                         ■■■■■■■■■■■■■■■■■■■■■■■■■■■     portions of 64 segments, as threads take them
+ *                samples, one in 4             ■···│··■·│■···│···■│·■··│·■     portions of 64 windows
+ *
+ * Where the tensor is dense, blocks are read where they lie; otherwise a segment at a time is gathered in a buffer. The last
+ * block is filled up with zeros, and the length is part of the end.
+ *
+ * Threads take portions until none is left and add their sums; no sum depends on who did what. The threads are PyTorch's
+ * (base/team.h): a fingerprint is wanted between two operations of PyTorch, when others of ours would only wait for a core.
+ * Where there is none, the caller's thread reads alone.
+ */
+#include "memscale/fingerprint.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/team.h"
+#include "fingerprint/fingerprint_core.h"
+#include "fingerprint/fingerprint_kernels.h"
+#include "fingerprint/fingerprint_layout.h"
+
+/* What a thread takes at a time. */
+#define PORTION_WINDOWS 64u
+
+/*
+ * Fewer bytes are read by the caller: it takes less than a millisecond, and a member of the team whose core another program
+ * has at the moment would be waited for longer than that.
+ */
+#define SHARED_BYTES (UINT64_C(8) << 20)
+
+_Static_assert(MSC_FINGERPRINT_SEGMENT % MSC__FP_BLOCK_BYTES == 0, "segments begin at blocks");
+
+/* ---- kernels ------------------------------------------------------------------------------------------------- */
+
+msc__fp_kernel msc__fp_kernel_of(msc__fp_isa isa)
+{
+    switch (isa) {
+    case MSC__FP_SCALAR:
+        return msc__fp_scalar;
+#ifdef MSC__FP_X86
+    case MSC__FP_AVX2:
+        return __builtin_cpu_supports("avx2") ? msc__fp_avx2 : NULL;
+    case MSC__FP_AVX512:
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") ? msc__fp_avx512
+                                                                                       : NULL;
+#endif
+    default:
+        return NULL;
+    }
+}
+
+msc__fp_kernel msc__fp_kernel_here(void)
+{
+    if (msc__fp_kernel_of(MSC__FP_AVX512) != NULL)
+        return msc__fp_kernel_of(MSC__FP_AVX512);
+    return msc__fp_kernel_of(msc__fp_kernel_of(MSC__FP_AVX2) != NULL ? MSC__FP_AVX2 : MSC__FP_SCALAR);
+}
+
+/* Sum of `bytes` that lie together and begin at a block. Zeros follow the last one. */
+static uint64_t sum_bytes(msc__fp_kernel kernel, const unsigned char *at, uint64_t first, uint64_t bytes)
+{
+    uint64_t blocks = bytes / MSC__FP_BLOCK_BYTES;
+    uint64_t rest = bytes % MSC__FP_BLOCK_BYTES;
+    unsigned char last[MSC__FP_BLOCK_BYTES];
+    uint64_t sum = kernel(at, first, blocks);
+
+    if (rest == 0)
+        return sum;
+    memset(last + rest, 0, sizeof last - rest);
+    memcpy(last, at + bytes - rest, rest);
+    return sum + kernel(last, first + blocks, 1);
+}
+
+uint64_t msc_fingerprint_bytes(const void *data, uint64_t bytes)
+{
+    return msc__fp_end(bytes > 0 ? sum_bytes(msc__fp_kernel_here(), data, 0, bytes) : 0, bytes);
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------------- */
+
+typedef struct fingerprint_job {
+    msc__fp_kernel kernel;
+    const msc__fp_layout *layout;
+    uint64_t segments; /* the last one not always whole */
+    uint64_t one_in;   /* segments of a window */
+    uint64_t windows;
+    uint64_t portions;
+    atomic_uint_fast64_t next; /* portion */
+    atomic_uint_fast64_t sum;
+} fingerprint_job;
+
+static uint64_t divide_up(uint64_t a, uint64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Sum of the segments [begin, end). */
+static uint64_t sum_segments(const fingerprint_job *job, uint64_t begin, uint64_t end)
+{
+    const msc__fp_layout *layout = job->layout;
+    uint64_t at = begin * MSC_FINGERPRINT_SEGMENT;
+    uint64_t stop = end < job->segments ? end * MSC_FINGERPRINT_SEGMENT : layout->bytes;
+    unsigned char gathered[MSC_FINGERPRINT_SEGMENT];
+    uint64_t sum = 0;
+
+    if (layout->run_bytes == layout->bytes)
+        return sum_bytes(job->kernel, layout->data + at, at / MSC__FP_BLOCK_BYTES, stop - at);
+    while (at < stop) {
+        uint64_t bytes = least(stop - at, sizeof gathered);
+
+        msc__fp_gather(layout, at, bytes, gathered);
+        sum += sum_bytes(job->kernel, gathered, at / MSC__FP_BLOCK_BYTES, bytes);
+        at += bytes;
+    }
+    return sum;
+}
+
+/* The segment of a window that is read. */
+static uint64_t sample_of(const fingerprint_job *job, uint64_t window)
+{
+    if (window == 0)
+        return 0;
+    if (window == job->windows - 1)
+        return job->segments - 1;
+    return window * job->one_in + msc__fp_mix(window) % job->one_in;
+}
+
+/* While a sample is read, the next one comes from memory: no processor guesses where it lies. */
+static void fetch_sample(const fingerprint_job *job, uint64_t window)
+{
+    const msc__fp_layout *layout = job->layout;
+    uint64_t at, end;
+
+    if (window >= job->windows || layout->run_bytes != layout->bytes)
+        return;
+    at = sample_of(job, window) * MSC_FINGERPRINT_SEGMENT;
+    end = least(at + MSC_FINGERPRINT_SEGMENT, layout->bytes);
+    for (; at < end; at += 64)
+        __builtin_prefetch(layout->data + at);
+}
+
+static uint64_t sum_portion(const fingerprint_job *job, uint64_t portion)
+{
+    uint64_t window = portion * PORTION_WINDOWS;
+    uint64_t end = least(window + PORTION_WINDOWS, job->windows);
+    uint64_t sum = 0;
+
+    if (job->one_in == 1)
+        return sum_segments(job, window, end);
+    for (; window < end; window++) {
+        uint64_t segment = sample_of(job, window);
+
+        fetch_sample(job, window + 1);
+        sum += sum_segments(job, segment, segment + 1);
+    }
+    return sum;
+}
+
+static void take_portions(void *argument)
+{
+    fingerprint_job *job = argument;
+    uint64_t sum = 0;
+    uint64_t portion;
+
+    while ((portion = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed)) < job->portions)
+        sum += sum_portion(job, portion);
+    atomic_fetch_add_explicit(&job->sum, sum,
+                              memory_order_relaxed); /* the team's end orders it before who reads it */
+}
+
+static void run(fingerprint_job *job, uint32_t thread_count)
+{
+    bool shared = thread_count != 1 && job->windows >= SHARED_BYTES / MSC_FINGERPRINT_SEGMENT;
+    msc__team team = {NULL, NULL};
+
+    if (shared)
+        team = msc__team_find();
+    if (team.run != NULL)
+        team.run(take_portions, job, (unsigned)least(thread_count, job->portions), 0);
+    else
+        take_portions(job);
+    msc__team_leave(&team);
+}
+
+msc_status msc_fingerprint(const msc_fingerprint_tensor *tensor, uint32_t one_in, uint32_t thread_count,
+                           uint64_t *out, msc_error *err)
+{
+    msc__fp_layout layout;
+    fingerprint_job job;
+    msc_status status;
+
+    if (tensor == NULL || out == NULL)
+        return msc__fail(err, MSC_EINVAL, "tensor or out is NULL");
+    if (one_in == 0)
+        return msc__fail(err, MSC_EINVAL, "one_in is 0, allowed are 1 and above");
+    status = msc__fp_layout_of(tensor, &layout, err);
+    if (status != MSC_OK)
+        return status;
+    job.kernel = msc__fp_kernel_here();
+    job.layout = &layout;
+    job.segments = divide_up(layout.bytes, MSC_FINGERPRINT_SEGMENT);
+    job.one_in = job.segments > one_in ? one_in : 1; /* one window is read whole */
+    job.windows = divide_up(job.segments, job.one_in);
+    job.portions = divide_up(job.windows, PORTION_WINDOWS);
+    atomic_init(&job.next, 0);
+    atomic_init(&job.sum, 0);
+    run(&job, thread_count);
+    *out = msc__fp_end(atomic_load_explicit(&job.sum, memory_order_relaxed), layout.bytes);
+    return MSC_OK;
+}
