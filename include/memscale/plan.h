@@ -55,7 +55,8 @@ typedef enum msc_action {
     X(NO_ROOM, "no-room", "a second run would need more streamed weights at once than there is room for")    \
     X(HOLDS_EXCLUDED, "holds-excluded",                                                                      \
       "a module inside it is excluded by configuration, and a recompute would run that twice")               \
-    X(DIFFERED, "differed", "a recompute of it, or of a module inside it, differed from its forward")
+    X(DIFFERED, "differed",                                                                                  \
+      "its recompute, or that of a module around or inside it, differed from its forward")
 
 typedef enum msc_rule {
 #define MSC_RULE_ENUM(name, key, text) MSC_RULE_##name,

@@ -114,11 +114,7 @@ def left_out_of(model: nn.Module, config: Config, differed: Iterable[str] = ()) 
     inside = {path: [_is_inside(name, exclude) for name in known] for path, known in names.items()}
     excluded = frozenset(matched) | {path for path in names if all(inside[path])}
     aside = {path for path in names if any(inside[path])}
-    notes = (
-        [f"exclude: {_listed(matched)}: left as is, and nothing around is recomputed"]
-        if matched
-        else []
-    )
+    notes = [f"exclude: {_listed(matched)}: left as is, and nothing around is recomputed"] if matched else []
     if only:
         considered = [path for path, known in names.items() if any(_is_inside(name, only) for name in known)]
         aside |= names.keys() - considered

@@ -384,12 +384,10 @@ class Planner:
         plan = replace(plan, notes=(*plan.notes, *self.left_out.notes))
         if self.engine.config.enable_checkpointing and configs_with_cache(self.model, stateful=True):
             plan = replace(plan, notes=(*plan.notes, _STATEFUL))
-        if isinstance(link, str):
-            plan = replace(plan, notes=(*plan.notes, f"offload: {link}")) if link else plan
-            return Planned(plan, best.trace, self.hardware, cache_off, best.places, left_out=self.left_out)
-        return Planned(
-            plan, best.trace, self.hardware, cache_off, best.places, link, best.spared, self.left_out
-        )
+        if isinstance(link, str) and link:
+            plan = replace(plan, notes=(*plan.notes, f"offload: {link}"))
+        planned = Planned(plan, best.trace, self.hardware, cache_off, best.places, left_out=self.left_out)
+        return planned if isinstance(link, str) else replace(planned, link=link, spared=best.spared)
 
 
 @contextmanager
