@@ -93,14 +93,14 @@ typedef enum msc_work {
     MSC_WORK_COUNT
 } msc_work;
 
-/** Flags of a module: reasons, found while tracing, why its calls must not be executed a second time; and one
- *  which is none. */
+/** Flags of a module: reasons, found while tracing or given by the caller, why its calls must not be executed a second
+ *  time; and one which is none. */
 enum {
     MSC_MODULE_ROOT = 1u << 0,         /**< the whole model */
     MSC_MODULE_PYTHON_STATE = 1u << 1, /**< forward changed an attribute that is not a buffer */
     MSC_MODULE_NO_FORWARD = 1u << 2,   /**< not called through its own forward in a usual way */
     MSC_MODULE_NOT_TENSORS = 1u << 3,  /**< fills an object that is not a tensor, e.g. a cache */
-    MSC_MODULE_EXCLUDED = 1u << 4,     /**< the caller forbids it */
+    MSC_MODULE_EXCLUDED = 1u << 4,     /**< the caller forbids it, and calls around its calls with it */
     MSC_MODULE_HOOKED = 1u << 5,       /**< a module below has forward hooks, which would fire twice */
     MSC_MODULE_CHAIN = 1u << 6,        /**< no reason: its forward calls its children one after another, each
                                             on the result of the one before, and does nothing else */
@@ -108,7 +108,10 @@ enum {
                                             room for */
     /** A buffer that it reads, and does not change itself, is changed after it ran. What `msc_graph_add_input` names is
         seen without this. */
-    MSC_MODULE_INPUT_CHANGED = 1u << 8
+    MSC_MODULE_INPUT_CHANGED = 1u << 8,
+    /** The caller forbids it alone: calls around its calls may be recomputed or offloaded. */
+    MSC_MODULE_LEFT_OUT = 1u << 9,
+    MSC_MODULE_DIFFERED = 1u << 10 /**< a recompute of it was seen to differ from its forward */
 };
 
 /** One operation. */

@@ -49,10 +49,14 @@ typedef enum msc_action {
       "its forward changes a Python attribute; a second run would repeat that")                              \
     X(NOT_TENSORS, "not-tensors", "fills an object that is not a tensor, such as a cache")                   \
     X(NO_FORWARD, "no-forward", "is not called through its own forward")                                     \
-    X(EXCLUDED, "excluded", "excluded by the caller")                                                        \
+    X(EXCLUDED, "excluded", "excluded by configuration")                                                     \
     X(DISABLED, "disabled", "checkpointing is switched off in the configuration")                            \
     X(HOOKED, "hooked", "a module inside it has forward hooks, which would fire twice")                      \
-    X(NO_ROOM, "no-room", "a second run would need more streamed weights at once than there is room for")
+    X(NO_ROOM, "no-room", "a second run would need more streamed weights at once than there is room for")    \
+    X(HOLDS_EXCLUDED, "holds-excluded",                                                                      \
+      "a module inside it is excluded by configuration, and a recompute would run that twice")               \
+    X(DIFFERED, "differed",                                                                                  \
+      "its recompute, or that of a module around or inside it, differed from its forward")
 
 typedef enum msc_rule {
 #define MSC_RULE_ENUM(name, key, text) MSC_RULE_##name,

@@ -93,7 +93,7 @@ MODULE_NO_FORWARD: Final = 4
 MODULE_NOT_TENSORS: Final = 8
 """Module flag: fills an object that is not a tensor, such as a cache."""
 MODULE_EXCLUDED: Final = 16
-"""Module flag: the caller forbids checkpointing it."""
+"""Module flag: the caller forbids it: neither it nor a module around it is recomputed or offloaded."""
 MODULE_HOOKED: Final = 32
 """Module flag: a module below it has forward hooks, which a second run would fire again."""
 MODULE_CHAIN: Final = 64
@@ -102,6 +102,10 @@ MODULE_NO_ROOM: Final = 128
 """Module flag: a second run needs more streamed weights at once than there is room for."""
 MODULE_INPUT_CHANGED: Final = 256
 """Module flag: a buffer that it reads, and does not change itself, is changed after it ran."""
+MODULE_LEFT_OUT: Final = 512
+"""Module flag: the caller wants no technique applied to it; modules around it may be recomputed."""
+MODULE_DIFFERED: Final = 1024
+"""Module flag: a recompute of it was seen to differ from its forward."""
 
 class _SimOptions(TypedDict, total=False):
     """The allocator that the step will run on; what is left out has the default of the kind."""

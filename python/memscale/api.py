@@ -18,6 +18,7 @@ from memscale.core.devices import resolve_device
 from memscale.core.eight_bit import with_8bit_state
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.hardware import Hardware
+from memscale.core.left_out import require_matches
 from memscale.core.plan import Plan
 from memscale.core.planner import make_plan
 from memscale.core.prediction import Prediction
@@ -169,6 +170,7 @@ def apply_all_optimizations(
     settings = effective_config(_full_stack(config))
     if optimizer_of(optimizer, module) is None:
         raise TypeError("optimizer is None; allowed: a torch.optim.Optimizer")
+    require_matches(module, settings)
     logs.setup(settings)
     used, fresh = optimizer, not is_taken(optimizer) or is_held(optimizer)
     if settings.use_8bit_optimizer:
@@ -225,6 +227,7 @@ def plan(
     """
     module, settings = model_of(model), effective_config(config)
     require_sample(sample_input, "plan")
+    require_matches(module, settings)
     args, kwargs = normalize_sample(sample_input)
     step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
@@ -272,6 +275,7 @@ def predict(
     """
     module, settings = model_of(model), effective_config(config)
     require_sample(sample_input, "predict")
+    require_matches(module, settings)
     hardware = resolve_device(device, module)
     step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)
     taken = optimizer if may_have_our_state(hardware) else None
@@ -319,6 +323,7 @@ def estimate_savings(
     module, settings = model_of(model), effective_config(config)
     terms = Terms(compare, price_per_hour, steps)
     require_sample(sample_input, "estimate_savings")
+    require_matches(module, settings)
     hardware = resolve_device(device, module)
     trained = optimizer_of(optimizer, module)
     step = StepFacts(optimizer=trained, training=None if module.training else True)

@@ -107,29 +107,56 @@ class PolicyFallbackNeeded(MemScaleError):  # noqa: N818 - the name is part of t
 
 
 class RecomputeError(MemScaleError):
-    """The recompute of a module did not do what its forward did.
+    """A recomputed module did not do the same as in its forward.
 
-    Raised in backward instead of a wrong gradient, before any optimizer can use one. The forward depends on
-    something that MemScale can neither see nor put back: a global, a file, a clock, a generator of its own.
-    The module is not recomputed again while the model stays wrapped; the message says what to write to leave
-    it out from the start.
+    Raised in backward instead of a wrong gradient. The module depends on something that MemScale cannot put
+    back (a file, a clock, a foreign library's random numbers): make its forward repeatable, or leave it out
+    as the message says. Gradients of this step are incomplete: drop them (`zero_grad`) before another one.
 
     Attributes:
-        module: its path in the model; for a run of a chain's children, those of the first and the last.
-        tensor: which saved tensor differs, in words; "" where their number does.
-        cause: what is likely to have happened.
+        module: path of the module, or "net.0 to net.3" for children of a chain that are recomputed as one;
+            None where it is not known.
+        tensor: what differed, such as "saved tensor 3"; None where that is no single tensor.
+        cause: the likely cause; None where nothing is known of it.
     """
 
     def __init__(
-        self, message: str = "", module: str | None = None, tensor: str = "", cause: str = ""
+        self, what: str, module: str | None = None, tensor: str | None = None, cause: str | None = None
     ) -> None:
-        super().__init__(message)
+        self.what = what
         self.module = module
         self.tensor = tensor
         self.cause = cause
+        super().__init__(self._message())
 
-    def __reduce__(self) -> tuple[type, tuple[str, str | None, str, str]]:
-        return type(self), (str(self), self.module, self.tensor, self.cause)
+    def _message(self) -> str:
+        text = self.what if self.cause is None else f"{self.what}. Likely cause: {self.cause}"
+        if self.module is None:
+            return text
+        return f"{text}. To train without recomputing it: {exclude_text(modules_of_run(self.module))}"
+
+    def __reduce__(self) -> tuple[type[RecomputeError], tuple[str, str | None, str | None, str | None]]:
+        # The default would call the class with the whole message; a worker process must be able to send this.
+        return type(self), (self.what, self.module, self.tensor, self.cause)
+
+
+def exclude_text(paths: Sequence[str]) -> str:
+    """What a user writes to leave modules out."""
+    listed = ", ".join(f'"{path}"' for path in paths)
+    return f"Config(exclude=({listed}{',' if len(paths) == 1 else ''}))"
+
+
+def modules_of_run(module: str) -> tuple[str, ...]:
+    """The paths in `RecomputeError.module`; of children that have no numbers, the chain around them."""
+    first, is_run, last = module.partition(" to ")
+    if not is_run:
+        return (module,)
+    chain, _, start = first.rpartition(".")
+    end = last.rpartition(".")[2]
+    if not (start.isdecimal() and end.isdecimal()):
+        return (chain,)
+    head = f"{chain}." if chain else ""
+    return tuple(f"{head}{number}" for number in range(int(start), int(end) + 1))
 
 
 class VerificationError(MemScaleError):

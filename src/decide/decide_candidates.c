@@ -16,6 +16,7 @@
 
 /* Everything that counts against a module, over its calls. */
 typedef struct evidence {
+    uint32_t own; /* flags of the module itself */
     uint32_t flags;
     uint8_t notes;
     bool live;  /* a call has a region that recomputes */
@@ -25,7 +26,7 @@ typedef struct evidence {
 
 static evidence collect(const msc__model *model, const msc__survey *s, uint32_t module)
 {
-    evidence found = {.flags = model->modules[module].flags};
+    evidence found = {.own = model->modules[module].flags, .flags = model->modules[module].flags};
     uint32_t i;
 
     for (i = s->calls.first[module]; i < s->calls.first[module + 1]; i++) {
@@ -46,7 +47,9 @@ static msc_rule judge(const evidence *found)
         msc_rule rule;
     } rows[] = {
         {(found->flags & MSC_MODULE_ROOT) != 0, MSC_RULE_ROOT},
-        {(found->flags & MSC_MODULE_EXCLUDED) != 0, MSC_RULE_EXCLUDED},
+        {(found->own & (MSC_MODULE_EXCLUDED | MSC_MODULE_LEFT_OUT)) != 0, MSC_RULE_EXCLUDED},
+        {(found->flags & MSC_MODULE_EXCLUDED) != 0, MSC_RULE_HOLDS_EXCLUDED},
+        {(found->flags & MSC_MODULE_DIFFERED) != 0, MSC_RULE_DIFFERED},
         {(found->flags & MSC_MODULE_NO_FORWARD) != 0, MSC_RULE_NO_FORWARD},
         {(found->flags & MSC_MODULE_PYTHON_STATE) != 0, MSC_RULE_PYTHON_STATE},
         {(found->flags & MSC_MODULE_NOT_TENSORS) != 0, MSC_RULE_NOT_TENSORS},

@@ -6,7 +6,7 @@
  *
  *      records            call 0   call 1   call 2
  *      write, outside 1     .        X        .        writes-outside for call 1 alone
- *      flag inside 2        f        .        f        for call 2 and what contains it
+ *      flag inside 2        f        .        f        for call 2 and what contains it, but for MSC_MODULE_LEFT_OUT
  *
  * Regions that are more than a call, or of which parts are kept, are asked about one by one.
  *
@@ -14,6 +14,9 @@
  */
 #include "base/error.h"
 #include "decide/decide_internal.h"
+
+/* Flags that say nothing against the modules around. */
+#define OF_ITSELF ((uint32_t)MSC_MODULE_LEFT_OUT)
 
 /* ---- what the graph says of calls ------------------------------------------------------------------ */
 
@@ -94,7 +97,7 @@ static void note_flags(const msc__model *model, msc__survey *s)
     for (c = model->call_count; c-- > 0;) {
         s->flags[c] |= model->modules[model->calls[c].module].flags;
         if (model->calls[c].parent != MSC_NONE)
-            s->flags[model->calls[c].parent] |= s->flags[c];
+            s->flags[model->calls[c].parent] |= s->flags[c] & ~OF_ITSELF;
     }
 }
 

@@ -32,6 +32,9 @@ CONFIG_VERSION: Final = 1
 EIGHT_BIT_BACKENDS: Final = ("auto", "memscale", "bitsandbytes", "torchao")
 """Where 8-bit optimizer state may come from."""
 
+RECOMPUTE_CHECKS: Final = ("always", "first", "off")
+"""How often a recompute is compared with its forward by value."""
+
 TIERS: Final = ("pinned", "pageable", "file")
 """Where the offload engine may put bytes, fastest first."""
 
@@ -208,6 +211,9 @@ class EffectiveConfig:
     force_optimize: bool
     step_in_backward: bool
     step_on_host: bool | None
+    exclude: tuple[str, ...]
+    only: tuple[str, ...]
+    check_recompute: str
     exact: bool
     use_static_profiling: bool
     use_empirical_fallback: bool
@@ -265,6 +271,13 @@ class Config:
             state in host memory, with the bits of the card; gradients and weights come down, weights go up.
             False: the card, through which the state passes piece by piece. None: what takes less time on the
             link and the cores. State in PyTorch's form is always stepped by the card.
+        exclude: Modules to leave exactly as they are, with everything in them: paths as in `named_modules()`,
+            "" for the model itself, or patterns as of `fnmatch` such as "*.adapter" (`*` matches dots, too).
+            A text is one pattern. One that no module matches is an error as soon as the model is known.
+        only: If given, modules that match, and what is in them, are considered for techniques, and no others;
+            `exclude` is taken off these.
+        check_recompute: Which recomputes are compared by value with their forward: "always" all of them,
+            "first" the first of each module under a plan, "off" none.
         exact: True admits only techniques whose loss and gradients are bit-equal to plain PyTorch at the same
             precision. None: False in AGGRESSIVE or once an inexact technique is switched on, else True.
         use_static_profiling: Trace the step without computing it.
@@ -305,6 +318,9 @@ class Config:
     force_optimize: bool = False
     step_in_backward: bool = False
     step_on_host: bool | None = None
+    exclude: tuple[str, ...] | str = ()
+    only: tuple[str, ...] | str = ()
+    check_recompute: str = "always"
     exact: bool | None = None
     use_static_profiling: bool = True
     use_empirical_fallback: bool = True
@@ -332,6 +348,9 @@ class Config:
         "force_optimize": checks.check_bool,
         "step_in_backward": checks.check_bool,
         "step_on_host": _check_choice,
+        "exclude": checks.check_patterns,
+        "only": checks.check_patterns,
+        "check_recompute": checks.check_choice(RECOMPUTE_CHECKS),
         "exact": _check_choice,
         "use_static_profiling": checks.check_bool,
         "use_empirical_fallback": checks.check_bool,
@@ -391,7 +410,9 @@ class Config:
         data: dict[str, object] = {"version": CONFIG_VERSION}
         for name, value in self._given().items():
             plain = value.value if isinstance(value, OptimizationMode) else value
-            data[name] = plain.to_dict() if isinstance(plain, AsyncOffloadConfig) else plain
+            if isinstance(plain, AsyncOffloadConfig):
+                plain = plain.to_dict()
+            data[name] = list(plain) if isinstance(plain, tuple) else plain
         return data
 
     @classmethod

@@ -141,6 +141,22 @@ def check_names(allowed_names: Sequence[str]) -> Check:
     return check
 
 
+def check_patterns(field: str, value: object) -> tuple[str, ...]:
+    """Patterns over module paths as a tuple, each once. A text is one pattern."""
+    allowed = "give module paths or patterns such as ('h.3', '*.adapter') as a tuple of texts, or one text"
+    patterns = (value,) if isinstance(value, str) else value
+    if not isinstance(patterns, (tuple, list)):
+        raise refuse(field, value, f"{allowed}, not {_kind(value)}")
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise refuse(field, value, f"{allowed}, not {_kind(pattern)} in it")
+        if pattern != pattern.strip() or not pattern.isprintable():
+            raise refuse(
+                field, value, f"{allowed}; {show(pattern)} has blanks at an end or control characters"
+            )
+    return tuple(dict.fromkeys(patterns))
+
+
 def unknown_field(owner: str, name: object, value: object, known: Iterable[str]) -> ConfigError:
     """Builds the error for a field that does not exist, with the closest name that does."""
     import difflib  # only on the way out: it is slow to import

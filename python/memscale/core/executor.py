@@ -19,6 +19,7 @@ import textwrap
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,7 +38,7 @@ from memscale.core.profiler import HooksRefusedError
 from memscale.core.step_signature import PlainValues, StepSignature, output_storages, signature_of
 from memscale.core.tracer import StepFacts
 from memscale.core.watched_forward import WatchedForward
-from memscale.errors import BudgetError, VerificationError
+from memscale.errors import BudgetError, VerificationError, exclude_text, modules_of_run
 from memscale.observability import logs, metrics, offload_log, plan_log
 from memscale.observability.offload_figures import OffloadFigures
 from memscale.optim import masters
@@ -107,6 +108,8 @@ class Executor(Ours):
         self._has_warned_of_open = self._has_told_of_lent_weights = self._has_told_of_threads = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
         self._failures = self._losses = 0
+        self._differed: frozenset[str] = frozenset()  # paths of modules whose recompute failed
+        self._to_keep: deque[tuple[str, str]] = deque()  # more of them, noted by any thread
         self._latest_failure: StepSignature | None = None
         self._optimizer_hook: Any = None
 
@@ -185,6 +188,17 @@ class Executor(Ours):
             self.stop()
             raise
 
+    def keep_module(self, path: str, reason: str) -> None:
+        """Has a module run once only, for the rest of this executor's life: a recompute of it has failed.
+
+        Only notes it, so any thread may call it in the middle of a backward. The next forward re-plans.
+
+        Args:
+            path: of the module, as in `RecomputeError.module`: also "net.0 to net.3".
+            reason: in words, for the log.
+        """
+        self._to_keep.append((path, reason))
+
     def stop(self) -> None:
         """Undoes everything, in reverse order."""
         metrics.detach(self)
@@ -252,7 +266,9 @@ class Executor(Ours):
         self.in_force.about_to_run()
         self.open.look()
         self._warn_of_open_graphs()
+        self._keep_noted()
         if self._failures >= _MOST_FAILURES:
+            self._let_go_of_kept()
             return
         if not all(parameter.is_leaf for parameter in self.model.parameters()):
             self._tell_of_lent_weights()
@@ -280,8 +296,37 @@ class Executor(Ours):
             self._failed.add(signature)
             self._latest_failure = signature
             self._cannot_plan(error)
+            self._let_go_of_kept()
         finally:
             self.planning_seconds += time.perf_counter() - began
+
+    def _keep_noted(self) -> None:
+        """Sees to it that what `keep_module` has noted is in no plan from now on."""
+        new: dict[str, str] = {}
+        while self._to_keep:
+            run, reason = self._to_keep.popleft()
+            for path in _modules_of(self.model, run):
+                new.setdefault(path, reason)
+        new = {path: reason for path, reason in new.items() if path not in self._differed}
+        if not new:
+            return
+        self._differed |= new.keys()
+        self._signature = None
+        self._known.clear()
+        self._failed.clear()
+        reasons = "; ".join(dict.fromkeys(new.values()))
+        logs.LOGGER.warning(
+            "not recomputed for the rest of this run: %s (%s). To leave it out from the start: %s",
+            ", ".join(repr(path) for path in new),
+            textwrap.shorten(reasons, _LONGEST_REASON, placeholder=" …"),
+            exclude_text(sorted(self._differed)),
+        )
+
+    def _let_go_of_kept(self) -> None:
+        """Takes a plan off that recomputes what must run once, where there is no other plan."""
+        if self.planned is not None and not self._differed <= self.planned.left_out.differed:
+            self.in_force.undo()
+            self.planned = None
 
     def _cannot_plan(self, error: Exception) -> None:
         """The model may well run: then it runs as it is. If it does not, its own error follows now."""
@@ -351,6 +396,7 @@ class Executor(Ours):
             may_change_optimizer=self._optimizers.named is not None,
             staying=self.in_force.staying,
             forwards=self.open.planned,
+            differed=self._differed,
         )
 
     def _watch_optimizers(self) -> None:
@@ -391,3 +437,15 @@ class Executor(Ours):
         plan_log.announce(self, replaced, facts)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)
+
+
+def _modules_of(model: nn.Module, run: str) -> tuple[str, ...]:
+    """The paths of what was recomputed as one: a module, or children of a chain from one to another."""
+    first, is_run, last = run.partition(" to ")
+    chain, _, start = first.rpartition(".")
+    try:
+        names = list(model.get_submodule(chain)._modules) if is_run else []
+        part = names[names.index(start) : names.index(last.rpartition(".")[2]) + 1]
+    except (AttributeError, ValueError):  # the model has other modules by now
+        part = []
+    return tuple(f"{chain}.{name}".lstrip(".") for name in part) or modules_of_run(run)

@@ -215,7 +215,8 @@ class InForce:
         offload = None if planned.link is None else functools.partial(self._offload_of, planned)
         named, link = self._optimizers.named, planned.link or ""
         config = self._config.effective()
-        return Surroundings(planned.hardware, config, named, link, offload, planned.spared)
+        left_out = planned.left_out
+        return Surroundings(planned.hardware, config, named, link, offload, planned.spared, left_out=left_out)
 
     def have_path(self, wanted: Sequence[PathAttachment]) -> None:
         """Has these path techniques in force and no others.

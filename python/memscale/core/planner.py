@@ -18,6 +18,7 @@ from memscale.core.calibration import calibrated
 from memscale.core.config import Config
 from memscale.core.decision_engine import DecisionEngine
 from memscale.core.hardware import Hardware, budget_bytes, detect
+from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut, left_out_of
 from memscale.core.plan import Plan
 from memscale.core.planning_pace import Pace
 from memscale.core.profiler import MemoryProfiler
@@ -62,6 +63,7 @@ class Planned:
         places: where step techniques are attached, in the order of their table.
         link: how saved tensors leave the device, where the plan may let them.
         spared: technique → names of the parts that it leaves as they are.
+        left_out: modules that it leaves alone.
     """
 
     plan: Plan
@@ -71,6 +73,7 @@ class Planned:
     places: tuple[Place, ...] = ()
     link: Link | None = None
     spared: Spared = field(default_factory=lambda: NOTHING)
+    left_out: LeftOut = NOTHING_LEFT_OUT
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -113,6 +116,11 @@ class Planner:
         known = self.step.optimizer if self.step.may_change_optimizer else None
         return with_room(with_state_room(link, self.step.optimizer), self.model, known)
 
+    @cached_property
+    def left_out(self) -> LeftOut:
+        """What techniques leave alone in this model."""
+        return left_out_of(self.model, self.config, self.step.differed)
+
     @property
     def switches_cache(self) -> bool:
         """Whether a plan would switch the model's key/value cache, or its own checkpoints, off."""
@@ -136,7 +144,7 @@ class Planner:
         Raises:
             Exception: the model rejects the batch.
         """
-        step = replace(self.step, target=self.hardware.target)
+        step = replace(self.step, target=self.hardware.target, left_out=self.left_out)
         profiler = MemoryProfiler(self.engine.config)
         with (
             torch.inference_mode(False),  # wherever the caller is: what is traced is a training step
@@ -200,7 +208,8 @@ class Planner:
 
     def _around(self, spared: Spared) -> Surroundings:
         known = self.step.optimizer if self.step.may_change_optimizer else None
-        return Surroundings(self.hardware, self.engine.config, known, self.link, spared=spared)
+        config, left_out = self.engine.config, self.left_out
+        return Surroundings(self.hardware, config, known, self.link, spared=spared, left_out=left_out)
 
     def _best(self, plain: Tried, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool) -> Tried:
         """The best way to compute the step; see `step_ways`."""
@@ -372,12 +381,13 @@ class Planner:
 
     def _planned(self, best: Tried, cache_off: bool) -> Planned:
         plan, link = best.plan, self.link
+        plan = replace(plan, notes=(*plan.notes, *self.left_out.notes))
         if self.engine.config.enable_checkpointing and configs_with_cache(self.model, stateful=True):
             plan = replace(plan, notes=(*plan.notes, _STATEFUL))
-        if isinstance(link, str):
-            plan = replace(plan, notes=(*plan.notes, f"offload: {link}")) if link else plan
-            return Planned(plan, best.trace, self.hardware, cache_off, best.places)
-        return Planned(plan, best.trace, self.hardware, cache_off, best.places, link, best.spared)
+        if isinstance(link, str) and link:
+            plan = replace(plan, notes=(*plan.notes, f"offload: {link}"))
+        planned = Planned(plan, best.trace, self.hardware, cache_off, best.places, left_out=self.left_out)
+        return planned if isinstance(link, str) else replace(planned, link=link, spared=best.spared)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from memscale.core.fake_optimizer import fake_optimizers, free_switches
 from memscale.core.fake_results import mode_of_fakes
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot
+from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.core.loss import loss_of
 from memscale.core.natural_ends import NaturalEnds
 from memscale.core.target import Target
@@ -137,8 +138,8 @@ class _RealSaves:
             self.recorder.paused = paused
 
 
-def repeated_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The outermost modules that have a sibling of equal structure, parameters and children."""
+def repeated_blocks(model: nn.Module, left_out: LeftOut = NOTHING_LEFT_OUT) -> list[tuple[str, nn.Module]]:
+    """The outermost modules that may run twice and have parameters, children and a sibling like them."""
     structure = model_state.structure_of(model)
     blocks: list[tuple[str, nn.Module]] = []
     pending = [("", model)]
@@ -150,7 +151,7 @@ def repeated_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
             counts[structure[child]] = counts.get(structure[child], 0) + 1
         for child_path, child in children:
             is_block = counts[structure[child]] > 1 and any(True for _ in child.children())
-            if is_block and any(True for _ in child.parameters()):
+            if is_block and any(True for _ in child.parameters()) and not left_out.bars(child_path):
                 blocks.append((child_path, child))
             else:
                 pending.append((child_path, child))
@@ -158,10 +159,10 @@ def repeated_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 @contextmanager
-def _blocks_checkpointed(model: nn.Module) -> Iterator[None]:
+def _blocks_checkpointed(model: nn.Module, left_out: LeftOut) -> Iterator[None]:
     attached: list[CheckpointAttachment] = []
     try:
-        for path, block in repeated_blocks(model):
+        for path, block in repeated_blocks(model, left_out):
             owners = [(owner, name) for owner in block.modules() for name in owner._buffers]
             attachment = CheckpointAttachment(block, path, owners, python_random=True)
             try:
@@ -210,11 +211,11 @@ def trace_empirical(
         Exception: whatever the model raises on this batch.
     """
     try:
-        return _traced(model, (args, kwargs), step, passes, draw, _blocks_checkpointed(model))
+        return _traced(model, (args, kwargs), step, passes, draw, _blocks_checkpointed(model, step.left_out))
     except (MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except Exception:  # a block's second run may raise anything, from its own code, too
-        if not repeated_blocks(model):
+        if not repeated_blocks(model, step.left_out):
             raise
     return _traced(model, (args, kwargs), step, passes, draw, nullcontext())
 

@@ -26,6 +26,7 @@ from memscale import _core
 from memscale.core import kernels, model_state, sharding, streamed_weights
 from memscale.core.graph_builder import GraphRecorder
 from memscale.core.leaves import storage_bytes, tensors_of
+from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.core.target import CPU, Target
@@ -83,6 +84,8 @@ class StepFacts:
         path: what the path techniques change that the step is traced with.
         staying: names of path techniques that are in force, and are not to be taken off for another plan.
         forwards: of the model, before the one backward. All of them are traced with the batch at hand.
+        differed: paths of modules whose recompute has differed from its forward in this run.
+        left_out: what techniques leave alone, `differed` included.
     """
 
     optimizer: torch.optim.Optimizer | None = None
@@ -97,6 +100,8 @@ class StepFacts:
     path: OptimizerPath = AS_IT_IS
     staying: frozenset[str] = frozenset()
     forwards: int = 1
+    differed: frozenset[str] = frozenset()
+    left_out: LeftOut = NOTHING_LEFT_OUT
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward."""
@@ -157,13 +162,15 @@ class CallRecorder:
         self.modules: list[tuple[str, nn.Module]] = []
         self.buffer_owners: dict[int, list[BufferPath]] = {}
         self.path = AS_IT_IS
+        self.left_out = NOTHING_LEFT_OUT
+        self._inside_excluded = 0  # calls of excluded modules that are under way
         self.exchanged: set[str] = set()
         self._thread = threading.get_ident()
 
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
         """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
         recorder = self.recorder
-        self.path = step.path
+        self.path, self.left_out = step.path, step.left_out
         streamed_weights.declare(recorder, step.path, self.model.named_parameters())
         for size in filter(None, (step.path.engine_bytes, step.path.state_engine_bytes)):
             buffer = recorder.graph.add_resident(size, _core.CATEGORY_WORKSPACE)
@@ -213,6 +220,7 @@ class CallRecorder:
                 parent = model_state.parent_path(path, known)
                 flags = _core.MODULE_ROOT if module is self.model else 0
                 flags |= _core.MODULE_CHAIN if _is_chain(module) else 0
+                flags |= self.left_out.flags(path)
                 number = self.recorder.graph.add_module(
                     path, type(module).__name__, parent, flags, structure.get(module, 0)
                 )
@@ -248,6 +256,7 @@ class CallRecorder:
 
     def _recorded(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
         recorder = self.recorder
+        is_excluded = self.modules[number][0] in self.left_out.excluded
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if recorder.paused:
@@ -261,11 +270,15 @@ class CallRecorder:
                 )
             if torch._C._functorch.peek_interpreter_stack() is not None:  # no technique works in there
                 recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
+            if self._inside_excluded and not is_excluded:  # shared with others, for whom it may run again
+                recorder.graph.mark_module(number, _core.MODULE_LEFT_OUT)
             call = recorder.enter(number)
+            self._inside_excluded += is_excluded
             try:
                 self._note_inputs(call, number, args, kwargs)
                 return forward(*args, **kwargs)
             finally:
+                self._inside_excluded -= is_excluded
                 recorder.leave(call)
 
         return recorded

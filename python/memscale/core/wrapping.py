@@ -25,6 +25,7 @@ from memscale.core.config import Config
 from memscale.core.eight_bit import OWN, is_8bit, with_8bit_state
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.hardware import Hardware
+from memscale.core.left_out import require_matches
 from memscale.core.profiler import normalize_sample
 from memscale.observability import logs
 from memscale.optim import cards, convert_state, give_back, is_taken, take_over
@@ -46,6 +47,7 @@ def begin(
 ) -> Executor:
     """The pipeline, in order: sample, old plan off, log, new executor (profile → decide → attach)."""
     refuse(model)
+    require_matches(model, config)
     sample = None if sample_input is None else normalize_sample(sample_input)
     wrapped: Executor | None = model.__dict__.get(EXECUTOR)
     if wrapped is not None:
@@ -68,6 +70,7 @@ def begin_in_8bit(
 ) -> Executor:
     """`begin`, with 8-bit state in the loop's optimizer if that is asked for and can be done in place."""
     optimizer = optimizer_of(optimizer, model)
+    require_matches(model, config)  # before the optimizer's state is touched
     logs.setup(config)
     fresh = optimizer is not None and (not is_taken(optimizer) or is_held(optimizer))
     if optimizer is None:

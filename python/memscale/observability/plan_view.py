@@ -20,6 +20,7 @@ _FRONTIER_POINTS: Final = 12
 _LOG_PARTS: Final = 12
 _LARGEST_PRESSURE: Final = 1000
 _AMOUNTS: Final = ("leaving_bytes", "staying_bytes")
+_LEFT_OUT: Final = ("exclude: ", "only: ", "kept: ")  # notes that the table's last column needs
 _HEADERS: Final = ("n", "modules", "type", "technique", "frees each", "costs each", "why")
 
 
@@ -84,6 +85,7 @@ def explain(plan: Plan, verbose: bool) -> str:
         f"smallest   peak {format_bytes(plan.smallest_peak_bytes)} is the lowest that any plan found reaches",
         f"digest     {plan.digest} ({', '.join(filter(None, (f'{plan.profile} profile', plan.mode)))})",
         *(f"advice     {line}" for line in plan.advice),
+        *(f"note       {note}" for note in plan.notes if note.startswith(_LEFT_OUT)),
     ]
     if plan.choices:
         lines += ["", _table(plan_rows(plan, verbose))]

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.techniques import attention_products
 from memscale.techniques.attention_source import Report, saving_hooks
 from memscale.techniques.checkpointing import runs_plain
@@ -133,16 +134,17 @@ _DEEPEST = 3
 """Functions in functions that are read: a forward, the attention it calls, and a helper of that."""
 
 
-def find(model: nn.Module) -> list[AttentionTiles]:
+def find(model: nn.Module, left_out: LeftOut = NOTHING_LEFT_OUT) -> list[AttentionTiles]:
     """Modules whose code has products of matrices and a softmax: only these could be attentions.
 
     Args:
         model: bare.
+        left_out: modules to leave alone.
     """
     known: dict[Any, bool] = {}
     found = []
     for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, torch.jit.ScriptModule) or left_out.bars(path):
             continue
         key = type(module), tuple(type(child) for child in module.children())
         if key not in known or is_replaced(module):

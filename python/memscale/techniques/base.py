@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
+
 if TYPE_CHECKING:
     import torch
 
@@ -129,6 +131,7 @@ class Surroundings:
         offload: the executor's engine over that link, which is made when it is asked for; None in a trace.
         spared: technique → names of the parts that it is to leave as they are.
         way: names of the techniques that are looked for together.
+        left_out: modules and parameters to leave alone.
     """
 
     hardware: Hardware
@@ -138,3 +141,4 @@ class Surroundings:
     offload: Callable[[], Offload] | None = None
     spared: Mapping[str, frozenset[str]] = field(default_factory=dict)
     way: frozenset[str] = frozenset()
+    left_out: LeftOut = NOTHING_LEFT_OUT

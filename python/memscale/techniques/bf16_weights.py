@@ -180,7 +180,7 @@ def find(model: nn.Module, around: Surroundings) -> list[Bf16Weights]:
     present = frozenset(name for name, value in model.named_parameters() if masters.is_half(value))
     if not present and _why_not(model, around):
         return []
-    names = present or frozenset(_names(model, optimizer))
+    names = present or frozenset(_names(model, optimizer)) - around.left_out.parameters
     return [Bf16Weights(model, optimizer, names, around.hardware.device_kind)]
 
 
@@ -207,7 +207,7 @@ def _why_not(model: nn.Module, around: Surroundings) -> str:
         return "DistributedDataParallel holds buckets for gradients in FP32"
     if sharding.has_units(model):
         return "weights are sharded by fully_shard, which keeps their dtype"
-    if not any(_names(model, optimizer)):
+    if around.left_out.parameters.issuperset(_names(model, optimizer)):
         return "no trained FP32 weight of two dimensions that the optimizer could keep a master of"
     return ""
 

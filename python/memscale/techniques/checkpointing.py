@@ -56,7 +56,6 @@ from memscale.techniques.recompute_check import (
     UNCHECKED,
     Fingerprint,
     RecomputeCheck,
-    difference,
     fingerprint,
 )
 
@@ -288,13 +287,9 @@ class Region:
             raise self.body.check.fail(self._error(*recompute.difference))
         if recompute.is_over:
             return recompute.values
-        raise self.body.check.fail(
-            difference(
-                self.body.path,
-                f"the recompute saved {recompute.count} tensors, its forward {len(self.saves)}",
-                OTHER_WAY,
-            )
-        )
+        path, count = self.body.path, f"{recompute.count} tensors instead of {len(self.saves)}"
+        what = f"the recompute of module {path!r} saved {count}"
+        raise self.body.check.fail(RecomputeError(what, path, None, OTHER_WAY))
 
     def _run_under(self, recompute: _Recompute, kept: KeptOutputs) -> None:
         args, kwargs = self.inputs()
@@ -319,16 +314,19 @@ class Region:
         finally:
             del args, kwargs
 
-    def _error(self, index: int, what: str, value: Fingerprint) -> RecomputeError:
+    def _error(self, index: int, differs: str, value: Fingerprint) -> RecomputeError:
         """What to raise for a saved tensor that came out otherwise. One more recompute tells why."""
-        if value is None:
-            return difference(self.body.path, what, OTHER_WAY)
-        probe = _Recompute(self, [], index, value)
-        try:
-            self._run_under(probe, KeptOutputs())
-        except Exception:
-            return difference(self.body.path, what, OTHER_AGAIN)
-        return difference(self.body.path, what, OTHER_AGAIN if probe.difference else SAME_AGAIN)
+        cause = OTHER_WAY
+        if value is not None:
+            probe = _Recompute(self, [], index, value)
+            try:
+                self._run_under(probe, KeptOutputs())
+            except Exception:
+                probe.difference = index, "", None
+            cause = SAME_AGAIN if probe.difference is None else OTHER_AGAIN
+        path, tensor = self.body.path, f"saved tensor {index}"
+        what = f"{tensor} of the recompute of module {path!r} {differs}"
+        return RecomputeError(what, path, tensor, cause)
 
     def inputs(self) -> tuple[Any, Any]:
         """The arguments of the call, which must not have been changed in place."""
@@ -404,18 +402,12 @@ class _Recompute:
     def _compare(self, save: _Saved, tensor: Tensor, value: Tensor) -> None:
         made = _form(value.shape, value.dtype)
         if value.shape != save.shape or value.dtype != save.dtype:
-            was = _form(save.shape, save.dtype)
-            self.difference = (
-                save.index,
-                f"saved tensor {save.index} was {was} in forward and is {made}",
-                None,
-            )
+            self.difference = save.index, f"is {made}, in its forward {_form(save.shape, save.dtype)}", None
         elif save.fingerprint is not None:
             found = fingerprint(value)
             if found != save.fingerprint:
                 about = ", ".join(filter(None, (made, _origin(tensor))))
-                what = f"saved tensor {save.index} ({about}) has other values than in forward"
-                self.difference = save.index, what, found
+                self.difference = save.index, f"has other values than in its forward ({about})", found
 
 
 def _form(shape: torch.Size, dtype: torch.dtype) -> str:

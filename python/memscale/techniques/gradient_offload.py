@@ -57,7 +57,7 @@ def find(model: nn.Module, around: Surroundings) -> Sequence[GradientOffload]:
     """The technique for a model, if it can have it."""
     if isinstance(around.link, str) or _reason(model, around.link) or takes_place(model, around):
         return ()
-    spared = around.spared.get(NAME, frozenset())
+    spared = around.spared.get(NAME, frozenset()) | around.left_out.parameters
     return (GradientOffload(model, around.link, around.hardware, around.offload, spared, around.optimizer),)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.dropout import _DropoutNd
 
+from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.deferred_logits import defer
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, beneath_stand_ins
@@ -285,11 +286,12 @@ class LossTileAttachment:
 # ---- where it may attach -----------------------------------------------------------------------------
 
 
-def find(model: nn.Module) -> list[LossTileAttachment]:
+def find(model: nn.Module, left_out: LeftOut = NOTHING_LEFT_OUT) -> list[LossTileAttachment]:
     """The heads of a model: what it names as such, and products that make many classes of few numbers.
 
     Args:
         model: bare.
+        left_out: modules to leave alone.
 
     Returns:
         Attachments in module order.
@@ -302,7 +304,7 @@ def find(model: nn.Module) -> list[LossTileAttachment]:
         if not path or inside or (id(module) not in named and not _looks_like_head(module, path, repeated)):
             continue
         found.append(LossTileAttachment(module, path))
-    return found
+    return [head for head in found if not left_out.bars(head.path)]
 
 
 def _named_heads(model: nn.Module) -> Iterator[nn.Module]:

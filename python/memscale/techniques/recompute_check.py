@@ -53,7 +53,7 @@ class RecomputeCheck:
     def fail(self, error: RecomputeError) -> RecomputeError:
         """Notes that a recompute has gone another way than its forward, and returns the error to raise."""
         if self._failed is not None and error.module is not None:
-            self._failed(error.module, str(error))
+            self._failed(error.module, error.what)
         return error
 
 
@@ -61,30 +61,16 @@ UNCHECKED = RecomputeCheck("off")
 """For forwards that nobody has a configuration for."""
 
 
-def difference(path: str, what: str, cause: str) -> RecomputeError:
-    """The error for a recompute that did something else than its forward.
-
-    Args:
-        path: of the module, or of the first and last of a run: "0 to 3".
-        what: differs, in words.
-        cause: what is likely to have happened.
-    """
-    patterns = ", ".join(f'"{part}"' for part in path.split(" to "))
-    advice = f"To leave the module as it is: Config(exclude=({patterns},))"
-    return RecomputeError(f"module {path!r}: {what}. {cause} {advice}", path, what, cause)
-
-
 SAME_AGAIN = (
-    "The forward is likely to read something that has changed since: a global, a class attribute, a "
-    "thread-local or a file."
+    "its forward reads something that has changed since (a global, a class attribute, a thread-local, a file)"
 )
 
 OTHER_AGAIN = (
-    "The forward does not repeat itself: it may draw from a random generator of its own, read a clock, or "
-    "call an operator that is not deterministic."
+    "its forward does not repeat itself (a random generator of its own, a clock, an operator that is not "
+    "deterministic)"
 )
 
-OTHER_WAY = "The forward went another way: it is likely to depend on something that has changed since."
+OTHER_WAY = "its forward depends on something that has changed since"
 
 
 def fingerprint(tensor: Tensor) -> Fingerprint:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from memscale.core import model_state
+from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.techniques.forward_slot import is_replaced
 from memscale.techniques.row_facts import RowFacts, prove, rows_are_apart, takes_one
 from memscale.techniques.row_proof import NotRowWiseError
@@ -40,8 +41,9 @@ class _Search:
         reasons: why modules that hold wide layers are no candidates, by path.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, left_out: LeftOut = NOTHING_LEFT_OUT) -> None:
         self.model = model
+        self.left_out = left_out
         self.structure = model_state.structure_of(model)
         self.known: dict[Any, RowFacts | str] = {}
         self.reasons: dict[str, str] = {}
@@ -71,6 +73,8 @@ class _Search:
     def _candidate(
         self, module: nn.Module, path: str, method: str, inside: Sequence[RowTiles]
     ) -> RowTiles | None:
+        if self.left_out.bars(path):
+            return None
         run = getattr(module, method, None)
         argument = takes_one(run) if callable(run) else ""
         if run is None or not argument or sum(parameter.dim() > 1 for parameter in module.parameters()) < 2:
@@ -143,14 +147,15 @@ def _examined(module: nn.Module, run: Callable[..., Any]) -> RowFacts | str:
     return facts
 
 
-def find(model: nn.Module) -> list[RowTiles]:
+def find(model: nn.Module, left_out: LeftOut = NOTHING_LEFT_OUT) -> list[RowTiles]:
     """What could run in tiles of rows: in each branch of the tree the largest that qualifies.
 
     Args:
         model: bare; is left as it was.
+        left_out: modules to leave alone.
     """
     with suppress(Exception):
-        return _Search(model).below(model, "")
+        return _Search(model, left_out).below(model, "")
     return []
 
 

@@ -59,7 +59,8 @@ def find(model: nn.Module, around: Surroundings) -> Sequence[StateOffload]:
     optimizer, link = around.optimizer, around.link
     if optimizer is None or isinstance(link, str) or _reason(optimizer, link):
         return ()
-    spared, host_ns = around.spared.get(NAME, frozenset()), _host_ns(optimizer, link, around)
+    spared = around.spared.get(NAME, frozenset()) | around.left_out.parameters
+    host_ns = _host_ns(optimizer, link, around)
     made = StateOffload(model, optimizer, link, around.hardware, spared, host_ns)
     made.why_by_card = why_not_on_host(optimizer, link) if around.config.step_on_host else ""
     return (made,)

@@ -80,7 +80,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         exact=False,
         asked=False,
         wanted=lambda config: config.enable_tiling,
-        find=lambda model, around: loss_tiles.find(model),
+        find=lambda model, around: loss_tiles.find(model, around.left_out),
     ),
     StepTechnique(
         name=row_tiles.NAME,
@@ -88,7 +88,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         exact=False,
         asked=False,
         wanted=lambda config: config.enable_tiling,
-        find=lambda model, around: row_search.find(model),
+        find=lambda model, around: row_search.find(model, around.left_out),
     ),
     StepTechnique(
         name=attention_tiles.NAME,
@@ -96,7 +96,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         exact=False,
         asked=False,
         wanted=lambda config: config.enable_tiling,
-        find=lambda model, around: attention_tiles.find(model),
+        find=lambda model, around: attention_tiles.find(model, around.left_out),
     ),
     StepTechnique(
         name=bf16_weights.NAME,

@@ -68,7 +68,9 @@ class Saves:
             if count < len(self.forms) and self.forms[count] != (value.shape, value.dtype):
                 raise RecomputeError(
                     f"module {self.path!r}: saved tensor {count} of a tile was "
-                    f"{self.forms[count]} in forward and {(value.shape, value.dtype)} when it ran again"
+                    f"{self.forms[count]} in forward and {(value.shape, value.dtype)} in its recompute",
+                    self.path,
+                    f"saved tensor {count} of a tile",
                 )
             self.found[count] = value, value._version
             count += 1
@@ -85,7 +87,8 @@ class Saves:
         if count < len(self.forms):
             raise RecomputeError(
                 f"module {self.path!r} saved {len(self.forms)} tensors of a tile in forward but only {count} "
-                "when it ran again: its forward must do the same twice; see enable_tiling"
+                "in its recompute: its forward must do the same twice; see enable_tiling",
+                self.path,
             )
 
 

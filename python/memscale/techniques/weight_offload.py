@@ -29,6 +29,7 @@ from torch import nn
 
 from memscale.core import sharding
 from memscale.core.gradient_buckets import replicas_of
+from memscale.core.left_out import LeftOut
 from memscale.core.optimizer_path import Block, Streamed
 from memscale.core.step_amounts import Part
 from memscale.offload.limits import STAGING_BYTES
@@ -64,7 +65,7 @@ def find(model: nn.Module, around: Surroundings) -> Sequence[WeightOffload]:
     """The technique for a model, if it can have it."""
     if why_not(model, around) or isinstance(around.link, str):
         return ()
-    units, _ = _units(model, around.link, _steppable(model, around))
+    units, _ = _units(model, around.link, _steppable(model, around), around.left_out)
     return (WeightOffload(model, units, around.link, around.hardware, around.spared.get(NAME, frozenset())),)
 
 
@@ -94,7 +95,7 @@ def _reason(model: nn.Module, link: Link, around: Surroundings) -> str:
         return _SHARDED
     if not can_save():
         return _OLD
-    units, left = _units(model, link, _steppable(model, around))
+    units, left = _units(model, link, _steppable(model, around), around.left_out)
     if not units:
         reasons = f" ({next(iter(left.values()))})" if left else ""
         return f"no block of weights has {link.settings.least_bytes} bytes or more{reasons}"
@@ -108,12 +109,15 @@ def _reason(model: nn.Module, link: Link, around: Surroundings) -> str:
 
 
 def _units(
-    model: nn.Module, link: Link, trained: Mapping[int, str]
+    model: nn.Module, link: Link, trained: Mapping[int, str], left_out: LeftOut
 ) -> tuple[list[UnitFound], dict[str, str]]:
     stream = stream_of(model)
     streamed = frozenset() if stream is None else stream.streamed_ids
     card = None if link.settings.device.type == "cpu" else link.settings.device
     units, left = units_of(model, link.settings.least_bytes, streamed, card, trained)
+    barred = [unit.path for unit in units if not left_out.parameters.isdisjoint(unit.names)]
+    units = [unit for unit in units if unit.path not in barred]
+    left |= dict.fromkeys(barred, "it has weights that are excluded by configuration")
     if card is None:
         return units, left
     rooms, fitting = _rooms_of(model, link), []

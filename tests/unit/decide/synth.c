@@ -323,6 +323,23 @@ static uint32_t call_barred(tape *t, const char *path, uint32_t flags, uint32_t 
     return call_pair(t, module, x, parameter);
 }
 
+/* A module "parent_of_<what>" whose second half is a call of "parent_of_<what>.<what>", which has the flags. */
+static uint32_t call_parent_of(tape *t, const char *what, uint32_t flags, uint32_t x, uint32_t parameter)
+{
+    char path[64];
+    uint32_t module;
+    uint32_t call;
+
+    (void)snprintf(path, sizeof path, "parent_of_%s", what);
+    module = tape_add_module(t, path, MSC_NONE, 0, 0);
+    call = tape_begin_call(t, module, x);
+    x = tape_run_layer(t, &plain_layer, x, parameter);
+    (void)snprintf(path, sizeof path, "parent_of_%s.%s", what, what);
+    x = call_barred(t, path, flags, x, parameter);
+    tape_end_call(t, call);
+    return x;
+}
+
 msc_graph *synth_barred(msc_context *ctx)
 {
     tape *t = tape_start(ctx);
@@ -347,11 +364,7 @@ msc_graph *synth_barred(msc_context *ctx)
     x = call_barred(t, "hooked", MSC_MODULE_HOOKED, x, parameter);
     x = call_barred(t, "no_room", MSC_MODULE_NO_ROOM, x, parameter);
     x = call_barred(t, "buffer_changed", MSC_MODULE_INPUT_CHANGED, x, parameter);
-    module = tape_add_module(t, "parent_of_excluded", MSC_NONE, 0, 0);
-    call = tape_begin_call(t, module, x);
-    x = tape_run_layer(t, &plain_layer, x, parameter);
-    x = call_barred(t, "parent_of_excluded.excluded", MSC_MODULE_EXCLUDED, x, parameter);
-    tape_end_call(t, call);
+    x = call_parent_of(t, "excluded", MSC_MODULE_EXCLUDED, x, parameter);
     module = tape_add_module(t, "writes_outside", MSC_NONE, 0, 0);
     call = tape_begin_call(t, module, x);
     x = tape_run_layer(t, &plain_layer, x, parameter);
@@ -369,5 +382,21 @@ msc_graph *synth_barred(msc_context *ctx)
     tape_add_op(t, "add_", 4096, 0);
     tape_check(t, msc_graph_add_write(t->graph, outside, NULL));
     x = call_barred(t, "last", 0, x, parameter);
+    return tape_finish(t, x);
+}
+
+msc_graph *synth_left_out(msc_context *ctx)
+{
+    tape *t = tape_start(ctx);
+    uint32_t parameter;
+    uint32_t x;
+
+    if (t == NULL)
+        return NULL;
+    parameter = tape_add_parameter(t, 1024);
+    x = first_value(t);
+    x = call_parent_of(t, "differed", MSC_MODULE_DIFFERED, x, parameter);
+    x = call_parent_of(t, "excluded", MSC_MODULE_EXCLUDED, x, parameter);
+    x = call_parent_of(t, "left_out", MSC_MODULE_LEFT_OUT, x, parameter);
     return tape_finish(t, x);
 }

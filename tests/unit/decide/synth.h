@@ -30,6 +30,9 @@ msc_graph *synth_huge(msc_context *ctx);
 /** Modules that may not be run again, one for each reason. */
 msc_graph *synth_barred(msc_context *ctx);
 
+/** What the caller forbids, and what differed in a recompute, each inside a module that nothing else speaks against. */
+msc_graph *synth_left_out(msc_context *ctx);
+
 /** Details of `synth_blocks`, to be added up. */
 enum {
     SYNTH_HALVES = 1, /**< attention and MLP of a block are modules */

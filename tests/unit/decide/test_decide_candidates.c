@@ -70,11 +70,27 @@ static void reasons(void **state)
     check_rule(&f, "hooked", MSC_RULE_HOOKED);
     check_rule(&f, "no_room", MSC_RULE_NO_ROOM);
     check_rule(&f, "buffer_changed", MSC_RULE_INPUT_CHANGED);
-    check_rule(&f, "parent_of_excluded", MSC_RULE_EXCLUDED);
+    check_rule(&f, "parent_of_excluded", MSC_RULE_HOLDS_EXCLUDED);
     check_rule(&f, "writes_outside", MSC_RULE_WRITES_OUTSIDE);
     check_rule(&f, "writes_buffer", MSC_RULE_NOT_NEEDED);
     check_rule(&f, "input_changed", MSC_RULE_INPUT_CHANGED);
     check_rule(&f, "last", MSC_RULE_NOT_NEEDED);
+    stop(&f);
+}
+
+/* What the caller forbids, and which of that speaks against the module around. */
+static void left_out(void **state)
+{
+    fixture f;
+
+    (void)state;
+    start(&f, synth_left_out);
+    check_rule(&f, "parent_of_excluded", MSC_RULE_HOLDS_EXCLUDED);
+    check_rule(&f, "parent_of_excluded.excluded", MSC_RULE_EXCLUDED);
+    check_rule(&f, "parent_of_left_out", MSC_RULE_NOT_NEEDED);
+    check_rule(&f, "parent_of_left_out.left_out", MSC_RULE_EXCLUDED);
+    check_rule(&f, "parent_of_differed", MSC_RULE_DIFFERED);
+    check_rule(&f, "parent_of_differed.differed", MSC_RULE_DIFFERED);
     stop(&f);
 }
 
@@ -149,6 +165,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         {"candidates/reasons", reasons, NULL, NULL, NULL},
+        {"candidates/left-out", left_out, NULL, NULL, NULL},
         {"candidates/nothing-to-save", nothing_to_save, NULL, NULL, NULL},
         {"candidates/shared-module", shared, NULL, NULL, NULL},
         {"candidates/root-and-containers", root_and_containers, NULL, NULL, NULL},

@@ -2,6 +2,7 @@
 /* What leaves the device: when it pays and when not, its limit, and what never moves. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -254,6 +255,19 @@ static void staging(void **state)
     figures_stop(ctx);
 }
 
+/* Whether a plan offloads the module at a path. */
+static bool is_moved(const msc_plan *plan, const msc_graph *graph, const char *path)
+{
+    const msc_module *modules = msc_graph_modules(graph);
+    uint32_t m;
+
+    for (m = 0; m < msc_graph_module_count(graph); m++)
+        if (strcmp(msc_graph_string(graph, modules[m].path), path) == 0)
+            return msc_plan_action(plan, m) == MSC_ACTION_OFFLOAD;
+    fail_msg("no module %s", path);
+    return false;
+}
+
 /* Modules that must not run twice are offloaded all the same, but for those that nobody may touch. */
 static void runs_once(void **state)
 {
@@ -277,6 +291,28 @@ static void runs_once(void **state)
         assert_false(moves && (flags & (MSC_MODULE_EXCLUDED | MSC_MODULE_NO_FORWARD)) != 0);
     }
     assert_true(barred >= 2);
+    msc_plan_destroy(plan);
+    msc_graph_destroy(graph);
+    figures_stop(ctx);
+}
+
+/* What the caller forbids stays, with all around it or by itself; what differed in a recompute runs once here. */
+static void left_out(void **state)
+{
+    msc_context *ctx = figures_start();
+    msc_graph *graph = synth_left_out(ctx);
+    msc_decide_options options = offloads(FAST);
+    msc_plan *plan;
+
+    (void)state;
+    options.budget_bytes = 1;
+    plan = decide(ctx, graph, &options);
+    check_plan(ctx, graph, plan, MSC_SIM_HOST);
+    assert_false(is_moved(plan, graph, "parent_of_excluded"));
+    assert_false(is_moved(plan, graph, "parent_of_excluded.excluded"));
+    assert_false(is_moved(plan, graph, "parent_of_left_out.left_out"));
+    assert_true(is_moved(plan, graph, "parent_of_differed") ||
+                is_moved(plan, graph, "parent_of_differed.differed"));
     msc_plan_destroy(plan);
     msc_graph_destroy(graph);
     figures_stop(ctx);
@@ -509,6 +545,7 @@ int main(void)
         {"offload/limit", limit, NULL, NULL, NULL},
         {"offload/staging", staging, NULL, NULL, NULL},
         {"offload/runs-once", runs_once, NULL, NULL, NULL},
+        {"offload/left-out", left_out, NULL, NULL, NULL},
         {"offload/what-moves", what_moves, NULL, NULL, NULL},
         {"offload/transfer-time", transfer_time, NULL, NULL, NULL},
         {"offload/comes-back-early", comes_back_early, NULL, NULL, NULL},

@@ -350,7 +350,30 @@ static void long_chain(void **state)
     stop(&f);
 }
 
-enum { BARRED = 1, GAP = 2, CALLED_AGAIN = 4, CHAIN_TWICE = 8, NO_CHAIN = 16, NESTED_BAR = 32 };
+enum {
+    BARRED = 1,
+    GAP = 2,
+    CALLED_AGAIN = 4,
+    CHAIN_TWICE = 8,
+    NO_CHAIN = 16,
+    NESTED_BAR = 32,
+    LEFT_OUT = 64,
+    DIFFERED = 128,
+    NESTED_LEFT_OUT = 256
+};
+
+/* Flags of module 3, and of module 7 inside it. */
+static uint32_t flags_of(uint32_t matter, uint32_t module)
+{
+    uint32_t flags = 0;
+
+    if (module == 7)
+        return (matter & NESTED_LEFT_OUT) != 0 ? MSC_MODULE_LEFT_OUT : MSC_MODULE_PYTHON_STATE;
+    flags |= (matter & BARRED) != 0 ? MSC_MODULE_PYTHON_STATE : 0;
+    flags |= (matter & LEFT_OUT) != 0 ? MSC_MODULE_LEFT_OUT : 0;
+    flags |= (matter & DIFFERED) != 0 ? MSC_MODULE_DIFFERED : 0;
+    return module == 3 ? flags : 0;
+}
 
 /* A chain, module 0, of modules 1 … 6; something is the matter with module 3 or before it. */
 static void build_chain(fixture *f, uint32_t matter)
@@ -363,8 +386,8 @@ static void build_chain(fixture *f, uint32_t matter)
     start(f);
     chain = add_module(f, MSC_NONE, (matter & NO_CHAIN) != 0 ? 0 : MSC_MODULE_CHAIN);
     for (i = 1; i <= 6; i++)
-        modules[i] = add_module(f, chain, i == 3 && (matter & BARRED) != 0 ? MSC_MODULE_PYTHON_STATE : 0);
-    modules[7] = add_module(f, modules[3], MSC_MODULE_PYTHON_STATE);
+        modules[i] = add_module(f, chain, flags_of(matter, i));
+    modules[7] = add_module(f, modules[3], flags_of(matter, 7));
     for (; calls > 0; calls--) {
         uint32_t outer = begin_call(f, chain);
         for (i = 1; i <= 6; i++) {
@@ -372,7 +395,7 @@ static void build_chain(fixture *f, uint32_t matter)
             if (i == 3 && (matter & GAP) != 0)
                 add_saved(f, "between", 1, 100, 0);
             call = begin_call(f, modules[i]);
-            if (i == 3 && (matter & NESTED_BAR) != 0) {
+            if (i == 3 && (matter & (NESTED_BAR | NESTED_LEFT_OUT)) != 0) {
                 uint32_t inner = begin_call(f, modules[7]);
                 add_saved(f, "inner", 1, 100, 0);
                 end_call(f, inner);
@@ -412,7 +435,12 @@ static void what_splits(void **state)
     stop(&f);
     check_split(BARRED);
     check_split(NESTED_BAR);
+    check_split(LEFT_OUT);
+    check_split(DIFFERED);
     check_split(CALLED_AGAIN);
+    build_chain(&f, NESTED_LEFT_OUT); /* says nothing against the module around */
+    assert_int_equal(count_runs(&f), 15);
+    stop(&f);
     build_chain(&f, GAP);
     assert_int_equal(count_runs(&f), 1 + 6); /* 3 is with 4, 5, 6 */
     assert_true(has_run(&f, 1, 2) && has_run(&f, 3, 4));

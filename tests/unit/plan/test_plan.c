@@ -276,7 +276,7 @@ static void test_words(void **state)
     assert_string_equal(msc_action_name(MSC_ACTION_COUNT), "unknown");
     assert_string_equal(msc_rule_key(MSC_RULE_NOT_NEEDED), "not-needed");
     assert_string_equal(msc_rule_key((msc_rule)-1), "unknown");
-    assert_string_equal(msc_rule_text(MSC_RULE_EXCLUDED), "excluded by the caller");
+    assert_string_equal(msc_rule_text(MSC_RULE_EXCLUDED), "excluded by configuration");
     assert_string_equal(msc_rule_text(MSC_RULE_COUNT), "unknown rule");
     for (a = 0; a < MSC_RULE_COUNT; a++)
         for (b = 0; b < a; b++)
