@@ -158,6 +158,7 @@ class CallRecorder:
         self.buffer_owners: dict[int, list[BufferPath]] = {}
         self.path = AS_IT_IS
         self.exchanged: set[str] = set()
+        self._below: list[list[nn.Module]] = []  # by number
         self._thread = threading.get_ident()
 
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
@@ -220,6 +221,7 @@ class CallRecorder:
                 if parent >= 0 and _has_hooks(module):
                     self.recorder.graph.mark_module(parent, _core.MODULE_HOOKED)
                 self.modules.append((path, module))
+                self._below.append([part for part in module.modules() if part is not module])
                 self._hook(module, number, undo)
             self.recorder.modules_are_known(known)
             yield
@@ -261,14 +263,32 @@ class CallRecorder:
                 )
             if torch._C._functorch.peek_interpreter_stack() is not None:  # no technique works in there
                 recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
+            around = recorder.open_modules[-1:]
+            self._look_for_hooks(number, around)
             call = recorder.enter(number)
             try:
                 self._note_inputs(call, number, args, kwargs)
                 return forward(*args, **kwargs)
             finally:
                 recorder.leave(call)
+                self._look_for_hooks(number, around, below=False)
 
         return recorded
+
+    def _look_for_hooks(self, number: int, around: Sequence[int], below: bool = True) -> None:
+        """Marks what would fire hooks again in a recompute, as they are now: many live for one forward.
+
+        A hook that removes itself when it fires has been seen where the module around it began.
+
+        Args:
+            number: of a module whose forward begins or ends.
+            around: the module that has called it, if any.
+            below: what is in it counts, too.
+        """
+        if around and _has_hooks(self.modules[number][1]):
+            self.recorder.graph.mark_module(around[0], _core.MODULE_HOOKED)
+        if below and any(map(_has_hooks, self._below[number])):
+            self.recorder.graph.mark_module(number, _core.MODULE_HOOKED)
 
     def _note_inputs(self, call: int, number: int, args: Any, kwargs: Any) -> None:
         for leaf in tree_leaves((args, kwargs)):
