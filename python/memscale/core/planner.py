@@ -39,6 +39,7 @@ from memscale.core.step_ways import (
 )
 from memscale.core.tracer import StepFacts, Trace
 from memscale.offload.limits import Link, link_for
+from memscale.techniques import global_hooks
 from memscale.techniques.base import SettlingAttachment, StepAttachment, Surroundings
 from memscale.techniques.loss_scale import entered
 from memscale.techniques.state_offload import with_state_room
@@ -148,6 +149,7 @@ class Planner:
         profiler = MemoryProfiler(self.engine.config)
         with (
             torch.inference_mode(False),  # wherever the caller is: what is traced is a training step
+            global_hooks.silenced(),
             _without_cache(self.model) if cache_off else nullcontext(),
             attached(attachments, step) as step,
         ):

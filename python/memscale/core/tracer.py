@@ -165,6 +165,7 @@ class CallRecorder:
         self.left_out = NOTHING_LEFT_OUT
         self._inside_excluded = 0  # calls of excluded modules that are under way
         self.exchanged: set[str] = set()
+        self._below: list[list[nn.Module]] = []  # by number
         self._thread = threading.get_ident()
 
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
@@ -228,6 +229,7 @@ class CallRecorder:
                 if parent >= 0 and _has_hooks(module):
                     self.recorder.graph.mark_module(parent, _core.MODULE_HOOKED)
                 self.modules.append((path, module))
+                self._below.append([part for part in module.modules() if part is not module])
                 self._hook(module, number, undo)
             self.recorder.modules_are_known(known)
             yield
@@ -272,6 +274,8 @@ class CallRecorder:
                 recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
             if self._inside_excluded and not is_excluded:  # shared with others, for whom it may run again
                 recorder.graph.mark_module(number, _core.MODULE_LEFT_OUT)
+            around = recorder.open_modules[-1:]
+            self._look_for_hooks(number, around)
             call = recorder.enter(number)
             self._inside_excluded += is_excluded
             try:
@@ -280,8 +284,24 @@ class CallRecorder:
             finally:
                 self._inside_excluded -= is_excluded
                 recorder.leave(call)
+                self._look_for_hooks(number, around, below=False)
 
         return recorded
+
+    def _look_for_hooks(self, number: int, around: Sequence[int], below: bool = True) -> None:
+        """Marks what would fire hooks again in a recompute, as they are now: many live for one forward.
+
+        A hook that removes itself when it fires has been seen where the module around it began.
+
+        Args:
+            number: of a module whose forward begins or ends.
+            around: the module that has called it, if any.
+            below: what is in it counts, too.
+        """
+        if around and _has_hooks(self.modules[number][1]):
+            self.recorder.graph.mark_module(around[0], _core.MODULE_HOOKED)
+        if below and any(map(_has_hooks, self._below[number])):
+            self.recorder.graph.mark_module(number, _core.MODULE_HOOKED)
 
     def _note_inputs(self, call: int, number: int, args: Any, kwargs: Any) -> None:
         for leaf in tree_leaves((args, kwargs)):

@@ -29,6 +29,7 @@ from memscale.core.loss import loss_of
 from memscale.core.trace_empirical import buffer_contents, copied_batch
 from memscale.core.tracer import StepFacts, training_flags
 from memscale.errors import VerificationError
+from memscale.techniques import global_hooks
 
 if TYPE_CHECKING:
     from memscale.core.executor import Executor
@@ -335,6 +336,7 @@ def _step(executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], fac
         facts = replace(facts, forward=facts.watch.original)
     result: Step = {}
     with ExitStack() as stack:
+        stack.enter_context(global_hooks.silenced())
         stack.enter_context(model_state.preserved(model, contents=True))
         stack.enter_context(silent(model))
         stack.enter_context(buffer_contents(model))

@@ -44,6 +44,7 @@ from torch.utils.checkpoint import checkpoint
 from memscale.core.leaves import is_sparse
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
+from memscale.techniques import global_hooks
 from memscale.techniques.attribute_tables import has_foreign_hooks
 from memscale.techniques.checkpoint_state import Body, BufferRef, State, all_below, check_version
 from memscale.techniques.compiled import checkpoints_when_compiled, never_compiled
@@ -162,6 +163,7 @@ class Region:
         run: the forward.
         operations: what a selective checkpoint keeps; None for a plain one.
         boundary: inputs that leave the device until the second run; None: they stay.
+        hooks: global ones that the recompute needs.
         kept: the outputs kept, from the first run until the second is over.
         moving: positions of the inputs that leave. What is saved of them is dropped, too.
         observer: who looks on, in backward too, which may be another thread's.
@@ -169,7 +171,7 @@ class Region:
     """
 
     __slots__ = (
-        "body", "born", "boundary", "is_checked", "kept", "leaves", "moving", "observer", "operations",
+        "body", "born", "boundary", "hooks", "is_checked", "kept", "leaves", "moving", "observer", "operations",
         "recomputed", "run", "saves", "spec", "state", "versions",
     )  # fmt: skip
 
@@ -184,6 +186,7 @@ class Region:
     ) -> None:
         self.body = body
         self.born = next(births)
+        self.hooks: global_hooks.Record | None = None
         self.run = run
         observer = self.observer = _observed.by
         self.boundary = boundary if observer is None else None
@@ -212,7 +215,10 @@ class Region:
 
     def first_run(self, args: Any, kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped."""
-        with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+        with (
+            torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
+            global_hooks.observing() as self.hooks,
+        ):
             if self.operations is None or self.kept is None:
                 result = self.run(*args, **kwargs)
             else:
@@ -298,6 +304,7 @@ class Region:
                 stack.enter_context(self.unseen())
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_second_run.of(self.born))
+                stack.enter_context(global_hooks.silenced(self.hooks))
                 stack.enter_context(self.state.restored())
                 stack.enter_context(
                     torch.autograd.graph.saved_tensors_hooks(recompute.pack, lambda value: value)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memscale.techniques import global_hooks
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.tiled_loss import autocast_as, autocast_now
 
@@ -85,7 +86,8 @@ class HeadCall:
         Raises:
             RuntimeError: a weight or buffer has been changed in place since the call.
         """
-        with self._as_it_was(lent), autocast_as(self.autocast):
+        # Hooks that are there by now, since the call: with them it would not have been put off.
+        with global_hooks.silenced(), self._as_it_was(lent), autocast_as(self.autocast):
             return self.original(rows)
 
     @contextmanager

@@ -22,13 +22,14 @@ later change in place shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from memscale.core.kernels import OpFacts, facts
 
@@ -180,6 +181,27 @@ class _Counting(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         """A compiled part of a module runs compiled; its inside is not ours to keep."""
         return True
+
+
+class _Uncounted(dict[str, int]):
+    """In place of counts: no operation has a number that is kept."""
+
+    def get(self, name: str, default: int | None = None) -> int:  # type: ignore[override]
+        return -1
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """For operations that are no part of the call, such as those of hooks: the recompute is without them."""
+    modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Counting)]
+    counts = [mode.counts for mode in modes]
+    for mode in modes:
+        mode.counts = _Uncounted()
+    try:
+        yield
+    finally:
+        for mode, before in zip(modes, counts, strict=True):
+            mode.counts = before
 
 
 class Keeping(_Counting):

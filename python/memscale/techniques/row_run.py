@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from memscale.techniques import global_hooks
 from memscale.techniques.checkpoint_state import Body, State, all_below
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.row_dropout import Dropping
@@ -215,7 +216,12 @@ class _Call:
         self.sums.by_alias = {id(alias): part for alias, part in zip(self.aliases, sums, strict=True)}
         hooks = [alias.register_hook(part.add) for alias, part in zip(self.aliases, sums, strict=True)]
         try:
-            with self.state.restored(), self.aliased(), under_mode_as_before(self.under_mode):
+            with (
+                self.state.restored(),
+                self.aliased(),
+                under_mode_as_before(self.under_mode),
+                global_hooks.silenced(),
+            ):
                 for tile in self.tiles:
                     part = self._backward_of(tile, flat, masks, flat_grad)
                     if into is None:
