@@ -15,6 +15,7 @@ are kept by what they were made for.
 
 from __future__ import annotations
 
+import functools
 import textwrap
 import threading
 import time
@@ -98,7 +99,9 @@ class Executor(Ours):
         self.planning_seconds = 0.0
         self.loss_scale: LossScale | str = scale_for(model, optimizer)
         self._optimizers = KnownOptimizers(optimizer)
-        self.in_force = InForce(model, config, self._optimizers)
+        self.in_force = InForce(
+            model, config, self._optimizers, functools.partial(_keep_module, weakref.ref(self))
+        )
         self._signature: StepSignature | None = None
         self._values = PlainValues()
         self._known: dict[StepSignature, Planned] = {}
@@ -437,6 +440,13 @@ class Executor(Ours):
         plan_log.announce(self, replaced, facts)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)
+
+
+def _keep_module(ref: weakref.ref[Executor], path: str, reason: str) -> None:
+    """`Executor.keep_module`, for what the executor owns; a graph may outlive it."""
+    executor = ref()
+    if executor is not None:
+        executor.keep_module(path, reason)
 
 
 def _modules_of(model: nn.Module, run: str) -> tuple[str, ...]:

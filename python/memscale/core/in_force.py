@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from memscale.techniques.checkpoint_state import BufferRef
 from memscale.techniques.checkpointing import CheckpointAttachment
 from memscale.techniques.gradient_offload import GradientOffload
 from memscale.techniques.offloading import OffloadAttachment
+from memscale.techniques.recompute_check import RecomputeCheck
 from memscale.techniques.use_cache import CacheSwitch
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class InForce:
         model: the model; it owns this.
         config: as the caller gave it.
         optimizers: of the model.
+        recompute_failed: is given a module's path and the reason when a recompute of it went another way than
+            its forward, on the thread of backward.
 
     Attributes:
         watch: the executor's stand-in before the model's forward; the model's own techniques go beneath it.
@@ -57,10 +60,17 @@ class InForce:
         offload: the engine that plans use, once one of them has.
     """
 
-    def __init__(self, model: nn.Module, config: Config, optimizers: KnownOptimizers) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        optimizers: KnownOptimizers,
+        recompute_failed: Callable[[str, str], None],
+    ) -> None:
         self._model = weakref.ref(model)
         self._config = config
         self._optimizers = optimizers
+        self._recompute_failed = recompute_failed
         self._run_with: frozenset[str] = frozenset()  # those of the path that a forward has run with
         self._places: list[Place] = []
         self.watch: StandIn | None = None
@@ -193,15 +203,16 @@ class InForce:
                 parts.append(OffloadAttachment(module, path, offload, moved, watch, ahead_bytes))
                 continue
             boundary = None if offload is None else Boundary(offload, moved, ahead_bytes)
+            check = RecomputeCheck(self._config.check_recompute, self._recompute_failed)
             facts = self._written(planned, run), planned.trace.python_random, self._foreign(planned, run)
             if len(run) == 1:
                 kept = frozenset(map(_operation, run[0].kept))
                 module = self.model.get_submodule(path)
-                parts.append(CheckpointAttachment(module, path, *facts, kept=kept, boundary=boundary))
+                parts.append(CheckpointAttachment(module, path, *facts, kept, boundary, check))
             else:
                 chain, _, first = path.rpartition(".")
                 last = run[-1].module.rpartition(".")[2]
-                chains.setdefault(chain, []).append(ChainRun(first, last, *facts, boundary))
+                chains.setdefault(chain, []).append(ChainRun(first, last, *facts, boundary, check))
         for chain, runs in chains.items():
             # The executor must go on seeing the batches of a model that is a chain itself.
             watch = None if chain else self.watch

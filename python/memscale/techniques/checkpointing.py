@@ -171,8 +171,8 @@ class Region:
     """
 
     __slots__ = (
-        "body", "born", "boundary", "hooks", "is_checked", "kept", "leaves", "moving", "observer", "operations",
-        "recomputed", "run", "saves", "spec", "state", "versions",
+        "body", "born", "boundary", "hooks", "is_checked", "kept", "leaves", "moving", "observer",
+        "operations", "recomputed", "run", "saves", "spec", "state", "versions",
     )  # fmt: skip
 
     def __init__(

@@ -29,6 +29,8 @@ Fingerprint = int | None
 
 _ORDINARY = (Tensor, nn.Parameter)
 
+_fingerprint = _core.fingerprint
+
 
 class RecomputeCheck:
     """Whether the recomputes of one module are compared with its forwards, and what becomes of a difference.
@@ -77,7 +79,7 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
     """64 bits of a saved tensor's value; not of its shape and dtype, which are compared by themselves."""
     if type(tensor) not in _ORDINARY or tensor.layout is not torch.strided or not tensor.is_cpu:
         return _of_parts(tensor)
-    return _core.fingerprint(tensor)
+    return _fingerprint(tensor)
 
 
 def _of_parts(tensor: Tensor) -> Fingerprint:
