@@ -90,6 +90,7 @@ check budgets.py $quick
 check by_hand.py $quick
 check selective.py $quick
 check offload_hooks.py
+check fingerprint.py ${quick:+--rounds 3}
 check offload_run.py ${quick:+gpt2 --rounds 0}
 check optimizer_step.py ${quick:+--rounds 3}
 check optimizer_offload.py --directory "$work" ${quick:+--batch 1 --rounds 1}

@@ -5,16 +5,22 @@
 
 #include <stdint.h>
 
-/** Sum of the lanes of `count` blocks that lie behind each other, at any address. `first`: number of the first one. */
-typedef uint64_t (*msc__fp_kernel)(const unsigned char *at, uint64_t first, uint64_t count);
+/**
+ * Sum of the lanes of `count` blocks that lie behind each other, at any address.
+ *
+ * @param first number of the first one.
+ * @param ahead where as many bytes lie that are read next, and are fetched meanwhile; NULL: nowhere.
+ */
+typedef uint64_t (*msc__fp_kernel)(const unsigned char *at, uint64_t first, uint64_t count,
+                                   const unsigned char *ahead);
 
-uint64_t msc__fp_scalar(const unsigned char *at, uint64_t first, uint64_t count);
+uint64_t msc__fp_scalar(const unsigned char *at, uint64_t first, uint64_t count, const unsigned char *ahead);
 
 /** x86 has the wider ones, whichever the processor at hand is (src/fingerprint/meson.build). */
 #if defined(__x86_64__)
 #define MSC__FP_X86
-uint64_t msc__fp_avx2(const unsigned char *at, uint64_t first, uint64_t count);
-uint64_t msc__fp_avx512(const unsigned char *at, uint64_t first, uint64_t count);
+uint64_t msc__fp_avx2(const unsigned char *at, uint64_t first, uint64_t count, const unsigned char *ahead);
+uint64_t msc__fp_avx512(const unsigned char *at, uint64_t first, uint64_t count, const unsigned char *ahead);
 #endif
 
 /** Instruction sets, narrowest first. */

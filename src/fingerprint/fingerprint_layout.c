@@ -191,3 +191,12 @@ void msc__fp_gather(const msc__fp_layout *layout, uint64_t begin, uint64_t count
         count -= taken;
     }
 }
+
+const unsigned char *msc__fp_piece(const msc__fp_layout *layout, uint64_t begin, uint64_t *bytes)
+{
+    uint64_t skipped = begin % layout->run_bytes;
+    uint64_t in_line;
+
+    *bytes = layout->run_bytes - skipped;
+    return find_run(layout, begin / layout->run_bytes, &in_line) + skipped;
+}

@@ -26,4 +26,7 @@ msc_status msc__fp_layout_of(const msc_fingerprint_tensor *tensor, msc__fp_layou
 /** Copies the bytes [begin, begin + count) of the stream, which has them. */
 void msc__fp_gather(const msc__fp_layout *layout, uint64_t begin, uint64_t count, unsigned char *to);
 
+/** Where byte `begin` of the stream lies, and how many lie together from there on. */
+const unsigned char *msc__fp_piece(const msc__fp_layout *layout, uint64_t begin, uint64_t *bytes);
+
 #endif /* MSC_FINGERPRINT_LAYOUT_H */

@@ -13,12 +13,13 @@
  *      msc__low_product(x, y)   of the lower halves, 64 bits
  *      msc__whole_product(x, y) of the words, modulo 2^64
  */
+#include <stddef.h>
+
 #include "fingerprint/fingerprint_core.h"
 #include "fingerprint/fingerprint_kernels.h"
 
 #define VECTORS (MSC__FP_LANES / MSC__WIDTH)
 #define VECTOR_BYTES (8u * MSC__WIDTH)
-#define AHEAD_BLOCKS 4u
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE MSC__VECTOR product(MSC__VECTOR x, uint64_t by)
@@ -58,7 +59,6 @@ INLINE void do_lanes(const unsigned char *at, const MSC__VECTOR *key, MSC__VECTO
         sum[i] = msc__add(sum[i], mix(state[i]));
 }
 
-/* The processor's own prefetch keeps 9.5 GB/s of memory busy on a Zen 3 core, this 13.8: as fast as reading alone. */
 INLINE void fetch(const unsigned char *block)
 {
     uint32_t line;
@@ -80,7 +80,7 @@ static uint64_t total(const MSC__VECTOR *sum)
     return all;
 }
 
-uint64_t MSC__KERNEL(const unsigned char *at, uint64_t first, uint64_t count)
+uint64_t MSC__KERNEL(const unsigned char *at, uint64_t first, uint64_t count, const unsigned char *ahead)
 {
     uint64_t keys[MSC__FP_LANES];
     MSC__VECTOR key[VECTORS];
@@ -94,8 +94,10 @@ uint64_t MSC__KERNEL(const unsigned char *at, uint64_t first, uint64_t count)
         sum[i] = msc__all(0);
     }
     for (; count > 0; count--, at += MSC__FP_BLOCK_BYTES) {
-        if (count > AHEAD_BLOCKS)
-            fetch(at + (size_t)AHEAD_BLOCKS * MSC__FP_BLOCK_BYTES);
+        if (ahead != NULL) {
+            fetch(ahead);
+            ahead += MSC__FP_BLOCK_BYTES;
+        }
         for (i = 0; i < VECTORS; i += MSC__AT_ONCE)
             do_lanes(at + (size_t)i * VECTOR_BYTES, key + i, sum + i);
         for (i = 0; i < VECTORS; i++)

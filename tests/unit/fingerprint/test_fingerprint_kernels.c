@@ -72,7 +72,8 @@ static void instruction_sets_agree(void **state)
 
                     for (b = 0; b < count; b++)
                         wanted += fixture_block(data + offset, 5 * BLOCK, b * BLOCK, firsts[i] + b);
-                    assert_int_equal(kernel(data + offset, firsts[i], count), wanted);
+                    assert_int_equal(kernel(data + offset, firsts[i], count, NULL), wanted);
+                    assert_int_equal(kernel(data + offset, firsts[i], count, data), wanted);
                 }
     }
     assert_true(found > 0);
