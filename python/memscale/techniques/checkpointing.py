@@ -57,6 +57,7 @@ from memscale.techniques.recompute_check import (
     UNCHECKED,
     Fingerprint,
     RecomputeCheck,
+    SavedFlow,
     fingerprint,
 )
 
@@ -131,14 +132,15 @@ class _Held:
 class _Saved:
     """Placeholder for one saved tensor. Autograd owns it; the region only watches it."""
 
-    __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "region", "report", "shape")
+    __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "is_sampled", "region", "report", "shape")
 
     def __init__(self, region: Region, index: int, tensor: Tensor) -> None:
         self.region = region
         self.index = index
         self.shape = tensor.shape
         self.dtype = tensor.dtype
-        self.fingerprint = fingerprint(tensor) if region.is_checked else None
+        self.is_sampled = region.body.check.is_sampled(index)
+        self.fingerprint = fingerprint(tensor, self.is_sampled) if region.is_checked else None
         observer = region.observer
         self.report = None if observer is None else (observer, observer.on_pack(tensor))
 
@@ -168,10 +170,11 @@ class Region:
         moving: positions of the inputs that leave. What is saved of them is dropped, too.
         observer: who looks on, in backward too, which may be another thread's.
         is_checked: the recompute is compared with the forward by value.
+        flow: of its saves, while the forward runs; None: the module's calls are known.
     """
 
     __slots__ = (
-        "body", "born", "boundary", "hooks", "is_checked", "kept", "leaves", "moving", "observer",
+        "body", "born", "boundary", "flow", "hooks", "is_checked", "kept", "leaves", "moving", "observer",
         "operations", "recomputed", "run", "saves", "spec", "state", "versions",
     )  # fmt: skip
 
@@ -197,6 +200,7 @@ class Region:
         with self.unseen():
             self.state = State.before(body, parts, self.leaves)
         self.is_checked = observer is None and body.check.of_call()
+        self.flow = SavedFlow(self.leaves) if self.is_checked and not body.check.knows_flow else None
         # By number; None where the save itself stays.
         self.saves: list[weakref.ref[_Saved] | None] = []
         # Graph task → index → (tensor, version at its save). One backward call is one graph task.
@@ -226,6 +230,9 @@ class Region:
                     result = self.run(*args, **kwargs)
         if self.kept is not None and all(save is None for save in self.saves):
             self.kept = None  # nothing was dropped, so nothing will be asked for
+        if self.is_checked:
+            self.body.check.learn(self.flow, len(self.saves))
+            self.flow = None
         with self.unseen():
             self.state.forget_unused_rng()
         if self.boundary is not None:
@@ -248,9 +255,13 @@ class Region:
             return _Held(tensor.detach(), _origin(tensor))
         if self.kept is not None and self.kept.hold(tensor):
             self.saves.append(None)  # numbered all the same, as the second run does
+            if self.flow is not None:
+                self.flow.add(tensor)
             return _Held(detached(tensor), _origin(tensor))
         saved = _Saved(self, len(self.saves), tensor)
         self.saves.append(weakref.ref(saved))
+        if self.flow is not None:
+            self.flow.add(tensor)
         return saved
 
     def unpack(self, saved: object) -> Tensor:
@@ -321,15 +332,15 @@ class Region:
         finally:
             del args, kwargs
 
-    def _error(self, index: int, differs: str, value: Fingerprint) -> RecomputeError:
+    def _error(self, index: int, differs: str, value: Fingerprint, is_sampled: bool) -> RecomputeError:
         """What to raise for a saved tensor that came out otherwise. One more recompute tells why."""
         cause = OTHER_WAY
         if value is not None:
-            probe = _Recompute(self, [], index, value)
+            probe = _Recompute(self, [], index, value, is_sampled)
             try:
                 self._run_under(probe, KeptOutputs())
             except Exception:
-                probe.difference = index, "", None
+                probe.difference = index, "", None, is_sampled
             cause = SAME_AGAIN if probe.difference is None else OTHER_AGAIN
         path, tensor = self.body.path, f"saved tensor {index}"
         what = f"{tensor} of the recompute of module {path!r} {differs}"
@@ -355,38 +366,37 @@ class _Recompute:
         wanted: saves that backward still wants.
         only: compare this save alone, with the fingerprint `expected`, and take none.
         expected: of `only`.
+        is_sampled: what `expected` is of.
 
     Attributes:
         wanted: by number.
         values: what has been made for them, with versions.
         count: saves so far.
         is_over: all is there, or something came out otherwise.
-        difference: the number of that save, in words what differs, and its fingerprint.
+        difference: the number of that save, in words what differs, its fingerprint, and whether that is of a
+            sample.
     """
 
     __slots__ = (
-        "_detach",
-        "_expected",
-        "_last",
-        "_only",
-        "count",
-        "difference",
-        "is_over",
-        "values",
-        "wanted",
-    )
+        "_detach", "_expected", "_is_sampled", "_last", "_only", "count", "difference", "is_over", "values", "wanted",
+    )  # fmt: skip
 
     def __init__(
-        self, region: Region, wanted: Sequence[_Saved], only: int | None = None, expected: Fingerprint = None
+        self,
+        region: Region,
+        wanted: Sequence[_Saved],
+        only: int | None = None,
+        expected: Fingerprint = None,
+        is_sampled: bool = False,
     ) -> None:
         self.wanted = {save.index: save for save in wanted}
         self._last = max(self.wanted) if only is None else only
-        self._only, self._expected = only, expected
+        self._only, self._expected, self._is_sampled = only, expected, is_sampled
         self._detach = Tensor.detach if region.operations is None else detached
         self.values: dict[int, tuple[Tensor, int]] = {}
         self.count = 0
         self.is_over = False
-        self.difference: tuple[int, str, Fingerprint] | None = None
+        self.difference: tuple[int, str, Fingerprint, bool] | None = None
 
     def pack(self, tensor: Tensor) -> object:
         """Takes what the recompute saves, and ends it when all that is wanted is there."""
@@ -399,8 +409,8 @@ class _Recompute:
         if save is not None:
             self._compare(save, tensor, value)
             self.values[index] = (value, value._version)
-        elif index == self._only and fingerprint(value) != self._expected:
-            self.difference = index, "", None
+        elif index == self._only and fingerprint(value, self._is_sampled) != self._expected:
+            self.difference = index, "", None, False
         if index == self._last or self.difference is not None:
             self.is_over = True
             raise _Stop
@@ -409,12 +419,18 @@ class _Recompute:
     def _compare(self, save: _Saved, tensor: Tensor, value: Tensor) -> None:
         made = _form(value.shape, value.dtype)
         if value.shape != save.shape or value.dtype != save.dtype:
-            self.difference = save.index, f"is {made}, in its forward {_form(save.shape, save.dtype)}", None
+            self.difference = (
+                save.index,
+                f"is {made}, in its forward {_form(save.shape, save.dtype)}",
+                None,
+                False,
+            )
         elif save.fingerprint is not None:
-            found = fingerprint(value)
+            found = fingerprint(value, save.is_sampled)
             if found != save.fingerprint:
                 about = ", ".join(filter(None, (made, _origin(tensor))))
-                self.difference = save.index, f"has other values than in its forward ({about})", found
+                differs = f"has other values than in its forward ({about})"
+                self.difference = save.index, differs, found, save.is_sampled
 
 
 def _form(shape: torch.Size, dtype: torch.dtype) -> str:

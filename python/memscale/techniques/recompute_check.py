@@ -10,11 +10,17 @@ but these saved tensors, so equal fingerprints mean equal gradients. They are co
 them, before any node of backward is given one.
 
 The core computes them (`memscale/fingerprint.h`). Tensors that lie on a card are not compared.
+
+Reading every saved tensor twice would take some percent of a step. A difference goes on, though: it shows in
+whatever is computed of it. So what no other save is computed of is looked at as a whole, and of all others a
+sample, 1/16 of what is large. The first call of a module looks at everything, and finds out which is which:
+
+    x ─► norm ─► [a] ─► linear ─► [b] ─► gelu ─► [c] ─► linear ─► + ─►      [a], [b] sampled, [c] whole
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,6 +38,35 @@ _ORDINARY = (Tensor, nn.Parameter)
 _fingerprint = _core.fingerprint
 
 
+class SavedFlow:
+    """Finds the saves of a call that no other save is computed of, by autograd's graph.
+
+    Args:
+        inputs: of the call. What lies before them is not its own.
+    """
+
+    def __init__(self, inputs: Iterable[Any]) -> None:
+        leaves = (leaf for leaf in inputs if isinstance(leaf, Tensor))
+        self._reached: set[Any] = {leaf.grad_fn for leaf in leaves} | {None}
+        self._made_by: list[Any] = []
+
+    def add(self, tensor: Tensor) -> None:
+        """The next save."""
+        self._made_by.append(tensor.grad_fn)
+
+    def ends(self) -> frozenset[int]:
+        """Their numbers. What autograd does not know, such as a mask, is none of them."""
+        reached = self._reached
+        for node in self._made_by:
+            pending = [] if node in reached else [before for before, _ in node.next_functions]
+            while pending:
+                before = pending.pop()
+                if before not in reached:
+                    reached.add(before)
+                    pending += [further for further, _ in before.next_functions]
+        return frozenset(index for index, node in enumerate(self._made_by) if node not in reached)
+
+
 class RecomputeCheck:
     """Whether the recomputes of one module are compared with its forwards, and what becomes of a difference.
 
@@ -44,6 +79,8 @@ class RecomputeCheck:
         self.mode = mode
         self._failed = failed
         self._has_begun = False
+        self._ends: frozenset[int] | None = None
+        self._count = 0
 
     def of_call(self) -> bool:
         """Whether a forward that begins now is to leave fingerprints."""
@@ -51,6 +88,27 @@ class RecomputeCheck:
             return False
         self._has_begun = True
         return self.mode != "off"
+
+    def is_sampled(self, index: int) -> bool:
+        """Whether a sample of a save will do, as far as is known of the module's calls."""
+        return self._ends is not None and index not in self._ends
+
+    @property
+    def knows_flow(self) -> bool:
+        """Whether a call has told which saves are computed of which."""
+        return self._ends is not None
+
+    def learn(self, flow: SavedFlow | None, count: int) -> None:
+        """A call is over.
+
+        Args:
+            flow: of its saves; None: nobody has looked.
+            count: of its saves. Another one than before: the next call is looked at anew.
+        """
+        if flow is not None:
+            self._ends, self._count = flow.ends(), count
+        elif count != self._count:
+            self._ends = None
 
     def fail(self, error: RecomputeError) -> RecomputeError:
         """Notes that a recompute has gone another way than its forward, and returns the error to raise."""
@@ -75,20 +133,25 @@ OTHER_AGAIN = (
 OTHER_WAY = "its forward depends on something that has changed since"
 
 
-def fingerprint(tensor: Tensor) -> Fingerprint:
-    """64 bits of a saved tensor's value; not of its shape and dtype, which are compared by themselves."""
+def fingerprint(tensor: Tensor, sampled: bool) -> Fingerprint:
+    """64 bits of a saved tensor's value; not of its shape and dtype, which are compared by themselves.
+
+    Args:
+        tensor: of any kind.
+        sampled: a sample of it will do.
+    """
     if type(tensor) not in _ORDINARY or tensor.layout is not torch.strided or not tensor.is_cpu:
-        return _of_parts(tensor)
-    return _fingerprint(tensor)
+        return _of_parts(tensor, sampled)
+    return _fingerprint(tensor, sampled)
 
 
-def _of_parts(tensor: Tensor) -> Fingerprint:
+def _of_parts(tensor: Tensor, sampled: bool) -> Fingerprint:
     """Of a subclass, such as one that is sharded: of the tensors that hold it, where it tells them."""
     if type(tensor) in _ORDINARY or not hasattr(tensor, "__tensor_flatten__"):
         return None
     names: Any = tensor.__tensor_flatten__()[0]
-    parts = [fingerprint(getattr(tensor, name)) for name in names]
+    parts = [fingerprint(getattr(tensor, name), sampled) for name in names]
     return None if None in parts else hash(tuple(parts))
 
 
-never_compiled(RecomputeCheck, fingerprint, _of_parts)
+never_compiled(SavedFlow, RecomputeCheck, fingerprint, _of_parts)
