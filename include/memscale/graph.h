@@ -109,8 +109,7 @@ enum {
     /** A buffer that it reads, and does not change itself, is changed after it ran. What `msc_graph_add_input` names is
         seen without this. */
     MSC_MODULE_INPUT_CHANGED = 1u << 8,
-    /** The caller forbids it alone: calls around its calls may be recomputed or offloaded. */
-    MSC_MODULE_LEFT_OUT = 1u << 9,
+    MSC_MODULE_LEFT_OUT = 1u << 9, /**< the caller forbids it alone, and not calls around its calls */
     MSC_MODULE_DIFFERED = 1u << 10 /**< a recompute of it was seen to differ from its forward */
 };
 

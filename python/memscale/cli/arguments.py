@@ -80,6 +80,7 @@ class Options:
         optimizer: name; None: not given.
         devices: names of devices; empty: not given.
         budget: a size as it was typed; None: not given.
+        exclude, only: patterns over module paths, as in `Config`; empty: not given.
         output, trace, save: files to write.
         compare: what a plain run's device is; None: not given.
         prices: (name of a card or "", price of an hour) of each --price.
@@ -97,6 +98,8 @@ class Options:
     optimizer: str | None = None
     devices: tuple[str, ...] = ()
     budget: str | None = None
+    exclude: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     output: str | None = None
     trace: str | None = None
     save: str | None = None
@@ -234,6 +237,14 @@ def _add_step(command: argparse.ArgumentParser, many: bool) -> None:
     command.add_argument(
         "--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES)} (default: balanced)"
     )
+    command.add_argument(
+        "--exclude", type=_word, action=_Extended, metavar="PATTERN",
+        help='modules to leave as they are, such as "lm_head" or "*.adapter"; may be repeated',
+    )  # fmt: skip
+    command.add_argument(
+        "--only", type=_word, action=_Extended, metavar="PATTERN",
+        help="the only modules to consider; may be repeated",
+    )  # fmt: skip
 
 
 def _add_savings(command: argparse.ArgumentParser) -> None:
@@ -259,6 +270,13 @@ class _Gathered(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), values))
+
+
+class _Extended(argparse.Action):
+    """Puts the values of each tuple behind those before."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), *values))
 
 
 def _named_price(text: str) -> tuple[str, float]:

@@ -170,6 +170,7 @@ def config_of(options: Options) -> Config:
         given["mode"] = options.mode
     if options.budget is not None:
         given["memory_budget"] = options.budget
+    given |= {name: value for name in ("exclude", "only") if (value := getattr(options, name))}
     return Config(**given)
 
 

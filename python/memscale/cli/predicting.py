@@ -20,6 +20,7 @@ from memscale.core.config import Config
 from memscale.core.decision_engine import DecisionEngine
 from memscale.core.devices import resolve_device
 from memscale.core.hardware import Budget, Hardware, budget_bytes
+from memscale.core.left_out import require_matches
 from memscale.core.model_state import Changes
 from memscale.core.plan import Plan
 from memscale.core.planner import Planner
@@ -152,6 +153,7 @@ class _SharingPlanner(Planner):
 def _predict(
     case: Case, batch: Batch, hardware: Hardware, config: Config, traces: dict[Any, Trace]
 ) -> Predicted:
+    require_matches(case.model, config)
     step = StepFacts(optimizer=case.optimizer, training=None if case.model.training else True)
     runnable = may_run(case.model, batch)
     planner = _SharingPlanner(case.model, config, step, hardware, runnable, batch=batch, traces=traces)
@@ -175,8 +177,11 @@ def predict_graph(path: str, devices: Iterable[Hardware], config: Config) -> lis
     """Predicts the step of a graph file on several devices.
 
     Raises:
-        UsageError: the file cannot be read or is no graph.
+        UsageError: the file cannot be read or is no graph, or modules are to be left out, which a graph says
+            by its own flags.
     """
+    if config.exclude or config.only:
+        raise UsageError("--exclude and --only need a model: modules of a graph file have flags for that")
     try:
         graph = _core.Graph.load(path)
     except (OSError, ValueError, MemScaleError) as error:

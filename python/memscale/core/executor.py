@@ -23,6 +23,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from memscale.core.callers import Callers
 from memscale.core.config import Config
 from memscale.core.in_force import InForce
 from memscale.core.known_optimizers import KnownOptimizers
+from memscale.core.module_attributes import ModuleAttributes
 from memscale.core.open_graph import OpenGraphs
 from memscale.core.plan import Plan
 from memscale.core.planner import Planned, make_plan
@@ -104,6 +106,8 @@ class Executor(Ours):
         )
         self._signature: StepSignature | None = None
         self._values = PlainValues()
+        self._attributes = ModuleAttributes()
+        self._is_new = False  # no forward has run under the plan in force
         self._known: dict[StepSignature, Planned] = {}
         self._outputs: dict[int, list[weakref.ref[Any]]] = {}  # by the thread that has run the forward
         self.open = OpenGraphs()
@@ -282,7 +286,7 @@ class Executor(Ours):
             self._known.clear()
         facts = self._facts()
         facts.forward = forward
-        signature = self._values.read(signature_of(self.model, args, kwargs, facts))
+        signature = self._signature_of(args, kwargs, facts)
         if signature in self._failed or (self._signature is not None and self._signature.covers(signature)):
             return
         began = time.perf_counter()
@@ -349,6 +353,7 @@ class Executor(Ours):
         self._outputs.setdefault(me, []).extend(weakref.ref(storage) for storage in output_storages(output))
         self.open.add(output)
         self.in_force.has_run(output)
+        self._look_at_attributes()
         if self.in_force.offload is not None:
             offload_log.warn(self, self.in_force.offload)
 
@@ -416,27 +421,53 @@ class Executor(Ours):
             self._known.clear()
         masters.part_from_others(optimizer)
 
+    def _signature_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> StepSignature:
+        """What a plan for this step would be for, without what is known not to matter."""
+        return self._values.read(signature_of(self.model, args, kwargs, facts, self._attributes))
+
+    def _look_at_attributes(self) -> None:
+        """After the first forward under a plan: what it has changed itself is no sign of another step."""
+        if not self._is_new or self._signature is None or self.planned is None:
+            return
+        self._is_new = False
+        before, after = self._signature.attributes, self._attributes.read(self.model)
+        if before != after:
+            self._attributes.note_forward(before, after)
+            self._signature = replace(self._signature, attributes=self._attributes.read(self.model))
+            self._known[self._signature] = self.planned
+
+    def _learn(self, signature: StepSignature, planned: Planned, is_same_step: bool) -> None:
+        """From a new plan, which values are no sign of another step."""
+        before = self._signature
+        self._attributes.ignore(planned.trace.changes.attributes)
+        if before is not None and replace(before, attributes=signature.attributes).covers(signature):
+            self._attributes.learn(before.attributes, signature.attributes, is_same_step)
+        self._values.learn(before, signature, is_same_step)
+
     # ---- planning --------------------------------------------------------------------------------
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> None:
         """Plans and attaches for one batch. On any error the model keeps what it had."""
-        signature = self._values.read(signature_of(self.model, args, kwargs, facts))
+        signature = self._signature_of(args, kwargs, facts)
         planned = self._known.get(signature)
         if planned is None or not facts.staying <= {name for name, _ in planned.places}:
             with self.bare():
                 planned = make_plan(self.model, self.config, args, kwargs, facts)
             before = None if self.planned is None else self.planned.trace.graph.digest
-            self._values.learn(self._signature, signature, before == planned.trace.graph.digest)
+            self._learn(signature, planned, before == planned.trace.graph.digest)
             if not planned.plan.fits and self.config.strict_budget:
                 raise BudgetError(
                     planned.plan.budget_bytes, planned.plan.smallest_peak_bytes, planned.plan.advice
                 )
         self.in_force.exchange(planned)
         replaced = self.planned
+        # A plan may switch the model's own cache and checkpoints: what they are from now on is no other step.
+        signature = self._values.read(replace(signature, attributes=self._attributes.read(self.model)))
         self.planned = self._known[signature] = planned
         if len(self._known) > _MOST_PLANS:
             del self._known[next(iter(self._known))]
-        self._signature = self._values.read(signature)
+        self._signature = signature
+        self._is_new = True
         plan_log.announce(self, replaced, facts)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from memscale.core.gradient_buckets import State, states_of
 from memscale.core.leaves import tensors_of
+from memscale.core.module_attributes import Attributes, ModuleAttributes
 from memscale.core.tracer import StepFacts
 from memscale.optim.masters import dtype_of
 from memscale.optim.taken import base_of, is_held
@@ -40,6 +41,7 @@ class StepSignature:
         buffers: bytes of the buffers, see `_buffer_bytes`: a bank of earlier samples grows.
         need_gradients: of the tensor arguments, in order. Through frozen layers nothing is saved for one that
             needs none.
+        attributes: plain attributes of the modules, see `ModuleAttributes`.
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -56,11 +58,14 @@ class StepSignature:
     values: tuple[int | str | None, ...] = ()
     need_gradients: tuple[bool, ...] = ()
     buffers: int = 0
+    attributes: Attributes = ()
 
     def covers(self, other: StepSignature) -> bool:
         """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
         same = (self.structure, self.autocast, self.modes, self.optimizer, self.weights)
         if same != (other.structure, other.autocast, other.modes, other.optimizer, other.weights):
+            return False
+        if self.attributes != other.attributes:
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
@@ -147,8 +152,10 @@ def _shape_covers(mine: tuple[tuple[int, ...], Any], theirs: tuple[tuple[int, ..
     )
 
 
-def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> StepSignature:
-    """Reads the signature of a step that is about to run."""
+def signature_of(
+    model: nn.Module, args: Any, kwargs: Any, step: StepFacts, known: ModuleAttributes
+) -> StepSignature:
+    """Reads the signature of a step that is about to run; `known` reads attributes of the model's modules."""
     leaves, spec = tree_flatten((args, kwargs))
     tensors = tensors_of(leaves)
     plain = [leaf if isinstance(leaf, bool) else type(leaf).__name__ for leaf in leaves]
@@ -156,7 +163,8 @@ def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> S
     autocast = tuple(
         (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None) for kind in kinds
     )
-    training = [module.training if step.training is None else step.training for module in model.modules()]
+    modules = list(model.modules())
+    training = [module.training if step.training is None else step.training for module in modules]
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     return StepSignature(
         shapes=tuple((_shape(tensor), tensor.dtype) for tensor in tensors),
@@ -172,6 +180,7 @@ def signature_of(model: nn.Module, args: Any, kwargs: Any, step: StepFacts) -> S
         buffers=_buffer_bytes(model),
         replicas=states_of(model),
         forwards=step.forwards,
+        attributes=known.read(model, modules),
         values=tuple(leaf for leaf in leaves if isinstance(leaf, (int, str)) and not isinstance(leaf, bool)),
     )
 

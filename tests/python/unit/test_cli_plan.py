@@ -112,3 +112,17 @@ def test_without_pytorch_it_says_so(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "memscale: PyTorch is not installed: pip install torch\n"
+
+
+def test_modules_are_left_out(run: Runner, tmp_path: Path) -> None:
+    paths = [item.module for item in planned("55MiB").choices if item.techniques]
+    said = run(*SIZED, "--budget", "55MiB", "--exclude", paths[0], "--exclude", paths[0], "--json")
+    rules = {item["module"]: item["rule"] for item in said.document["choices"]}
+    assert rules[paths[0]] == "excluded"
+    assert any(note.startswith(f"exclude: {paths[0]}") for note in said.document["notes"])
+    only = run(*SIZED, "--budget", "4MiB", "--only", paths[0], "--json").document["choices"]
+    assert {item["module"] for item in only if item["techniques"]} <= {paths[0]}
+    run(*SIZED, "--only", "no.such").refused("only: the pattern 'no.such' matches no module")
+    path = tmp_path / "step.graph"
+    chain(4).save(path)
+    run("plan", path, "--device", "cpu", "--exclude", "x").refused("need a model")

@@ -40,6 +40,9 @@ DEFAULTS: dict[str, object] = {
     "force_optimize": False,
     "step_in_backward": False,
     "step_on_host": None,
+    "exclude": (),
+    "only": (),
+    "check_recompute": "always",
     "exact": None,
     "use_static_profiling": True,
     "use_empirical_fallback": True,
@@ -463,6 +466,35 @@ class TestEffective:
 
     def test_a_tiny_cap_is_not_no_memory(self) -> None:
         assert make(max_cpu_offload_gb=1e-12).effective().max_cpu_offload_bytes == 1
+
+
+class TestPatterns:
+    """Of modules to leave out, or to consider alone."""
+
+    @pytest.mark.parametrize("field", ["exclude", "only"])
+    def test_a_text_is_one_pattern(self, field: str) -> None:
+        assert getattr(make(**{field: "*.adapter"}), field) == ("*.adapter",)
+        assert getattr(make(**{field: ""}), field) == ("",)  # the model itself
+
+    def test_a_list_is_a_tuple_with_each_pattern_once(self) -> None:
+        config = make(exclude=["h.1", "lm_head", "h.1"])
+        assert config.exclude == ("h.1", "lm_head") == config.effective().exclude
+
+    @pytest.mark.parametrize("value", [None, 3, b"h", {"h.1"}, ("h.1", 2), (" h.1",), ("h\n",)])
+    def test_anything_else_is_refused_by_name(self, value: Any) -> None:
+        text = refused(exclude=value)
+        assert text.startswith("exclude=") and "'*.adapter'" in text
+
+    @pytest.mark.parametrize("fields", [{"exclude": ("h.*", "")}, {"only": "h", "check_recompute": "First"}])
+    def test_json_and_yaml_keep_them(self, fields: dict[str, Any]) -> None:
+        config = make(**fields)
+        assert Config.from_json(config.to_json()) == Config.from_yaml(config.to_yaml()) == config
+        assert hash(Config.from_json(config.to_json())) == hash(config)
+
+    def test_check_recompute_is_one_of_three(self) -> None:
+        assert make(check_recompute="OFF").effective().check_recompute == "off"
+        text = refused(check_recompute="sometimes")
+        assert "check_recompute='sometimes'" in text and "'always', 'first', 'off'" in text
 
 
 class TestObject:
