@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memscale.core.uninterrupted import uninterrupted
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
 from memscale.weights.places import lasting_address
@@ -203,7 +204,11 @@ class State:
             self._check_contents()
             if exchanges:
                 self._restore_modules(stack)
-            yield
+            try:
+                yield
+            finally:
+                with uninterrupted():
+                    stack.close()
 
     def _has_gone(self) -> bool:
         """Whether modules have anything else now than what was written down.

@@ -121,19 +121,26 @@ class _Held:
 class _Saved:
     """Placeholder for one saved tensor. Autograd owns it; the region only watches it."""
 
-    __slots__ = ("__weakref__", "dtype", "index", "region", "report", "shape")
+    __slots__ = ("__weakref__", "dtype", "index", "region", "shape")
 
     def __init__(self, region: Region, index: int, tensor: Tensor) -> None:
         self.region = region
         self.index = index
         self.shape = tensor.shape
         self.dtype = tensor.dtype
-        observer = region.observer
-        self.report = None if observer is None else (observer, observer.on_pack(tensor))
+
+
+class _Reported(_Saved):
+    """One that an observer hears of. Only these have a `__del__`, in which Python would lose Ctrl-C."""
+
+    __slots__ = ("observer", "save")
+
+    def __init__(self, region: Region, index: int, tensor: Tensor, observer: SaveObserver) -> None:
+        super().__init__(region, index, tensor)
+        self.observer, self.save = observer, observer.on_pack(tensor)
 
     def __del__(self) -> None:
-        if self.report is not None:
-            self.report[0].on_release(self.report[1])
+        self.observer.on_release(self.save)
 
 
 def _is_parameter(tensor: Tensor) -> bool:
@@ -236,7 +243,8 @@ class Region:
         if self.kept is not None and self.kept.hold(tensor):
             self.saves.append(None)  # numbered all the same, as the second run does
             return _Held(detached(tensor), _origin(tensor))
-        saved = _Saved(self, len(self.saves), tensor)
+        about, observer = (self, len(self.saves), tensor), self.observer
+        saved = _Saved(*about) if observer is None else _Reported(*about, observer)
         self.saves.append(weakref.ref(saved))
         return saved
 
@@ -251,8 +259,8 @@ class Region:
             check_version(saved.tensor, saved.version, self.body.path, saved.origin)
             return saved.tensor
         assert isinstance(saved, _Saved)
-        if saved.report is not None:
-            saved.report[0].on_unpack(saved.report[1])
+        if isinstance(saved, _Reported):
+            saved.observer.on_unpack(saved.save)
         task = torch._C._current_graph_task_id()
         values = self.recomputed.get(task)
         if values is None or saved.index not in values:
@@ -376,7 +384,7 @@ def _origin(tensor: Tensor) -> str:
     return "" if node is None else f"which is output {tensor.output_nr} of {node.name()}"
 
 
-never_compiled(_Held, _Saved, Region, _FlatSpec, _is_parameter, _flatten, _origin, is_sparse)
+never_compiled(_Held, _Saved, _Reported, Region, _FlatSpec, _is_parameter, _flatten, _origin, is_sparse)
 
 
 class _SecondRun(threading.local):
