@@ -92,6 +92,10 @@ bool msc__py_torch_init(msc__py_torch *self, PyTypeObject *tensor_type, PyTypeOb
                         bool table, bool library);
 void msc__py_torch_clear(msc__py_torch *self);
 
+/* Drops the error that is set, if any. Python that has run may have been interrupted: then the program hears of
+   it a little later. */
+void msc__py_clear_error(void);
+
 /** An attribute, a new reference; NULL with an exception. */
 PyObject *msc__py_attribute_of(const msc__py_torch *torch, const msc__py_attribute *attribute,
                                PyObject *tensor);
