@@ -3,8 +3,8 @@
 
     python recompute_check.py [--rounds N] [--threads N] [NAME ...]
 
-Each model trains in a process of its own, at 60 % of its plain peak, with `check_recompute="off"` and with
-"always", one step of each in turn; models of the registry with their real width and few layers, since cost and
+Each model trains in a process of its own, at 60 % of its plain peak, with `check_recompute="off"` and
+with "always", one step of each in turn; models of the registry with their real width and few layers, since cost and
 step grow with layers alike. Processor time of the process, which other programs lengthen little.
 
     share        (always - off) / off, medians over the rounds

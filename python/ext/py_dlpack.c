@@ -126,8 +126,10 @@ static void note_exception(msc_error *err)
     PyObject *traceback;
     PyObject *text;
     const char *words;
+    bool interrupted;
 
     PyErr_Fetch(&type, &value, &traceback);
+    interrupted = type != NULL && PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt) != 0;
     text = value != NULL ? PyObject_Str(value) : NULL;
     words = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     if (words != NULL)
@@ -137,6 +139,8 @@ static void note_exception(msc_error *err)
     Py_XDECREF(value);
     Py_XDECREF(traceback);
     PyErr_Clear();
+    if (interrupted)
+        PyErr_SetInterrupt();
 }
 
 static msc_dl_legacy *allocate_capsule(const msc__py_torch *torch, uint64_t bytes, msc_error *err)
@@ -166,7 +170,7 @@ static msc_dl_managed *allocate_managed(const msc__py_torch *torch, uint64_t byt
 
     if (torch->table->allocate(&prototype, &managed, err, note_error) == 0)
         return managed;
-    PyErr_Clear();
+    msc__py_clear_error();
     return NULL;
 }
 
@@ -317,7 +321,7 @@ PyObject *msc__py_memory_become(const msc__py_torch *torch, msc__py_memory *memo
         return NULL;
     tensor = torch->library.wrap(memory->cell);
     if (tensor == NULL) {
-        PyErr_Clear();
+        msc__py_clear_error();
         return NULL;
     }
     (void)memory->delete_cell(memory->cell);
@@ -344,7 +348,7 @@ static PyObject *view_of_cell(const msc__py_torch *torch, const msc__py_memory *
     tensor = library->wrap(part);
     (void)library->delete_cell(part);
     if (tensor == NULL)
-        PyErr_Clear();
+        msc__py_clear_error();
     return tensor;
 }
 

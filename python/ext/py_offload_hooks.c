@@ -185,7 +185,7 @@ static bool is_cast_of_leaf(msc__py_engine *engine, PyObject *tensor)
                 *remembered = Py_TYPE(node);
         }
     }
-    PyErr_Clear();
+    msc__py_clear_error();
     Py_XDECREF(node);
     return result;
 }

@@ -121,7 +121,7 @@ static void stay_findable(msc__py_store *store)
     Py_XDECREF(storage);
     Py_XDECREF(source);
     if (alive == NULL) {
-        PyErr_Clear();
+        msc__py_clear_error();
         leave_bucket(store);
     }
     Py_XDECREF(store->storage_alive);
@@ -407,7 +407,7 @@ bool msc__py_store_fetch(msc__py_store *store, msc_error *err)
     if (memory == NULL)
         return false;
     if (!msc__py_current_stream(&engine->torch, &stream)) {
-        PyErr_Clear();
+        msc__py_clear_error();
         msc__py_memory_release(memory);
         return false;
     }

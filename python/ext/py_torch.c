@@ -18,8 +18,7 @@
 
 /* ---- finding it --------------------------------------------------------------------------------- */
 
-/* What is asked may run Python, and be interrupted there: then the program hears of it a little later. */
-static void clear_error(void)
+void msc__py_clear_error(void)
 {
     bool interrupted = PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
 
@@ -36,7 +35,7 @@ const msc_dl_api *msc__py_find_table(PyTypeObject *tensor_type)
     if (capsule != NULL && PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
         api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     Py_XDECREF(capsule); /* the table is PyTorch's and lives as long as the process */
-    PyErr_Clear();
+    msc__py_clear_error();
     return api != NULL && api->header.version.major == MSC_DL_MAJOR ? api : NULL;
 }
 
@@ -131,7 +130,7 @@ static bool find_library(PyObject *c_module, msc__py_library *out)
     if (library != NULL)
         (void)dlclose(library); /* it stays: Python holds it */
     Py_XDECREF(file);
-    PyErr_Clear();
+    msc__py_clear_error();
     return found;
 }
 
@@ -257,7 +256,7 @@ static bool agrees(const msc__py_torch *torch)
     }
     Py_XDECREF(part);
     Py_XDECREF(whole);
-    PyErr_Clear();
+    msc__py_clear_error();
     return agree;
 }
 
@@ -289,7 +288,7 @@ static size_t find_handle_offset(const msc__py_torch *torch)
 
     Py_XDECREF(first);
     Py_XDECREF(second);
-    PyErr_Clear();
+    msc__py_clear_error();
     return place;
 }
 
@@ -352,7 +351,7 @@ bool msc__py_is_parameter(const msc__py_torch *torch, PyObject *tensor)
                  : PyObject_IsInstance(tensor, (PyObject *)torch->parameter_type);
 
     if (is < 0)
-        clear_error();
+        msc__py_clear_error();
     return is != 0; /* what cannot be asked is treated as one */
 }
 
@@ -420,7 +419,7 @@ bool msc__py_look_at(const msc__py_torch *torch, PyObject *tensor, msc__py_look 
     read = torch->table != NULL ? torch->table->read(tensor, &out->tensor) == 0
                                 : look_through_capsule(torch, tensor, out);
     if (!read || (torch->has_library && !handle_of(torch, tensor, &out->handle)))
-        clear_error();
+        msc__py_clear_error();
     return read;
 }
 
@@ -440,7 +439,7 @@ long long msc__py_version_of(const msc__py_torch *torch, PyObject *tensor, const
     version = msc__py_attribute_of(torch, &torch->version, tensor);
     value = version != NULL ? PyLong_AsLongLong(version) : -1;
     if (value < 0)
-        clear_error();
+        msc__py_clear_error();
     Py_XDECREF(version);
     return value;
 }
@@ -453,7 +452,7 @@ PyObject *msc__py_base_of(const msc__py_torch *torch, PyObject *tensor, const ms
         return NULL;
     base = msc__py_attribute_of(torch, &torch->base, tensor);
     if (base == NULL)
-        clear_error();
+        msc__py_clear_error();
     if (base != Py_None)
         return base;
     Py_DECREF(base);
@@ -468,7 +467,7 @@ bool msc__py_has_no_graph(const msc__py_torch *torch, PyObject *tensor, const ms
         return torch->library.is_leaf(&look->handle);
     node = msc__py_attribute_of(torch, &torch->grad_fn, tensor);
     if (node == NULL)
-        clear_error();
+        msc__py_clear_error();
     Py_XDECREF(node);
     return node == Py_None;
 }
@@ -499,7 +498,7 @@ static bool ask_span(const msc__py_torch *torch, PyObject *tensor, msc__py_span 
 
     Py_XDECREF(storage);
     out->verbatim = !is_true(torch->is_conjugate, tensor) && !is_true(torch->is_negative, tensor);
-    clear_error();
+    msc__py_clear_error();
     out->base = (char *)(uintptr_t)address; // NOLINT(performance-no-int-to-ptr): that is how Python shows it
     return known;
 }

@@ -95,6 +95,10 @@ void msc__py_torch_clear(msc__py_torch *self);
 /** The table that a type of tensors has, or NULL. Leaves no exception. */
 const msc_dl_api *msc__py_find_table(PyTypeObject *tensor_type);
 
+/* Drops the error that is set, if any. Python that has run may have been interrupted: then the program hears of
+   it a little later. */
+void msc__py_clear_error(void);
+
 /** An attribute, a new reference; NULL with an exception. */
 PyObject *msc__py_attribute_of(const msc__py_torch *torch, const msc__py_attribute *attribute,
                                PyObject *tensor);

@@ -27,6 +27,7 @@ from memscale.core.profiler import normalize_sample
 from memscale.core.savings import Savings
 from memscale.core.savings_build import Asked, Terms, savings_of
 from memscale.core.tracer import StepFacts
+from memscale.core.uninterrupted import uninterrupted
 from memscale.core.verification import VerifyReport, compare
 from memscale.core.wrapping import (
     begin,
@@ -203,8 +204,11 @@ def detach(model: Any) -> None:
     if executor is None:
         logs.LOGGER.warning("detach: this model is not wrapped")
         return
-    executor.stop()
-    give_back_of(model_of(model))
+    with uninterrupted():
+        try:
+            executor.stop()
+        finally:
+            give_back_of(model_of(model))
 
 
 def plan(

@@ -29,20 +29,25 @@ class Callers:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """A forward of this thread. Waits while another thread plans."""
-        me = threading.get_ident()
-        with self._lock:
-            # Autograd may have this thread run a forward again, for whoever plans to wait for it.
-            while self._is_planned_by_another(me) and not in_backward():
-                self._changed.wait()
-            self._inside[me] = self._inside.get(me, 0) + 1
+        me, entered = threading.get_ident(), False
         try:
+            with self._lock:
+                # Autograd may have this thread run a forward again, for whoever plans to wait for it.
+                while self._is_planned_by_another(me) and not in_backward():
+                    self._changed.wait()
+                self._inside[me] = self._inside.get(me, 0) + 1
+                entered = True
             yield
         finally:
-            with self._lock:
-                self._inside[me] -= 1
-                if not self._inside[me]:
-                    del self._inside[me]
-                    self._changed.notify_all()
+            if entered:
+                self._leave(me)
+
+    def _leave(self, me: int) -> None:
+        with self._lock:
+            self._inside[me] -= 1
+            if not self._inside[me]:
+                del self._inside[me]
+                self._changed.notify_all()
 
     @contextmanager
     def planning(self) -> Iterator[bool]:
@@ -54,14 +59,15 @@ class Callers:
             Whether nobody else is inside. If not, the model must stay as it is.
         """
         me = threading.get_ident()
-        with self._lock:
-            while me not in self._inside and (self._is_planned_by_another(me) or self._are_others(me)):
-                self._changed.wait()
-            alone = not (self._is_planned_by_another(me) or self._are_others(me))
-            if alone:
-                self._depth = self._depth + 1 if self._planner == me else 1
-                self._planner = me
+        alone = False
         try:
+            with self._lock:
+                while me not in self._inside and (self._is_planned_by_another(me) or self._are_others(me)):
+                    self._changed.wait()
+                alone = not (self._is_planned_by_another(me) or self._are_others(me))
+                if alone:
+                    self._depth = self._depth + 1 if self._planner == me else 1
+                    self._planner = me
             yield alone
         finally:
             if alone:

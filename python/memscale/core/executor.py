@@ -22,7 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from memscale.core.planner import Planned, make_plan
 from memscale.core.profiler import HooksRefusedError
 from memscale.core.step_signature import PlainValues, StepSignature, output_storages, signature_of
 from memscale.core.tracer import StepFacts
+from memscale.core.uninterrupted import uninterrupted
 from memscale.core.watched_forward import WatchedForward
 from memscale.errors import BudgetError, VerificationError, exclude_text, modules_of_run
 from memscale.observability import logs, metrics, offload_log, plan_log
@@ -182,8 +183,8 @@ class Executor(Ours):
             AttachError: a technique could not be attached.
             Exception: the model rejects the sample.
         """
-        self._take_over()
         try:
+            self._take_over()
             if sample is not None:
                 # A model from `from_pretrained` is in evaluation mode until the loop calls train().
                 facts = self._facts(training=None if self.model.training else True)
@@ -207,12 +208,18 @@ class Executor(Ours):
         self._to_keep.append((path, reason))
 
     def stop(self) -> None:
-        """Undoes everything, in reverse order."""
-        metrics.detach(self)
-        plan_log.announce_return(self, self._optimizers.named)
-        self.in_force.undo()
-        self.in_force.have_path([])
-        self._optimizer_hook.remove()
+        """Undoes everything, in reverse order, whatever fails, and also where `start` was broken off."""
+        with uninterrupted(), ExitStack() as stack:
+            stack.callback(self._let_go)
+            stack.callback(self.in_force.have_path, [])
+            stack.callback(self.in_force.undo)
+            stack.callback(plan_log.announce_return, self, self._optimizers.named)
+            stack.callback(metrics.detach, self)
+
+    def _let_go(self) -> None:
+        """The model has nothing of the executor's own any more."""
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
         if self._guard is not None:
             self._guard.remove()
         self.model.__dict__.pop(EXECUTOR, None)
@@ -224,20 +231,22 @@ class Executor(Ours):
 
     def resume(self) -> None:
         """Takes the model over again after `stop`, with the plan that was in force."""
-        self._take_over()
-        if self.planned is not None:
-            self.in_force.attach(self.planned)
+        with uninterrupted():
+            self._take_over()
+            if self.planned is not None:
+                self.in_force.attach(self.planned)
 
     def _take_over(self) -> None:
-        slot = ForwardSlot(self.model, "")
-        slot.put(WatchedForward(self, self.model.forward))
-        self._slot, self.in_force.watch = slot, slot.stand_in
-        self._guard = ReplicaGuard(self.model)
-        self._guard.put()
-        self.model.__dict__[EXECUTOR] = self
-        enter(self.model, self.loss_scale)
-        self._watch_optimizers()
-        metrics.attach(self)
+        with uninterrupted():
+            slot = ForwardSlot(self.model, "")
+            slot.put(WatchedForward(self, self.model.forward))
+            self._slot, self.in_force.watch = slot, slot.stand_in
+            self._guard = ReplicaGuard(self.model)
+            self._guard.put()
+            self.model.__dict__[EXECUTOR] = self
+            enter(self.model, self.loss_scale)
+            self._watch_optimizers()
+            metrics.attach(self)
 
     @contextmanager
     def bare(self, keep: Collection[str] = ()) -> Iterator[None]:

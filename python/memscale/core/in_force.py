@@ -11,13 +11,14 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from memscale.core.step_ways import placed
+from memscale.core.uninterrupted import uninterrupted
 from memscale.offload.engine import Boundary, Offload
 from memscale.techniques.base import (
     Attachment,
@@ -128,17 +129,16 @@ class InForce:
         """Attaches a plan in place of what is in force, which comes back if that fails."""
         before = list(self.attached)
         path = [(item, copy.copy(item)) for item in self.path]  # a plan may change them in place
-        self.undo()
         try:
+            self.undo()
             self.attach(planned)
         except BaseException:
-            self.undo()
-            try:
-                self.have_path([was if item in self.path else item for item, was in path])
-            finally:
-                for attachment in before:
-                    attachment.attach()
-                    self.attached.append(attachment)
+            with uninterrupted():
+                self.undo()
+                try:
+                    self.have_path([was if item in self.path else item for item, was in path])
+                finally:
+                    self._attach(before)
             raise
         self._let_engine_go(planned.plan)
 
@@ -153,9 +153,18 @@ class InForce:
             self.offload = None
 
     def undo(self) -> None:
-        """Takes all techniques off but those of the path."""
-        while self.attached:
-            self.attached.pop().undo()
+        """Takes all techniques off but those of the path, whatever one of them raises."""
+        with uninterrupted(), ExitStack() as stack:
+            for attachment in self.attached:  # the last one first
+                stack.callback(attachment.undo)
+            self.attached.clear()
+
+    def _attach(self, parts: Sequence[Attachment]) -> None:
+        """Puts techniques on top of what is attached. What is put is also known to be."""
+        for part in parts:
+            with uninterrupted():
+                part.attach()
+                self.attached.append(part)
 
     @contextmanager
     def bare(self, keep: Collection[str] = ()) -> Iterator[None]:
@@ -167,18 +176,14 @@ class InForce:
             keep: names of step techniques that stay.
         """
         undone = list(self.attached)
-        self.undo()
-        kept = [attachment for attachment in undone if attachment.name in keep]
-        for attachment in kept:
-            attachment.attach()
         try:
+            self.undo()
+            self._attach([attachment for attachment in undone if attachment.name in keep])
             yield
         finally:
-            for attachment in reversed(kept):
-                attachment.undo()
-            for attachment in undone:
-                attachment.attach()
-                self.attached.append(attachment)
+            with uninterrupted():
+                self.undo()
+                self._attach(undone)
 
     def attach(self, planned: Planned) -> None:
         """Attaches what a plan has. Path techniques that are in force already stay.
@@ -217,9 +222,7 @@ class InForce:
             # The executor must go on seeing the batches of a model that is a chain itself.
             watch = None if chain else self.watch
             parts.append(ChainAttachment(self.model.get_submodule(chain), chain, runs, beneath=watch))
-        for part in parts:
-            part.attach()
-            self.attached.append(part)
+        self._attach(parts)
         self._places = _places_of(self.model, [path for path, _ in planned.trace.modules])
 
     def _around(self, planned: Planned) -> Surroundings:

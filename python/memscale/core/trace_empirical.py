@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from memscale.core.natural_ends import NaturalEnds
 from memscale.core.target import Target
 from memscale.core.trace_static import DRAWS, HIGHEST_DRAW
 from memscale.core.undone_writes import UndoneWrites
+from memscale.core.uninterrupted import uninterrupted
 from memscale.errors import AttachError
 from memscale.optim.masters import as_told
 from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
@@ -165,15 +166,14 @@ def _blocks_checkpointed(model: nn.Module, left_out: LeftOut) -> Iterator[None]:
         for path, block in repeated_blocks(model, left_out):
             owners = [(owner, name) for owner in block.modules() for name in owner._buffers]
             attachment = CheckpointAttachment(block, path, owners, python_random=True)
-            try:
+            with uninterrupted(), suppress(AttachError):
                 attachment.attach()
-            except AttachError:
-                continue
-            attached.append(attachment)
+                attached.append(attachment)
         yield
     finally:
-        for attachment in reversed(attached):
-            attachment.undo()
+        with uninterrupted():
+            for attachment in reversed(attached):
+                attachment.undo()
 
 
 @contextmanager
@@ -183,8 +183,10 @@ def buffer_contents(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for buffer, value in before:
-            buffer.data.copy_(value)  # through .data: no new version for graphs that already hold the buffer
+        with uninterrupted():
+            for buffer, value in before:
+                # Through .data: no new version for graphs that already hold the buffer.
+                buffer.data.copy_(value)
 
 
 def trace_empirical(

@@ -456,8 +456,8 @@ def quiet_fakes() -> Iterator[None]:
     """PyTorch logs a traceback for an operator without a fake kernel; the caller reports that in a line."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)
     try:
+        logger.setLevel(logging.CRITICAL)
         with _no_search_for_nans():
             yield
     finally:

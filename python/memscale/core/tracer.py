@@ -30,6 +30,7 @@ from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.core.target import CPU, Target
+from memscale.core.uninterrupted import uninterrupted
 from memscale.core.weight_images import WeightImages
 from memscale.errors import ProfileError
 from memscale.techniques.forward_slot import StandIn
@@ -235,8 +236,9 @@ class CallRecorder:
             yield
             self.exchanged = weights.exchanged()
         finally:
-            for restore in reversed(undo):
-                restore()
+            with uninterrupted():
+                for restore in reversed(undo):
+                    restore()
 
     def run(self, step: StepFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward of the model, which is a call of the root whether or not the step goes through it."""
@@ -246,15 +248,16 @@ class CallRecorder:
 
     def _hook(self, module: nn.Module, number: int, undo: list[Callable[[], None]]) -> None:
         own = module.__dict__.get("forward")
-        try:
-            module.forward = self._recorded(module.forward, number)
-        except (AttributeError, RuntimeError, TypeError):  # a scripted module refuses
-            self.recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
-            return
-        if own is None:
+        recorded = self._recorded(module.forward, number)
+        if own is None:  # noted first, so that Ctrl-C finds it
             undo.append(lambda: module.__dict__.pop("forward", None))
         else:
             undo.append(lambda: module.__dict__.__setitem__("forward", own))
+        try:
+            module.forward = recorded
+        except (AttributeError, RuntimeError, TypeError):  # a scripted module refuses
+            undo.pop()
+            self.recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
 
     def _recorded(self, forward: Callable[..., Any], number: int) -> Callable[..., Any]:
         recorder = self.recorder
@@ -538,8 +541,8 @@ def _note_buffers_of_others(recorder: GraphRecorder) -> None:
 def no_collection() -> Iterator[None]:
     """Storages must die when their last reference does, not when the collector happens to run."""
     enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if enabled:
@@ -553,9 +556,10 @@ def training_flags(model: nn.Module, training: bool | None) -> Iterator[None]:
         yield
         return
     flags = [(module, module.training) for module in model.modules()]
-    model.train(training)
     try:
+        model.train(training)
         yield
     finally:
-        for module, flag in flags:
-            module.training = flag
+        with uninterrupted():
+            for module, flag in flags:
+                module.training = flag

@@ -27,6 +27,7 @@ from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.hardware import Hardware
 from memscale.core.left_out import require_matches
 from memscale.core.profiler import normalize_sample
+from memscale.core.uninterrupted import uninterrupted
 from memscale.observability import logs
 from memscale.optim import cards, convert_state, give_back, is_taken, take_over
 from memscale.optim.kinds import inner_of
@@ -50,16 +51,16 @@ def begin(
     require_matches(model, config)
     sample = None if sample_input is None else normalize_sample(sample_input)
     wrapped: Executor | None = model.__dict__.get(EXECUTOR)
-    if wrapped is not None:
-        wrapped.stop()
-    logs.setup(config)
-    executor = Executor(model, config, optimizer)
-    if wrapped is not None and isinstance(executor.loss_scale, LossScale):
-        executor.loss_scale.take_over(wrapped.loss_scale)
     try:
+        if wrapped is not None:
+            wrapped.stop()
+        logs.setup(config)
+        executor = Executor(model, config, optimizer)
+        if wrapped is not None and isinstance(executor.loss_scale, LossScale):
+            executor.loss_scale.take_over(wrapped.loss_scale)
         executor.start(sample, grads_present)
     except BaseException:
-        if wrapped is not None:
+        if wrapped is not None and EXECUTOR not in model.__dict__:
             wrapped.resume()
         raise
     return executor
@@ -73,6 +74,26 @@ def begin_in_8bit(
     require_matches(model, config)  # before the optimizer's state is touched
     logs.setup(config)
     fresh = optimizer is not None and (not is_taken(optimizer) or is_held(optimizer))
+    with _taken_or_given_back(optimizer, fresh):
+        _take(optimizer, config)
+        return begin_with(model, config, sample_input, optimizer, fresh)
+
+
+@contextmanager
+def _taken_or_given_back(optimizer: torch.optim.Optimizer | None, fresh: bool) -> Iterator[None]:
+    """If the block fails or is interrupted, an optimizer that it has taken over is its own again."""
+    optimizer = inner_of(optimizer)
+    try:
+        yield
+    except BaseException:
+        with uninterrupted():
+            if fresh and optimizer is not None and is_taken(optimizer) and not is_held(optimizer):
+                give_back(optimizer)
+        raise
+
+
+def _take(optimizer: torch.optim.Optimizer | None, config: Config) -> None:
+    """Gives an optimizer 8-bit state in place, where that is asked for and possible; else says why not."""
     if optimizer is None:
         if config.use_8bit_optimizer:
             logs.LOGGER.info(
@@ -86,7 +107,6 @@ def begin_in_8bit(
         line = with_8bit_state(optimizer, OWN)[1]
         hint = "" if is_taken(optimizer) else "; memscale.apply_all_optimizations may know another"
         logs.LOGGER.info("%s%s", line, hint)
-    return begin_with(model, config, sample_input, optimizer, fresh)
 
 
 def begin_with(
@@ -100,20 +120,28 @@ def begin_with(
     optimizer = inner_of(optimizer)
     if optimizer is not None and not config.use_8bit_optimizer and _taken_for(model) is optimizer:
         give_back_of(model)  # first: the plan counts the state that it finds
-    try:
+    with _taken_or_given_back(optimizer, fresh):
         executor = begin(model, config, sample_input, optimizer)
-    except BaseException:
-        if fresh and optimizer is not None and not is_held(optimizer):
-            give_back(optimizer)
-        raise
-    if optimizer is not None or not config.use_8bit_optimizer:
-        give_back_of(model, unless=optimizer)
-    if optimizer is not None and is_taken(optimizer) and not is_held(optimizer):
-        if fresh:
-            convert_state(optimizer)
-        if fresh or _is_held_for_a_model(optimizer):
-            _TAKEN[model] = weakref.ref(optimizer)
-    return executor
+        try:
+            _settle_state(model, config, optimizer, fresh)
+        except BaseException:
+            executor.stop()
+            raise
+        return executor
+
+
+def _settle_state(
+    model: nn.Module, config: Config, optimizer: torch.optim.Optimizer | None, fresh: bool
+) -> None:
+    """The model is wrapped: an optimizer of an earlier `wrap` is given back, the present one's state made."""
+    with uninterrupted():
+        if optimizer is not None or not config.use_8bit_optimizer:
+            give_back_of(model, unless=optimizer)
+        if optimizer is not None and is_taken(optimizer) and not is_held(optimizer):
+            if fresh:
+                convert_state(optimizer)
+            if fresh or _is_held_for_a_model(optimizer):
+                _TAKEN[model] = weakref.ref(optimizer)
 
 
 @contextmanager

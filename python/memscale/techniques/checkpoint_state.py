@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memscale.core.uninterrupted import uninterrupted
 from memscale.techniques.attribute_tables import AttributeTables
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
@@ -222,7 +223,11 @@ class State:
                 self._restore_modules(stack)
                 self.attributes.restore(stack)
             self.settings.restore(stack)
-            yield
+            try:
+                yield
+            finally:
+                with uninterrupted():
+                    stack.close()
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a function with the context variables of the first run. What it sets of them is lost."""

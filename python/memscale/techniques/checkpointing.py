@@ -132,7 +132,7 @@ class _Held:
 class _Saved:
     """Placeholder for one saved tensor. Autograd owns it; the region only watches it."""
 
-    __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "is_sampled", "region", "report", "shape")
+    __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "is_sampled", "region", "shape")
 
     def __init__(self, region: Region, index: int, tensor: Tensor) -> None:
         self.region = region
@@ -141,12 +141,19 @@ class _Saved:
         self.dtype = tensor.dtype
         self.is_sampled = region.body.check.is_sampled(index)
         self.fingerprint = fingerprint(tensor, self.is_sampled) if region.is_checked else None
-        observer = region.observer
-        self.report = None if observer is None else (observer, observer.on_pack(tensor))
+
+
+class _Reported(_Saved):
+    """One that an observer hears of. Only these have a `__del__`, in which Python would lose Ctrl-C."""
+
+    __slots__ = ("observer", "save")
+
+    def __init__(self, region: Region, index: int, tensor: Tensor, observer: SaveObserver) -> None:
+        super().__init__(region, index, tensor)
+        self.observer, self.save = observer, observer.on_pack(tensor)
 
     def __del__(self) -> None:
-        if self.report is not None:
-            self.report[0].on_release(self.report[1])
+        self.observer.on_release(self.save)
 
 
 def _is_parameter(tensor: Tensor) -> bool:
@@ -258,7 +265,8 @@ class Region:
             if self.flow is not None:
                 self.flow.add(tensor)
             return _Held(detached(tensor), _origin(tensor))
-        saved = _Saved(self, len(self.saves), tensor)
+        about, observer = (self, len(self.saves), tensor), self.observer
+        saved = _Saved(*about) if observer is None else _Reported(*about, observer)
         self.saves.append(weakref.ref(saved))
         if self.flow is not None:
             self.flow.add(tensor)
@@ -275,8 +283,8 @@ class Region:
             check_version(saved.tensor, saved.version, self.body.path, saved.origin)
             return saved.tensor
         assert isinstance(saved, _Saved)
-        if saved.report is not None:
-            saved.report[0].on_unpack(saved.report[1])
+        if isinstance(saved, _Reported):
+            saved.observer.on_unpack(saved.save)
         task = torch._C._current_graph_task_id()
         values = self.recomputed.get(task)
         if values is None or saved.index not in values:
@@ -471,7 +479,8 @@ def _origin(tensor: Tensor) -> str:
     return "" if node is None else f"which is output {tensor.output_nr} of {node.name()}"
 
 
-never_compiled(_Held, _Saved, Region, _Recompute, _FlatSpec, _is_parameter, _flatten, _origin, is_sparse)
+never_compiled(_Held, _Saved, _Reported, Region, _Recompute, _FlatSpec, _is_parameter, _flatten, _origin)
+never_compiled(is_sparse)
 
 
 class _SecondRun(threading.local):

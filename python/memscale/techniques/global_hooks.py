@@ -35,6 +35,7 @@ from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from memscale.core.uninterrupted import uninterrupted
 from memscale.techniques.checkpoint_state import check_version
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.kept_outputs import detached, uncounted
@@ -316,8 +317,9 @@ def _in_force(block: _Observing | _Silent) -> Iterator[None]:
         _thread.frame = block
         yield
     finally:
-        _thread.frame = block.outer
-        _installed.end(block)
+        with uninterrupted():
+            _thread.frame = block.outer
+            _installed.end(block)
 
 
 @contextmanager
@@ -340,8 +342,9 @@ def _replayed(block: _Silent, record: Record) -> Iterator[None]:
                 shim.table[handle.id] = _Replay(shim, frozenset(record.changing[shim]), block)
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            with uninterrupted():
+                for handle in handles:
+                    handle.remove()
 
 
 def observing() -> AbstractContextManager[Record | None]:
