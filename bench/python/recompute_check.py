@@ -3,9 +3,9 @@
 
     python recompute_check.py [--rounds N] [--threads N] [NAME ...]
 
-Each model trains in a process of its own, at 60 % of its plain peak, with `check_recompute="off"` and
-with "always", one step of each in turn; models of the registry with their real width and few layers, since cost and
-step grow with layers alike. Processor time of the process, which other programs lengthen little.
+Each model trains in a process of its own, at 60 % of its plain peak, with `check_recompute="off"` and with
+"always", one step of each in turn; models of the registry with their real width and few layers, since cost
+and step grow with layers alike. Processor time of the process, which other programs lengthen little.
 
     share        (always - off) / off, medians over the rounds
     inside       time inside of the check, over the step's: what the share is without its noise
@@ -46,6 +46,9 @@ SMALL = (
 _BUDGET_PERCENT = 60
 _WARM = 2
 
+_WHOLE = 65536
+"""Bytes of a tensor up to which a sample is all of it (memscale/fingerprint.h)."""
+
 
 class Watch:
     """Counts what the check does, for as long as it is on."""
@@ -54,11 +57,12 @@ class Watch:
         self.ns = self.bytes = self.calls = 0
         self._fingerprint = recompute_check._fingerprint
 
-    def __call__(self, tensor: Tensor) -> int:
-        begin = time.perf_counter_ns()
-        value: int = self._fingerprint(tensor)
-        self.ns += time.perf_counter_ns() - begin
-        self.bytes += tensor.numel() * tensor.element_size()
+    def __call__(self, tensor: Tensor, sampled: bool) -> int:
+        begin = time.thread_time_ns()
+        value: int = self._fingerprint(tensor, sampled)
+        self.ns += time.thread_time_ns() - begin
+        size = tensor.numel() * tensor.element_size()
+        self.bytes += size // 16 if sampled and size > _WHOLE else size
         self.calls += 1
         return value
 

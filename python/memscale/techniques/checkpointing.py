@@ -386,7 +386,8 @@ class _Recompute:
     """
 
     __slots__ = (
-        "_detach", "_expected", "_is_sampled", "_last", "_only", "count", "difference", "is_over", "values", "wanted",
+        "_detach", "_expected", "_is_sampled", "_last", "_only", "count", "difference", "is_over", "values",
+        "wanted",
     )  # fmt: skip
 
     def __init__(

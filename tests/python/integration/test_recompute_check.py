@@ -333,10 +333,10 @@ NUMBERS: list[Callable[[], Tensor]] = [
 @pytest.mark.parametrize("number", range(len(NUMBERS)))
 def test_any_form_of_tensor(number: int) -> None:
     tensor = NUMBERS[number]()
-    first = recompute_check.fingerprint(tensor)
+    first = recompute_check.fingerprint(tensor, False)
     assert first is not None
     if tensor.numel() and 0 not in tensor.stride():
         other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
-        assert recompute_check.fingerprint(other) == first
+        assert recompute_check.fingerprint(other, False) == first
         other[(-1,) * other.dim()] = 0
-        assert recompute_check.fingerprint(other) != first
+        assert recompute_check.fingerprint(other, False) != first
