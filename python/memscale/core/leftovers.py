@@ -130,7 +130,7 @@ def _prove(watch: Watch) -> None:
     if kept:
         raise LeftoverError(
             f"planning left tensors without data in {', '.join(dict.fromkeys(kept))}. They have been "
-            "removed, but what was there before is not known: run one forward with real data first, or set it anew"
+            "removed, but what was there before is not known: run one forward with real data before planning"
         )
 
 

@@ -217,3 +217,31 @@ def test_hooks_find_what_parameters_carry(budget: str | int) -> None:
     assert {(p.uses, len(p.samples)) for p in parameters} == {(0, 0)}
     assert not calls
     assert not any("really ran" in note for note in plan.notes), "hooks failed on fakes"
+
+
+def test_a_real_step_leaves_no_hook_on_leaves_of_a_living_graph(nets: ModuleType) -> None:
+    """The graph of a loss that is kept, and that of the trace, share the nodes that add gradients."""
+    model, x = nets.GlobalDict(), torch.randn(4, 8, nets.WIDTH)
+    loss = model(x).square().mean()
+    wrap_by_a_real_step(model, x)
+    memscale.detach(model)
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_vision_transformer_with_a_cached_function_for_positions() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DINOv3ViTConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=8,
+    )
+    model = transformers.DINOv3ViTModel(config)
+    pixels = torch.randn(2, 3, 32, 32)
+    memscale.predict(model, sample_input={"pixel_values": pixels})
+    assert not fakes_alive()
+    output = model(pixel_values=pixels).last_hidden_state
+    assert type(output) is Tensor
