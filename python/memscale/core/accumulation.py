@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
@@ -52,6 +53,7 @@ class AccumulationWatch:
         self.into_leaf = False
         self.inside_node = False
         self.held: set[int] = set()
+        self._on_leaves: list[RemovableHandle] = []
 
     def watch(self, loss: Tensor) -> None:
         """Puts a hook before and after every node that backward from `loss` may run."""
@@ -64,9 +66,19 @@ class AccumulationWatch:
             is_leaf = node.name() == "torch::autograd::AccumulateGrad"
             begins = self._leaf_begins if is_leaf else self._begins
             number = node._sequence_nr()
-            node.register_prehook(functools.partial(begins, number))
-            node.register_hook(functools.partial(self._ends, number))
+            hooks = (
+                node.register_prehook(functools.partial(begins, number)),
+                node.register_hook(functools.partial(self._ends, number)),
+            )
+            if is_leaf:
+                self._on_leaves += hooks
             pending.extend(following for following, _ in node.next_functions)
+
+    def unwatch(self) -> None:
+        """Takes the hooks off leaves: another graph that is alive may have these nodes, too."""
+        for handle in self._on_leaves:
+            handle.remove()
+        self._on_leaves.clear()
 
     def rest(self) -> None:
         """Backward is over: additions from now on are not the engine's."""

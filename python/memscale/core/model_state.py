@@ -8,12 +8,9 @@ not run twice, so they are not checkpointed.
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import io
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +19,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from memscale.core.iterators import copy_of, is_iterator
+from memscale.core.process_images import ProcessImages
 from memscale.core.uninterrupted import uninterrupted
 from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled
 from memscale.core.weight_images import WeightImages
@@ -64,20 +63,6 @@ class Changes:
     python_random: bool = False
     draws_again: bool = True
     settled: dict[str, list[str]] | None = None
-
-
-def _is_iterator(value: Any) -> bool:
-    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
-
-
-def _copy_of(iterator: Any) -> Any:
-    """What can be taken from in place of an iterator; a generator cannot be copied, and is itself."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on those of itertools
-            return copy.copy(iterator)
-    except Exception:
-        return iterator
 
 
 def _may_have_state(kind: type) -> bool:
@@ -157,9 +142,9 @@ class _ModuleImage:
         self.kind = kind
         self.images = images
         self.own = {key: value for key, value in module.__dict__.items() if key not in _TORCH_DICTS}
-        self.iterators = {key for key, value in self.own.items() if _is_iterator(value)}
+        self.iterators = {key for key, value in self.own.items() if is_iterator(value)}
         for key in self.iterators:
-            module.__dict__[key] = _copy_of(self.own[key])
+            module.__dict__[key] = copy_of(self.own[key])
         for key, value in self.own.items():
             images.take(value, 1 if key in _HOOKS else DEPTH)
         self.buffers = dict(module._buffers)
@@ -271,6 +256,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
     Yields:
         The changes, complete when the block has ended.
     """
+    process = ProcessImages(model)
     values = Images(contents, model.modules())
     images = _images_of(model, values)
     weights = WeightImages(model)
@@ -296,6 +282,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
             for parameter, grad in grads:
                 stack.callback(set_gradient, parameter, grad)
             stack.callback(weights.restore)
+            stack.callback(process.restore)
             stack.callback(values.restore)
             for image in reversed(images.values()):
                 stack.callback(image.restore)

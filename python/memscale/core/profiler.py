@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from memscale import _core
 from memscale.core import gradient_buckets, sharding
 from memscale.core.leaves import tensors_of
+from memscale.core.leftovers import LeftoverError
 from memscale.core.tracer import StepFacts, Trace
 from memscale.errors import ProfileError
 from memscale.techniques.compiled import uncompiled
@@ -104,7 +106,9 @@ class MemoryProfiler:
             try:
                 from memscale.core.trace_static import trace_static
 
-                return _largest(functools.partial(trace_static, model, args, kwargs, step))
+                return _in_context(functools.partial(trace_static, model, args, kwargs, step))
+            except LeftoverError:
+                raise  # a real step would not take them away
             except Exception as error:
                 if _NO_HOOKS in str(error):
                     raise HooksRefusedError from None
@@ -125,7 +129,7 @@ class MemoryProfiler:
 
         try:
             passes = self.config.warmup_steps
-            trace = _largest(functools.partial(trace_empirical, model, args, kwargs, step, passes))
+            trace = _in_context(functools.partial(trace_empirical, model, args, kwargs, step, passes))
         except Exception as error:
             if _NO_HOOKS in str(error):
                 raise HooksRefusedError from None
@@ -149,6 +153,11 @@ def _nested(batch: Any) -> str:
     if not any(tensor.is_nested for tensor in tensors_of(batch)):
         return ""
     return "the batch has a nested tensor, and PyTorch does not run these while operations are recorded"
+
+
+def _in_context(traced: Callable[..., Trace]) -> Trace:
+    """The larger trace, in a copy of the context: variables that a forward sets are not set afterwards."""
+    return contextvars.copy_context().run(_largest, traced)
 
 
 def _largest(traced: Callable[..., Trace]) -> Trace:

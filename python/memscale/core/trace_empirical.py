@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from memscale import _core
-from memscale.core import model_state, tracer
+from memscale.core import leftovers, model_state, tracer
 from memscale.core.fake_optimizer import fake_optimizers, free_switches
 from memscale.core.fake_results import mode_of_fakes
 from memscale.core.gradient_buckets import GradientBuckets, silent
@@ -213,16 +213,20 @@ def trace_empirical(
         Exception: whatever the model raises on this batch.
     """
     try:
-        return _traced(model, (args, kwargs), step, passes, draw, _blocks_checkpointed(model, step.left_out))
-    except (MemoryError, torch.cuda.OutOfMemoryError):
+        with leftovers.none_left() as watch:
+            blocks = _blocks_checkpointed(model, step.left_out)
+            return _traced(watch, model, (args, kwargs), step, passes, draw, blocks)
+    except (MemoryError, leftovers.LeftoverError, torch.cuda.OutOfMemoryError):
         raise
     except Exception:  # a block's second run may raise anything, from its own code, too
         if not repeated_blocks(model, step.left_out):
             raise
-    return _traced(model, (args, kwargs), step, passes, draw, nullcontext())
+    with leftovers.none_left() as watch:
+        return _traced(watch, model, (args, kwargs), step, passes, draw, nullcontext())
 
 
 def _traced(
+    watch: leftovers.Watch,
     model: nn.Module,
     batch: tuple[tuple[Any, ...], dict[str, Any]],
     step: tracer.StepFacts,
@@ -240,7 +244,7 @@ def _traced(
         for _ in range(passes - 1):
             with model_state.preserved(model, contents=True):
                 _warm_up(model, *copied_batch(*batch), step)
-        return _record(model, *copied_batch(*batch), step, draw)
+        return _record(watch, model, *copied_batch(*batch), step, draw)
 
 
 def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -263,9 +267,15 @@ def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], st
 
 
 def _record(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts, draw: float
+    watch: leftovers.Watch,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: tracer.StepFacts,
+    draw: float,
 ) -> tracer.Trace:
     recorder = _RealRecorder(_core.Graph(), step.target, draw)
+    watch.add(recorder)
     calls = tracer.CallRecorder(model, recorder)
     saves = _RealSaves(recorder)
     buckets = GradientBuckets(model)

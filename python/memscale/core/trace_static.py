@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
-from memscale.core import fake_results, kernels, model_state, sharding, streamed_weights, tracer
+from memscale.core import fake_results, kernels, leftovers, model_state, sharding, streamed_weights, tracer
 from memscale.core.cuda_semantics import emulation_for
 from memscale.core.fake_optimizer import FakeOptimizer, fake_optimizers, free_switches
 from memscale.core.fake_results import mode_of_fakes
@@ -320,6 +320,9 @@ class _FakeModel:
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad:
             made.requires_grad_()
+        for name, value in tensor.__dict__.items():  # that hooks read; what they write goes no further
+            if name not in made.__dict__:
+                made.__dict__[name] = value
         if tensor.layout is not torch.strided:
             self.has_told = True
             tell(made, what_to_tell(tensor))
@@ -496,11 +499,24 @@ def trace_static(
 
     Raises:
         Exception: whatever the model's code raises on fakes; control flow that depends on data does.
+        LeftoverError: fakes stay in a place of the process that cannot be put back.
     """
+    with leftovers.none_left() as watch:
+        return _trace(watch, model, (args, kwargs), step, draw)
+
+
+def _trace(
+    watch: leftovers.Watch,
+    model: nn.Module,
+    real_batch: tuple[tuple[Any, ...], dict[str, Any]],
+    step: tracer.StepFacts,
+    draw: float,
+) -> tracer.Trace:
     recorder = StaticRecorder(_core.Graph(), step.target, draw)
     emulation = emulation_for(step.target, model)
     calls = tracer.CallRecorder(model, recorder)
     fakes = _FakeModel(model, mode_of_fakes(), step.path.half)
+    watch.add(fakes.mode)
     buckets = GradientBuckets(model)
     with model_state.preserved(model) as changes, tracer.no_collection(), quiet_fakes(), ExitStack() as stack:
         stack.enter_context(tracer.training_flags(model, step.training))
@@ -509,7 +525,7 @@ def trace_static(
         stack.enter_context(fakes.swapped())
         if emulation is not None:
             stack.enter_context(emulation.active())
-        batch = tree_map_only(Tensor, fakes.of_batch, (args, kwargs))
+        batch = tree_map_only(Tensor, fakes.of_batch, real_batch)
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
         parameters = list(model.parameters())

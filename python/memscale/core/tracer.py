@@ -391,8 +391,11 @@ def run_step(
         recorder.learn_inputs = False
         if loss is not None:
             recorder.accumulation.watch(loss)
-        with _autocast_left(), streamed_weights.in_use(recorder, step.path, in_backward=True):
-            gradients = backward(loss) if loss is not None else []
+        try:
+            with _autocast_left(), streamed_weights.in_use(recorder, step.path, in_backward=True):
+                gradients = backward(loss) if loss is not None else []
+        finally:
+            recorder.accumulation.unwatch()
     for parameter, gradient in zip(parameters, gradients, strict=False):
         buffer = None if gradient is None else recorder.buffer_of(gradient)
         if buffer is not None and gradient is not None:

@@ -13,6 +13,8 @@ import copy
 import functools
 import random
 import sys
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
@@ -34,8 +36,11 @@ _OPAQUE = (
     int,
     float,
     complex,
+    weakref.ReferenceType,
+    weakref.ProxyType,
+    weakref.CallableProxyType,
 )
-
+"""What is not looked into. The object behind a weak reference belongs to somebody else."""
 
 ABSENT: Final = object()
 """Stands for a value that is not there."""
@@ -48,9 +53,9 @@ def only_filled(before: Any, now: Any) -> bool:
     """
     if before is now:
         return True
-    if isinstance(before, bool) or isinstance(now, bool) or now is ABSENT:
+    if type(before) is bool or type(now) is bool or now is ABSENT:
         return False
-    is_empty = isinstance(before, (int, float, complex, str, bytes, tuple)) and not before
+    is_empty = issubclass(type(before), (int, float, complex, str, bytes, tuple)) and not before
     return before is ABSENT or before is None or is_empty
 
 
@@ -96,7 +101,7 @@ class Images:
 
     def __init__(self, contents: bool, modules: Iterable[nn.Module] = ()) -> None:
         self.contents = contents
-        self.modules = frozenset(modules)
+        self.modules = {id(module): module for module in modules}
         self.images: dict[int, _Image | None] = {}
 
     def take(self, value: Any, depth: int = DEPTH) -> None:
@@ -104,11 +109,10 @@ class Images:
         self._take(value, depth, len(self.images) + _MOST)
 
     def _take(self, value: Any, depth: int, most: int) -> None:
-        if value is None or isinstance(value, _OPAQUE) or id(value) in self.images or depth == 0:
+        # By `type`: a proxy lends its object's class to `isinstance`, and may have no hash.
+        if value is None or issubclass(type(value), _OPAQUE) or id(value) in self.images or depth == 0:
             return
-        if isinstance(value, nn.Module) and value in self.modules:
-            return
-        if len(self.images) >= most:
+        if id(value) in self.modules or len(self.images) >= most:
             return
         image = self._image(value)
         self.images[id(value)] = image
@@ -137,34 +141,35 @@ class Images:
                 image.put_back()
 
     def _image(self, value: Any) -> _Image | None:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if issubclass(kind, Tensor):
             return self._tensor(value)
-        if isinstance(value, torch.Generator):
+        if issubclass(kind, torch.Generator):
             before = value.get_state()
             return _Image(value, lambda: value.get_state().tolist(), lambda: _set_state(value, before), [])
-        if isinstance(value, random.Random):
+        if issubclass(kind, random.Random):
             state = value.getstate()
             return _Image(value, value.getstate, lambda: value.setstate(state), [])
         numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+        if numpy is not None and issubclass(kind, (numpy.random.Generator, numpy.random.RandomState)):
             bits = getattr(value, "bit_generator", None) or value._bit_generator
             held = copy.deepcopy(bits.state)
             return _Image(value, lambda: str(bits.state), lambda: setattr(bits, "state", held), [])
-        if isinstance(value, (dict, list, set, deque)):
+        if issubclass(kind, (dict, list, set, deque)):
             return _container(value)
         if _is_ours(value):
             return None
-        if isinstance(value, FunctionType):
+        if kind is FunctionType:
             return _function(value)
-        if isinstance(value, (MethodType, functools.partial)):
+        if issubclass(kind, (MethodType, functools.partial)):
             return _Image(value, lambda: None, lambda: None, _parts_of(value))
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict):
+        attributes = attributes_of(value)
+        if attributes is not None:
             return _container(attributes)
-        names = _slots_of(type(value))
+        names = slots_of(kind)
         if names:
             return _slotted(value, names)
-        if isinstance(value, tuple):
+        if issubclass(kind, tuple):
             return _Image(value, lambda: None, lambda: None, list(value))
         return None
 
@@ -181,14 +186,28 @@ class Images:
         return _Image(value, lambda: torch.equal(value.detach(), held), put_back, [])
 
 
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """An object's own dictionary of attributes, whatever its class makes of `__getattr__` or `__class__`."""
+    try:
+        if issubclass(type(value), threading.local):
+            attributes = value.__dict__  # this thread's
+        else:
+            attributes = object.__getattribute__(value, "__dict__")
+    except Exception:  # it has none, or its class forbids the look
+        return None
+    return attributes if issubclass(type(attributes), dict) else None
+
+
 def _set_state(generator: torch.Generator, state: Tensor) -> None:
     generator.set_state(state)
 
 
 def _is_ours(value: Any) -> bool:
     """Whether MemScale has put it there: what is attached to a model counts what it does itself."""
-    owner = value.__self__ if isinstance(value, MethodType) else value
-    places = (getattr(owner, "__module__", None), type(owner).__module__)
+    owner = value.__self__ if type(value) is MethodType else value
+    places = [type(owner).__module__]
+    if type(owner) is FunctionType:
+        places.append(owner.__module__)
     return any(str(place).partition(".")[0] == "memscale" for place in places)
 
 
@@ -199,7 +218,8 @@ def _parts_of(value: Any) -> list[Any]:
     return [value.__self__, value.__func__]
 
 
-def _content_of(cell: CellType) -> Any:
+def content_of(cell: CellType) -> Any:
+    """What a closure's cell holds; `ABSENT`: nothing yet."""
     try:
         return cell.cell_contents
     except ValueError:  # empty yet
@@ -209,26 +229,26 @@ def _content_of(cell: CellType) -> Any:
 def _function(value: FunctionType) -> _Image:
     """What a function has closed over, and the defaults of its arguments."""
     cells = value.__closure__ or ()
-    held = [_content_of(cell) for cell in cells]
+    held = [content_of(cell) for cell in cells]
 
     def look() -> Any:
-        return [id(_content_of(cell)) for cell in cells]
+        return [id(content_of(cell)) for cell in cells]
 
     def put_back() -> None:
         for cell, content in zip(cells, held, strict=True):
             if content is not ABSENT:
                 cell.cell_contents = content
-            elif _content_of(cell) is not ABSENT:
+            elif content_of(cell) is not ABSENT:
                 del cell.cell_contents
 
     def filled() -> bool:
-        return all(map(only_filled, held, map(_content_of, cells)))
+        return all(map(only_filled, held, map(content_of, cells)))
 
     defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     return _Image(value, look, put_back, [item for item in held if item is not ABSENT] + defaults, filled)
 
 
-def _slots_of(kind: type) -> list[str]:
+def slots_of(kind: type) -> list[str]:
     """Names of the slots of a class in Python: what its objects have in place of a dictionary."""
     found = []
     for base in kind.__mro__:
@@ -263,26 +283,27 @@ def _container(value: Any) -> _Image | None:
         held = copy.copy(value)
     except Exception:  # a container that cannot be copied cannot be put back
         return None
-    children = list(held.values()) if isinstance(held, dict) else list(held)
+    is_dict = issubclass(type(value), dict)
+    children = list(held.values()) if is_dict else list(held)
 
     def look() -> Any:
         return (
-            [(key, id(item)) for key, item in value.items()]
-            if isinstance(value, dict)
-            else [id(i) for i in value]
+            [(id(key), id(item)) for key, item in value.items()]  # keys may have any `__eq__`
+            if is_dict
+            else [id(item) for item in value]
         )
 
     def put_back() -> None:
         value.clear()
-        if isinstance(value, (dict, set)):
+        if is_dict or issubclass(type(value), set):
             value.update(held)
         else:
             value.extend(held)
 
     def filled() -> bool:
-        if isinstance(value, dict):
+        if is_dict:
             return all(only_filled(item, value.get(key, ABSENT)) for key, item in held.items())
-        if isinstance(value, set):
+        if issubclass(type(value), set):
             return bool(held <= value)
         return len(held) <= len(value) and all(map(only_filled, held, value))
 

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshot and restore of what a model's code can reach outside of its modules: globals, classes, caches.
+
+A forward that runs for a plan fills caches of the process, counts, and sets flags. What it can reach is read
+off the code (`reached_code`). What no code names (`globals()["x"]`, state of another thread) is left to
+`leftovers`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import weakref
+from collections import UserDict, UserList
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from memscale.core.iterators import copy_of, is_iterator
+from memscale.core.reached_code import CACHE, INERT, Place, is_library, reached_from
+from memscale.core.value_images import ABSENT, Images, content_of
+
+_STATE: Final = (
+    dict, list, tuple, set, UserDict, UserList, weakref.WeakKeyDictionary, weakref.WeakSet,
+    weakref.WeakValueDictionary, threading.local, SimpleNamespace, random.Random, torch.Generator, MethodType,
+)  # fmt: skip
+"""Classes of libraries whose objects a program uses to keep something. Others are not looked into."""
+
+_MANY: Final = 10_000
+"""Containers above this size are data, not caches: to copy one for each plan costs more than the trace."""
+
+_CODE: Final = (*INERT, FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
+_DECORATED: Final = frozenset({FunctionType, CACHE, type, str})
+_REGISTRIES: Final = frozenset({"_parameters", "_buffers", "_modules", "_memscale_executor"})
+
+
+class _StateImages(Images):
+    """Images of what a program keeps, without what belongs to libraries."""
+
+    def _take(self, value: Any, depth: int, most: int) -> None:
+        kind = type(value)
+        if issubclass(kind, _STATE):
+            if hasattr(kind, "__len__") and len(value) > _MANY:
+                return
+        elif kind is not FunctionType and is_library(kind.__module__):
+            return
+        super()._take(value, depth, most)
+
+
+class _ClassBindings:
+    """What a class binds its names to."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.before = dict(vars(kind))
+
+    def restore(self) -> None:
+        now = vars(self.kind)
+        if len(now) == len(self.before) and all(map(_same, now.values(), self.before.values())):
+            return
+        for name in [name for name in now if name not in self.before]:
+            delattr(self.kind, name)
+        for name, value in self.before.items():
+            if now.get(name, ABSENT) is not value:
+                setattr(self.kind, name, value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other
+
+
+class ProcessImages:
+    """What the code of a model can reach in the process, as it is now.
+
+    Args:
+        model: its own modules are looked at elsewhere (`model_state`).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = list(model.modules())
+        hung = list(_hung_on(model, modules))
+        kinds = map(type, (*modules, *hung))
+        reached = reached_from(dict.fromkeys(kind for kind in kinds if not is_library(kind.__module__)))
+        reached.leave_out(modules)
+        reached.reach(*hung)
+        self._images = _StateImages(contents=False, modules=modules)
+        self._bound = [(place, place.globals.get(place.name, ABSENT)) for place in reached.places.values()]
+        self._classes = [_ClassBindings(kind) for kind in reached.classes.values()]
+        self._caches = [(cache, cache.cache_info()) for cache in reached.caches]
+        self._empty: list[dict[str, Any]] = []  # attributes of functions and tensors
+        for value in hung:
+            self._take(value)
+        for _, value in self._bound:
+            self._take(value)
+        for bindings in self._classes:
+            for name, value in bindings.before.items():
+                if not name.startswith("__"):
+                    self._take(value)
+        for keeper in (*reached.functions, *reached.caches, *model.parameters(), *model.buffers()):
+            self._take_attributes(keeper.__dict__)
+        for function in reached.functions:
+            self._take_held(function)
+        parametrize = sys.modules.get("torch.nn.utils.parametrize")  # what its `cached` keeps
+        if parametrize is not None:
+            self._take(parametrize._cache)
+        self._lend_iterators(reached.functions)
+
+    def _take(self, value: Any) -> None:
+        if not issubclass(type(value), _CODE):
+            self._images.take(value)
+
+    def _take_attributes(self, attributes: dict[str, Any]) -> None:
+        if attributes:
+            self._images.take(attributes)
+        else:
+            self._empty.append(attributes)
+
+    def _take_held(self, function: FunctionType) -> None:
+        """What a function has closed over, beside other code, and the defaults of its arguments."""
+        if any(type(content_of(cell)) not in _DECORATED for cell in function.__closure__ or ()):
+            self._images.take(function)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._take(value)
+
+    def _lend_iterators(self, functions: list[FunctionType]) -> None:
+        """Binds copies of iterators, so that the originals stay where they are."""
+        for place, value in self._bound:
+            if is_iterator(value):
+                place.globals[place.name] = copy_of(value)
+        for function in functions:
+            for cell in function.__closure__ or ():
+                if is_iterator(content_of(cell)):
+                    cell.cell_contents = copy_of(content_of(cell))
+
+    def restore(self) -> None:
+        """Binds and fills everything as before."""
+        with ExitStack() as stack:  # whatever one of them raises
+            for cache, before in self._caches:
+                stack.callback(_empty_again, cache, before)
+            for bindings in self._classes:
+                stack.callback(bindings.restore)
+            for attributes in filter(None, self._empty):
+                stack.callback(attributes.clear)
+            stack.callback(self._images.restore)
+            for place, value in self._bound:
+                stack.callback(_bind_again, place, value)
+
+
+def _hung_on(model: nn.Module, modules: list[nn.Module]) -> Iterator[Any]:
+    """What hangs on modules and tensors of a model: hooks, replaced forwards, objects of any kind."""
+    for module in modules:
+        for name, value in module.__dict__.items():
+            if name not in _REGISTRIES and not issubclass(type(value), INERT):
+                yield from value.values() if "_hooks" in name else (value,)
+    for tensor in (*model.parameters(), *model.buffers()):
+        hooks: Any = getattr(tensor, "_post_accumulate_grad_hooks", None), tensor._backward_hooks
+        for registry in filter(None, hooks):
+            yield from registry.values()
+        yield from tensor.__dict__.values()
+
+
+def _bind_again(place: Place, value: Any) -> None:
+    if place.globals.get(place.name, ABSENT) is value:
+        return
+    if value is ABSENT:
+        del place.globals[place.name]
+    else:
+        place.globals[place.name] = value
+
+
+def _empty_again(cache: Any, before: Any) -> None:
+    """Empties a function's cache that was empty. Of one that was not, nobody could put the rest back."""
+    if before.currsize == 0 and cache.cache_info().currsize:
+        cache.cache_clear()

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planning leaves nothing behind in the process: caches of functions, globals, classes, closures, threads."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import gc
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import caching_nets
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import memscale
+from memscale.core import leftovers, model_state
+
+QUIET = {"enable_logging": False}
+
+
+@pytest.fixture
+def nets() -> ModuleType:
+    """The nets in a module of their own, whose caches are empty."""
+    return importlib.reload(caching_nets)
+
+
+class _NoImages:
+    """In place of `ProcessImages`: nothing is restored."""
+
+    def __init__(self, model: nn.Module) -> None:
+        pass
+
+    def restore(self) -> None:
+        pass
+
+
+def _no_search(search: Any, watch: Any) -> list[str]:
+    raise AssertionError("the image was to suffice")
+
+
+def fakes_alive() -> list[FakeTensor]:
+    gc.collect()
+    return [value for value in gc.get_objects() if type(value) is FakeTensor]
+
+
+def predict(model: nn.Module, x: Tensor) -> None:
+    memscale.predict(model, sample_input=x)
+
+
+def wrap(model: nn.Module, x: Tensor) -> None:
+    memscale.wrap(model, memscale.Config(memory_budget=1, **QUIET), sample_input=x)
+
+
+def wrap_without_a_plan(model: nn.Module, x: Tensor) -> None:
+    memscale.wrap(model, memscale.Config(memory_budget="1GiB", **QUIET), sample_input=x)
+
+
+def wrap_by_a_real_step(model: nn.Module, x: Tensor) -> None:
+    config = memscale.Config(memory_budget=1, use_static_profiling=False, **QUIET)
+    memscale.wrap(model, config, sample_input=x)
+
+
+CASES = [
+    *((kind.__name__, predict) for kind in caching_nets.KINDS),
+    *((name, wrap) for name in ("Cache", "GlobalFlag", "Closure", "Counters", "ContextVariable")),
+    *((name, wrap_without_a_plan) for name in ("LruCache", "OnParameter")),
+    *(
+        (name, wrap_by_a_real_step)
+        for name in ("LruCache", "GlobalDict", "Slots", "ThreadLocal", "ContextVariable")
+    ),
+]
+
+
+def train(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Losses, gradients and weights of two steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    seen = []
+    for _ in range(2):
+        loss = model(x).square().mean()
+        loss.backward()
+        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen + [p.detach().clone() for p in model.parameters()]
+
+
+def state_of(nets: ModuleType) -> dict[str, str]:
+    """Globals of the module, their contents and those of classes, as text."""
+    return {
+        name: repr(vars(value))
+        if isinstance(value, type) and value.__module__ == nets.__name__
+        else _text(value)
+        for name, value in vars(nets).items()
+        if not name.startswith("__")
+    }
+
+
+def _text(value: Any) -> str:
+    if hasattr(value, "cache_info"):
+        return str(value.cache_info())
+    own = {} if isinstance(value, ModuleType) else getattr(value, "__dict__", {})
+    is_slotted = type(value).__name__ == "Slotted"
+    return f"{value!r} {own} {[value.calls, value.table] if is_slotted else []}"
+
+
+def check(nets: ModuleType, kind: type[nn.Module], entry: Callable[[nn.Module, Tensor], None]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, nets.WIDTH)
+    model = kind()
+    weights = copy.deepcopy(model.state_dict())
+    before, variable = state_of(nets), nets.VARIABLE.get()
+    attributes = [dict(vars(p)) for p in model.parameters()]
+    entry(model, x)
+    assert not fakes_alive()
+    assert state_of(nets) == before
+    assert nets.VARIABLE.get() is variable
+    assert [dict(vars(p)) for p in model.parameters()] == attributes
+    if entry is not predict:
+        memscale.detach(model)
+    planned = contextvars.copy_context().run(train, model, x)
+    other = kind()
+    other.load_state_dict(weights)
+    again = contextvars.copy_context().run(train, other, x)
+    assert all(map(torch.equal, planned, again))
+    assert all(type(value) is Tensor for value in planned)
+
+
+@pytest.mark.parametrize(("name", "entry"), CASES)
+def test_state_is_restored(
+    nets: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, entry: Callable[[nn.Module, Tensor], None]
+) -> None:
+    monkeypatch.setattr(leftovers._Search, "remove", _no_search)
+    check(nets, getattr(nets, name), entry)
+
+
+@pytest.mark.parametrize("name", [kind.__name__ for kind in caching_nets.SEARCHED])
+def test_leftovers_are_found_without_an_image(
+    nets: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(model_state, "ProcessImages", _NoImages)
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, nets.WIDTH)
+    model = getattr(nets, name)()
+    weights = copy.deepcopy(model.state_dict())
+    predict(model, x)
+    assert not fakes_alive()
+    assert not nets.NESTED, "half of an entry is left"
+    planned = train(model, x)
+    other = getattr(nets, name)()
+    other.load_state_dict(weights)
+    assert all(map(torch.equal, planned, train(other, x)))
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("HiddenName", "caching_nets.HIDDEN_NAME"),
+        ("HelperClass", "caching_nets.Helper.table"),
+        ("Slots", "caching_nets.Slotted.table"),
+        ("GlobalFlag", "caching_nets.RAMP"),
+        ("Closure", "closed over"),
+    ],
+)
+def test_a_place_that_cannot_be_put_back_is_named(
+    nets: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
+    monkeypatch.setattr(model_state, "ProcessImages", _NoImages)
+    model = getattr(nets, name)()
+    with pytest.raises(leftovers.LeftoverError, match=place.replace(".", r"\.")):
+        wrap(model, torch.randn(4, 8, nets.WIDTH))
+    assert not fakes_alive()
+    assert "forward" not in vars(model), "something is attached"
+
+
+def test_planning_that_fails_leaves_nothing(nets: ModuleType) -> None:
+    class Failing(nets.GlobalDict):  # type: ignore[misc, name-defined]
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            raise ValueError("on purpose", x)
+
+    with pytest.raises(ValueError, match="on purpose") as error:
+        wrap(Failing(), torch.randn(4, 8, nets.WIDTH))
+    assert not fakes_alive()
+    assert not nets.TABLE
+    del error
+
+
+@pytest.mark.parametrize("budget", ["1GiB", 1])
+def test_hooks_find_what_parameters_carry(budget: str | int) -> None:
+    calls: list[int] = []
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3)))
+    parameters: list[Any] = list(model.parameters())
+    for p in parameters:
+        p.uses, p.samples = 0, []
+
+    def forward_hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        calls.append(len(calls))
+        for p in module.parameters(recurse=False):
+            p.uses += 1
+
+    def backward_hook(module: nn.Module, grad_input: Any, grad_output: Any) -> None:
+        for p in module.parameters(recurse=False):
+            p.uses -= 1
+            p.samples.append(grad_output[0].shape[0])
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(forward_hook)
+            module.register_full_backward_hook(backward_hook)
+    x = torch.randn(4, 8)
+    plan = memscale.plan(model, config=memscale.Config(memory_budget=budget, **QUIET), sample_input=x)
+    assert {(p.uses, len(p.samples)) for p in parameters} == {(0, 0)}
+    assert not calls
+    assert not any("really ran" in note for note in plan.notes), "hooks failed on fakes"
+
+
+def test_a_real_step_leaves_no_hook_on_leaves_of_a_living_graph(nets: ModuleType) -> None:
+    """The graph of a loss that is kept, and that of the trace, share the nodes that add gradients."""
+    model, x = nets.GlobalDict(), torch.randn(4, 8, nets.WIDTH)
+    loss = model(x).square().mean()
+    wrap_by_a_real_step(model, x)
+    memscale.detach(model)
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_vision_transformer_with_a_cached_function_for_positions() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DINOv3ViTConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=8,
+    )
+    model = transformers.DINOv3ViTModel(config)
+    pixels = torch.randn(2, 3, 32, 32)
+    memscale.predict(model, sample_input={"pixel_values": pixels})
+    assert not fakes_alive()
+    output = model(pixel_values=pixels).last_hidden_state
+    assert type(output) is Tensor
