@@ -22,7 +22,7 @@ from torch import nn
 from memscale.core.iterators import copy_of, is_iterator
 from memscale.core.process_images import ProcessImages
 from memscale.core.uninterrupted import uninterrupted
-from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled
+from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled, same_as
 from memscale.core.weight_images import WeightImages
 from memscale.optim.released import set_gradient
 
@@ -71,7 +71,7 @@ def _may_have_state(kind: type) -> bool:
 
 
 def _is_not(before: Any, now: Any) -> bool:
-    return before is not now
+    return before is not now and same_as(before) != same_as(now)
 
 
 def _is_other(before: Any, now: Any) -> bool:

@@ -46,6 +46,14 @@ ABSENT: Final = object()
 """Stands for a value that is not there."""
 
 
+_PLAIN: Final = frozenset({int, float, bool, str, bytes})
+
+
+def same_as(value: Any) -> Any:
+    """What is equal for values that are the same: plain ones by value, all others by identity."""
+    return (type(value), value) if type(value) in _PLAIN else id(value)
+
+
 def only_filled(before: Any, now: Any) -> bool:
     """Whether a place is as it was, or has something where nothing was: no value, zero, an empty text.
 
@@ -288,9 +296,9 @@ def _container(value: Any) -> _Image | None:
 
     def look() -> Any:
         return (
-            [(id(key), id(item)) for key, item in value.items()]  # keys may have any `__eq__`
+            [(id(key), same_as(item)) for key, item in value.items()]  # keys may have any `__eq__`
             if is_dict
-            else [id(item) for item in value]
+            else [same_as(item) for item in value]
         )
 
     def put_back() -> None:

@@ -9,8 +9,8 @@ its recompute gets that back:
     what hangs on it     dictionaries, lists, sets, objects (a configuration, say), what functions have
                          closed over, modules that are referred to; each by what it holds itself
 
-Values are compared by identity, plain ones by value. Where nothing differs, nothing is touched. Only what
-differs is exchanged, and the present value is put back after the recompute.
+Values are compared by identity, plain ones by value. Only what differs is exchanged, and what was there
+before the recompute is put back after it.
 
 Not seen: classes, globals, thread-locals, files. The values of a recompute are compared with those of its
 forward for that reason (`recompute_check`).
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,28 @@ _NOT_LOOKED_INTO: Final = frozenset(
 _PROXIES: Final = (weakref.ProxyType, weakref.CallableProxyType)
 
 
+class _Table(Protocol):
+    """One container: what it held when the table was made, and how to make it hold that again.
+
+    Attributes:
+        held: what `read` returned then.
+    """
+
+    held: Any
+
+    def read(self) -> Any:
+        """What it holds, in a copy."""
+
+    def write(self, values: Any) -> None:
+        """Makes it hold what `read` has returned, where it does not."""
+
+    def parts(self) -> Iterable[Any]:
+        """The values in `held`."""
+
+    def differs(self) -> bool:
+        """Whether it holds anything else than `held`."""
+
+
 class _Mapping:
     """A dictionary: of a module or an object, or one that hangs there."""
 
@@ -69,32 +91,38 @@ class _Mapping:
     def __init__(self, place: dict[Any, Any], without: frozenset[str] = frozenset()) -> None:
         self.place = place
         self.without = without
-        self.held = {key: place[key] for key in place.keys() - without} if without else dict(place)
+        self.held = self.read()
 
-    def values(self) -> Iterable[Any]:
-        """What it held."""
+    def read(self) -> dict[Any, Any]:
+        """What it holds."""
+        without = self.without
+        if not without:
+            return dict(self.place)
+        return {key: value for key, value in self.place.items() if key not in without}
+
+    def parts(self) -> Iterable[Any]:
+        """The values that it held."""
         return self.held.values()
 
-    def differing(self) -> list[Any]:
-        """Keys that are bound to something else now."""
-        place, held = self.place, self.held
-        keys = [key for key, value in held.items() if _differs(place.get(key, _ABSENT), value)]
-        present = place.keys() - self.without if self.without else place.keys()
-        if len(present) + len(keys) > len(held):  # else none has come
-            keys += present - held.keys()
-        return [key for key in keys if key != "forward" or not self._is_ours(key)] if self.without else keys
+    def write(self, values: dict[Any, Any]) -> None:
+        """Makes it hold these, where it does not."""
+        for key in self._differing(values):
+            _bind(self.place, key, values.get(key, _ABSENT))
 
-    def _is_ours(self, key: str) -> bool:
-        """Whether a forward that differs is so by a technique that came or went: that is never exchanged."""
-        both = self.place.get(key, _ABSENT), self.held.get(key, _ABSENT)
-        return all(forward is _ABSENT or isinstance(forward, StandIn) for forward in both)
+    def differs(self) -> bool:
+        """Whether it holds anything else than it held."""
+        return bool(self._differing(self.held))
 
-    def exchange(self, stack: ExitStack) -> None:
-        """Has the values that were held, until `stack` closes."""
-        for key in self.differing():
-            present, wanted = self.place.get(key, _ABSENT), self.held.get(key, _ABSENT)
-            stack.callback(_bind, self.place, key, present)
-            _bind(self.place, key, wanted)
+    def _differing(self, values: dict[Any, Any]) -> list[Any]:
+        place = self.place
+        keys = [key for key, value in values.items() if _differs(place.get(key, _ABSENT), value)]
+        if len(place) > len(values) - len(keys):  # else none has come
+            keys += [key for key in place if key not in values and key not in self.without]
+        return (
+            [key for key in keys if key != "forward" or not _are_ours(place, values)]
+            if self.without
+            else keys
+        )
 
 
 class _Elements:
@@ -104,21 +132,31 @@ class _Elements:
 
     def __init__(self, place: Any) -> None:
         self.place = place
-        self.held = list(place)
+        self.held = self.read()
 
-    def values(self) -> Iterable[Any]:
-        """What it held."""
+    def read(self) -> list[Any]:
+        """What it holds."""
+        return list(self.place)
+
+    def parts(self) -> Iterable[Any]:
+        """The elements that it held."""
         return self.held
 
-    def differing(self) -> bool:
-        """Whether it holds anything else now, or in another order."""
-        return len(self.place) != len(self.held) or any(map(_differs, self.place, self.held))
+    def write(self, values: list[Any]) -> None:
+        """Makes it hold these, in this order, where it does not."""
+        if self._differs(values):
+            self.place.clear()
+            if isinstance(self.place, set):
+                self.place.update(values)
+            else:
+                self.place.extend(values)
 
-    def exchange(self, stack: ExitStack) -> None:
-        """Has the elements that were held, until `stack` closes."""
-        if self.differing():
-            stack.callback(_refill, self.place, list(self.place))
-            _refill(self.place, self.held)
+    def differs(self) -> bool:
+        """Whether it holds anything else than it held, or in another order."""
+        return self._differs(self.held)
+
+    def _differs(self, values: list[Any]) -> bool:
+        return len(self.place) != len(values) or any(map(_differs, self.place, values))
 
 
 class _Cell:
@@ -128,21 +166,29 @@ class _Cell:
 
     def __init__(self, place: CellType) -> None:
         self.place = place
-        self.held = _content_of(place)
+        self.held = self.read()
 
-    def values(self) -> Iterable[Any]:
+    def read(self) -> Any:
+        """What it holds."""
+        try:
+            return self.place.cell_contents
+        except ValueError:  # empty yet
+            return _ABSENT
+
+    def parts(self) -> Iterable[Any]:
         """What it held."""
         return (self.held,)
 
-    def differing(self) -> bool:
-        """Whether it holds something else now."""
-        return self.held is not _ABSENT and _differs(_content_of(self.place), self.held)
+    def write(self, value: Any) -> None:
+        """Makes it hold this, where it does not."""
+        if value is _ABSENT:
+            return
+        if _differs(self.read(), value):
+            self.place.cell_contents = value
 
-    def exchange(self, stack: ExitStack) -> None:
-        """Has the value that was held, until `stack` closes."""
-        if self.differing():
-            stack.callback(setattr, self.place, "cell_contents", self.place.cell_contents)
-            self.place.cell_contents = self.held
+    def differs(self) -> bool:
+        """Whether it holds something else than it held."""
+        return self.held is not _ABSENT and _differs(self.read(), self.held)
 
 
 def has_foreign_hooks(module: nn.Module) -> bool:
@@ -180,14 +226,14 @@ class AttributeTables:
     __slots__ = ("_tables",)
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._tables: list[_Mapping | _Elements | _Cell] = []
+        self._tables: list[_Table] = []
         seen = set(map(id, modules))
         level: list[Any] = []
         for module in modules:
             table = _Mapping(module.__dict__, _REGISTRIES)
             if table.held:
                 self._tables.append(table)
-                level += [value for value in table.values() if type(value) not in _OPAQUE]
+                level += [value for value in table.parts() if type(value) not in _OPAQUE]
         most = len(self._tables) + _MOST
         for _ in range(_DEPTH):
             found: list[Any] = []
@@ -238,18 +284,23 @@ class AttributeTables:
         place = getattr(value, "__dict__", None)
         return self._add(_Mapping(place)) if type(place) is dict else ()
 
-    def _add(self, table: _Mapping | _Elements | _Cell) -> Iterable[Any]:
+    def _add(self, table: _Table) -> Iterable[Any]:
         self._tables.append(table)
-        return table.values()
+        return table.parts()
 
-    def differ(self) -> bool:
-        """Whether anything is otherwise now."""
-        return any(table.differing() for table in self._tables)
+    def differing(self) -> list[_Table]:
+        """Containers that hold something else now."""
+        return [table for table in self._tables if table.differs()]
 
-    def restore(self, stack: ExitStack) -> None:
-        """Puts everything back as it was; what is there now comes again when `stack` closes."""
+    def restore(self, stack: ExitStack, differing: Sequence[_Table]) -> None:
+        """Puts back what containers held. What all of them hold now comes again when `stack` closes.
+
+        Of all of them: a recompute that stops early leaves what it has set, and not yet reset.
+        """
         for table in self._tables:
-            table.exchange(stack)
+            stack.callback(table.write, table.read())
+        for table in differing:
+            table.write(table.held)
 
 
 def _differs(now: Any, before: Any) -> bool:
@@ -264,23 +315,14 @@ def _differs(now: Any, before: Any) -> bool:
     return not (kind is MethodType and now.__func__ is before.__func__ and now.__self__ is before.__self__)
 
 
+def _are_ours(*places: dict[Any, Any]) -> bool:
+    """Whether a forward that differs does so by a technique that came or went: that is never exchanged."""
+    forwards = [place.get("forward", _ABSENT) for place in places]
+    return all(forward is _ABSENT or isinstance(forward, StandIn) for forward in forwards)
+
+
 def _bind(place: dict[Any, Any], key: Any, value: Any) -> None:
     if value is _ABSENT:
         place.pop(key, None)
     else:
         place[key] = value
-
-
-def _refill(place: Any, elements: list[Any]) -> None:
-    place.clear()
-    if isinstance(place, set):
-        place.update(elements)
-    else:
-        place.extend(elements)
-
-
-def _content_of(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty yet
-        return _ABSENT

@@ -202,7 +202,8 @@ class State:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Puts the state back for the second run, and the present one back afterwards."""
-        exchanges = self._has_gone()
+        differing = self.attributes.differing()
+        exchanges = bool(differing) or self._has_gone()
         with self._lock() if exchanges else nullcontext(), ExitStack() as stack:
             for kind, dtype, enabled, cached in self.autocast:
                 if enabled or _autocast_state(kind)[2]:
@@ -221,7 +222,7 @@ class State:
             self._check_contents()
             if exchanges:
                 self._restore_modules(stack)
-                self.attributes.restore(stack)
+            self.attributes.restore(stack, differing)
             self.settings.restore(stack)
             try:
                 yield
@@ -239,8 +240,6 @@ class State:
         Who does not hold the lock may see another thread's for a moment, and then looks again with the lock.
         """
         if self.buffers or any(module.training != training for module, training in self.flags):
-            return True
-        if self.attributes.differ():
             return True
         return any(
             _bound(registry, name) is not tensor or (tensor.requires_grad != before and tensor.is_leaf)
