@@ -6,13 +6,14 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+import weakref
 from typing import Any
 
 
 def is_iterator(value: Any) -> bool:
     """Whether taking from it uses it up."""
     kind = type(value)  # a weak proxy lends its object's class to `isinstance`
-    return hasattr(kind, "__next__") and not issubclass(kind, io.IOBase)
+    return hasattr(kind, "__next__") and not issubclass(kind, (io.IOBase, *weakref.ProxyTypes))
 
 
 def copy_of(iterator: Any) -> Any:
