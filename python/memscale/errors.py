@@ -15,6 +15,7 @@ __all__ = [
     "AttachError",
     "BudgetError",
     "ConfigError",
+    "EmptyCacheError",
     "MemScaleError",
     "PolicyFallbackNeeded",
     "ProfileError",
@@ -96,6 +97,16 @@ class AttachError(MemScaleError):
     Raised by `wrap` and `optimize` after every technique attached so far has been undone: the model is as it
     was. The message names the module and the technique; switch that technique off in the `Config`, or take
     off whatever already changed the module's `forward`.
+    """
+
+
+class EmptyCacheError(MemScaleError):
+    """A key/value cache was read that keeps nothing.
+
+    While modules of a model are checkpointed, caches that its training forwards make for themselves keep
+    nothing. Raised where one is read after it was filled, or passed to another forward. Call the model with
+    `use_cache=True`, or with a cache of your own: those keep what they are given, and modules that fill them
+    are not checkpointed.
     """
 
 

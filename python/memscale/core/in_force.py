@@ -192,7 +192,8 @@ class InForce:
             AttachError: a technique could not be attached; those before it are.
         """
         off = planned.cache_off or planned.plan.active
-        parts: list[Attachment] = [CacheSwitch(self.model)] if off else []
+        switch = CacheSwitch(self.model, self.watch, planned.cache_stays, planned.trace.reads_lengths)
+        parts: list[Attachment] = [switch] if off else []
         steps = placed(self.model, self._around(planned), planned.places)
         self.have_path([item for item in steps if isinstance(item, PathAttachment)])
         for item in steps:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -41,17 +41,19 @@ from memscale.core.tracer import StepFacts, Trace
 from memscale.offload.limits import Link, link_for
 from memscale.techniques import global_hooks
 from memscale.techniques.base import SettlingAttachment, StepAttachment, Surroundings
+from memscale.techniques.empty_caches import Seen
+from memscale.techniques.given_caches import preserved
 from memscale.techniques.loss_scale import entered
 from memscale.techniques.state_offload import with_state_room
-from memscale.techniques.use_cache import CacheSwitch, configs_with_cache
+from memscale.techniques.use_cache import CacheSwitch
 from memscale.techniques.weight_offload import with_room
 from memscale.weights.places import device_of_use
 
 _Made = TypeVar("_Made")
 
-_STATEFUL = (
-    "use_cache: stays on, this model's recurrent layers compute otherwise without it; blocks that are given "
-    "a cache run once only, so set config.use_cache=False before training"
+_CACHE_STAYS = (
+    "use_cache: stays on with a cache that keeps what it is given ({}); modules that are given one are not "
+    "checkpointed, so set config.use_cache=False before training"
 )
 
 
@@ -60,11 +62,12 @@ class Planned:
     """A plan and what it was made from.
 
     Attributes:
-        cache_off: the plan holds with the key/value cache switched off.
+        cache_off: the plan holds with caches that keep nothing, and without the model's own checkpoints.
         places: where step techniques are attached, in the order of their table.
         link: how saved tensors leave the device, where the plan may let them.
         spared: technique → names of the parts that it leaves as they are.
         left_out: modules that it leaves alone.
+        cache_stays: why caches that the model makes keep what they are given; "" where they keep nothing.
     """
 
     plan: Plan
@@ -75,6 +78,7 @@ class Planned:
     link: Link | None = None
     spared: Spared = field(default_factory=lambda: NOTHING)
     left_out: LeftOut = NOTHING_LEFT_OUT
+    cache_stays: str = ""
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -124,7 +128,7 @@ class Planner:
 
     @property
     def switches_cache(self) -> bool:
-        """Whether a plan would switch the model's key/value cache, or its own checkpoints, off."""
+        """Whether a plan would have the model's caches keep nothing, or its own checkpoints off."""
         return CacheSwitch(self.model).is_needed and self.engine.config.enable_checkpointing
 
     def trace(
@@ -139,24 +143,54 @@ class Planner:
         Args:
             args: positional part of a batch.
             kwargs: keyword part.
-            cache_off: with the key/value cache switched off.
+            cache_off: with caches that keep nothing, and without the model's own checkpoints.
             attachments: step techniques to trace with; afterwards they say whether they were used.
 
         Raises:
             Exception: the model rejects the batch.
         """
+        stays = self._cache_stays.get("read", "")
+        try:
+            return self._profiled(args, kwargs, cache_off, attachments, stays)
+        except Exception as error:
+            if not cache_off or attachments or stays or not CacheSwitch(self.model).empties:
+                raise
+            # Most models never look into a cache that they have filled. One that does may fail in any way.
+            trace = self._profiled(args, kwargs, cache_off, attachments, stays="read")
+            self._cache_stays["read"] = str(error).strip().partition("\n")[0][:160]
+            return trace
+
+    def _profiled(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cache_off: bool,
+        attachments: Sequence[StepAttachment],
+        stays: str,
+    ) -> Trace:
         step = replace(self.step, target=self.hardware.target, left_out=self.left_out)
         profiler = MemoryProfiler(self.engine.config)
+        switch = CacheSwitch(self.model, cache_stays=stays)
         with (
             torch.inference_mode(False),  # wherever the caller is: what is traced is a training step
             global_hooks.silenced(),
-            _without_cache(self.model) if cache_off else nullcontext(),
+            switch.in_trace(args, kwargs, step.training) if cache_off else nullcontext(Seen()) as seen,
+            preserved(args, kwargs),
             attached(attachments, step) as step,
         ):
             trace = profiler.profile(self.model, args, kwargs, step, self.may_run)
+        if seen.kept:
+            self._cache_stays["made"] = ", ".join(sorted(seen.kept))
+        if cache_off:
+            trace.reads_lengths = seen.reads_lengths
         if self.pace is not None:
             self.pace.traced()
         return trace
+
+    @cached_property
+    def _cache_stays(self) -> dict[str, str]:
+        """Why caches that the model makes are real: it reads them, or they are of such a kind."""
+        return {}
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         """The plan for a batch, with as few traces as will do."""
@@ -383,23 +417,19 @@ class Planner:
 
     def _planned(self, best: Tried, cache_off: bool) -> Planned:
         plan, link = best.plan, self.link
-        plan = replace(plan, notes=(*plan.notes, *self.left_out.notes))
-        if self.engine.config.enable_checkpointing and configs_with_cache(self.model, stateful=True):
-            plan = replace(plan, notes=(*plan.notes, _STATEFUL))
-        if isinstance(link, str) and link:
-            plan = replace(plan, notes=(*plan.notes, f"offload: {link}"))
-        planned = Planned(plan, best.trace, self.hardware, cache_off, best.places, left_out=self.left_out)
+        notes = [*self.left_out.notes]
+        notes += [_CACHE_STAYS.format(why) for why in self._cache_stays.values() if cache_off]
+        notes += [f"offload: {link}"] if isinstance(link, str) and link else []
+        planned = Planned(
+            replace(plan, notes=(*plan.notes, *notes)),
+            best.trace,
+            self.hardware,
+            cache_off,
+            best.places,
+            left_out=self.left_out,
+            cache_stays=self._cache_stays.get("read", ""),
+        )
         return planned if isinstance(link, str) else replace(planned, link=link, spared=best.spared)
-
-
-@contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
-    switch = CacheSwitch(model)
-    switch.attach()
-    try:
-        yield
-    finally:
-        switch.undo()
 
 
 def make_plan(

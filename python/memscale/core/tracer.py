@@ -34,6 +34,7 @@ from memscale.core.uninterrupted import uninterrupted
 from memscale.core.weight_images import WeightImages
 from memscale.errors import ProfileError
 from memscale.techniques.forward_slot import StandIn
+from memscale.techniques.given_caches import keeps_nothing
 
 _PLAIN_ARGUMENTS = (
     Tensor,
@@ -129,6 +130,7 @@ class Trace:
         has_drawn: single random numbers were drawn, which may decide what the step does.
         path: what path techniques change, as the graph has it.
         rerun_bytes: held all the time once a module runs a second time; see `CudaKernels.rerun_bytes`.
+        reads_lengths: of caches that were filled already; see `empty_caches.Seen`.
     """
 
     graph: _core.Graph
@@ -145,6 +147,7 @@ class Trace:
     has_drawn: bool = False
     path: OptimizerPath = AS_IT_IS
     rerun_bytes: int = 0
+    reads_lengths: bool = False
 
 
 class CallRecorder:
@@ -312,7 +315,7 @@ class CallRecorder:
                 buffer = self.recorder.buffer_of(leaf)
                 if buffer is not None:
                     self.recorder.graph.add_input(call, buffer)
-            elif not isinstance(leaf, _PLAIN_ARGUMENTS) and not _is_frozen(leaf):
+            elif not (isinstance(leaf, _PLAIN_ARGUMENTS) or _is_frozen(leaf) or keeps_nothing(leaf)):
                 self.recorder.graph.mark_module(number, _core.MODULE_NOT_TENSORS)
 
 

@@ -49,6 +49,7 @@ from memscale.techniques.attribute_tables import has_foreign_hooks
 from memscale.techniques.checkpoint_state import Body, BufferRef, State, all_below, check_version
 from memscale.techniques.compiled import checkpoints_when_compiled, never_compiled
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
+from memscale.techniques.given_caches import are_filled
 from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
 from memscale.techniques.recompute_check import (
     OTHER_AGAIN,
@@ -489,18 +490,21 @@ class _SecondRun(threading.local):
 
     Attributes:
         first: when its first run began, in the order of `births`; infinity: none is in progress.
+        number: of this one among all.
     """
 
     first: float = math.inf
+    number = 0
 
     @contextmanager
     def of(self, first: float) -> Iterator[None]:
         """A second run for the time of a block."""
-        before, self.first = self.first, first
+        before = self.first, self.number
+        self.first, self.number = first, next(births)
         try:
             yield
         finally:
-            self.first = before
+            self.first, self.number = before
 
 
 _second_run = _SecondRun()
@@ -512,6 +516,14 @@ def came_later(stand_in: StandIn) -> bool:
     Another plan put it there while graphs waited for their backward. It must not change what is saved.
     """
     return stand_in.born > _second_run.first
+
+
+def recompute_in_progress() -> tuple[float, int]:
+    """When the forward that this thread recomputes had begun, and a number of this recompute alone.
+
+    The first is infinity where none is in progress; the numbers are those of `births`.
+    """
+    return _second_run.first, _second_run.number
 
 
 def runs_plain() -> bool:
@@ -545,10 +557,11 @@ class CheckpointedForward(StandIn):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped, or as it is where there is nothing to save."""
         if torch.compiler.is_compiling():  # first of all: the compiler cannot see through what follows
-            if self.passive or not torch.is_grad_enabled() or not checkpoints_when_compiled():
+            plain = self.passive or not torch.is_grad_enabled() or are_filled((*args, *kwargs.values()))
+            if plain or not checkpoints_when_compiled():
                 return self.run_original(*args, **kwargs)
             return checkpoint(self.run_original, *args, use_reentrant=False, **kwargs)
-        if self.passive or runs_plain() or came_later(self):
+        if self.passive or runs_plain() or came_later(self) or are_filled((*args, *kwargs.values())):
             return self.original(*args, **kwargs)
         parts = all_below((self.module,))
         if any(map(has_foreign_hooks, parts[1:])):  # they have come since the plan was made
