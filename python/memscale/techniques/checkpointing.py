@@ -51,6 +51,7 @@ from memscale.techniques.compiled import checkpoints_when_compiled, never_compil
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
 from memscale.techniques.given_caches import are_filled
 from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
+from memscale.techniques.recompute import Recompute, Stop, is_parameter, origin_of
 from memscale.techniques.recompute_check import (
     OTHER_AGAIN,
     OTHER_WAY,
@@ -109,13 +110,6 @@ def observed_by(observer: SaveObserver) -> Iterator[None]:
         _observed.by = before
 
 
-class _Stop(BaseException):
-    """Ends a second run once everything that backward needs has been saved.
-
-    Not an `Exception`, so that a forward's own `except Exception` does not swallow it.
-    """
-
-
 class _Held:
     """A save that stays as it is, with the version that autograd would check.
 
@@ -130,7 +124,7 @@ class _Held:
         self.origin = origin
 
 
-class _Saved:
+class Saved:
     """Placeholder for one saved tensor. Autograd owns it; the region only watches it."""
 
     __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "is_sampled", "region", "shape")
@@ -144,7 +138,7 @@ class _Saved:
         self.fingerprint = fingerprint(tensor, self.is_sampled) if region.is_checked else None
 
 
-class _Reported(_Saved):
+class _Reported(Saved):
     """One that an observer hears of. Only these have a `__del__`, in which Python would lose Ctrl-C."""
 
     __slots__ = ("observer", "save")
@@ -155,13 +149,6 @@ class _Reported(_Saved):
 
     def __del__(self) -> None:
         self.observer.on_release(self.save)
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    base = tensor._base
-    if type(tensor) is Tensor:  # most saves: no question to the metaclass
-        return base is not None and isinstance(base, nn.Parameter)
-    return isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
 
 
 class Region:
@@ -210,7 +197,7 @@ class Region:
         self.is_checked = observer is None and body.check.of_call()
         self.flow = SavedFlow(self.leaves) if self.is_checked and not body.check.knows_flow else None
         # By number; None where the save itself stays.
-        self.saves: list[weakref.ref[_Saved] | None] = []
+        self.saves: list[weakref.ref[Saved] | None] = []
         # Graph task → index → (tensor, version at its save). One backward call is one graph task.
         self.recomputed: dict[int, dict[int, tuple[Tensor, int]]] = {}
         self.operations = operations if observer is None else None
@@ -257,17 +244,17 @@ class Region:
 
     def pack(self, tensor: Tensor) -> object:
         """What autograd gets in place of a tensor that it saves in the first run."""
-        if _is_parameter(tensor):
+        if is_parameter(tensor):
             return _Held(tensor)
         if is_sparse(tensor):  # a graph, mostly, which is there before and after the step
-            return _Held(tensor.detach(), _origin(tensor))
+            return _Held(tensor.detach(), origin_of(tensor))
         if self.kept is not None and self.kept.hold(tensor):
             self.saves.append(None)  # numbered all the same, as the second run does
             if self.flow is not None:
                 self.flow.add(tensor)
-            return _Held(detached(tensor), _origin(tensor))
+            return _Held(detached(tensor), origin_of(tensor))
         about, observer = (self, len(self.saves), tensor), self.observer
-        saved = _Saved(*about) if observer is None else _Reported(*about, observer)
+        saved = Saved(*about) if observer is None else _Reported(*about, observer)
         self.saves.append(weakref.ref(saved))
         if self.flow is not None:
             self.flow.add(tensor)
@@ -283,7 +270,7 @@ class Region:
         if isinstance(saved, _Held):
             check_version(saved.tensor, saved.version, self.body.path, saved.origin)
             return saved.tensor
-        assert isinstance(saved, _Saved)
+        assert isinstance(saved, Saved)
         if isinstance(saved, _Reported):
             saved.observer.on_unpack(saved.save)
         task = torch._C._current_graph_task_id()
@@ -299,7 +286,7 @@ class Region:
     def run_again(self) -> dict[int, tuple[Tensor, int]]:
         """The recompute. Returns the saved tensors that are still wanted, by number, with their versions."""
         alive = [save() for save in self.saves if save is not None]
-        recompute = _Recompute(self, [save for save in alive if save is not None])
+        recompute = Recompute(self, [save for save in alive if save is not None])
         # What was kept is for one recompute; another one at the same time, in another thread, finds nothing.
         kept, self.kept = self.kept, None
         try:
@@ -317,7 +304,7 @@ class Region:
         what = f"the recompute of module {path!r} saved {count}"
         raise self.body.check.fail(RecomputeError(what, path, None, OTHER_WAY))
 
-    def _run_under(self, recompute: _Recompute, kept: KeptOutputs) -> None:
+    def _run_under(self, recompute: Recompute, kept: KeptOutputs) -> None:
         args, kwargs = self.inputs()
         try:
             with ExitStack() as stack:
@@ -332,8 +319,8 @@ class Region:
                 if self.operations is not None:
                     stack.enter_context(Taking(self.operations, kept))
                 self.state.run(self.run, *args, **kwargs)
-        except (_Stop, Exception):
-            # Not always _Stop: while PyTorch records the memory history, it loses the exception on its way
+        except (Stop, Exception):
+            # Not always Stop: while PyTorch records the memory history, it loses the exception on its way
             # through the operator and raises SystemError; and a forward may turn what it catches into its
             # own.
             if not recompute.is_over:
@@ -345,7 +332,7 @@ class Region:
         """What to raise for a saved tensor that came out otherwise. One more recompute tells why."""
         cause = OTHER_WAY
         if value is not None:
-            probe = _Recompute(self, [], index, value, is_sampled)
+            probe = Recompute(self, [], index, value, is_sampled)
             try:
                 self._run_under(probe, KeptOutputs())
             except Exception:
@@ -365,86 +352,6 @@ class Region:
                 check_version(leaves[index], version, self.body.path)
         args, kwargs = self.spec.unflatten(leaves)
         return args, kwargs
-
-
-class _Recompute:
-    """What one recompute has made so far.
-
-    Args:
-        region: whose.
-        wanted: saves that backward still wants.
-        only: compare this save alone, with the fingerprint `expected`, and take none.
-        expected: of `only`.
-        is_sampled: what `expected` is of.
-
-    Attributes:
-        wanted: by number.
-        values: what has been made for them, with versions.
-        count: saves so far.
-        is_over: all is there, or something came out otherwise.
-        difference: the number of that save, in words what differs, its fingerprint, and whether that is of a
-            sample.
-    """
-
-    __slots__ = (
-        "_detach", "_expected", "_is_sampled", "_last", "_only", "count", "difference", "is_over", "values",
-        "wanted",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        region: Region,
-        wanted: Sequence[_Saved],
-        only: int | None = None,
-        expected: Fingerprint = None,
-        is_sampled: bool = False,
-    ) -> None:
-        self.wanted = {save.index: save for save in wanted}
-        self._last = max(self.wanted) if only is None else only
-        self._only, self._expected, self._is_sampled = only, expected, is_sampled
-        self._detach = Tensor.detach if region.operations is None else detached
-        self.values: dict[int, tuple[Tensor, int]] = {}
-        self.count = 0
-        self.is_over = False
-        self.difference: tuple[int, str, Fingerprint, bool] | None = None
-
-    def pack(self, tensor: Tensor) -> object:
-        """Takes what the recompute saves, and ends it when all that is wanted is there."""
-        if _is_parameter(tensor) or is_sparse(tensor):
-            return tensor
-        index = self.count
-        self.count += 1
-        value = self._detach(tensor)
-        save = self.wanted.get(index)
-        if save is not None:
-            self._compare(save, tensor, value)
-            self.values[index] = (value, value._version)
-        elif index == self._only and fingerprint(value, self._is_sampled) != self._expected:
-            self.difference = index, "", None, False
-        if index == self._last or self.difference is not None:
-            self.is_over = True
-            raise _Stop
-        return value
-
-    def _compare(self, save: _Saved, tensor: Tensor, value: Tensor) -> None:
-        made = _form(value.shape, value.dtype)
-        if value.shape != save.shape or value.dtype != save.dtype:
-            self.difference = (
-                save.index,
-                f"is {made}, in its forward {_form(save.shape, save.dtype)}",
-                None,
-                False,
-            )
-        elif save.fingerprint is not None:
-            found = fingerprint(value, save.is_sampled)
-            if found != save.fingerprint:
-                about = ", ".join(filter(None, (made, _origin(tensor))))
-                differs = f"has other values than in its forward ({about})"
-                self.difference = save.index, differs, found, save.is_sampled
-
-
-def _form(shape: torch.Size, dtype: torch.dtype) -> str:
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 _LEAVES = (Tensor, int, float, str, type(None), torch.dtype)
@@ -475,14 +382,7 @@ def _flatten(call: tuple[Any, Any]) -> tuple[list[Any], TreeSpec | _FlatSpec]:
     return leaves, _FlatSpec(len(args), tuple(kwargs))
 
 
-def _origin(tensor: Tensor) -> str:
-    """What made a tensor, in the words of autograd's errors; "" for what has no node."""
-    node = tensor.grad_fn
-    return "" if node is None else f"which is output {tensor.output_nr} of {node.name()}"
-
-
-never_compiled(_Held, _Saved, _Reported, Region, _Recompute, _FlatSpec, _is_parameter, _flatten, _origin)
-never_compiled(is_sparse)
+never_compiled(_Held, Saved, _Reported, Region, _FlatSpec, _flatten, is_sparse)
 
 
 class _SecondRun(threading.local):

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one recompute of a checkpointed call has made so far: taken save by save, compared, ended in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from memscale.core.leaves import is_sparse
+from memscale.techniques.compiled import never_compiled
+from memscale.techniques.kept_outputs import detached
+from memscale.techniques.recompute_check import Fingerprint, fingerprint
+
+if TYPE_CHECKING:
+    from memscale.techniques.checkpointing import Region, Saved
+
+
+class Stop(BaseException):
+    """Ends a recompute once everything that backward needs has been saved.
+
+    Not an `Exception`, so that a forward's own `except Exception` does not swallow it.
+    """
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a saved tensor is a parameter, or a view of one: it stays, and is not recomputed."""
+    base = tensor._base
+    if type(tensor) is Tensor:  # most saves: no question to the metaclass
+        return base is not None and isinstance(base, nn.Parameter)
+    return isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
+
+
+def origin_of(tensor: Tensor) -> str:
+    """What made a tensor, in the words of autograd's errors; "" for what has no node."""
+    node = tensor.grad_fn
+    return "" if node is None else f"which is output {tensor.output_nr} of {node.name()}"
+
+
+class Recompute:
+    """What one recompute has made so far.
+
+    Args:
+        region: whose.
+        wanted: saves that backward still wants.
+        only: compare this save alone, with the fingerprint `expected`, and take none.
+        expected: of `only`.
+        is_sampled: what `expected` is of.
+
+    Attributes:
+        wanted: by number.
+        values: what has been made for them, with versions.
+        count: saves so far.
+        is_over: all is there, or something came out otherwise.
+        difference: the number of that save, in words what differs, its fingerprint, and whether that is of a
+            sample.
+    """
+
+    __slots__ = (
+        "_detach", "_expected", "_is_sampled", "_last", "_only", "count", "difference", "is_over", "values",
+        "wanted",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        region: Region,
+        wanted: Sequence[Saved],
+        only: int | None = None,
+        expected: Fingerprint = None,
+        is_sampled: bool = False,
+    ) -> None:
+        self.wanted = {save.index: save for save in wanted}
+        self._last = max(self.wanted) if only is None else only
+        self._only, self._expected, self._is_sampled = only, expected, is_sampled
+        self._detach = Tensor.detach if region.operations is None else detached
+        self.values: dict[int, tuple[Tensor, int]] = {}
+        self.count = 0
+        self.is_over = False
+        self.difference: tuple[int, str, Fingerprint, bool] | None = None
+
+    def pack(self, tensor: Tensor) -> object:
+        """Takes what the recompute saves, and ends it when all that is wanted is there."""
+        if is_parameter(tensor) or is_sparse(tensor):
+            return tensor
+        index = self.count
+        self.count += 1
+        value = self._detach(tensor)
+        save = self.wanted.get(index)
+        if save is not None:
+            self._compare(save, tensor, value)
+            self.values[index] = (value, value._version)
+        elif index == self._only and fingerprint(value, self._is_sampled) != self._expected:
+            self.difference = index, "", None, False
+        if index == self._last or self.difference is not None:
+            self.is_over = True
+            raise Stop
+        return value
+
+    def _compare(self, save: Saved, tensor: Tensor, value: Tensor) -> None:
+        made = _form(value.shape, value.dtype)
+        if value.shape != save.shape or value.dtype != save.dtype:
+            self.difference = (
+                save.index,
+                f"is {made}, in its forward {_form(save.shape, save.dtype)}",
+                None,
+                False,
+            )
+        elif save.fingerprint is not None:
+            found = fingerprint(value, save.is_sampled)
+            if found != save.fingerprint:
+                about = ", ".join(filter(None, (made, origin_of(tensor))))
+                differs = f"has other values than in its forward ({about})"
+                self.difference = save.index, differs, found, save.is_sampled
+
+
+def _form(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+never_compiled(Recompute, is_parameter, origin_of)
