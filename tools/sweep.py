@@ -37,6 +37,7 @@ def _orders() -> tuple[Orders, Path | None]:
     parser.add_argument(
         "--unconfirmed", action="store_true", help="do not see failures again in a new process"
     )
+    parser.add_argument("--retry", action="store_true", help="of that, what failed or was not swept")
     parser.add_argument("--installed", action="store_true", help="install nothing")
     parser.add_argument("--table", type=Path, help="write the page of coverage there")
     args = parser.parse_args()
@@ -60,6 +61,7 @@ def _orders() -> tuple[Orders, Path | None]:
         jobs=args.jobs,
         limit=args.limit,
         again=args.again,
+        retry=args.retry,
         share=args.share,
         confirm=not args.unconfirmed,
     ), args.table

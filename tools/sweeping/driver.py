@@ -43,6 +43,7 @@ class Orders:
         jobs: how many models at a time.
         limit: seconds for each process.
         again: also what is there already.
+        retry: of that, what failed or could not be swept.
         share: the budget as a share of the plain peak.
         confirm: failures are seen again in a process started anew before they count.
     """
@@ -57,6 +58,7 @@ class Orders:
     jobs: int = 1
     limit: float = 120.0
     again: bool = False
+    retry: bool = False
     share: float = 0.6
     confirm: bool = True
 
@@ -105,7 +107,9 @@ class Sweep:
     def _is_known(self, item: tuple[str, str]) -> bool:
         row = self.known.get(item)
         same = row is not None and row.commit == self.commit and row.versions == self._versions[item[0]]
-        return same and not self.orders.again
+        if row is None or not same or self.orders.again:
+            return False
+        return not (self.orders.retry and row.status in (FAILED, NOT_SWEPT))
 
     def _line(self, work: queue.SimpleQueue[tuple[str, str]]) -> None:
         """One model after the other, with one parent at a time."""

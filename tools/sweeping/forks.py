@@ -30,6 +30,16 @@ TOOLS = Path(__file__).resolve().parents[1]
 _MEMORY = 8 << 30
 """Bytes of data a child may have; a model that asks for more is not tiny."""
 
+_SLOW_TO_IMPORT = (
+    "sympy",
+    "torch.profiler",
+    "torch._dynamo",
+    "torch._subclasses.fake_tensor",
+    "torch.fx.experimental.proxy_tensor",
+    "memscale.api",
+    "sweeping.trial",
+)
+
 _POLL_SECONDS = 0.005
 
 
@@ -117,9 +127,9 @@ def _imported(name: str) -> Any:
     import torch
 
     torch.set_num_threads(1)
-    for module in ("memscale", "torch.profiler", "torch._subclasses.fake_tensor", "sweeping.trial"):
-        importlib.import_module(module)
     library = importlib.import_module(f"sweeping.libraries.{name}")
+    for module in (*_SLOW_TO_IMPORT, *getattr(library, "PARTS", ())):
+        importlib.import_module(module)
     import gc
 
     gc.collect()
@@ -154,7 +164,8 @@ def _run(library: Any, function: str, arguments: dict[str, Any], place: Path) ->
         os.chdir(place)
         from sweeping import trial
 
-        value = getattr(trial, function)(library, **arguments)
+        own = getattr(library, function, None)  # a library may do it in its own way
+        value = own(**arguments) if own else getattr(trial, function)(library, **arguments)
         (place / "partial").write_text(json.dumps(value))
         (place / "partial").rename(place / "answer")
     except BaseException as error:

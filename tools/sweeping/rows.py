@@ -122,7 +122,7 @@ def _add(row: Row, kind: str, found: Iterable[Any]) -> None:
 
 def _judge_bytes(row: Row) -> None:
     if row.predicted is None:
-        if not any(kind == EXCEPTION for kind, _, _ in row.problems):
+        if not row.method and not any(kind == EXCEPTION for kind, _, _ in row.problems):
             row.problems.append((UNPLANNED, "wrap", (row.log or ["without a word"])[-1]))
         return
     if row.fits and row.peak > row.budget * _TOLERANCE:
@@ -158,17 +158,19 @@ def append(path: Path, row: Row) -> None:
 
 
 def commit() -> str:
-    """Of the package's sources; with a "+" if they differ from it."""
-    head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    changes = ["git", "-C", str(ROOT), "status", "--porcelain", "--", "python", "src", "include"]
+    """The last one that changed the package; with a "+" if its sources differ from it."""
+    sources = ("--", "python", "src", "include")
+    git = ["git", "-C", str(ROOT)]
     try:
-        name, changed = (
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            for command in (head, changes)
-        )
+        name = _said([*git, "log", "-1", "--format=%h", *sources])
+        changes = _said([*git, "status", "--porcelain", *sources])
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return name.strip() + ("+" if changed.strip() else "")
+    return name + ("+" if changes else "")
+
+
+def _said(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def versions(distributions: Iterable[str], packages: Path | None) -> dict[str, str]:

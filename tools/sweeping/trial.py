@@ -131,30 +131,35 @@ def built(library: Library, name: str, recipe: Recipe) -> tuple[Made, torch.opti
 def plain(library: Library, name: str) -> dict[str, Any]:
     """Finds a recipe, and runs it without MemScale."""
     found = Plain()
-    attempts = library.attempts(name)
     reasons: list[str] = []
     try:
+        attempts = library.attempts(name)
         recipe = next(attempts)
         for _ in range(_ATTEMPTS):
-            try:
-                made, optimizer = built(library, name, recipe)
-                train_step(made, optimizer, 0)
+            error = _failure_of(library, name, recipe)
+            if not error:
                 found.recipe = recipe
                 break
-            except Exception as error:
-                reasons.append(one_line(error))
-                made = optimizer = None  # type: ignore[assignment]  # frees them
-                recipe = attempts.send(reasons[-1])
+            reasons.append(error)
+            recipe = attempts.send(error)
     except StopIteration:
         pass
     except Exception as error:
         reasons.append(one_line(error))
-    attempts.close()
     if found.recipe is None:
-        found.reason = reasons[0] if reasons else "no recipe"
-        return asdict(found)
-    _run_plain(found, library, name, found.recipe)
+        found.reason = reasons[0] if reasons else "no recipe"  # of the fullest batch
+    else:
+        _run_plain(found, library, name, found.recipe)
     return asdict(found)
+
+
+def _failure_of(library: Library, name: str, recipe: Recipe) -> str:
+    """Why one step with a recipe does not work; "" if it does."""
+    try:
+        train_step(*built(library, name, recipe), 0)
+    except Exception as error:
+        return one_line(error)
+    return ""
 
 
 def _run_plain(found: Plain, library: Library, name: str, recipe: Recipe) -> None:

@@ -17,6 +17,20 @@ from sweeping.subject import Attempts, Made, Recipe, Unsupported, usual_loss
 
 DISTRIBUTIONS = ("torch", "transformers")
 
+PARTS = tuple(
+    f"transformers.{name}"
+    for name in (
+        "modeling_utils",
+        "modeling_layers",
+        "masking_utils",
+        "generation.utils",
+        "generation.candidate_generator",
+        "loss.loss_utils",
+        "modeling_rope_utils",
+    )
+)
+"""What the files of all models import, and which is no model."""
+
 transformers.logging.set_verbosity_error()
 
 _ABSTRACT = re.compile(r"(PreTrainedModel|PretrainedModel)$")

@@ -41,7 +41,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"^num_mel_bins$|^n_mels$|mel_bins$", 16),
     (r"(num|n)_(.*_)?(queries|query_tokens|latents|query)$|^num_latents$", 10),
     (r"^image_size$|_image_size$|^input_size$", 64),
-    (r"^patch_size$", 16),
+    (r"^patch_size$", 8),
     (r"^(chunk_size|mamba_chunk_size)$", 8),
     (r"^(num_)?groups$|_groups$", 4),
     (r"window$|window_size$", 4),

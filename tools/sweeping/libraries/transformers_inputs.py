@@ -18,7 +18,7 @@ from torch import Tensor
 
 Description = dict[str, Any]
 
-BATCH, LENGTH, IMAGE, SOUND, FRAMES, BOXES, FEW_LABELS = 2, 24, 64, 3200, 64, 3, 2
+BATCH, LENGTH, IMAGE, SOUND, FRAMES, BOXES, FEW_LABELS = 8, 24, 64, 3200, 64, 3, 2
 
 _Maker = Callable[["_Ask"], Any]
 
@@ -460,7 +460,7 @@ def _change(description: Description, error: str) -> Description | None:
     if counted:
         what, _, features = counted.group(1).lower(), *map(int, counted.groups()[1:])
         what = "image" if what == "multimodal" else what
-        if description.get("tokens", {}).get(what) == features or features > 2 * 512:
+        if description.get("tokens", {}).get(what) == features or features > BATCH * 256:
             return None
         return {
             "tokens": {**description.get("tokens", {}), what: features},
