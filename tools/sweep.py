@@ -30,7 +30,7 @@ def _orders() -> tuple[Orders, Path | None]:
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing later")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for a process")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of a processor for a process")
     parser.add_argument("--share", type=float, default=0.6, help="budget as a share of the plain peak")
     parser.add_argument("--json", type=Path, default=rows.ROOT / "build" / "sweep.jsonl", help="file of rows")
     parser.add_argument("--again", action="store_true", help="also what is in the file already")

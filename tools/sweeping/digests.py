@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from sweeping.subject import leaves
 
@@ -26,7 +27,9 @@ def of_bytes(data: bytes) -> str:
 
 
 def of_tensor(tensor: Tensor) -> str:
-    """Type, shape and bits."""
+    """Type, shape and bits; a tensor without data says so."""
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        return f"without data {list(tensor.shape)}"
     value = tensor.detach()
     if value.layout != torch.strided:
         value = value.to_dense()

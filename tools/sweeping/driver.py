@@ -20,7 +20,7 @@ from sweeping import rows
 from sweeping.forks import Parent, call_anew, environment
 from sweeping.rows import BAR, FAILED, NOT_SWEPT, Row
 
-LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "torch_geometric", "monai", "around")
+LIBRARIES = ("transformers", "timm", "torchvision", "torch_geometric", "monai", "around")
 BARE = ("transformers", "around")
 """Those that need nothing but what the tests need."""
 
@@ -112,22 +112,19 @@ class Sweep:
         return not (self.orders.retry and row.status in (FAILED, NOT_SWEPT))
 
     def _line(self, work: queue.SimpleQueue[tuple[str, str]]) -> None:
-        """One model after the other, with one parent at a time."""
-        parent: Parent | None = None
-        library = ""
+        """One model after the other, with a parent for each library."""
+        parents: dict[str, Parent] = {}
         try:
             while time.monotonic() - self._start < 60 * self.orders.minutes:
                 try:
                     item = work.get_nowait()
                 except queue.Empty:
                     return
-                if parent is None or item[0] != library:
-                    if parent is not None:
-                        parent.close()
-                    library, parent = item[0], Parent(item[0], self.orders.packages)
-                self._finish(self._one(parent, item))
+                if item[0] not in parents:
+                    parents[item[0]] = Parent(item[0], self.orders.packages)
+                self._finish(self._one(parents[item[0]], item))
         finally:
-            if parent is not None:
+            for parent in parents.values():
                 parent.close()
 
     def _one(self, parent: Parent, item: tuple[str, str]) -> Row:

@@ -40,6 +40,9 @@ _SLOW_TO_IMPORT = (
     "sweeping.trial",
 )
 
+_PATIENCE = 10
+"""A limit is of processor time; by the clock a child has so many times more, for a busy machine."""
+
 _POLL_SECONDS = 0.005
 
 
@@ -143,8 +146,8 @@ def _in_child(library: Any, function: str, limit: float, arguments: dict[str, An
         place = Path(folder)
         child = os.fork()
         if child == 0:
-            _run(library, function, arguments, place)
-        status = _waited(child, start + limit)
+            _run(library, function, limit, arguments, place)
+        status = _waited(child, start + _PATIENCE * limit)
         seconds = round(time.monotonic() - start, 2)
         answer = place / "answer"
         if status == 0 and answer.is_file():
@@ -152,12 +155,13 @@ def _in_child(library: Any, function: str, limit: float, arguments: dict[str, An
         return [None, _failure(status, limit, place / "said"), seconds]
 
 
-def _run(library: Any, function: str, arguments: dict[str, Any], place: Path) -> None:
+def _run(library: Any, function: str, limit: float, arguments: dict[str, Any], place: Path) -> None:
     """The child's life."""
     try:
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 1))
         said = os.open(place / "said", os.O_WRONLY | os.O_CREAT)
         os.dup2(said, 1)
         os.dup2(said, 2)
@@ -188,7 +192,7 @@ def _waited(child: int, deadline: float) -> int | None:
 
 
 def _failure(status: int | None, limit: float, said: Path) -> str:
-    if status is None:
+    if status is None or status == -signal.SIGXCPU:
         return f"not done after {limit:g} s"
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"

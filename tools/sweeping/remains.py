@@ -41,11 +41,16 @@ def of_model(model: nn.Module) -> Described:
         for name, value in vars(module).items():
             if name in _TABLES:
                 found[f"{where}.{name}"] = str([(key, type(item).__name__) for key, item in value.items()])
+            elif name.endswith("_hooks") and isinstance(
+                value, dict
+            ):  # by numbers that count all hooks of the process
+                found[f"{where}.{name}"] = describe(list(value.values()))
             else:
                 found[f"{where}.{name}"] = describe(value)
     for name, parameter in model.named_parameters():
         kept = {key: describe(item) for key, item in vars(parameter).items()}
-        hooks = [describe(hooks) for hooks in (parameter._backward_hooks, _post_hooks(parameter))]
+        tables = (parameter._backward_hooks, _post_hooks(parameter))
+        hooks = [describe(list((table or {}).values())) for table in tables]
         state = (parameter.requires_grad, parameter.grad is None, str(parameter.dtype), hooks, kept)
         found[f"parameter {name}"] = f"{type(parameter).__name__} {state}"
     return found

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Recipe = dict[str, Any]
@@ -76,15 +77,29 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def usual_loss(output: Any) -> Tensor:
-    """The model's own loss where it has computed one, else the mean square of all that can be trained."""
+    """The model's own loss where it has computed one, else cross entropy or, of pictures, a squared difference.
+
+    That is what MemScale assumes of a loss that it cannot see; another would make predictions look wrong that
+    are about something else.
+    """
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor) and own.requires_grad:
-        return own.float().mean()
-    parts = [
-        (item.abs() if item.is_complex() else item).float().square().mean()
-        for _, item in leaves(output)
-        if item.requires_grad and item.numel()
-    ]
+        return own if own.dim() == 0 else own.mean()
+    parts = [_usual(item) for _, item in leaves(output) if item.requires_grad and item.numel()]
     if not parts:
         raise Unsupported("no output depends on a trainable weight")
-    return torch.stack(parts).sum()
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _usual(output: Tensor) -> Tensor:
+    if output.is_complex():
+        return output.abs().square().mean()
+    if output.dim() < 2:
+        return output.float().sum()
+    if output.dim() >= 4:
+        return F.mse_loss(output.float(), torch.zeros(output.shape))
+    scores = output.float().flatten(0, -2)
+    return F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long))

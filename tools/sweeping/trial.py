@@ -8,6 +8,7 @@ detaches and trains on. `problems` compares the two.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import math
@@ -112,7 +113,7 @@ def train_step(made: Made, optimizer: torch.optim.Optimizer, number: int, record
     loss = made.loss(output)
     loss.backward()
     bits = digests.of_step(made.model, output, loss) if record else {}
-    bits["loss is finite"] = str(math.isfinite(loss.item()))
+    bits["loss is finite"] = "True" if type(loss) is torch.Tensor and math.isfinite(loss.item()) else "False"
     optimizer.step()
     optimizer.zero_grad()
     return bits
@@ -223,22 +224,18 @@ def _everything(model: nn.Module) -> Described:
 def _predict(found: Planned, made: Made, optimizer: torch.optim.Optimizer, config: Any) -> None:
     import memscale
 
+    sample = _sample(made.batch(0))
     seed(1)
-    before, batch = _everything(made.model), made.batch(0)
-    seed(1)
-    state = digests.of_generators()
+    before = _everything(made.model)
     start = time.perf_counter()
 
     def predict() -> None:
-        sample = _sample(batch)
         prediction = memscale.predict(made.model, optimizer, config, sample_input=sample)
         found.predict_seconds = time.perf_counter() - start
         found.predicted_plain = prediction.plain.device_used_peak_bytes
 
     _stage(found, "predict", predict)
-    after = _everything(made.model)
-    found.left += [("predict", line) for line in remains.changed(before | state, after)]
-    del batch
+    found.left += [("predict", line) for line in remains.changed(before, _everything(made.model))]
     found.fakes += [("predict", where) for where in remains.fakes()]
 
 
@@ -266,9 +263,8 @@ def _wrap(found: Planned, made: Made, optimizer: torch.optim.Optimizer, config: 
 def _steps(found: Planned, made: Made, optimizer: torch.optim.Optimizer) -> None:
     for number in range(STEPS):
         start = time.perf_counter()
-        if not _stage(
-            found, f"step {number}", lambda: found.steps.append(train_step(made, optimizer, number))
-        ):  # noqa: B023
+        step = functools.partial(train_step, made, optimizer, number)
+        if not _stage(found, f"step {number}", lambda step=step: found.steps.append(step())):  # type: ignore[misc]
             return
         if number == 0 and found.deferred:
             found.plan_seconds = time.perf_counter() - start

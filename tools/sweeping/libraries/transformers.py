@@ -41,6 +41,8 @@ def names() -> list[str]:
     """`family.Class` of what the files of models export; read, not imported."""
     found = []
     for path in sorted((Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")):
+        if path.parent.name == "auto":
+            continue
         found += [
             f"{path.parent.name}.{name}"
             for name in _exported(path)

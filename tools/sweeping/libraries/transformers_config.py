@@ -130,6 +130,8 @@ def _by_rule(name: str) -> int | None:
 def _small_list(name: str, value: Any) -> Any:
     if re.search(r"depths|layers|blocks", name) and not re.search(r"indic|indexes|ids", name):
         return type(value)(min(item, 1) for item in value)
+    if re.search(r"heads$", name):
+        return type(value)(min(item, 2) for item in value)
     if re.search(r"(sizes|dims?|channels|widths|hidden_size|embed_dim)$", name) and min(value) >= 16:
         by = max(1, min(value) // 16)
         return type(value)(item // by for item in value)
