@@ -20,7 +20,7 @@ from sweeping import rows
 from sweeping.forks import Parent, call_anew, environment
 from sweeping.rows import BAR, FAILED, NOT_SWEPT, Row
 
-LIBRARIES = ("transformers", "timm", "torchvision", "torch_geometric", "monai", "around")
+LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "torch_geometric", "monai", "around")
 BARE = ("transformers", "around")
 """Those that need nothing but what the tests need."""
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
-import transformers
+from sweeping.libraries import torchvision_ops
 
-from sweeping.libraries import transformers_config as sizes
-from sweeping.libraries import transformers_inputs as inputs
-from sweeping.subject import Attempts, Made, Recipe, Unsupported, usual_loss
+if importlib.util.find_spec("torchvision") is not None:
+    torchvision_ops.declare()  # some files of models import it
+
+import transformers  # noqa: E402
+
+from sweeping.libraries import transformers_config as sizes  # noqa: E402
+from sweeping.libraries import transformers_inputs as inputs  # noqa: E402
+from sweeping.subject import Attempts, Made, Recipe, Unsupported, usual_loss  # noqa: E402
 
 DISTRIBUTIONS = ("torch", "transformers")
 
@@ -67,20 +73,21 @@ def _exported(path: Path) -> list[str]:
 def attempts(name: str) -> Attempts:
     """Configurations × batches; what an error asks for is tried next."""
     kind = _class(name)
+    said = ""
     for style in sizes.STYLES:
-        config = None
+        if style == "sections" and "split_with_sizes" not in said:
+            continue
         try:
             config = sizes.tiny(kind, style)
-        except Exception as error:
-            yield {"style": style, "batch": {}, "error": f"{type(error).__name__}: {error}"}
+        except Exception:
+            said += yield {"style": style, "batch": {}}  # building it says why
             continue
-        recipe = {"style": style}
-        answered = ""
         for batch in inputs.batches(kind, config):
-            while batch is not None:
-                answered = yield recipe | {"batch": batch}
-                batch = inputs.mended(batch, answered)
-        del answered
+            tried: inputs.Description | None = batch
+            while tried is not None:
+                error = yield {"style": style, "batch": tried}
+                said += error
+                tried = inputs.mended(tried, error)
 
 
 def make(name: str, recipe: Recipe) -> Made:

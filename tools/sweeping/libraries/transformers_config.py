@@ -14,9 +14,9 @@ from typing import Any
 
 from sweeping.libraries.transformers_own import OWN
 
-STYLES = ("in place", "anew")
+STYLES = ("in place", "anew", "sections")
 """How: fields of the default are changed, so that what follows from them stays as it is; or the class is given
-the small fields, so that it derives the rest again."""
+the small fields, so that it derives the rest again; or as the first, with sections of rotary positions named."""
 
 WIDTH, HEADS, LAYERS, VOCABULARY, POSITIONS = 64, 4, 2, 99, 96
 
@@ -66,7 +66,16 @@ def tiny(kind: Any, style: str) -> Any:
         return own(kind.config_class, shrink) if callable(own) else shrink(kind.config_class(), **own)
     config = kind.config_class()
     shrink(config)
-    return config if style == "in place" else _anew(kind.config_class, config)
+    if style == "sections":
+        _name_sections(config)
+    return _anew(kind.config_class, config) if style == "anew" else config
+
+
+def _name_sections(config: Any) -> None:
+    """For models whose code has sections of its own for widths that are not tiny."""
+    for inner in (config, *(value for value in vars(config).values() if is_config(value))):
+        if isinstance(getattr(inner, "rope_parameters", None), dict):
+            inner.rope_parameters = {**inner.rope_parameters, "mrope_section": [2, 3, 3]}
 
 
 def shrink(config: Any, **fixed: Any) -> Any:
@@ -104,7 +113,9 @@ def _small(name: str, value: Any, config: Any) -> Any:
     """The value to use, or None to leave it."""
     if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
         return _small_rope(value)
-    if name.endswith("layer_types") and isinstance(value, (list, tuple)):
+    if name in ("attn_layer_indices", "attention_layers_idx") and isinstance(value, list):
+        return [LAYERS - 1]
+    if re.search(r"layer_types$|layers_block_type$", name) and isinstance(value, (list, tuple)):
         return _few_kinds(value)
     if _KEPT.match(name):
         return None

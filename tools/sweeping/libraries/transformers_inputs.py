@@ -155,9 +155,12 @@ def _video(ask: _Ask) -> Tensor:
 
 
 def _pixels(ask: _Ask) -> Tensor:
-    shape = ask.description.get("pixels", "images")
+    in_patches = {"image_grid_thw", "grid_thw"} & set(ask.description["names"])
+    shape = ask.description.get("pixels", "patches" if in_patches else "images")
     if shape == "video" or shape == "images" and re.search("Video|Vivit|Timesformer", ask.name):
         return _video(ask)
+    if shape == "pairs":
+        return torch.stack([ask.images(), ask.images()], 1)
     if shape == "one more":
         return ask.images()[:, None]
     if shape == "patches":
@@ -179,7 +182,8 @@ def _sound(ask: _Ask) -> Tensor:
         return ask.floats(
             BATCH, FRAMES, int(ask.field("num_mel_bins", "feature_size", "input_size", default=16))
         )
-    return ask.floats(BATCH, ask.description.get("samples", SOUND))
+    samples = ask.description.get("samples", SOUND)
+    return ask.floats(BATCH, *([1] if ask.description.get("sound") == "channel" else []), samples)
 
 
 def _features(ask: _Ask) -> Tensor:
@@ -484,7 +488,9 @@ def _change(description: Description, error: str) -> Description | None:
 
 _HINTS: tuple[tuple[str, Description], ...] = (
     (r"decoder_input_ids", {"add": "decoder_input_ids"}),
-    (r"grid_thw|'NoneType' object has no attribute '(shape|tolist|prod|repeat)'|'NoneType' object is not (iterable|subscriptable)", {"add": "image_grid_thw"}),
+    (r"to have 1 channels, but got|not enough values to unpack \(expected 3, got 2\)", {"sound": "channel"}),
+    (r"must be a 5D tensor", {"pixels": "pairs"}),
+    (r"grid_thw|'NoneType' object has no attribute '(shape|tolist|prod|repeat|device)'|'NoneType' object is not (iterable|subscriptable)", {"add": "image_grid_thw"}),
     (r"image_sizes", {"add": "image_sizes"}),
     (r"mm_token_type_ids", {"add": "mm_token_type_ids"}),
     (r"token_type_ids", {"add": "token_type_ids"}),
