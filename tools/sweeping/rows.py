@@ -80,7 +80,17 @@ class Row:
 
 def judge(row: Row, plain: dict[str, Any], planned: dict[str, Any]) -> None:
     """Fills the row with what the two processes said."""
-    for name in "budget peak predicted predicted_plain fits method active log deferred".split():
+    for name in [
+        "budget",
+        "peak",
+        "predicted",
+        "predicted_plain",
+        "fits",
+        "method",
+        "active",
+        "log",
+        "deferred",
+    ]:
         setattr(row, name, planned[name])
     row.predict_seconds, row.plan_seconds = (
         round(planned["predict_seconds"], 3),

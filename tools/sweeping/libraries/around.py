@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sweeping import digests, remains
-from sweeping.libraries import around_contexts, around_loops, around_modules
+from sweeping.libraries import around_contexts, around_loops, around_losses, around_modules
 from sweeping.libraries.around_loop import SITUATIONS, Loop, Situation
 from sweeping.libraries.around_models import KINDS, Kind
 from sweeping.peaks import peak_bytes
@@ -24,7 +24,7 @@ from sweeping.trial import Plain, Planned, one_line
 
 DISTRIBUTIONS = ("torch", "transformers", "peft")
 
-TABLES = (around_contexts, around_loops, around_modules)
+TABLES = (around_contexts, around_loops, around_losses, around_modules)
 """The modules whose functions are the situations."""
 
 _BUDGETS = ("1", "60")

@@ -15,11 +15,11 @@ from sweeping.libraries import torchvision_ops
 if importlib.util.find_spec("torchvision") is not None:
     torchvision_ops.declare()  # some files of models import it
 
-import transformers  # noqa: E402
+import transformers
 
-from sweeping.libraries import transformers_config as sizes  # noqa: E402
-from sweeping.libraries import transformers_inputs as inputs  # noqa: E402
-from sweeping.subject import Attempts, Made, Recipe, Unsupported, usual_loss  # noqa: E402
+from sweeping.libraries import transformers_config as sizes
+from sweeping.libraries import transformers_inputs as inputs
+from sweeping.subject import Attempts, Made, Recipe, Unsupported, usual_loss
 
 DISTRIBUTIONS = ("torch", "transformers")
 

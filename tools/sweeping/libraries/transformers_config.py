@@ -127,7 +127,7 @@ def _small(name: str, value: Any, config: Any) -> Any:
             return None
         if "key_value_heads" in name or "kv_heads" in name:
             heads = getattr(config, "num_attention_heads", HEADS)
-            return HEADS if value == heads or heads == HEADS and value > 16 else 2
+            return HEADS if value == heads or (heads == HEADS and value > 16) else 2
         return small
     if isinstance(value, (list, tuple)) and value and all(type(item) is int for item in value):
         return _small_list(name, value)
@@ -220,9 +220,9 @@ def _anew(kind: Any, config: Any) -> Any:
     given = {}
     for name in known:
         small = getattr(config, name, None)
-        if is_config(small):
-            given[name] = small
-        elif isinstance(small, (int, list, tuple)) and small != getattr(default, name, None):
+        if is_config(small) or (
+            isinstance(small, (int, list, tuple)) and small != getattr(default, name, None)
+        ):
             given[name] = small
     derived = {name for name in given if name.endswith("layer_types")}
     made = kind(**{name: value for name, value in given.items() if name not in derived})
