@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every convolution of torch_geometric, three of them in a net, and its whole models for graphs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch_geometric.nn as tgnn
+from torch import Tensor, nn
+
+from sweeping.subject import Attempts, Made, Recipe, Unsupported, usual_loss
+
+DISTRIBUTIONS = ("torch", "torch_geometric")
+
+WIDTH, NODES, EDGES, CLASSES, KINDS = 16, 400, 1600, 5, 3
+
+_MODELS = (
+    "GCN",
+    "GraphSAGE",
+    "GIN",
+    "GAT",
+    "PNA",
+    "EdgeCNN",
+    "GraphUNet",
+    "LINKX",
+    "PMLP",
+    "SGFormer",
+    "Polynormer",
+)
+
+_NEED: dict[str, str] = {
+    "FusedGATConv": "needs a card",
+    "CuGraphGATConv": "needs a card",
+    "CuGraphRGCNConv": "needs a card",
+    "CuGraphSAGEConv": "needs a card",
+    "DynamicEdgeConv": "needs torch_cluster",
+    "GravNetConv": "needs torch_cluster",
+    "XConv": "needs torch_cluster",
+    "SplineConv": "needs torch_spline_conv",
+    "HANConv": "takes a graph of several kinds of nodes",
+    "HGTConv": "takes a graph of several kinds of nodes",
+    "HeteroConv": "a container for graphs of several kinds of nodes",
+    "MeshCNNConv": "takes meshes",
+    "WLConv": "has no weights and gives whole numbers",
+}
+
+
+def _mlp(inside: int = WIDTH, outside: int = WIDTH) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inside, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, outside))
+
+
+def _construct() -> dict[str, Any]:
+    """Parameter of a class → what to give for it; made anew, because it holds modules."""
+    return {
+        "in_channels": WIDTH, "out_channels": WIDTH, "channels": WIDTH, "hidden_channels": WIDTH, "K": 2, "k": 4,
+        "num_layers": 2, "alpha": 0.2, "dim": 3, "kernel_size": 3, "num_relations": KINDS, "edge_dim": WIDTH,
+        "num_node_types": KINDS, "num_edge_types": KINDS, "edge_type_emb_dim": 4, "edge_attr_emb_dim": 4,
+        "filter_size": 2, "aggregators": ["mean", "max"], "scalers": ["identity", "amplification"],
+        "deg": torch.tensor([0, 5, 20, 50, 100, 80]), "first_aggr": True, "mlp_h": _mlp(outside=3),
+        "mlp_f": _mlp(WIDTH + 3), "mlp_g": _mlp(), "conv": tgnn.SAGEConv(WIDTH, WIDTH), "num_nodes": NODES,
+        "nn": _mlp(), "pool_ratios": 0.5, "depth": 2,
+    }  # fmt: skip
+
+
+_NN = {"EdgeConv": lambda: _mlp(2 * WIDTH), "NNConv": lambda: _mlp(WIDTH, WIDTH * WIDTH)}
+_ALSO: dict[str, dict[str, Any]] = {
+    "GINEConv": {"edge_dim": WIDTH}, "GATConv": {"heads": 2, "concat": False, "dropout": 0.1},
+    "GATv2Conv": {"heads": 2, "concat": False, "edge_dim": WIDTH}, "TransformerConv": {"heads": 2, "concat": False},
+    "PointNetConv": {"local_nn": None}, "AGNNConv": {"requires_grad": True}, "GPSConv": {"heads": 2},
+    "EGConv": {"num_heads": 4, "num_bases": 2}, "DNAConv": {"heads": 2}, "AntiSymmetricConv": {"num_iters": 2},
+}  # fmt: skip
+
+
+class Net(nn.Module):
+    """Three convolutions between linear layers; each is given what its forward asks for."""
+
+    def __init__(self, kind: Any, given: Any) -> None:
+        super().__init__()
+        self.inside, self.head = nn.Linear(WIDTH, WIDTH), nn.LazyLinear(CLASSES)
+        self.convs = nn.ModuleList(kind(**given()) for _ in range(3))
+        self.wanted = [
+            name
+            for name, item in inspect.signature(kind.forward).parameters.items()
+            if name != "self" and (item.default is item.empty or name in ("edge_attr", "edge_type"))
+        ]
+
+    def forward(self, **graph: Tensor) -> Tensor:
+        x = graph["x"] = torch.tanh(self.inside(graph["x"]))
+        first = x
+        for conv in self.convs:
+            known = {**graph, "x": x, "x_0": first}
+            if type(conv).__name__ == "DNAConv":
+                known["x"] = torch.stack([x, first], 1)
+            given = {name: known[name] for name in self.wanted if name in known and self._takes(conv, name)}
+            out = conv(**given)
+            x = torch.relu(out[0] if isinstance(out, tuple) else out)
+        return self.head(x)
+
+    @staticmethod
+    def _takes(conv: Any, name: str) -> bool:
+        return (
+            name != "edge_attr"
+            or getattr(conv, "edge_dim", None) is not None
+            or type(conv).__name__ in ("GMMConv", "NNConv", "PDNConv", "HEATConv", "GINEConv")
+        )
+
+
+def names() -> list[str]:
+    convs = [name for name in tgnn.conv.__all__ if name.endswith("Conv")]
+    return sorted([f"conv.{name}" for name in convs] + [f"model.{name}" for name in _MODELS])
+
+
+def attempts(name: str) -> Attempts:
+    if name.partition(".")[2] in _NEED:
+        raise Unsupported(_NEED[name.partition(".")[2]])
+    yield {}
+
+
+def make(name: str, recipe: Recipe) -> Made:
+    part, _, class_name = name.partition(".")
+    kind: Any = getattr(tgnn, class_name)
+    parameters = inspect.signature(kind.__init__).parameters
+
+    def given() -> dict[str, Any]:
+        every = _construct()
+        wanted = {
+            key: every[key] for key, item in parameters.items() if item.default is item.empty and key in every
+        }
+        if "nn" in wanted and class_name in _NN:
+            wanted["nn"] = _NN[class_name]()
+        return wanted | _ALSO.get(class_name, {})
+
+    if part == "conv":
+        model: nn.Module = Net(kind, given)
+        model(**graph(0))  # makes the head
+        return Made(model.train(), lambda step: ((), graph(step)), usual_loss)
+    if class_name == "PNA":
+        extra = {key: _construct()[key] for key in ("aggregators", "scalers", "deg")}
+        model = kind(**given(), **extra)
+    else:
+        model = kind(**given())
+    takes = inspect.signature(kind.forward).parameters
+    return Made(
+        model.train(),
+        lambda step: ((), {k: v for k, v in graph(step).items() if k in ("x", "edge_index") and k in takes}),
+        usual_loss,
+    )
+
+
+def graph(step: int) -> dict[str, Tensor]:
+    """A random graph; always the same edges."""
+    fixed, generator = torch.Generator().manual_seed(1), torch.Generator().manual_seed(step)
+
+    def some(high: int, *shape: int) -> Tensor:
+        return torch.randint(0, high, shape, generator=fixed)
+
+    return {
+        "x": torch.randn(NODES, WIDTH, generator=generator),
+        "edge_index": some(NODES, 2, EDGES),
+        "hyperedge_index": some(NODES, 2, EDGES),
+        "pos_edge_index": some(NODES, 2, EDGES),
+        "neg_edge_index": some(NODES, 2, EDGES),
+        "edge_type": some(KINDS, EDGES),
+        "node_type": some(KINDS, NODES),
+        "edge_attr": torch.rand(EDGES, WIDTH, generator=generator),
+        "pos": torch.randn(NODES, 3, generator=generator),
+        "normal": torch.randn(NODES, 3, generator=generator),
+    }

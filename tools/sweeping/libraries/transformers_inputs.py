@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches for any model class of transformers, by the parameters of its forward.
+
+A batch is described by a small table that travels as JSON: which parameters are given, how long text is, which
+kind of labels, and how many tokens stand for an image. Descriptions are tried one after the other; some errors
+say what to change (`mended`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sweeping.libraries.transformers_ask import BATCH, LENGTH, Ask, Description
+from sweeping.libraries.transformers_makers import MAKERS
+
+_MAIN = (
+    "input_ids",
+    "pixel_values",
+    "input_values",
+    "input_features",
+    "past_values",
+    "flattened_patches",
+    "inputs",
+    "states",
+    "audio_codes",
+)
+
+_ALSO = (
+    "bbox",
+    "past_time_features",
+    "future_time_features",
+    "visual_feats",
+    "visual_pos",
+    "next_sentence_label",
+    "xpath_tags_seq",
+    "xpath_subs_seq",
+    "entity_ids",
+    "entity_attention_mask",
+    "entity_position_ids",
+    "input_shape_ids",
+    "input_pronunciation_ids",
+    "actions",
+    "rewards",
+    "returns_to_go",
+    "timesteps",
+    "past_observed_mask",
+    "task_inputs",
+    "visual_embeds",
+    "visual_attention_mask",
+)
+
+_PATTERNS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    ("QuestionAnswering$", ("answers", None)),
+    ("(Sequence|Image|Audio|Video)Classification|ForXVector|MultipleChoice|NextSentence|WithTeacher", ("one", "floats", None)),
+    ("(Token|Frame|AudioFrame)Classification", ("tokens", None)),
+    ("Detection|Segmentation$", ("boxes", "map", None)),
+    ("Segmentation", ("map", "masks", None)),
+    ("DepthEstimation", ("depth", None)),
+    ("ForCTC|SpeechToText|Speech2Text", ("short text", "text", None)),
+    ("LM|Generation|PreTraining|Seq2Seq", ("text", "short text", None)),
+)  # fmt: skip
+
+
+def _label_kinds(name: str) -> tuple[str | None, ...]:
+    for pattern, kinds in _PATTERNS:
+        if re.search(pattern, name):
+            return kinds
+    return (None, "text", "boxes")
+
+
+def batches(kind: Any, config: Any) -> Iterator[Description]:
+    """Descriptions to try, the fullest first."""
+    parameters = inspect.signature(kind.forward).parameters
+    needed = [
+        name
+        for name, item in parameters.items()
+        if item.default is item.empty and name in MAKERS and name != "self"
+    ]
+    present = [name for name in _MAIN if name in parameters]
+    also = [name for name in _ALSO if name in parameters]
+    main = getattr(kind, "main_input_name", "input_ids")
+    mains = [name for name in {main: 0, **dict.fromkeys(present)} if name in parameters and name in MAKERS]
+    choices: list[list[str]] = []
+    both = [name for name in mains if name in ("input_ids", "pixel_values", "input_features")]
+    if len(both) > 1:
+        choices.append(both)
+    choices += [[name] for name in mains]
+    choices = choices or [needed]
+    for label in _label_kinds(kind.__name__):
+        for chosen in choices:
+            names = list(dict.fromkeys([*chosen, *needed, *also]))
+            described = _with_labels(names, label, parameters)
+            if described is not None:
+                yield described
+    if needed and needed not in choices:
+        yield {"names": needed}
+
+
+def _with_labels(names: list[str], label: str | None, parameters: Any) -> Description | None:
+    """A description with labels, or None for a forward that takes none of that kind."""
+    if label is None:
+        extra = ["return_loss"] if "return_loss" in parameters else []
+        return {"names": [name for name in names if name != "labels"] + extra}
+    if label == "answers":
+        wanted = [name for name in ("start_positions", "end_positions") if name in parameters]
+        return {"names": names + wanted} if wanted else None
+    if label == "masks":
+        wanted = [name for name in ("mask_labels", "class_labels") if name in parameters]
+        return {"names": names + wanted} if wanted else None
+    if "labels" not in parameters:
+        return None
+    return {"names": [name for name in names if name != "labels"] + ["labels"], "labels": label}
+
+
+_COUNTS = re.compile(
+    r"(Image|Video|Audio|Multimodal)\w* features and .*tokens.* do not match.*?tokens:\D*(\d+)\D+(\d+)"
+)
+_MISSING = re.compile(r"missing \d+ required (?:positional|keyword-only) arguments?: (.*)")
+_MOST_MENDED = 4
+
+
+def mended(description: Description, error: str) -> Description | None:
+    """What to try next, if the error says so."""
+    times = description.get("mended", 0)
+    if times >= _MOST_MENDED:
+        return None
+    change = _change(description, error)
+    return None if change is None else {**description, **change, "mended": times + 1}
+
+
+def _change(description: Description, error: str) -> Description | None:
+    names = description.get("names", [])
+    counted = _COUNTS.search(error)
+    if counted:
+        what, _, features = counted.group(1).lower(), *map(int, counted.groups()[1:])
+        what = "image" if what == "multimodal" else what
+        if description.get("tokens", {}).get(what) == features or features > BATCH * 256:
+            return None
+        return {
+            "tokens": {**description.get("tokens", {}), what: features},
+            "length": max(LENGTH, features // BATCH + 8),
+        }
+    missing = _MISSING.search(error)
+    if missing:
+        wanted = [
+            name for name in re.findall(r"'(\w+)'", missing.group(1)) if name in MAKERS and name not in names
+        ]
+        return {"names": names + wanted} if wanted else None
+    for pattern, change in _HINTS:
+        if re.search(pattern, error) and any(description.get(key) != value for key, value in change.items()):
+            if "add" in change:
+                if change["add"] in names:
+                    continue
+                return {"names": [*names, change["add"]]}
+            return change
+    return None
+
+
+_HINTS: tuple[tuple[str, Description], ...] = (
+    (r"decoder_input_ids", {"add": "decoder_input_ids"}),
+    (r"to have 1 channels, but got|not enough values to unpack \(expected 3, got 2\)", {"sound": "channel"}),
+    (r"must be a 5D tensor", {"pixels": "pairs"}),
+    (r"grid_thw|'NoneType' object has no attribute '(shape|tolist|prod|repeat|device)'|'NoneType' object is not (iterable|subscriptable)", {"add": "image_grid_thw"}),
+    (r"image_sizes", {"add": "image_sizes"}),
+    (r"mm_token_type_ids", {"add": "mm_token_type_ids"}),
+    (r"token_type_ids", {"add": "token_type_ids"}),
+    (r"pixel_values.*(five|5)|expected 5|not enough values to unpack \(expected 5, got 4\)", {"pixels": "video"}),
+    (r"expected 5, got 4|5D", {"pixels": "one more"}),
+    (r"expected 3D|expected 2D \(unbatched\) or 3D|3-dimensional|expected 3, got 2", {"sound": "spectrum"}),
+    (r"expected input\[\d+, \d+, \d+\] to have \d+ channels", {"sound": "frames first"}),
+    (r"inf|mat1 and mat2 shapes cannot be multiplied", {"sound": "frames first"}),
+    (r"padded input size|Kernel size can't be greater|output size is too small", {"image": 128, "samples": 16000}),
+)  # fmt: skip
+
+
+def batch(kind: Any, config: Any, description: Description, step: int) -> dict[str, Any]:
+    """The batch of a step."""
+    made = {}
+    for name in description.get("names", []):
+        ask = Ask(kind, config, description, step)
+        value = MAKERS[name](ask)
+        if value is not None:
+            made[name] = value
+    return made

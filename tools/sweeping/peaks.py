@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak of tensor bytes during a step on the CPU: what is alive before it, and every allocation in it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def living_bytes() -> int:
+    """Bytes of every storage on the CPU that a tensor of this process holds."""
+    storages = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor):
+            try:
+                storage = item.untyped_storage()
+                if storage.device.type == "cpu":
+                    storages[storage.data_ptr()] = storage.nbytes()
+            except (RuntimeError, NotImplementedError):  # of a fake, or sparse
+                continue
+    storages.pop(0, None)
+    return sum(storages.values())
+
+
+def peak_bytes(step: Callable[[], object]) -> int:
+    """Most bytes at one moment of `step`."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()
+    now = most = living_bytes()
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    inner: Any = profiler.profiler
+    events = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The profiler writes to file descriptor 2 as it starts."""
+    sys.stderr.flush()
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
