@@ -35,6 +35,9 @@ _SOMETHING: Final = object()
 _OF_EVERY_MODULE: Final = frozenset(nn.Module().__dict__) | {"forward", "__reduce_ex__", "__deepcopy__"}
 """PyTorch's own of every module, of which the training flag counts elsewhere, and MemScale's."""
 
+_BOOKKEEPING: Final = ("_memscale", "_is_accelerate", "_is_hf_")
+"""How names begin under which libraries note on a model what they have done with it."""
+
 _LAYERS: Final = ("torch.nn.modules.", "torch.nn.utils.")
 """Where PyTorch's modules are that compute. Its others, such as replicas, keep books of each step."""
 
@@ -158,7 +161,7 @@ def _names_of(module: nn.Module) -> tuple[str, ...]:
         name
         for name, value in module.__dict__.items()
         if name not in _OF_EVERY_MODULE
-        and not name.startswith("_memscale")
+        and not name.startswith(_BOOKKEEPING)
         and (isinstance(value, bool) or not isinstance(value, (int, float, complex)))
     )
 

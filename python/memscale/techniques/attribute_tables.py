@@ -194,22 +194,11 @@ class _Cell:
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether somebody else than the transformers library wants to be told of a module's calls.
 
-    Their own may fire in a recompute, too; of others nobody knows.
+    Their own may fire in a recompute, too; of others nobody knows. Hooks for backward fire in the graph of the
+    forward, once.
     """
-    if not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    ):
-        return False
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return any(
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return any(hooks) and any(
         not (getattr(hook, "__module__", None) or "").startswith("transformers.")
         for registry in hooks
         for hook in registry.values()

@@ -230,7 +230,7 @@ class State:
                 with uninterrupted():
                     stack.close()
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Calls a function with the context variables of the first run. What it sets of them is lost."""
         return self.context.copy().run(function, *args, **kwargs)
 
