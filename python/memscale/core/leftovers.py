@@ -25,7 +25,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+from memscale.core.graph_builder import Slot
 from memscale.core.value_images import attributes_of, slots_of
 from memscale.errors import ProfileError
 
@@ -50,6 +52,19 @@ class Watch:
         """Those that are still there."""
         return [token for token in (ref() for ref in self._refs) if token is not None]
 
+    def left(self) -> list[Tensor]:
+        """Tensors without data, and those with a graph of what is watched. Much else may hold a mode."""
+        tokens = self.alive()
+        if not tokens:
+            return []
+        has_saves = any(type(one) is Slot for one in gc.get_referrers(*tokens))
+        return [
+            value
+            for value in _frozen.made()
+            if (issubclass(type(value), FakeTensor) and any(value.fake_mode is token for token in tokens))
+            or (has_saves and _has_graph(value))
+        ]
+
 
 @contextmanager
 def none_left() -> Iterator[Watch]:
@@ -69,34 +84,53 @@ def none_left() -> Iterator[Watch]:
     finally:
         try:
             _forget_frames(error)
-            error = None
-            _prove(watch)
+            _prove(watch, error)
         finally:
+            error = None
             _frozen.leave()
 
 
 class _Frozen:
-    """Freezes what is there before the first of several traces, until the last is over."""
+    """Freezes what is there before the first of several traces, until the last is over.
+
+    Where the program has frozen objects itself, as servers do before they fork, nothing is frozen or thawed:
+    the rest is little, and is noted.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._traces = 0
-        self._were_frozen = False
+        self._is_ours = False
+        self._before: frozenset[int] = frozenset()
 
     def enter(self) -> None:
+        """A trace begins."""
         with self._lock:
             if self._traces == 0:
-                self._were_frozen = gc.get_freeze_count() > 0
-                gc.freeze()
+                self._is_ours = gc.get_freeze_count() == 0
+                if self._is_ours:
+                    gc.freeze()
+                else:
+                    self._before = frozenset(map(id, gc.get_objects()))
             self._traces += 1
 
     def leave(self) -> None:
+        """It is over."""
         with self._lock:
             self._traces -= 1
-            if self._traces == 0:
-                gc.unfreeze()
-            if self._traces or self._were_frozen:  # a server's own, or a search has thawed all
-                gc.freeze()
+            if self._traces:
+                if self._is_ours:  # a search has thawed all
+                    gc.freeze()
+            else:
+                if self._is_ours:
+                    gc.unfreeze()
+                self._before = frozenset()
+
+    def made(self) -> list[Any]:
+        """Objects that were made since."""
+        before = self._before
+        found = gc.get_objects()
+        return [value for value in found if id(value) not in before] if before else found
 
 
 _frozen = _Frozen()
@@ -118,20 +152,21 @@ def _forget_frames(error: BaseException | None) -> None:
             pending += (one.__cause__, one.__context__)
 
 
-def _prove(watch: Watch) -> None:
+def _prove(watch: Watch, error: BaseException | None) -> None:
+    """Removes what is left. What the block has raised counts for more than a place that nobody knows."""
     torch.clear_autocast_cache()
     gc.collect()
-    if not watch.alive():
+    if not watch.left():
         return
     kept = _Search().remove(watch)
     gc.collect()
-    if watch.alive():
+    if error is None and watch.left():
         kept.append("a place that the garbage collector does not know")
     if kept:
         raise LeftoverError(
             f"planning left tensors without data in {', '.join(dict.fromkeys(kept))}. They have been "
             "removed, but what was there before is not known: run one forward with real data before planning"
-        )
+        ) from error
 
 
 class _Search:
@@ -150,8 +185,8 @@ class _Search:
 
     def remove(self, watch: Watch) -> list[str]:
         """Removes what leads to what is watched. Returns `unknown`."""
-        self.made.update((id(value), value) for value in gc.get_objects())
-        level = watch.alive() + [value for value in self.made.values() if _has_graph(value)]
+        self.made.update((id(value), value) for value in _frozen.made())
+        level: list[Any] = list(watch.left())
         gc.unfreeze()  # referrers are looked for among all objects
         for holder in self._holders(level):
             self._empty(holder)

@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 import weakref
-from collections import UserDict, UserList
+from collections import OrderedDict, UserDict, UserList
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -23,13 +23,15 @@ from torch import nn
 
 from memscale.core.iterators import copy_of, is_iterator
 from memscale.core.reached_code import CACHE, INERT, Place, is_library, reached_from
-from memscale.core.value_images import ABSENT, Images, content_of
+from memscale.core.value_images import ABSENT, Images, content_of, is_plain
 
 _STATE: Final = (
     dict, list, tuple, set, UserDict, UserList, weakref.WeakKeyDictionary, weakref.WeakSet,
     weakref.WeakValueDictionary, threading.local, SimpleNamespace, random.Random, torch.Generator, MethodType,
 )  # fmt: skip
 """Classes of libraries whose objects a program uses to keep something. Others are not looked into."""
+
+_CONTAINERS: Final = (dict, list, tuple, set)
 
 _MANY: Final = 10_000
 """Containers above this size are data, not caches: to copy one for each plan costs more than the trace."""
@@ -45,6 +47,8 @@ class _StateImages(Images):
     def _take(self, value: Any, depth: int, most: int) -> None:
         kind = type(value)
         if issubclass(kind, _STATE):
+            if issubclass(kind, _CONTAINERS) and not is_plain(kind):
+                return
             if hasattr(kind, "__len__") and len(value) > _MANY:
                 return
         elif kind is not FunctionType and is_library(kind.__module__):
@@ -156,7 +160,8 @@ def _hung_on(model: nn.Module, modules: list[nn.Module]) -> Iterator[Any]:
     for module in modules:
         for name, value in module.__dict__.items():
             if name not in _REGISTRIES and not issubclass(type(value), INERT):
-                yield from value.values() if "_hooks" in name else (value,)
+                is_registry = name.endswith("_hooks") and type(value) in (dict, OrderedDict)
+                yield from value.values() if is_registry else (value,)
     for tensor in (*model.parameters(), *model.buffers()):
         hooks: Any = getattr(tensor, "_post_accumulate_grad_hooks", None), tensor._backward_hooks
         for registry in filter(None, hooks):

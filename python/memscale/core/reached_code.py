@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from memscale.core.value_images import ABSENT, attributes_of, content_of, slots_of
+from memscale.core.value_images import ABSENT, attributes_of, content_of, is_plain, slots_of
 
 _LIBRARIES: Final = sys.stdlib_module_names | {
     "functorch",
@@ -153,7 +153,7 @@ class Reached:
         elif issubclass(kind, type):
             self._class(value, is_created=True)
         elif issubclass(kind, _CONTAINERS):
-            if len(value) <= _MANY:
+            if is_plain(kind) and len(value) <= _MANY:
                 self._todo += value.values() if issubclass(kind, dict) else value
         elif not issubclass(kind, ModuleType) and not self._is_foreign(kind.__module__):
             self._object(value, kind)

@@ -15,7 +15,7 @@ import random
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -164,7 +164,7 @@ class Images:
             held = copy.deepcopy(bits.state)
             return _Image(value, lambda: str(bits.state), lambda: setattr(bits, "state", held), [])
         if issubclass(kind, (dict, list, set, deque)):
-            return _container(value)
+            return _container(value) if is_plain(kind) else None
         if _is_ours(value):
             return None
         if kind is FunctionType:
@@ -192,6 +192,17 @@ class Images:
             value.data.copy_(held)
 
         return _Image(value, lambda: torch.equal(value.detach(), held), put_back, [])
+
+
+_READS: Final = ("__iter__", "__len__", "__getitem__", "keys", "values", "items")
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def is_plain(kind: type) -> bool:
+    """Whether a container's class leaves to Python how it is read: to look into it runs no code of its own."""
+    base = next(base for base in (dict, list, set, frozenset, tuple, deque) if issubclass(kind, base))
+    ways: Any = OrderedDict if issubclass(kind, OrderedDict) else base
+    return all(getattr(kind, name, None) is getattr(ways, name, None) for name in _READS)
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:

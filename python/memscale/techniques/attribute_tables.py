@@ -30,6 +30,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
+from memscale.core.value_images import is_plain
 from memscale.techniques.forward_slot import StandIn
 
 _ABSENT: Final = object()
@@ -240,9 +241,9 @@ class AttributeTables:
         if kind in _PROXIES or kind is weakref.ref:
             return self._enter_referred(value, kind)
         if issubclass(kind, dict):
-            return self._add(_Mapping(value))
+            return self._add(_Mapping(value)) if is_plain(kind) else ()
         if issubclass(kind, (list, set, deque)):
-            return self._add(_Elements(value))
+            return self._add(_Elements(value)) if is_plain(kind) else ()
         if kind is CellType:
             return self._add(_Cell(value))
         if kind is FunctionType:

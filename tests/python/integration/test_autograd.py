@@ -281,28 +281,29 @@ class TestExceptions:
             # The last block ends inside `super().forward` when it is run again; the others' runs do too, so
             # the recompute is interrupted from within a submodule.
             target = model.blocks[0].norm if moment == "recompute" else model.blocks[1]
-            original, state = target.forward, torch.get_rng_state()
+            original, state = type(target), torch.get_rng_state()
 
             def bomb(*args: Any) -> Any:
                 raise kind("boom")
 
+            # By its class: a recompute finds the forward that was on the module itself.
+            bombing = type("Bombing", (original,), {"forward": bomb})
+
             if explode:
                 if moment == "forward":
-                    target.forward = bomb
+                    target.__class__ = bombing
                     with pytest.raises(kind) as caught:
                         model(BATCH[0])
                 else:
                     loss = model(BATCH[0]).mean()
-                    target.forward = bomb
+                    target.__class__ = bombing
                     with pytest.raises(kind) as caught:
                         loss.backward()
                     model.zero_grad()
                 frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
                 assert str(caught.value) == "boom"
                 assert kind is not ValueError or moment == "recompute" or "bomb" in frames
-                target.forward = original
-                if "forward" in target.__dict__ and original == type(target).forward.__get__(target):
-                    del target.__dict__["forward"]
+                target.__class__ = original
                 torch.set_rng_state(state)
             model(BATCH[0]).pow(2).mean().backward()
             return gradients(model)
@@ -313,7 +314,8 @@ class TestExceptions:
         model = stack()
         loss = model(BATCH[0]).mean()
         before = torch.get_rng_state()
-        model.blocks[0].norm.forward = lambda x: 1 / 0
+        norm = model.blocks[0].norm
+        norm.__class__ = type("Dividing", (type(norm),), {"forward": lambda self, x: 1 / 0})
         with pytest.raises(ZeroDivisionError):
             loss.backward()
         assert torch.equal(torch.get_rng_state(), before)

@@ -57,6 +57,7 @@ class _Again(StandIn):
 class Slices:
     """A step technique for this test."""
 
+    __module__ = "memscale.test"  # MemScale's own, which planning does not put back
     beneath: StandIn | None = None
     reason = ""
 

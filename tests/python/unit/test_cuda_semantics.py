@@ -7,6 +7,7 @@ Expected numbers are those of PyTorch 2.11's CUDA build on the stand-in runtime 
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections import Counter
@@ -28,9 +29,19 @@ from memscale.core.tracer import StepFacts, Trace
 A100, RTX3090, H100, T4 = (CardFacts.of_capability(pair) for pair in ((8, 0), (8, 6), (9, 0), (7, 5)))
 HALF = torch.bfloat16
 
-SEEN: list[str] = []
-FOUND: dict[str, torch.dtype] = {}
-"""What a traced forward tells: globals, since a trace puts back what a model holds."""
+TOLD = "MEMSCALE_TEST_TOLD"
+"""Names a variable of the environment for what a traced forward tells, in lines.
+
+A trace puts back all else that the code of a model reaches.
+"""
+
+
+def tell(text: str) -> None:
+    os.environ[TOLD] = f"{os.environ.get(TOLD, '')}{text}\n"
+
+
+def told() -> list[str]:
+    return os.environ.pop(TOLD, "").splitlines()
 
 
 class Block(nn.Module):
@@ -143,12 +154,12 @@ class TestOperators:
         assert made_by(trace, "sum.dim_IntList")[:3] == [3072, 6291456, 24]
 
     def test_other_threads_see_nothing(self) -> None:
-        SEEN.clear()
+        told()
 
         def run(self: Block, x: Tensor) -> Tensor:
             def other() -> None:
                 y = F.dropout(torch.ones(8, requires_grad=True), 0.5)
-                SEEN.append(y.grad_fn.name() if y.grad_fn is not None else "")
+                tell(y.grad_fn.name() if y.grad_fn is not None else "")
 
             thread = threading.Thread(target=other)
             thread.start()
@@ -156,7 +167,7 @@ class TestOperators:
             return F.dropout(x, 0.5)
 
         traced(Block(run), torch.zeros(8, 64))
-        assert SEEN == ["MulBackward0"]
+        assert told() == ["MulBackward0"]
 
     def test_nothing_is_left_behind(self) -> None:
         before = torch.autocast.__init__, torch.autocast.__exit__, torch.is_autocast_enabled
@@ -170,37 +181,38 @@ class TestOperators:
 
 class TestAutocast:
     @staticmethod
-    def dtypes(*contexts: Any) -> dict[str, torch.dtype]:
-        FOUND.clear()
+    def dtypes(*contexts: Any) -> dict[str, str]:
+        told()
+
+        def note(name: str, value: object) -> None:
+            tell(f"{name}={value}")
 
         def run(self: Block, x: Tensor) -> Tensor:
             with torch.autocast("cuda", HALF):
                 h = self.parts[0](x)
-                FOUND["linear"] = h.dtype
-                FOUND["softmax"] = h.softmax(-1).dtype
-                FOUND["exp"] = h.exp().dtype
-                FOUND["sum"] = h.sum().dtype
-                FOUND["relu"] = h.relu().dtype
-                FOUND["layer_norm"] = F.layer_norm(h, (64,)).dtype
-                FOUND["norm"] = h.norm().dtype
-                FOUND["einsum"] = torch.einsum("ij,kj->ik", x, x).dtype
-                FOUND["scatter_add"] = (
-                    torch.zeros(4, 64).scatter_add(0, torch.zeros(4, 64).long(), h[:4]).dtype
-                )
-                FOUND["cross_entropy"] = F.cross_entropy(h, torch.zeros(16).long()).dtype
-                FOUND["enabled"] = torch.is_autocast_enabled("cuda")  # type: ignore[assignment]
+                note("linear", h.dtype)
+                note("softmax", h.softmax(-1).dtype)
+                note("exp", h.exp().dtype)
+                note("sum", h.sum().dtype)
+                note("relu", h.relu().dtype)
+                note("layer_norm", F.layer_norm(h, (64,)).dtype)
+                note("norm", h.norm().dtype)
+                note("einsum", torch.einsum("ij,kj->ik", x, x).dtype)
+                note("scatter_add", torch.zeros(4, 64).scatter_add(0, torch.zeros(4, 64).long(), h[:4]).dtype)
+                note("cross_entropy", F.cross_entropy(h, torch.zeros(16).long()).dtype)
+                note("enabled", torch.is_autocast_enabled("cuda"))
                 return h
 
         traced(Block(run, nn.Linear(64, 64)), torch.zeros(16, 64))
-        return dict(FOUND)
+        return dict(line.split("=") for line in told())
 
     def test_lists_are_those_of_cuda(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # "CUDA is not available. Disabling" would be one
             found = self.dtypes()
-        lower = {name for name, dtype in found.items() if dtype is HALF}
+        lower = {name for name, dtype in found.items() if dtype == str(HALF)}
         assert lower == {"linear", "relu", "einsum"}
-        assert found["enabled"] is True
+        assert found["enabled"] == "True"
 
     def test_weights_are_cast_once(self) -> None:
         def run(self: Block, x: Tensor) -> Tensor:

@@ -485,7 +485,6 @@ class TestPlan:
         batch = case.batch(0)
         asked = memscale.predict(built(case), config=ROOMY, sample_input=batch, device=device)
         model = built(case)
-        model.config.use_cache = False
         kind = "cpu" if device == "cpu" else "cuda"
         forward = model.forward
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -217,8 +218,11 @@ class Positions(nn.Module):
         return (x + self.table).square()
 
 
-SEEN: list[int] = []
-"""Samples of each forward of a `ByValue`: what hangs on the module is put back after a trace."""
+SEEN = "MEMSCALE_TEST_SEEN"
+"""Names a variable of the environment with the samples of each forward of a `ByValue`.
+
+Whatever else its code reaches is put back after a trace.
+"""
 
 
 class ByValue(nn.Module):
@@ -229,7 +233,7 @@ class ByValue(nn.Module):
         self.words = nn.Embedding(16, 4)
 
     def forward(self, ids: Tensor) -> Tensor:
-        SEEN.append(len(ids))
+        os.environ[SEEN] += f"{len(ids)} "
         x = self.words(ids)
         return x * 2 if x.sum() > 0 else x
 
@@ -245,8 +249,8 @@ def test_a_model_that_takes_one_batch_has_no_largest() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "24GiB"])
-def test_no_other_size_is_run_for_real(device: str) -> None:
-    SEEN.clear()
+def test_no_other_size_is_run_for_real(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SEEN, "")
     model, ids = ByValue(), torch.zeros(8, 2, dtype=torch.long)
     predicted = memscale.predict(model, sample_input=ids, device=device)
     assert predicted.method == "empirical"
@@ -254,7 +258,7 @@ def test_no_other_size_is_run_for_real(device: str) -> None:
         predicted.largest_batch()
     predicted.explain(full=True)
     found = memscale.estimate_savings(model, sample_input=ids, device=device)
-    assert found.largest_batch is None and set(SEEN) == {8}
+    assert found.largest_batch is None and set(os.environ[SEEN].split()) == {"8"}
 
 
 def test_a_batch_that_cannot_be_told_leaves_the_largest_out() -> None:
