@@ -256,7 +256,8 @@ def test_an_environment_variable_that_says_nothing(monkeypatch: pytest.MonkeyPat
 class TestBudgetThatCannotBeMet:
     def test_the_smallest_plan_is_attached_and_trains(self, caplog: pytest.LogCaptureFixture) -> None:
         run = train(GPT2, config=Config(memory_budget="1MiB"), sample=True)
-        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        records = [record for record in caplog.records if record.name == "memscale"]
+        warnings = [record.getMessage() for record in records if record.levelname == "WARNING"]
         assert len(warnings) == 1
         assert "1.00 MiB" in warnings[0] and "What would help" in warnings[0]
         plan = run.plan
