@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the models of several libraries, one after the other in each of a few lines; keeps rows that are there."""
+"""Runs the models of several libraries, one after the other in each job, and keeps rows of earlier runs."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 """A fresh process for each piece of work.
 
 MemScale has to come first in a process: caches that an earlier model filled would hide faults. Importing
-PyTorch and a library takes seconds, though, and there are thousands of models. So a parent per library imports,
-runs nothing, and forks for each piece of work. It has one thread: PyTorch starts its own with the first
-operation that is divided among them, which is in a child, and there is one thread only. What such a
+PyTorch and a library takes seconds, though, and there are thousands of models. So a parent per library
+imports, runs nothing, and forks for each piece of work. It has one thread: PyTorch starts its own with the
+first operation that is divided among them, which is in a child, and there is one thread only. What such a
 child finds wrong is confirmed in a process that was started anew.
 
     driver ── pipe ── parent (imports only) ── fork ── child: one call, one answer in a file
