@@ -54,11 +54,13 @@ class Answer:
         value: of the call; None if there is none.
         failure: why, in one line; "" if there is a value.
         seconds: that the child lived.
+        late: whether it had not done after its time.
     """
 
     value: Any
     failure: str
     seconds: float
+    late: bool = False
 
 
 def environment(packages: Path | None) -> dict[str, str]:
@@ -152,7 +154,8 @@ def _in_child(library: Any, function: str, limit: float, arguments: dict[str, An
         answer = place / "answer"
         if status == 0 and answer.is_file():
             return [json.loads(answer.read_text()), "", seconds]
-        return [None, _failure(status, limit, place / "said"), seconds]
+        late = status is None or status == -signal.SIGXCPU
+        return [None, _failure(status, limit, place / "said"), seconds, late]
 
 
 def _run(library: Any, function: str, limit: float, arguments: dict[str, Any], place: Path) -> None:

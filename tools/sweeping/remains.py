@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sweeping.digests import of_tensor
+from sweeping.objects import living_tensors
 
 Described = dict[str, str]
 
@@ -203,8 +204,10 @@ def _is_fake(item: Any) -> bool:
 
 def fakes() -> list[str]:
     """Where each tensor without data that is alive hangs, as far as it can be told."""
-    gc.collect()
-    found = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor) and _is_fake(item)]
+    found = [item for item in living_tensors() if _is_fake(item)]
+    if not found:
+        return []
+    gc.unfreeze()  # referrers are looked for among all objects
     return [f"{type(item).__name__} {tuple(item.shape)} in {_holder(item, found)}" for item in found]
 
 
