@@ -142,7 +142,10 @@ def fingerprint(tensor: Tensor, sampled: bool) -> Fingerprint:
     """
     if type(tensor) not in _ORDINARY or tensor.layout is not torch.strided or not tensor.is_cpu:
         return _of_parts(tensor, sampled)
-    return _fingerprint(tensor, sampled)
+    try:
+        return _fingerprint(tensor, sampled)
+    except ValueError:  # no memory of its own: inside a functorch transform, say
+        return None
 
 
 def _of_parts(tensor: Tensor, sampled: bool) -> Fingerprint:
