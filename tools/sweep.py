@@ -26,7 +26,7 @@ def _orders() -> tuple[Orders, Path | None]:
     )
     parser.add_argument("--library", default="", help=f"of {', '.join(LIBRARIES)}; default: all")
     parser.add_argument("--only", nargs="+", default=[], help="patterns or parts of library:name")
-    parser.add_argument("--sample", type=int, help="so many, drawn at random")
+    parser.add_argument("--sample", type=int, help="so many of each library, drawn")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing later")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")

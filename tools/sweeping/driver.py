@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the models of several libraries, one after the other in each of a few lines; keeps rows that are there."""
+"""Runs the models of several libraries, one after the other in each job, and keeps rows of earlier runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import fnmatch
 import json
 import os
 import queue
-import random
 import subprocess
 import sys
 import threading
 import time
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class Orders:
         only: patterns, or parts, of `library:name`; empty for all.
         file: of rows.
         packages: folder of libraries; None for what the environment has.
-        sample: as many as that, drawn with `seed`; None for all.
+        sample: as many of each library, drawn with `seed`; None for all.
         seed: of the draw.
         minutes: nothing is begun after them.
         jobs: how many models at a time.
@@ -101,7 +102,13 @@ class Sweep:
         if self.orders.only:
             found = [item for item in found if _matches(":".join(item), self.orders.only)]
         if self.orders.sample is not None:
-            found = random.Random(self.orders.seed).sample(found, min(self.orders.sample, len(found)))
+            found = [
+                item
+                for library in self.orders.libraries
+                for item in sample(
+                    [item for item in found if item[0] == library], self.orders.sample, self.orders.seed
+                )
+            ]
         return found
 
     def _is_known(self, item: tuple[str, str]) -> bool:
@@ -130,16 +137,19 @@ class Sweep:
     def _one(self, parent: Parent, item: tuple[str, str]) -> Row:
         row = Row(*item, self.commit, self._versions[item[0]])
         start = time.monotonic()
-        self._fill(row, parent)
+        self.fill(row, parent)
         if row.status == FAILED and self.orders.confirm:
             again = replace(row, problems=[], status=NOT_SWEPT)
-            self._fill(again, None)
+            self.fill(again, None)
             row.confirmed = bool(again.kinds() & row.kinds() & set(BAR))
         row.seconds = round(time.monotonic() - start, 1)
         return row
 
-    def _fill(self, row: Row, parent: Parent | None) -> None:
-        """Both processes of a model; without a parent they are started anew."""
+    def fill(self, row: Row, parent: Parent | None) -> None:
+        """Runs both processes of a model; without a parent they are started anew.
+
+        One that takes too long has shown nothing: the row says so, and that the model is not swept.
+        """
 
         def call(function: str, limit: float, **arguments: Any) -> Any:
             if parent is not None:
@@ -153,6 +163,9 @@ class Sweep:
             return
         row.recipe, row.plain_peak, row.finite = (plain.value[name] for name in ("recipe", "peak", "finite"))
         planned = call("planned", limit, recipe=row.recipe, peak=row.plain_peak, share=self.orders.share)
+        if planned.late:
+            row.reason = f"MemScale: {planned.failure}"
+            return
         if planned.value is None:
             row.status, row.problems = FAILED, [(rows.CRASH, "planned", planned.failure)]
             return
@@ -169,6 +182,11 @@ class Sweep:
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def sample(items: Sequence[tuple[str, str]], count: int, seed: int) -> list[tuple[str, str]]:
+    """So many of the items, by a hash of each: names that come and go leave the others of a draw in it."""
+    return sorted(items, key=lambda item: zlib.crc32(f"{seed} {item}".encode()))[:count]
 
 
 def _matches(text: str, patterns: tuple[str, ...]) -> bool:

@@ -2,9 +2,9 @@
 """A fresh process for each piece of work.
 
 MemScale has to come first in a process: caches that an earlier model filled would hide faults. Importing
-PyTorch and a library takes seconds, though, and there are thousands of models. So a parent per library imports,
-runs nothing, and forks for each piece of work. It has one thread: PyTorch starts its own with the first
-operation that is divided among them, which is in a child, and there is one thread only. What such a
+PyTorch and a library takes seconds, though, and there are thousands of models. So a parent per library
+imports, runs nothing, and forks for each piece of work. It has one thread: PyTorch starts its own with the
+first operation that is divided among them, which is in a child, and there is one thread only. What such a
 child finds wrong is confirmed in a process that was started anew.
 
     driver ── pipe ── parent (imports only) ── fork ── child: one call, one answer in a file
@@ -54,11 +54,13 @@ class Answer:
         value: of the call; None if there is none.
         failure: why, in one line; "" if there is a value.
         seconds: that the child lived.
+        late: whether it had not done after its time.
     """
 
     value: Any
     failure: str
     seconds: float
+    late: bool = False
 
 
 def environment(packages: Path | None) -> dict[str, str]:
@@ -152,7 +154,8 @@ def _in_child(library: Any, function: str, limit: float, arguments: dict[str, An
         answer = place / "answer"
         if status == 0 and answer.is_file():
             return [json.loads(answer.read_text()), "", seconds]
-        return [None, _failure(status, limit, place / "said"), seconds]
+        late = status is None or status == -signal.SIGXCPU
+        return [None, _failure(status, limit, place / "said"), seconds, late]
 
 
 def _run(library: Any, function: str, limit: float, arguments: dict[str, Any], place: Path) -> None:

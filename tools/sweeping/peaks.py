@@ -3,27 +3,25 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from sweeping.objects import living_tensors
 
 
 def living_bytes() -> int:
     """Bytes of every storage on the CPU that a tensor of this process holds."""
     storages = {}
-    for item in gc.get_objects():
-        if issubclass(type(item), torch.Tensor):
-            try:
-                storage = item.untyped_storage()
-                if storage.device.type == "cpu":
-                    storages[storage.data_ptr()] = storage.nbytes()
-            except (RuntimeError, NotImplementedError):  # of a fake, or sparse
-                continue
+    for item in living_tensors():
+        try:
+            storage = item.untyped_storage()
+            if storage.device.type == "cpu":
+                storages[storage.data_ptr()] = storage.nbytes()
+        except (RuntimeError, NotImplementedError):  # of a fake, or sparse
+            continue
     storages.pop(0, None)
     return sum(storages.values())
 
@@ -32,7 +30,6 @@ def peak_bytes(step: Callable[[], object]) -> int:
     """Most bytes at one moment of `step`."""
     from torch.profiler import ProfilerActivity, profile
 
-    gc.collect()
     now = most = living_bytes()
     with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()

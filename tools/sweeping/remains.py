@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sweeping.digests import of_tensor
+from sweeping.objects import living_tensors
 
 Described = dict[str, str]
 
@@ -132,7 +133,8 @@ def _post_hooks(parameter: Tensor) -> Any:
 
 
 _PATCHED = (
-    (nn.Module, "__call__ _call_impl _wrapped_call_impl __setattr__ __getattr__ __delattr__ register_forward_hook train"),
+    (nn.Module, "__call__ _call_impl _wrapped_call_impl __setattr__ __getattr__ __delattr__"),
+    (nn.Module, "register_forward_hook train"),
     (Tensor, "backward register_hook __torch_function__ __setattr__"),
     (torch.autograd, "backward grad"),
     (torch.optim.Optimizer, "step zero_grad state_dict load_state_dict __setstate__"),
@@ -166,9 +168,14 @@ def of_process() -> Described:
         "SIGINT": describe(signal.getsignal(signal.SIGINT)),
         "tracing": str((sys.gettrace(), sys.getprofile(), sys.getrecursionlimit())),
         "environment": str(sorted(os.environ.items())),
-        "hooks of saved tensors": str(torch._C._autograd._saved_tensors_hooks_is_enabled()),
+        "hooks of saved tensors": str(_saved_tensors_hooks_enabled()),
     }
     return found
+
+
+def _saved_tensors_hooks_enabled() -> bool:
+    autograd: Any = torch._C._autograd  # its stub leaves this function out
+    return bool(autograd._saved_tensors_hooks_is_enabled())
 
 
 def changed(before: Described, after: Described) -> list[str]:
@@ -197,8 +204,10 @@ def _is_fake(item: Any) -> bool:
 
 def fakes() -> list[str]:
     """Where each tensor without data that is alive hangs, as far as it can be told."""
-    gc.collect()
-    found = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor) and _is_fake(item)]
+    found = [item for item in living_tensors() if _is_fake(item)]
+    if not found:
+        return []
+    gc.unfreeze()  # referrers are looked for among all objects
     return [f"{type(item).__name__} {tuple(item.shape)} in {_holder(item, found)}" for item in found]
 
 
@@ -223,7 +232,8 @@ def _holder(item: Any, ignored: list[Any], depth: int = 5) -> str:
 
 def _name(referrer: Any, target: Any) -> str:
     if isinstance(referrer, (types.FunctionType, type, types.ModuleType)) or hasattr(referrer, "cache_info"):
-        return f"{getattr(referrer, '__module__', '')}.{getattr(referrer, '__qualname__', type(referrer).__name__)}"
+        module, name = getattr(referrer, "__module__", ""), getattr(referrer, "__qualname__", "")
+        return f"{module}.{name or type(referrer).__name__}"
     if isinstance(referrer, nn.Module):
         return f"module {type(referrer).__qualname__}"
     if isinstance(referrer, dict) and "__name__" in referrer and "__builtins__" in referrer:

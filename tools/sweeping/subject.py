@@ -77,10 +77,10 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def usual_loss(output: Any) -> Tensor:
-    """The model's own loss where it has computed one, else cross entropy or, of pictures, a squared difference.
+    """The model's own loss where it has one, else cross entropy or, for images, the mean squared error.
 
-    That is what MemScale assumes of a loss that it cannot see; another would make predictions look wrong that
-    are about something else.
+    That is what MemScale assumes of a loss that it cannot see; with another, predictions would be compared
+    with a step that they are not about.
     """
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor) and own.requires_grad:

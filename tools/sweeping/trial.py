@@ -232,7 +232,8 @@ def _predict(found: Planned, made: Made, optimizer: torch.optim.Optimizer, confi
     def predict() -> None:
         prediction = memscale.predict(made.model, optimizer, config, sample_input=sample)
         found.predict_seconds = time.perf_counter() - start
-        found.predicted_plain = prediction.plain.device_used_peak_bytes
+        if prediction.plain is not None:
+            found.predicted_plain = prediction.plain.device_used_peak_bytes
 
     _stage(found, "predict", predict)
     found.left += [("predict", line) for line in remains.changed(before, _everything(made.model))]
@@ -280,7 +281,7 @@ def _steps(found: Planned, made: Made, optimizer: torch.optim.Optimizer) -> None
 
 
 def _after_detach(found: Planned, made: Made, optimizer: torch.optim.Optimizer, before: Described) -> None:
-    """What the process and the classes have is compared with before `wrap`; the model, with plain's, later."""
+    """Compares process and classes with what was before `wrap`; the model is compared with plain's later."""
     now = remains.of_process()
     found.left += [("detach", line) for line in remains.changed({name: before[name] for name in now}, now)]
     found.fakes += [("detach", where) for where in remains.fakes()]

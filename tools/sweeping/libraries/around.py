@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What real loops and libraries do around models: `situation/model/budget`, each plain and wrapped, bit by bit.
+"""What real loops and libraries do around models: `situation/model/budget`, plain and wrapped, bit by bit.
 
-Budgets: "1" is one that nothing meets, so that the smallest plan is attached; "60" is 60 % of the plain peak. With
-"1" the model is planned when it is wrapped, where that is possible, with "60" in the first step.
+Budgets: "1" is one that nothing meets, so that the smallest plan is attached; "60" is 60 % of the plain peak.
+With "1" the model is planned when it is wrapped, where that is possible, with "60" in the first step.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts around forward only, and hooks and attributes that are there for one forward: backward comes later."""
+"""Contexts, hooks and attributes that are there for a forward, and no longer when its backward comes."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -71,7 +71,8 @@ class _MakesTensors(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         steps = torch.linspace(0, 1, x.shape[-1])
-        return self.inner((x.to(steps.dtype) * torch.sigmoid(steps)).to(x.dtype))
+        out: Tensor = self.inner((x.to(steps.dtype) * torch.sigmoid(steps)).to(x.dtype))
+        return out
 
 
 def _making_tensors(model: nn.Module) -> None:
@@ -107,13 +108,16 @@ def function_mode(loop: Loop) -> None:
 class _Reads(nn.Module):
     """Multiplies by what `source` says while it computes."""
 
+    source: Callable[[], Any]
+
     def __init__(self, inner: nn.Module, source: Any) -> None:
         super().__init__()
         self.inner = inner
         object.__setattr__(self, "source", source)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(torch.tanh(x * self.source()))
+        out: Tensor = self.inner(torch.tanh(x * self.source()))
+        return out
 
 
 def _reading(source: Any) -> Any:
@@ -222,12 +226,13 @@ def hooks_that_stay(loop: Loop) -> None:
 def backward_hooks(loop: Loop) -> None:
     """Full backward hooks see gradients and change them."""
     model, seen = loop.built(), []
+
+    def doubled(module: nn.Module, inside: Any, outside: Any) -> Any:
+        seen.append(_first(outside).mean())
+        return tuple(2 * item for item in inside)
+
     for block in loop.blocks(model):
-        block.register_full_backward_hook(
-            lambda module, inside, outside: (
-                seen.append(_first(outside).mean()) or tuple(2 * item for item in inside)
-            )
-        )
+        block.register_full_backward_hook(doubled)
     for number in range(STEPS):
         value = loop.loss(model, number)
         value.backward()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a situation is, and what it is given: a model, a batch for each step, and a place for what it computes."""
+"""What a situation is, and what it is given: a model, a batch for each step, a place for what it computes."""
 
 from __future__ import annotations
 

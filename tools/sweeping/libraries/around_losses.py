@@ -35,7 +35,7 @@ def pgd(loop: Loop) -> None:
     model = loop.built()
     for number in range(2):
         inputs, target = loop.batch(number)
-        start = model.embedding(inputs).detach() if inputs.dtype == torch.long else inputs
+        start = model.get_submodule("embedding")(inputs).detach() if inputs.dtype == torch.long else inputs
         model.eval().requires_grad_(False)
         changed = start.clone()
         for _ in range(3):

@@ -26,7 +26,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(self.norm(x)).unflatten(-1, (3, 2, WIDTH // 2)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+        query, key, value = parts.unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), self.dropout, self.training)
         return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), self.dropout, self.training)
 
@@ -46,7 +47,8 @@ class Transformer(nn.Module):
         x = self.embedding(x) if x.dtype == torch.long else x
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        scores: Tensor = self.head(self.norm(x))
+        return scores
 
 
 class ConvNet(nn.Module):
@@ -67,7 +69,8 @@ class ConvNet(nn.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = x + block(x)
-        return self.head(x.mean((2, 3)))
+        scores: Tensor = self.head(x.mean((2, 3)))
+        return scores
 
 
 class Mlp(nn.Module):
@@ -84,7 +87,8 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = x + block(x)
-        return self.head(x)
+        scores: Tensor = self.head(x)
+        return scores
 
 
 @dataclass(frozen=True)
@@ -141,9 +145,16 @@ def _gpt2() -> nn.Module:
 def _llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 3}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=64))
+    config = LlamaConfig(
+        hidden_size=WIDTH,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=64,
+    )
+    return LlamaForCausalLM(config)
 
 
 KINDS: dict[str, Kind] = {

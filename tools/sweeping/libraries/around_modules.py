@@ -109,10 +109,11 @@ class Adapted(nn.Module):
         self.up = nn.ModuleDict({name: nn.Linear(4, base.out_features, bias=False) for name in "ab"})
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.base(x)
+        out: Tensor = self.base(x)
         if self.active not in self.down:
             return out
-        return out + self.up[self.active](self.down[self.active](x)) * self.scaling[self.active]
+        added: Tensor = self.up[self.active](self.down[self.active](x))
+        return out + added * self.scaling[self.active]
 
 
 def _adapt(model: nn.Module) -> None:
@@ -229,7 +230,8 @@ def per_sample_gradients_by_hooks(loop: Loop) -> None:
     for number in range(STEPS):
         value = loop.loss(model, number)
         value.backward()
-        kept = {name.replace(".", "_"): module.weight.grad_sample for name, module in linears(model)}
+        weights: dict[str, Any] = {name: module.weight for name, module in linears(model)}
+        kept = {name.replace(".", "_"): weight.grad_sample for name, weight in weights.items()}
         loop.keep(model, loss=value, **kept)
         model.zero_grad()
 
@@ -248,7 +250,7 @@ def steps_in_hooks_of_gradients(loop: Loop) -> None:
     model = loop.built()
     optimizers = {p: torch.optim.SGD([p], lr=1e-2) for p in model.parameters()}
 
-    def step(p: Tensor) -> None:
+    def step(p: Any) -> None:
         optimizers[p].step()
         optimizers[p].zero_grad()
 

@@ -54,22 +54,23 @@ def _mlp(inside: int = WIDTH, outside: int = WIDTH) -> nn.Sequential:
 def _construct() -> dict[str, Any]:
     """Parameter of a class → what to give for it; made anew, because it holds modules."""
     return {
-        "in_channels": WIDTH, "out_channels": WIDTH, "channels": WIDTH, "hidden_channels": WIDTH, "K": 2, "k": 4,
-        "num_layers": 2, "alpha": 0.2, "dim": 3, "kernel_size": 3, "num_relations": KINDS, "edge_dim": WIDTH,
-        "num_node_types": KINDS, "num_edge_types": KINDS, "edge_type_emb_dim": 4, "edge_attr_emb_dim": 4,
-        "filter_size": 2, "aggregators": ["mean", "max"], "scalers": ["identity", "amplification"],
-        "deg": torch.tensor([0, 5, 20, 50, 100, 80]), "first_aggr": True, "mlp_h": _mlp(outside=3),
-        "mlp_f": _mlp(WIDTH + 3), "mlp_g": _mlp(), "conv": tgnn.SAGEConv(WIDTH, WIDTH), "num_nodes": NODES,
-        "nn": _mlp(), "pool_ratios": 0.5, "depth": 2,
+        "in_channels": WIDTH, "out_channels": WIDTH, "channels": WIDTH, "hidden_channels": WIDTH, "K": 2,
+        "k": 4, "num_layers": 2, "alpha": 0.2, "dim": 3, "kernel_size": 3, "num_relations": KINDS,
+        "edge_dim": WIDTH, "num_node_types": KINDS, "num_edge_types": KINDS, "edge_type_emb_dim": 4,
+        "edge_attr_emb_dim": 4, "filter_size": 2, "aggregators": ["mean", "max"],
+        "scalers": ["identity", "amplification"], "deg": torch.tensor([0, 5, 20, 50, 100, 80]),
+        "first_aggr": True, "mlp_h": _mlp(outside=3), "mlp_f": _mlp(WIDTH + 3), "mlp_g": _mlp(),
+        "conv": tgnn.SAGEConv(WIDTH, WIDTH), "num_nodes": NODES, "nn": _mlp(), "pool_ratios": 0.5, "depth": 2,
     }  # fmt: skip
 
 
 _NN = {"EdgeConv": lambda: _mlp(2 * WIDTH), "NNConv": lambda: _mlp(WIDTH, WIDTH * WIDTH)}
 _ALSO: dict[str, dict[str, Any]] = {
     "GINEConv": {"edge_dim": WIDTH}, "GATConv": {"heads": 2, "concat": False, "dropout": 0.1},
-    "GATv2Conv": {"heads": 2, "concat": False, "edge_dim": WIDTH}, "TransformerConv": {"heads": 2, "concat": False},
-    "PointNetConv": {"local_nn": None}, "AGNNConv": {"requires_grad": True}, "GPSConv": {"heads": 2},
-    "EGConv": {"num_heads": 4, "num_bases": 2}, "DNAConv": {"heads": 2}, "AntiSymmetricConv": {"num_iters": 2},
+    "GATv2Conv": {"heads": 2, "concat": False, "edge_dim": WIDTH},
+    "TransformerConv": {"heads": 2, "concat": False}, "PointNetConv": {"local_nn": None},
+    "AGNNConv": {"requires_grad": True}, "GPSConv": {"heads": 2}, "EGConv": {"num_heads": 4, "num_bases": 2},
+    "DNAConv": {"heads": 2}, "AntiSymmetricConv": {"num_iters": 2},
 }  # fmt: skip
 
 
@@ -96,7 +97,8 @@ class Net(nn.Module):
             given = {name: known[name] for name in self.wanted if name in known and self._takes(conv, name)}
             out = conv(**given)
             x = torch.relu(out[0] if isinstance(out, tuple) else out)
-        return self.head(x)
+        scores: Tensor = self.head(x)
+        return scores
 
     @staticmethod
     def _takes(conv: Any, name: str) -> bool:

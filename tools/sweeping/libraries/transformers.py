@@ -19,6 +19,7 @@ import transformers
 
 from sweeping.libraries import transformers_config as sizes
 from sweeping.libraries import transformers_inputs as inputs
+from sweeping.libraries.transformers_ask import Description
 from sweeping.subject import Attempts, Made, Recipe, Unsupported, usual_loss
 
 DISTRIBUTIONS = ("torch", "transformers")
@@ -37,7 +38,7 @@ PARTS = tuple(
 )
 """What the files of all models import, and which is no model."""
 
-transformers.logging.set_verbosity_error()
+transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
 _ABSTRACT = re.compile(r"(PreTrainedModel|PretrainedModel)$")
 _NO_MODEL = re.compile(r"(Config|Processor|Tokenizer|Cache|Output|Layer|Mixin)$")
@@ -83,7 +84,7 @@ def attempts(name: str) -> Attempts:
             said += yield {"style": style, "batch": {}}  # building it says why
             continue
         for batch in inputs.batches(kind, config):
-            tried: inputs.Description | None = batch
+            tried: Description | None = batch
             while tried is not None:
                 error = yield {"style": style, "batch": tried}
                 said += error

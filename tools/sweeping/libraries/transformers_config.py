@@ -15,8 +15,9 @@ from typing import Any
 from sweeping.libraries.transformers_own import OWN
 
 STYLES = ("in place", "anew", "sections")
-"""How: fields of the default are changed, so that what follows from them stays as it is; or the class is given
-the small fields, so that it derives the rest again; or as the first, with sections of rotary positions named."""
+"""How: fields of the default are changed, so that what follows from them stays as it is; or the class is
+given the small fields, so that it derives the rest again; or as the first, with sections of rotary positions
+named."""
 
 WIDTH, HEADS, LAYERS, VOCABULARY, POSITIONS = 64, 4, 2, 99, 96
 
@@ -24,17 +25,17 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(^|_)vocab_size$|^n_vocab$|_vocab_size_|^vocab_size", VOCABULARY),
     (r"type_vocab_size$", 4),
     (r"(rope|nope)_head_dim$|^rotary_dim$", 8),
-    (r"head_dim$|head_size$|^d_kv$|^d_head$|dim_head$|kv_channels$|attention_key_dim|^v_head_dim$|_d_head$", 16),
+    (r"head_dim$|head_size$|^d_kv$|d_head$|dim_head$|kv_channels$|attention_key_dim", 16),
     (r"(num_|n_)?(key_value_heads|kv_heads|global_kv_heads)$|num_key_value_heads$", 2),
     (r"heads?(_num)?$|^n_head$|_n_heads$", HEADS),
-    (r"(num_(.*_)?layers|n_layers?|_layers|^layers|^depth|_depth|num_(.*_)?blocks|n_layer|_num_layers|num_res_blocks)$", LAYERS),
+    (r"(_layers|^layers|n_layers?|^depth|_depth|num_(.*_)?blocks)$", LAYERS),
     (r"(top_?k|experts_per_tok|experts_per_token|num_selected_experts|topk_method_k)$", 2),
     (r"(num|n)_(.*_)?experts$|^moe_num_experts$|^num_local_experts$", 4),
     (r"^(n_group|topk_group|n_shared_experts)$", 1),
     (r"(_rank|_lora_dim)$", 8),
-    (r"(intermediate|ffn|feed_forward|feedforward|mlp|inner).*(size|dim|width|channels)?$|^d_ff$|^n_inner$|^ff_dim$", 2 * WIDTH),
+    (r"intermediate|ffn|feed_forward|feedforward|mlp|inner|^d_ff$|^ff_dim$", 2 * WIDTH),
     (r"(state_size|d_state|_state_dim)$", 8),
-    (r"(max_position|max_.*positions?|n_positions|n_ctx|max_sequence|max_seq|context_length|max_length)", POSITIONS),
+    (r"max_.*position|n_positions|n_ctx|max_seq|context_length|max_length", POSITIONS),
     (r"(codebook_size|num_embeddings)$", 32),
     (r"codebook_dim$", 16),
     (r"(num|n)_codebooks$", 4),
@@ -45,14 +46,18 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"^(chunk_size|mamba_chunk_size)$", 8),
     (r"^(num_)?groups$|_groups$", 4),
     (r"window$|window_size$", 4),
-    (r"(hidden_size|d_model|n_embd|embed_dim|embedding_size|hidden_dim|projection_dim|_dim|_width|_hidden_size|^dim|^width|embedding_dim|_channels|_size_per_head|hidden_channels|_embd|_features|_hidden)$", WIDTH),
+    (
+        r"(hidden_size|d_model|_embd|embedding_size|_dim|_width|^dim|^width|_channels|_size_per_head|"
+        r"_features|_hidden)$",
+        WIDTH,
+    ),
 )  # fmt: skip
 
 _RULES_COMPILED = tuple((re.compile(pattern), value) for pattern, value in _RULES)
 
 _KEPT = re.compile(
-    r"^(num_channels|in_channels|out_channels|image_channels|in_chans|n_channels|audio_channels|num_labels|.*_token_id|.*_id|"
-    r".*_token_index|.*_index|.*_ids|num_frames|tubelet_size|temporal_patch_size|spatial_merge_size|"
+    r"^(num_channels|in_channels|out_channels|image_channels|in_chans|n_channels|audio_channels|num_labels|"
+    r".*_id|.*_index|.*_ids|num_frames|tubelet_size|temporal_patch_size|spatial_merge_size|"
     r"conv_kernel.*|.*kernel.*|.*stride.*|.*_ratio.*|.*_factor.*|.*scale.*|conv_dim_out|num_conv_pos.*|"
     r"bos|eos|pad|sampling_rate|.*_pdrop|.*prob.*|.*drop.*|num_feature_levels|.*_points|dilation|"
     r"use_.*|rms.*|layer_norm.*|initializer.*|.*loss.*|.*cost.*|_.*)$"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches for any model class of transformers, by the parameters of its forward.
 
-A batch is described by a small table that travels as JSON: which parameters are given, how long text is, which
-kind of labels, and how many tokens stand for an image. Descriptions are tried one after the other; some errors
-say what to change (`mended`).
+A batch is described by a small table that travels as JSON: which parameters are given, how long text is,
+which kind of labels, and how many tokens stand for an image. Descriptions are tried one after the other; some
+errors say what to change (`mended`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ _ALSO = (
 
 _PATTERNS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("QuestionAnswering$", ("answers", None)),
-    ("(Sequence|Image|Audio|Video)Classification|ForXVector|MultipleChoice|NextSentence|WithTeacher", ("one", "floats", None)),
+    (
+        "(Sequence|Image|Audio|Video)Classification|ForXVector|MultipleChoice|NextSentence|WithTeacher",
+        ("one", "floats", None),
+    ),
     ("(Token|Frame|AudioFrame)Classification", ("tokens", None)),
     ("Detection|Segmentation$", ("boxes", "map", None)),
     ("Segmentation", ("map", "masks", None)),
@@ -163,16 +166,23 @@ _HINTS: tuple[tuple[str, Description], ...] = (
     (r"decoder_input_ids", {"add": "decoder_input_ids"}),
     (r"to have 1 channels, but got|not enough values to unpack \(expected 3, got 2\)", {"sound": "channel"}),
     (r"must be a 5D tensor", {"pixels": "pairs"}),
-    (r"grid_thw|'NoneType' object has no attribute '(shape|tolist|prod|repeat|device)'|'NoneType' object is not (iterable|subscriptable)", {"add": "image_grid_thw"}),
+    (
+        r"grid_thw|'NoneType' object has no attribute '(shape|tolist|prod|repeat|device)'|"
+        r"'NoneType' object is not (iterable|subscriptable)",
+        {"add": "image_grid_thw"},
+    ),
     (r"image_sizes", {"add": "image_sizes"}),
     (r"mm_token_type_ids", {"add": "mm_token_type_ids"}),
     (r"token_type_ids", {"add": "token_type_ids"}),
-    (r"pixel_values.*(five|5)|expected 5|not enough values to unpack \(expected 5, got 4\)", {"pixels": "video"}),
+    (r"pixel_values.*(five|5)|expected 5", {"pixels": "video"}),
     (r"expected 5, got 4|5D", {"pixels": "one more"}),
     (r"expected 3D|expected 2D \(unbatched\) or 3D|3-dimensional|expected 3, got 2", {"sound": "spectrum"}),
     (r"expected input\[\d+, \d+, \d+\] to have \d+ channels", {"sound": "frames first"}),
     (r"inf|mat1 and mat2 shapes cannot be multiplied", {"sound": "frames first"}),
-    (r"padded input size|Kernel size can't be greater|output size is too small", {"image": 128, "samples": 16000}),
+    (
+        r"padded input size|Kernel size can't be greater|output size is too small",
+        {"image": 128, "samples": 16000},
+    ),
 )  # fmt: skip
 
 

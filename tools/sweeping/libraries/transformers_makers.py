@@ -184,7 +184,7 @@ MAKERS: dict[str, _Maker] = {
 
 
 def _places_of_images(ask: Ask) -> Tensor:
-    token = ask.field("image_token_id", "image_token_index", default=-1)
+    token = int(ask.field("image_token_id", "image_token_index", default=-1))
     fresh = Ask.__new__(Ask)
     fresh.__dict__.update(ask.__dict__, generator=torch.Generator().manual_seed(7))
     return (text(fresh) == token).long()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations that the rules for names cannot make: class of model or configuration → fields, or a function."""
+"""Configurations that the rules for names cannot make: class → fields, or a function."""
 
 from __future__ import annotations
 
