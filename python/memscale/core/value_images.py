@@ -199,7 +199,7 @@ _READS: Final = ("__iter__", "__len__", "__getitem__", "keys", "values", "items"
 
 @functools.lru_cache(maxsize=1 << 12)
 def is_plain(kind: type) -> bool:
-    """Whether a container's class leaves to Python how it is read, so that looking runs no code of its own."""
+    """Whether a container's class leaves its reading to Python, so that looking runs no code of its own."""
     base = next(base for base in (dict, list, set, frozenset, tuple, deque) if issubclass(kind, base))
     ways: Any = OrderedDict if issubclass(kind, OrderedDict) else base
     return all(getattr(kind, name, None) is getattr(ways, name, None) for name in _READS)

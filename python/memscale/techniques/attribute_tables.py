@@ -195,8 +195,8 @@ class _Cell:
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether somebody else than the transformers library wants to be told of a module's calls.
 
-    Their own may fire in a recompute, too; of others nobody knows. Hooks for backward fire in the graph of the
-    forward, once.
+    Their own may fire in a recompute, too; of others nobody knows. Hooks for backward fire in the graph of
+    the forward, once.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks)
     return any(hooks) and any(

@@ -21,6 +21,7 @@ from matrix.cells import EQUAL, FAILED, REFUSED, outcome
 from matrix.covering import Cell, covering, every_cell
 from matrix.modes import ATTEMPTS, MODES, mode
 from matrix.techniques import COLUMNS, TECHNIQUES, Attaching, Technique, column_name, facts_of, forced
+from memscale.techniques.attribute_tables import AttributeTables
 from zoo.training import same_bits
 
 WHOLE = os.environ.get("MEMSCALE_WHOLE_MATRIX") == "1"
@@ -114,6 +115,10 @@ class TestTheInstrument:
         facts = facts_of(row)
         every = {choice.module: choice for choice in facts.planned.plan.choices if choice.module}
         monkeypatch.setattr(techniques, "facts_of", lambda _: replace(facts, candidates=every))
+        assert (
+            outcome(row, (technique("checkpoint"),), mode("plain")).status == EQUAL
+        )  # its number is put back
+        monkeypatch.setattr(AttributeTables, "restore", lambda *_: None)
         assert outcome(row, (technique("checkpoint"),), mode("plain")).status == FAILED
 
     def test_what_cannot_be_attached_says_why(self) -> None:
