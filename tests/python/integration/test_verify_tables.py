@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -216,12 +217,11 @@ class TestPrecision:
             return made
 
         monkeypatch.setattr(verification, "_step", noted)
+        autocast_is_on = functools.partial(torch.is_autocast_enabled, "cpu")
         monkeypatch.setenv("LOWERED", "")  # what code reaches is put back after a check
         subject = model()
         subject.blocks[0].up.register_forward_hook(
-            lambda *_: os.environ.update(
-                LOWERED=os.environ["LOWERED"] + "x" * torch.is_autocast_enabled("cpu")
-            )
+            lambda *_: os.environ.update(LOWERED=os.environ["LOWERED"] + "x" * autocast_is_on())
         )
         config = Config(
             memory_budget=1, enable_logging=False, use_mixed_precision=True, verify_correctness=True
