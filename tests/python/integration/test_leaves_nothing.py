@@ -7,7 +7,7 @@ import contextvars
 import copy
 import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -43,9 +43,21 @@ def _no_search(search: Any, watch: Any) -> list[str]:
     raise AssertionError("the image was to suffice")
 
 
+_OF_OTHERS: list[FakeTensor] = []
+"""What tests before this one have made themselves, and keep."""
+
+
 def fakes_alive() -> list[FakeTensor]:
     gc.collect()
-    return [value for value in gc.get_objects() if type(value) is FakeTensor]
+    known = set(map(id, _OF_OTHERS))
+    return [value for value in gc.get_objects() if type(value) is FakeTensor and id(value) not in known]
+
+
+@pytest.fixture(autouse=True)
+def fakes_of_others() -> Iterator[None]:
+    _OF_OTHERS[:] = fakes_alive()
+    yield
+    _OF_OTHERS.clear()
 
 
 def predict(model: nn.Module, x: Tensor) -> None:
