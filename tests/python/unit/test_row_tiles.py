@@ -380,8 +380,7 @@ def test_the_second_derivative_says_that_there_is_none() -> None:
             grad.square().sum().backward()
 
 
-FAILS: list[bool] = []
-"""A global: a recompute finds what hangs on the module, and its cells, as its forward found them."""
+FAILS: list[bool] = []  # a global: a recompute finds a function's cells as its forward found them
 
 
 def test_an_exception_in_the_middle_leaves_the_module_usable() -> None:
