@@ -17,6 +17,7 @@ from memscale.core.module_attributes import Attributes, ModuleAttributes
 from memscale.core.tracer import StepFacts
 from memscale.optim.masters import dtype_of
 from memscale.optim.taken import base_of, is_held
+from memscale.techniques.attribute_tables import has_foreign_hooks
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class StepSignature:
         need_gradients: of the tensor arguments, in order. Through frozen layers nothing is saved for one that
             needs none.
         attributes: plain attributes of the modules, see `ModuleAttributes`.
+        hooked: modules below the model that have forward hooks, as bits: what is around them is not run again.
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -59,6 +61,7 @@ class StepSignature:
     need_gradients: tuple[bool, ...] = ()
     buffers: int = 0
     attributes: Attributes = ()
+    hooked: int = 0
 
     def covers(self, other: StepSignature) -> bool:
         """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
@@ -69,7 +72,7 @@ class StepSignature:
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
-        if other.buffers > self.buffers:
+        if other.buffers > self.buffers or other.hooked & ~self.hooked:
             return False
         if other.forwards > self.forwards or other.values != self.values:
             return False
@@ -181,6 +184,7 @@ def signature_of(
         replicas=states_of(model),
         forwards=step.forwards,
         attributes=known.read(model, modules),
+        hooked=_bits(list(map(has_foreign_hooks, modules[1:]))),
         values=tuple(leaf for leaf in leaves if isinstance(leaf, (int, str)) and not isinstance(leaf, bool)),
     )
 

@@ -33,6 +33,7 @@ from memscale.core.target import CPU, Target
 from memscale.core.uninterrupted import uninterrupted
 from memscale.core.weight_images import WeightImages
 from memscale.errors import ProfileError
+from memscale.techniques.attribute_tables import has_foreign_hooks
 from memscale.techniques.forward_slot import StandIn
 from memscale.techniques.given_caches import keeps_nothing
 
@@ -320,11 +321,8 @@ class CallRecorder:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to be told of the module's calls. Transformers' own hooks may fire twice."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return sharding.is_unit(module) or any(
-        not (getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks
-    )
+    """Whether somebody wants to be told of the module's calls."""
+    return sharding.is_unit(module) or has_foreign_hooks(module)
 
 
 def _is_chain(module: nn.Module) -> bool:

@@ -27,7 +27,6 @@ from torch.utils.checkpoint import checkpoint
 
 from memscale.errors import AttachError
 from memscale.offload.engine import Boundary
-from memscale.techniques.attribute_tables import has_foreign_hooks
 from memscale.techniques.checkpoint_state import Body, BufferRef, all_below
 from memscale.techniques.checkpointing import Region, came_later, runs_plain
 from memscale.techniques.compiled import checkpoints_when_compiled
@@ -120,7 +119,7 @@ def _checkpointed(run: _Run, children: list[Any], value: Any) -> Any:
     if torch.compiler.is_compiling():
         return checkpoint(through, value, use_reentrant=False)
     parts = all_below(children)
-    if any(map(has_foreign_hooks, parts)):  # they have come since the plan was made
+    if run.body.has_new_hooks(parts):
         return through(value)
     region = Region(run.body, parts, through, ((value,), {}), boundary=run.boundary)
     return region.first_run((value,), {})

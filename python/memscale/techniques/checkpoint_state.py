@@ -16,10 +16,11 @@ What is put back lies in the modules' registries, where other threads look, too:
 from __future__ import annotations
 
 import contextvars
+import logging
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memscale.core.uninterrupted import uninterrupted
-from memscale.techniques.attribute_tables import AttributeTables
+from memscale.techniques.attribute_tables import AttributeTables, has_foreign_hooks
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
@@ -104,8 +105,25 @@ class Body:
         self.check = check
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
         self.python_random = python_random
+        self._has_told_of_hooks = False
         self.foreign = tuple(foreign)
         self.device_kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+    def has_new_hooks(self, parts: Iterable[nn.Module]) -> bool:
+        """Whether one of the modules has got a hook since the plan was made: then a forward runs as it is.
+
+        A hook that was there before the step has led to another plan. This one came in the middle of it.
+        """
+        if not any(map(has_foreign_hooks, parts)):
+            return False
+        if not self._has_told_of_hooks:
+            self._has_told_of_hooks = True
+            logging.getLogger("memscale").warning(
+                "a forward hook came to a part of %r while the model ran: its calls are not checkpointed while "
+                "the hook is there, and take more memory than planned",
+                self.path,
+            )
+        return True
 
     @property
     def buffers(self) -> list[BufferRef]:

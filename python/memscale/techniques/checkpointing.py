@@ -45,7 +45,6 @@ from memscale.core.leaves import is_sparse
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
 from memscale.techniques import global_hooks
-from memscale.techniques.attribute_tables import has_foreign_hooks
 from memscale.techniques.checkpoint_state import Body, BufferRef, State, all_below, check_version
 from memscale.techniques.compiled import checkpoints_when_compiled, never_compiled
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
@@ -474,7 +473,7 @@ class CheckpointedForward(StandIn):
         if self.passive or runs_plain() or came_later(self) or are_filled((*args, *kwargs.values())):
             return self.original(*args, **kwargs)
         parts = all_below((self.module,))
-        if any(map(has_foreign_hooks, parts[1:])):  # they have come since the plan was made
+        if self.body.has_new_hooks(parts[1:]):
             return self.original(*args, **kwargs)
         region = Region(self.body, parts, self.original, (args, kwargs), self.operations, self.boundary)
         return region.first_run(args, kwargs)

@@ -233,6 +233,49 @@ def test_training_in_evaluation_mode_is_planned_or_said(
     assert model._memscale_executor.plan is not None or "eval" in caplog.text
 
 
+def test_hooks_that_come_to_parts_of_a_block_are_planned_for(plans: list[int]) -> None:
+    trainer, seen = Trainer(config=SMALLEST), []
+    trainer.step(rows(256))
+    assert "blocks.0" in trainer.plan.explain(json=True)
+    handle = trainer.model.blocks[0].up.register_forward_hook(lambda *args: seen.append(1))
+    trainer.step(rows(256))
+    trainer.step(rows(256))
+    assert len(plans) == 2
+    assert seen == [1, 1]
+    handle.remove()
+    trainer.step(rows(256))
+    assert len(plans) == 2
+
+
+class HooksItself(Stack):
+    """Puts a hook on a layer for the time of some forwards."""
+
+    hooked = False
+
+    def forward(self, x: Tensor) -> Any:
+        if not type(self).hooked:
+            return super().forward(x)
+        handle = self.blocks[0].up.register_forward_hook(lambda module, args, out: out * 2)
+        try:
+            return super().forward(x)
+        finally:
+            handle.remove()
+
+
+def test_a_hook_that_comes_within_a_step_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(HooksItself(), SMALLEST)
+    trainer.step(rows(256))
+    monkeypatch.setattr(HooksItself, "hooked", True)
+    for _ in range(3):
+        trainer.step(rows(256))
+    assert [record.getMessage() for record in caplog.records if "forward hook" in record.getMessage()] == [
+        "a forward hook came to a part of 'blocks.0' while the model ran: its calls are not checkpointed "
+        "while the hook is there, and take more memory than planned"
+    ]
+
+
 class TakesNumber(Stack):
     def forward(self, x: Tensor, step: int = 0, share: float = 1.0) -> Any:
         return super().forward(x) * (1 + step * share)
