@@ -119,8 +119,8 @@ class Body:
         if not self._has_told_of_hooks:
             self._has_told_of_hooks = True
             logging.getLogger("memscale").warning(
-                "a forward hook came to a part of %r while the model ran: its calls are not checkpointed while "
-                "the hook is there, and take more memory than planned",
+                "a forward hook came to a part of %r while the model ran: its calls are not checkpointed "
+                "while the hook is there, and take more memory than planned",
                 self.path,
             )
         return True
