@@ -50,6 +50,7 @@ from memscale.techniques.checkpoint_state import all_below
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.recompute_check import UNCHECKED
 from memscale.techniques.row_dropout import Dropping, OtherDropoutError, dropouts_of
 from memscale.techniques.row_facts import RowFacts
 from memscale.techniques.row_run import Work, run_in_tiles
@@ -110,7 +111,7 @@ class TiledForward(StandIn):
     ) -> None:
         super().__init__(module, original)
         self.path, self.facts = what.path, what.facts
-        self.argument, self.method = what.argument, what.method
+        self.argument, self.method, self.check = what.argument, what.method, what.check
         self.parts = [weakref.ref(part) for part in parts]
         self.done = _Done()
 
@@ -142,7 +143,8 @@ class TiledForward(StandIn):
         before = RandomState(x.device) if dropping.calls else None
         try:
             rows = tile_rows(x.numel() // x.shape[-1], self.facts)
-            output = run_in_tiles(Work(roots, self.original, self.path, dropping), x, rows)
+            work = Work(roots, self.original, self.path, dropping, self.check)
+            output = run_in_tiles(work, x, rows)
         except OtherDropoutError as error:
             assert before is not None
             before.set()
@@ -207,6 +209,9 @@ class RowTiles:
         facts: what is known of it.
         argument: name of its forward's argument.
         method: what is replaced, and what `facts` and `argument` speak of.
+
+    Attributes:
+        check: of its recomputes, from the next time that it is attached.
     """
 
     name = NAME
@@ -219,6 +224,7 @@ class RowTiles:
         self.facts = facts
         self.argument = argument
         self.method = method
+        self.check = UNCHECKED
         self.beneath: StandIn | None = None
         self.slot: ForwardSlot | None = None
         self._stand_in: TiledForward | None = None  # the last one, also after it has been removed
