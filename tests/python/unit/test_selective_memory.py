@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # the first mode imports it, and an import makes cycles that hold the frames around it
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
