@@ -219,7 +219,7 @@ class State:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Puts the state back for the second run, and the present one back afterwards."""
+        """Puts the state back for the recompute, and the present one back afterwards."""
         differing = self.attributes.differing()
         exchanges = bool(differing) or self._has_gone()
         with self._lock() if exchanges else nullcontext(), ExitStack() as stack:

@@ -10,17 +10,17 @@ exist for one tile of tokens at a time:
     backward   for each tile: forward again up to the last tensor that is saved, then backward;
                gradients of the weights add up, those of x go to their rows
 
-Each tile's autograd graph is the one of its first run, whose saves are numbers. The second run therefore need
+Each tile's autograd graph is the one of its first run, whose saves are numbers. the recompute therefore need
 not reach the end: it stops as soon as the last number has its tensor, and the last product of an MLP, which
 nobody saves, is not computed again. Gradients of weights are added up inside the products that make them
 (tile_products.py); what dropouts drop is drawn for all rows beforehand (row_dropout.py).
 
 Inside a checkpointed block all this happens once per block and step. x and the dropouts' masks are saved
-before the first tile runs. In the block's second run they are the last things that backward wants, so the run
+before the first tile runs. In the block's recompute they are the last things that backward wants, so the run
 ends there; they go to the tiles, which then run for the second time, and nothing runs a third time.
 
 It does where the block saves something behind the module. A norm of the module's output needs that output
-before its gradient is known, so the block's second run must pass through the tiles, whose intermediates are
+before its gradient is known, so the block's recompute must pass through the tiles, whose intermediates are
 dropped again; their own, shortened run is one more. To keep the output from the first run would cost what the
 checkpoint holds for the block once more, for every block. The trace sees the third run, so a plan counts its
 time. The search takes the largest part that treats rows alone, which leaves less behind it: a norm behind the

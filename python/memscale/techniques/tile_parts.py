@@ -27,7 +27,7 @@ from memscale.techniques.recompute_check import (
 
 
 class _Enough(BaseException):
-    """Ends a tile's second run. Not an `Exception`, so that no forward's own `except` swallows it."""
+    """Ends a tile's recompute. Not an `Exception`, so that no forward's own `except` swallows it."""
 
 
 class _Form(NamedTuple):
@@ -40,7 +40,7 @@ class _Form(NamedTuple):
 
 
 class Saves:
-    """What the second run of a tile has found, for the saves of the first: by number, with versions.
+    """What the recompute of a tile has found, for the saves of the first: by number, with versions.
 
     The autograd graph of the tile holds this object, so it must not lead back to the graph.
 
@@ -83,7 +83,7 @@ class Saves:
         return number
 
     def unpack(self, saved: Any) -> Tensor:
-        """Backward of the tile: what the second run has found."""
+        """Backward of the tile: what the recompute has found."""
         if isinstance(saved, Tensor):
             return saved
         tensor, version = self.found.pop(saved)
@@ -91,7 +91,7 @@ class Saves:
         return tensor
 
     def find(self, run: Callable[[], object]) -> None:
-        """Second run, up to the last save.
+        """Recompute, up to the last save.
 
         Raises:
             RecomputeError: it went another way than the first, or made other values.
