@@ -102,13 +102,10 @@ class Sweep:
         if self.orders.only:
             found = [item for item in found if _matches(":".join(item), self.orders.only)]
         if self.orders.sample is not None:
-            found = [
-                item
-                for library in self.orders.libraries
-                for item in sample(
-                    [item for item in found if item[0] == library], self.orders.sample, self.orders.seed
-                )
-            ]
+            count, seed = self.orders.sample, self.orders.seed
+            parts = [[item for item in found if item[0] == library] for library in self.orders.libraries]
+            drawn = [item for part in parts for item in sample(part, count, seed)]
+            found = sample(drawn, len(drawn), seed)  # in turns, so that time that ends ends with some of each
         return found
 
     def _is_known(self, item: tuple[str, str]) -> bool:
