@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -124,9 +124,12 @@ class StaticRecorder(GraphRecorder):
         if any(isinstance(tensor, FakeTensor) or not self._is_known(tensor) for tensor in operands):
             for tensor in self.written(func, info, args, kwargs) if self._known and info.writes else ():
                 self._known.pop(tensor.untyped_storage()._cdata, None)  # holds what nobody knows
+            if info.writes and operands and not any(isinstance(tensor, FakeTensor) for tensor in operands):
+                return _on_copies(func, args, kwargs, torch.empty_like)  # fakes
             return super().execute(func, info, args, kwargs)
         if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
-            return _on_copies(func, args, kwargs)  # somebody else's tensor is not to be changed
+            with unset_fake_temporarily():
+                return _on_copies(func, args, kwargs, Tensor.clone)  # somebody else's is not to be changed
         if not operands or any(tensor.is_cuda for tensor in operands):
             made = _made_of_nothing(func, args, kwargs)
             if not all(map(_may_be_real, tensors_of(made))) and not _is_mask(func, tensors_of(made)):
@@ -142,22 +145,22 @@ class StaticRecorder(GraphRecorder):
         return result
 
 
-def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
+def _on_copies(func: Any, args: Any, kwargs: Any, copy_of: Callable[[Tensor], Tensor]) -> Any:
     """Runs an operation on copies of real tensors. Where it returns one of them, the tensor is returned.
 
-    PyTorch's mode of fakes does not serve: it runs what has only real scalars on their own memory.
+    PyTorch's mode of fakes does not serve: where only a number comes with real tensors (`mul_(0.9)`), it runs
+    on their own memory, whatever their size.
     """
     originals: dict[int, Tensor] = {}
     copies: dict[int, Tensor] = {}
 
     def copied(tensor: Tensor) -> Tensor:
         if id(tensor) not in copies:
-            copies[id(tensor)] = copy = tensor.clone()
+            copies[id(tensor)] = copy = copy_of(tensor)
             originals[id(copy)] = tensor
         return copies[id(tensor)]
 
-    with unset_fake_temporarily():
-        result = func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
+    result = func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
     return tree_map_only(Tensor, lambda made: originals.get(id(made), made), result)
 
 

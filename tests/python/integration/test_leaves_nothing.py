@@ -258,3 +258,43 @@ def test_a_vision_transformer_with_a_cached_function_for_positions() -> None:
     assert not fakes_alive()
     output = model(pixel_values=pixels).last_hidden_state
     assert type(output) is Tensor
+
+
+@pytest.mark.parametrize("entry", [predict, wrap])
+def test_tensors_of_others_keep_their_contents(entry: Callable[[nn.Module, Tensor], None]) -> None:
+    """A teacher that PyTorch is not to see, a global average: written to in forward, by numbers alone."""
+    average = torch.ones(100)
+
+    class Averages(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+            self.teacher = [nn.Linear(16, 16)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            average.mul_(0.5)
+            with torch.no_grad():
+                torch._foreach_mul_(list(self.teacher[0].parameters()), 0.9)
+                for one, other in zip(self.teacher[0].parameters(), self[0][0].parameters(), strict=True):
+                    one.add_(other.mean(), alpha=0.1)
+            return super().forward(x)
+
+    model = Averages()
+    tensors: list[Tensor] = [*model.teacher[0].parameters(), average]
+    before = [tensor.detach().clone() for tensor in tensors]
+    entry(model, torch.randn(8, 16))
+    assert all(map(torch.equal, tensors, before))
+    assert not any(isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+def test_generators_of_numpy_that_are_global() -> None:
+    numpy = pytest.importorskip("numpy")
+    generators = [numpy.random.default_rng(0), numpy.random.RandomState(0)]
+
+    class Draws(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * float(sum(generator.uniform() for generator in generators))
+
+    model = Draws(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+    before = str([generators[0].bit_generator.state, generators[1].get_state()])
+    predict(model, torch.randn(8, 16))
+    assert str([generators[0].bit_generator.state, generators[1].get_state()]) == before
