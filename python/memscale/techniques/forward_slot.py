@@ -82,7 +82,7 @@ class StandIn(plain_copies.Ours):
         return self._original
 
     def _function_of(self, module: nn.Module) -> Any:
-        """The class's own, as the class has it now: a program may give it another, or a module another class."""
+        """The class's own, as it is now: a class may get another forward, and a module another class."""
         return type(module).forward if self._follows_class else self._function
 
     @property

@@ -267,7 +267,9 @@ def test_tensors_of_others_keep_their_contents(entry: Callable[[nn.Module, Tenso
 
     class Averages(nn.Sequential):
         def __init__(self) -> None:
-            super().__init__(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+            super().__init__(
+                *(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3))
+            )
             self.teacher = [nn.Linear(16, 16)]
 
         def forward(self, x: Tensor) -> Tensor:
