@@ -38,6 +38,7 @@ from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
 from memscale.core.uninterrupted import uninterrupted
 from memscale.optim.masters import told_dtypes
+from memscale.optim.released import set_gradient
 from memscale.weights.places import device_of_use
 
 _REAL_ELEMENTS = 1 << 24
@@ -84,6 +85,7 @@ class StaticRecorder(GraphRecorder):
         draw: stands for every such number, at least 0 and below 1.
         has_drawn: there was one.
         has_told: there are sparse tensors from before the step.
+        others: tensors from outside model and batch that get a gradient, by id.
     """
 
     def __init__(self, graph: _core.Graph, target: Target, draw: float = HIGHEST_DRAW) -> None:
@@ -91,6 +93,7 @@ class StaticRecorder(GraphRecorder):
         self.draw = draw
         self.has_drawn = False
         self.has_told = False
+        self.others: dict[int, Tensor] = {}
         # Storages of real floating-point tensors made of ones alone. With a weak reference to each, or
         # another tensor's storage could come to lie where one has been.
         self._known: dict[int, StorageWeakRef] = {}
@@ -121,6 +124,9 @@ class StaticRecorder(GraphRecorder):
         _check_dtypes(func, args)
         args = _without_masks(func, args)
         operands = tensors_of(args) + tensors_of(kwargs.values())
+        for tensor in operands:
+            if not isinstance(tensor, FakeTensor) and tensor.requires_grad:
+                self.others[id(tensor)] = tensor
         if any(isinstance(tensor, FakeTensor) or not self._is_known(tensor) for tensor in operands):
             for tensor in self.written(func, info, args, kwargs) if self._known and info.writes else ():
                 self._known.pop(tensor.untyped_storage()._cdata, None)  # holds what nobody knows
@@ -550,7 +556,16 @@ def _trace(
         def backward(loss: Tensor) -> list[Tensor | None]:
             if emulation is not None:
                 emulation.forward_is_over()
-            loss.backward()
+            others = list(recorder.others.values())
+            for tensor in others:
+                stack.callback(set_gradient, tensor, tensor.grad)
+            if all(tensor.is_leaf for tensor in others):
+                loss.backward()
+            else:  # not on into graphs that were there before: these are somebody else's, and real
+                leaves = {
+                    id(leaf): leaf for leaf in (*fakes.fakes.values(), *trainable) if leaf.requires_grad
+                }
+                loss.backward(inputs=[*leaves.values(), *others])
             gradients = buckets.completed(recorder, trainable, [value.grad for value in trainable])
             for parameter, gradient in zip(trainable, gradients, strict=True):
                 parameter.grad = gradient

@@ -300,3 +300,45 @@ def test_generators_of_numpy_that_are_global() -> None:
     before = str([generators[0].bit_generator.state, generators[1].get_state()])
     predict(model, torch.randn(8, 16))
     assert str([generators[0].bit_generator.state, generators[1].get_state()]) == before
+
+
+@pytest.mark.parametrize("place", ["dictionary", "closed over"])
+def test_graphs_and_gradients_of_others(place: str) -> None:
+    """What a model is conditioned on, hung where PyTorch does not look: planning stops at others' graphs."""
+    conditions: dict[str, Tensor] = {}
+    gain = torch.ones(64, requires_grad=True)
+    maker = nn.Linear(4, 64)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+            self.settings = conditions if place == "dictionary" else {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            settings = self.settings or conditions
+            return x + self.down(torch.tanh(self.up(x)) * settings["scale"] * gain)
+
+    def train(wrapped: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        nn.init.ones_(maker.weight)
+        model = nn.Sequential(*(Block() for _ in range(3)))
+        if wrapped:
+            memscale.wrap(model, memscale.Config(memory_budget=1, **QUIET))
+        seen = []
+        for _ in range(2):
+            conditions["scale"] = torch.tanh(maker(torch.rand(2, 4))).mean(0)
+            model(torch.randn(8, 16)).square().mean().backward()
+            grads = [p.grad for p in (*model.parameters(), *maker.parameters(), gain)]
+            seen += [grad.clone() for grad in grads if grad is not None]
+        if wrapped:
+            assert model._memscale_executor.plan.active
+        model.zero_grad()
+        maker.zero_grad()
+        gain.grad = None
+        return seen
+
+    planned = train(True)
+    assert all(type(value) is Tensor for value in planned)
+    assert all(map(torch.equal, planned, train(False)))
+    assert not fakes_alive()
