@@ -7,6 +7,7 @@ its recompute gets that back:
 
     module.__dict__      without PyTorch's registries: parameters and buffers see `checkpoint_state`
     children             which modules, under which names, in which order
+    its forward hooks    one that has come since belongs to later forwards
     its tensors          attributes of parameters and buffers
     what hangs on it     dictionaries, lists, sets, objects (a configuration, say), what functions have
                          closed over, modules that are referred to; each by what it holds itself
@@ -135,13 +136,16 @@ class _Mapping:
 
 
 class _Registries:
-    """Which modules are in modules, in order, and attributes of their tensors: many small dictionaries."""
+    """Which modules are in modules, in order, their hooks, and attributes of tensors: small dictionaries."""
 
-    __slots__ = ("_attributes", "_modules", "held")
+    __slots__ = ("_lasting", "_modules", "held")
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = [module for module in modules if isinstance(module._modules, dict)]  # no scripted one
-        self._attributes = [
+        self._lasting: list[dict[Any, Any]] = [
+            hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        self._lasting += [
             tensor.__dict__
             for module in self._modules
             for registry in (module._parameters, module._buffers)
@@ -150,12 +154,12 @@ class _Registries:
         ]
         self.held = self.read()
 
-    def _places(self) -> list[dict[str, Any]]:
+    def _places(self) -> list[dict[Any, Any]]:
         # A `Sequential` that loses a child gets another dictionary.
-        places: list[dict[str, Any]] = [module._modules for module in self._modules]
-        return places + self._attributes
+        places: list[dict[Any, Any]] = [module._modules for module in self._modules]
+        return places + self._lasting
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[dict[Any, Any]]:
         """What they hold."""
         return [place.copy() if place else _EMPTY for place in self._places()]
 
@@ -163,7 +167,7 @@ class _Registries:
         """Nothing: the modules are looked at by themselves."""
         return ()
 
-    def write(self, values: list[dict[str, Any]]) -> None:
+    def write(self, values: list[dict[Any, Any]]) -> None:
         """Makes them hold these, in their order, where they do not."""
         for place, before in zip(self._places(), values, strict=True):
             if (place or before) and _is_other(place, before):
@@ -359,7 +363,7 @@ class AttributeTables:
             return ()
         place = getattr(value, "__dict__", None)
         parts = self._add(_Mapping(place)) if type(place) is dict else ()
-        names = _slots_of(kind)
+        names = _slots_of(kind)  # type: ignore[arg-type]
         return [*parts, *self._add(_Slots(value, names))] if names else parts
 
     def _add(self, table: _Table) -> Iterable[Any]:
@@ -393,10 +397,10 @@ def _differs(now: Any, before: Any) -> bool:
     return not (kind is MethodType and now.__func__ is before.__func__ and now.__self__ is before.__self__)
 
 
-_EMPTY: Final[dict[str, Any]] = {}
+_EMPTY: Final[dict[Any, Any]] = {}
 
 
-def _is_other(place: dict[str, Any], before: dict[str, Any]) -> bool:
+def _is_other(place: dict[Any, Any], before: dict[Any, Any]) -> bool:
     return list(place) != list(before) or any(map(_differs, place.values(), before.values()))
 
 

@@ -134,3 +134,18 @@ def test_what_is_registered_for_one_forward(kind: str, when: str) -> None:
 
     assert all(map(torch.equal, train(False), train(True)))
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_a_hook_that_came_since_the_forward_does_not_fire_in_the_recompute(pre: bool) -> None:
+    calls: list[str] = []
+    model, x = nn.Sequential(*(Block() for _ in range(4))), torch.randn(8, 4, WIDTH)
+    memscale.wrap(model, memscale.Config(memory_budget=1, enable_logging=False), sample_input=(x,))
+    loss = model(x).square().mean()
+    for block in model:
+        register = block.up.register_forward_pre_hook if pre else block.up.register_forward_hook
+        register(lambda module, *_: calls.append("call"))
+    loss.backward()
+    assert not calls
+    model(x)
+    assert len(calls) == 4
