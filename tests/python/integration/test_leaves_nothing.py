@@ -342,3 +342,21 @@ def test_graphs_and_gradients_of_others(place: str) -> None:
     assert all(type(value) is Tensor for value in planned)
     assert all(map(torch.equal, planned, train(False)))
     assert not fakes_alive()
+
+
+def test_a_backward_that_cannot_run_on_fakes_leaves_none() -> None:
+    """The step is traced for real then."""
+    seen: list[float] = []
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.tanh(self.up(x))
+            hidden.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+            return x + self.down(hidden)
+
+    predict(nn.Sequential(*(Block() for _ in range(3))), torch.randn(8, 16))
+    assert not fakes_alive()
