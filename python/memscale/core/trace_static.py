@@ -8,6 +8,7 @@ backward asks for it, a fresh fake stands in for it.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -511,7 +512,8 @@ def trace_static(
         LeftoverError: fakes stay in a place of the process that cannot be put back.
     """
     with leftovers.none_left() as watch:
-        return _trace(watch, model, (args, kwargs), step, draw)
+        # What the forward sets of context variables is gone when nothing must be left.
+        return contextvars.copy_context().run(_trace, watch, model, (args, kwargs), step, draw)
 
 
 def _trace(
@@ -558,7 +560,8 @@ def _trace(
                 emulation.forward_is_over()
             others = list(recorder.others.values())
             for tensor in others:
-                stack.callback(set_gradient, tensor, tensor.grad)
+                has_one = tensor.is_leaf or tensor.retains_grad  # PyTorch warns who asks others
+                stack.callback(set_gradient, tensor, tensor.grad if has_one else None)
             if all(tensor.is_leaf for tensor in others):
                 loss.backward()
             else:  # not on into graphs that were there before: these are somebody else's, and real

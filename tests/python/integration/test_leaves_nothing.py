@@ -360,3 +360,22 @@ def test_a_backward_that_cannot_run_on_fakes_leaves_none() -> None:
 
     predict(nn.Sequential(*(Block() for _ in range(3))), torch.randn(8, 16))
     assert not fakes_alive()
+
+
+def test_a_dictionary_in_a_context_variable() -> None:
+    variable: contextvars.ContextVar[dict[int, Tensor]] = contextvars.ContextVar("variable")
+
+    class Caches(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            table = variable.get(None)
+            if table is None:
+                table = {}
+                variable.set(table)
+            return super().forward(x * table.setdefault(16, torch.linspace(0, 1, 16)))
+
+    wrap(
+        Caches(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3))),
+        torch.ones(8, 16),
+    )
+    assert variable.get(None) is None
+    assert not fakes_alive()
