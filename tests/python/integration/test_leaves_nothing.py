@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import memscale
 from memscale.core import leftovers, model_state
+from memscale.errors import ProfileError
 
 QUIET = {"enable_logging": False}
 
@@ -379,3 +380,18 @@ def test_a_dictionary_in_a_context_variable() -> None:
     )
     assert variable.get(None) is None
     assert not fakes_alive()
+
+
+@pytest.mark.parametrize("entry", [predict, wrap_by_a_real_step])
+def test_generators_are_not_used_up(entry: Callable[[nn.Module, Tensor], None]) -> None:
+    """They cannot be copied: planning refuses where the forward takes from one."""
+    scales = (number / 2 for number in range(9))
+
+    class Scales(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * next(scales)
+
+    model = Scales(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+    with pytest.raises(ProfileError, match="cannot be copied"):
+        entry(model, torch.randn(8, 16))
+    assert list(scales) == [number / 2 for number in range(9)]
