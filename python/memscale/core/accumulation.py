@@ -53,7 +53,7 @@ class AccumulationWatch:
         self.into_leaf = False
         self.inside_node = False
         self.held: set[int] = set()
-        self._on_leaves: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle] = []
 
     def watch(self, loss: Tensor) -> None:
         """Puts a hook before and after every node that backward from `loss` may run."""
@@ -66,19 +66,17 @@ class AccumulationWatch:
             is_leaf = node.name() == "torch::autograd::AccumulateGrad"
             begins = self._leaf_begins if is_leaf else self._begins
             number = node._sequence_nr()
-            hooks = (
+            self._handles += (
                 node.register_prehook(functools.partial(begins, number)),
                 node.register_hook(functools.partial(self._ends, number)),
             )
-            if is_leaf:
-                self._on_leaves += hooks
             pending.extend(following for following, _ in node.next_functions)
 
     def unwatch(self) -> None:
-        """Takes the hooks off leaves: another graph that is alive may have these nodes, too."""
-        for handle in self._on_leaves:
+        """Takes the hooks off: another graph that is alive may have some of these nodes, too."""
+        for handle in self._handles:
             handle.remove()
-        self._on_leaves.clear()
+        self._handles.clear()
 
     def rest(self) -> None:
         """Backward is over: additions from now on are not the engine's."""

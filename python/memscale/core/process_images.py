@@ -51,9 +51,13 @@ class _StateImages(Images):
                 return
             if hasattr(kind, "__len__") and len(value) > _MANY:
                 return
-        elif kind is not FunctionType and is_library(kind.__module__):
+        elif kind is not FunctionType and is_library(kind.__module__) and not _is_numpy_generator(kind):
             return
         super()._take(value, depth, most)
+
+
+def _is_numpy_generator(kind: type) -> bool:
+    return kind.__module__.startswith("numpy.random.")
 
 
 class _ClassBindings:

@@ -8,9 +8,10 @@ backward asks for it, a fresh fake stands in for it.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -38,6 +39,7 @@ from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
 from memscale.core.uninterrupted import uninterrupted
 from memscale.optim.masters import told_dtypes
+from memscale.optim.released import set_gradient
 from memscale.weights.places import device_of_use
 
 _REAL_ELEMENTS = 1 << 24
@@ -84,6 +86,7 @@ class StaticRecorder(GraphRecorder):
         draw: stands for every such number, at least 0 and below 1.
         has_drawn: there was one.
         has_told: there are sparse tensors from before the step.
+        others: tensors from outside model and batch that get a gradient, by id.
     """
 
     def __init__(self, graph: _core.Graph, target: Target, draw: float = HIGHEST_DRAW) -> None:
@@ -91,6 +94,7 @@ class StaticRecorder(GraphRecorder):
         self.draw = draw
         self.has_drawn = False
         self.has_told = False
+        self.others: dict[int, Tensor] = {}
         # Storages of real floating-point tensors made of ones alone. With a weak reference to each, or
         # another tensor's storage could come to lie where one has been.
         self._known: dict[int, StorageWeakRef] = {}
@@ -121,12 +125,18 @@ class StaticRecorder(GraphRecorder):
         _check_dtypes(func, args)
         args = _without_masks(func, args)
         operands = tensors_of(args) + tensors_of(kwargs.values())
+        for tensor in operands:
+            if not isinstance(tensor, FakeTensor) and tensor.requires_grad:
+                self.others[id(tensor)] = tensor
         if any(isinstance(tensor, FakeTensor) or not self._is_known(tensor) for tensor in operands):
             for tensor in self.written(func, info, args, kwargs) if self._known and info.writes else ():
                 self._known.pop(tensor.untyped_storage()._cdata, None)  # holds what nobody knows
+            if info.writes and operands and not any(isinstance(tensor, FakeTensor) for tensor in operands):
+                return _on_copies(func, args, kwargs, torch.empty_like)  # fakes
             return super().execute(func, info, args, kwargs)
         if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
-            return _on_copies(func, args, kwargs)  # somebody else's tensor is not to be changed
+            with unset_fake_temporarily():
+                return _on_copies(func, args, kwargs, Tensor.clone)  # somebody else's is not to be changed
         if not operands or any(tensor.is_cuda for tensor in operands):
             made = _made_of_nothing(func, args, kwargs)
             if not all(map(_may_be_real, tensors_of(made))) and not _is_mask(func, tensors_of(made)):
@@ -142,22 +152,22 @@ class StaticRecorder(GraphRecorder):
         return result
 
 
-def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
+def _on_copies(func: Any, args: Any, kwargs: Any, copy_of: Callable[[Tensor], Tensor]) -> Any:
     """Runs an operation on copies of real tensors. Where it returns one of them, the tensor is returned.
 
-    PyTorch's mode of fakes does not serve: it runs what has only real scalars on their own memory.
+    PyTorch's mode of fakes does not serve: where only a number comes with real tensors (`mul_(0.9)`), it runs
+    on their own memory, whatever their size.
     """
     originals: dict[int, Tensor] = {}
     copies: dict[int, Tensor] = {}
 
     def copied(tensor: Tensor) -> Tensor:
         if id(tensor) not in copies:
-            copies[id(tensor)] = copy = tensor.clone()
+            copies[id(tensor)] = copy = copy_of(tensor)
             originals[id(copy)] = tensor
         return copies[id(tensor)]
 
-    with unset_fake_temporarily():
-        result = func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
+    result = func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
     return tree_map_only(Tensor, lambda made: originals.get(id(made), made), result)
 
 
@@ -502,7 +512,8 @@ def trace_static(
         LeftoverError: fakes stay in a place of the process that cannot be put back.
     """
     with leftovers.none_left() as watch:
-        return _trace(watch, model, (args, kwargs), step, draw)
+        # What the forward sets of context variables is gone when nothing must be left.
+        return contextvars.copy_context().run(_trace, watch, model, (args, kwargs), step, draw)
 
 
 def _trace(
@@ -547,7 +558,17 @@ def _trace(
         def backward(loss: Tensor) -> list[Tensor | None]:
             if emulation is not None:
                 emulation.forward_is_over()
-            loss.backward()
+            others = list(recorder.others.values())
+            for tensor in others:
+                has_one = tensor.is_leaf or tensor.retains_grad  # PyTorch warns who asks others
+                stack.callback(set_gradient, tensor, tensor.grad if has_one else None)
+            if all(tensor.is_leaf for tensor in others):
+                loss.backward()
+            else:  # not on into graphs that were there before: these are somebody else's, and real
+                leaves = {
+                    id(leaf): leaf for leaf in (*fakes.fakes.values(), *trainable) if leaf.requires_grad
+                }
+                loss.backward(inputs=[*leaves.values(), *others])
             gradients = buckets.completed(recorder, trainable, [value.grad for value in trainable])
             for parameter, gradient in zip(trainable, gradients, strict=True):
                 parameter.grad = gradient

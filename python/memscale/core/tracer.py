@@ -395,6 +395,9 @@ def run_step(
         try:
             with _autocast_left(), streamed_weights.in_use(recorder, step.path, in_backward=True):
                 gradients = backward(loss) if loss is not None else []
+        except BaseException:
+            recorder.held = None  # the graph holds the recorder, and the garbage collector does not see it
+            raise
         finally:
             recorder.accumulation.unwatch()
     for parameter, gradient in zip(parameters, gradients, strict=False):

@@ -5,7 +5,10 @@ A root sets a number, an adapter's name, an entry of a dictionary or a tensor on
 its forward and resets it at the end; backward comes later. So a call notes what it finds, by reference, and
 its recompute gets that back:
 
-    module.__dict__      without PyTorch's registries, which are restored by name (`checkpoint_state`)
+    module.__dict__      without PyTorch's registries: parameters and buffers see `checkpoint_state`
+    children             which modules, under which names, in which order
+    its forward hooks    one that has come since belongs to later forwards
+    its tensors          attributes of parameters and buffers
     what hangs on it     dictionaries, lists, sets, objects (a configuration, say), what functions have
                          closed over, modules that are referred to; each by what it holds itself
 
@@ -30,7 +33,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from memscale.core.value_images import is_plain
+from memscale.core.value_images import is_plain, slots_of
 from memscale.techniques.forward_slot import StandIn
 
 _ABSENT: Final = object()
@@ -60,6 +63,12 @@ _NOT_LOOKED_INTO: Final = frozenset(
 """Packages whose objects have state that other threads may use, or that is restored elsewhere."""
 
 _PROXIES: Final = (weakref.ProxyType, weakref.CallableProxyType)
+
+
+_OWN_TENSORS: Final = frozenset({Tensor, nn.Parameter})
+"""Types of tensors whose attributes are the program's; other types use theirs to work."""
+
+_slots_of = functools.lru_cache(maxsize=1 << 10)(slots_of)
 
 
 class _Table(Protocol):
@@ -124,6 +133,86 @@ class _Mapping:
             if self.without
             else keys
         )
+
+
+class _Registries:
+    """Which modules are in modules, in order, their hooks, and attributes of tensors: small dictionaries."""
+
+    __slots__ = ("_lasting", "_modules", "held")
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = [module for module in modules if isinstance(module._modules, dict)]  # no scripted one
+        self._lasting: list[dict[Any, Any]] = [
+            hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        self._lasting += [
+            tensor.__dict__
+            for module in self._modules
+            for registry in (module._parameters, module._buffers)
+            for tensor in registry.values()
+            if type(tensor) in _OWN_TENSORS
+        ]
+        self.held = self.read()
+
+    def _places(self) -> list[dict[Any, Any]]:
+        # A `Sequential` that loses a child gets another dictionary.
+        places: list[dict[Any, Any]] = [module._modules for module in self._modules]
+        return places + self._lasting
+
+    def read(self) -> list[dict[Any, Any]]:
+        """What they hold."""
+        return [place.copy() if place else _EMPTY for place in self._places()]
+
+    def parts(self) -> Iterable[Any]:
+        """Nothing: the modules are looked at by themselves."""
+        return ()
+
+    def write(self, values: list[dict[Any, Any]]) -> None:
+        """Makes them hold these, in their order, where they do not."""
+        for place, before in zip(self._places(), values, strict=True):
+            if (place or before) and _is_other(place, before):
+                place.clear()
+                place.update(before)
+
+    def differs(self) -> bool:
+        """Whether one holds anything else than it held, or in another order."""
+        return any(
+            (place or before) and _is_other(place, before)
+            for place, before in zip(self._places(), self.held, strict=True)
+        )
+
+
+class _Slots:
+    """What an object has in place of a dictionary."""
+
+    __slots__ = ("held", "names", "place")
+
+    def __init__(self, place: Any, names: Sequence[str]) -> None:
+        self.place = place
+        self.names = names
+        self.held = self.read()
+
+    def read(self) -> dict[str, Any]:
+        """What it holds."""
+        return {name: getattr(self.place, name, _ABSENT) for name in self.names}
+
+    def parts(self) -> Iterable[Any]:
+        """The values that it held."""
+        return self.held.values()
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Makes it hold these, where it does not."""
+        for name, value in values.items():
+            present = getattr(self.place, name, _ABSENT)
+            if value is _ABSENT and present is not _ABSENT:
+                object.__delattr__(self.place, name)
+            elif value is not _ABSENT and _differs(present, value):
+                object.__setattr__(self.place, name, value)
+
+    def differs(self) -> bool:
+        """Whether it holds anything else than it held."""
+        present = self.read()
+        return any(_differs(present[name], value) for name, value in self.held.items())
 
 
 class _Elements:
@@ -224,6 +313,7 @@ class AttributeTables:
             if table.held:
                 self._tables.append(table)
                 level += [value for value in table.parts() if type(value) not in _OPAQUE]
+        self._tables.append(_Registries(modules))
         most = len(self._tables) + _MOST
         for _ in range(_DEPTH):
             found: list[Any] = []
@@ -272,7 +362,9 @@ class AttributeTables:
         if issubclass(kind, type) or kind.__module__.partition(".")[0] in _NOT_LOOKED_INTO:
             return ()
         place = getattr(value, "__dict__", None)
-        return self._add(_Mapping(place)) if type(place) is dict else ()
+        parts = self._add(_Mapping(place)) if type(place) is dict else ()
+        names = _slots_of(kind)  # type: ignore[arg-type]
+        return [*parts, *self._add(_Slots(value, names))] if names else parts
 
     def _add(self, table: _Table) -> Iterable[Any]:
         self._tables.append(table)
@@ -303,6 +395,13 @@ def _differs(now: Any, before: Any) -> bool:
         return bool(now != before)
     # A bound method is made anew whenever it is asked for.
     return not (kind is MethodType and now.__func__ is before.__func__ and now.__self__ is before.__self__)
+
+
+_EMPTY: Final[dict[Any, Any]] = {}
+
+
+def _is_other(place: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return list(place) != list(before) or any(map(_differs, place.values(), before.values()))
 
 
 def _are_ours(*places: dict[Any, Any]) -> bool:

@@ -146,8 +146,10 @@ class State:
         "foreign",
         "path",
         "python_rng",
+        "registries",
         "settings",
         "tensors",
+        "vacant",
     )
 
     attributes: AttributeTables
@@ -165,6 +167,9 @@ class State:
         self.foreign: list[tuple[Tensor, Stamp]] = []
         # (registry, name, tensor, stamp, requires_grad) of every parameter and buffer, down to the leaves.
         self.tensors: list[tuple[dict[str, Any], str, Tensor, Stamp, bool]] = []
+        # Those of parameters and of buffers, with their names, and names without a tensor.
+        self.registries: list[tuple[dict[str, Any], tuple[str, ...]]] = []
+        self.vacant: list[tuple[dict[str, Any], str]] = []
 
     @classmethod
     def before(cls, body: Body, parts: Sequence[nn.Module], leaves: Sequence[Any]) -> State:
@@ -198,8 +203,11 @@ class State:
         for module in parts:
             self.flags.append((module, module.training))
             for registry in (module._parameters, module._buffers):
+                self.registries.append((registry, tuple(registry.keys())))
                 for name, value in registry.items():
-                    if value is not None:
+                    if value is None:
+                        self.vacant.append((registry, name))
+                    else:
                         self.tensors.append((registry, name, value, _stamp(value), value.requires_grad))
         with torch.no_grad():
             for module, name in changing:
@@ -259,6 +267,10 @@ class State:
         """
         if self.buffers or any(module.training != training for module, training in self.flags):
             return True
+        if any(tuple(registry.keys()) != names for registry, names in self.registries):
+            return True
+        if any(_bound(registry, name) is not None for registry, name in self.vacant):
+            return True
         return any(
             _bound(registry, name) is not tensor or (tensor.requires_grad != before and tensor.is_leaf)
             for registry, name, tensor, _, before in self.tensors
@@ -287,6 +299,14 @@ class State:
                 stack.callback(setattr, module, "training", module.training)
                 module.training = training
         changed = self._changed_places()
+        for registry, names in self.registries:
+            if tuple(registry.keys()) != names:
+                stack.callback(_refill, registry, dict(registry))
+                _refill(registry, {name: registry.get(name) for name in names})
+        for registry, name in self.vacant:
+            if registry[name] is not None:
+                stack.callback(registry.__setitem__, name, registry[name])
+                registry[name] = None
         for registry, name, tensor, _, requires_grad in self.tensors:
             if (id(registry), name) in changed:
                 continue
@@ -306,6 +326,11 @@ class State:
 def _bound(registry: dict[str, Any], name: str) -> Any:
     # A scripted module's registry has no `get`.
     return registry[name] if name in registry else None  # noqa: SIM401
+
+
+def _refill(registry: dict[str, Any], values: dict[str, Any]) -> None:
+    registry.clear()
+    registry.update(values)
 
 
 def _autocast_state(kind: str) -> tuple[str, torch.dtype, bool, bool]:

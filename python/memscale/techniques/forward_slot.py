@@ -56,6 +56,7 @@ class StandIn(plain_copies.Ours):
         self._function: Any = original.__func__ if own else None  # type: ignore[attr-defined]
         self._original: Callable[..., Any] | None = None if own else original
         self._is_inherited = own and all(value is not original for value in vars(module).values())
+        self._follows_class = own and getattr(type(module), "forward", None) is self._function
         self.passive = False
         self.born = next(births)
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
@@ -74,10 +75,15 @@ class StandIn(plain_copies.Ours):
     def original(self) -> Callable[..., Any]:
         """The forward that was there before."""
         if self._function is not None:
-            bound: Callable[..., Any] = self._function.__get__(self.module)
+            module = self.module
+            bound: Callable[..., Any] = self._function_of(module).__get__(module)
             return bound
         assert self._original is not None
         return self._original
+
+    def _function_of(self, module: nn.Module) -> Any:
+        """The class's own, as it is now: a class may get another forward, and a module another class."""
+        return type(module).forward if self._follows_class else self._function
 
     @property
     def __func__(self) -> Callable[..., Any]:
@@ -95,7 +101,8 @@ class StandIn(plain_copies.Ours):
     def run_original(self, *args: Any, **kwargs: Any) -> Any:
         """Calls it. Compiled code must have no bound method: the compiler looks it up by its name again."""
         if self._function is not None:
-            return self._function(self.module, *args, **kwargs)
+            module = self.module
+            return self._function_of(module)(module, *args, **kwargs)
         assert self._original is not None
         return self._original(*args, **kwargs)
 
@@ -107,12 +114,13 @@ class StandIn(plain_copies.Ours):
 
     def call_instead(self, original: Callable[..., Any]) -> None:
         """Another forward is to be called from now on as the original one."""
-        self._function, self._original, self._is_inherited = None, original, False
+        self._function, self._original = None, original
+        self._is_inherited = self._follows_class = False
 
     def call_as(self, other: StandIn) -> None:
         """The original is from now on what it is for `other`."""
         self._function, self._original = other._function, other._original
-        self._is_inherited = other._is_inherited
+        self._is_inherited, self._follows_class = other._is_inherited, other._follows_class
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward."""

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import memscale
 from memscale.core import leftovers, model_state
+from memscale.errors import ProfileError
 
 QUIET = {"enable_logging": False}
 
@@ -258,3 +259,139 @@ def test_a_vision_transformer_with_a_cached_function_for_positions() -> None:
     assert not fakes_alive()
     output = model(pixel_values=pixels).last_hidden_state
     assert type(output) is Tensor
+
+
+@pytest.mark.parametrize("entry", [predict, wrap])
+def test_tensors_of_others_keep_their_contents(entry: Callable[[nn.Module, Tensor], None]) -> None:
+    """A teacher that PyTorch is not to see, a global average: written to in forward, by numbers alone."""
+    average = torch.ones(100)
+
+    class Averages(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(
+                *(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3))
+            )
+            self.teacher = [nn.Linear(16, 16)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            average.mul_(0.5)
+            with torch.no_grad():
+                torch._foreach_mul_(list(self.teacher[0].parameters()), 0.9)
+                for one, other in zip(self.teacher[0].parameters(), self[0][0].parameters(), strict=True):
+                    one.add_(other.mean(), alpha=0.1)
+            return super().forward(x)
+
+    model = Averages()
+    tensors: list[Tensor] = [*model.teacher[0].parameters(), average]
+    before = [tensor.detach().clone() for tensor in tensors]
+    entry(model, torch.randn(8, 16))
+    assert all(map(torch.equal, tensors, before))
+    assert not any(isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+def test_generators_of_numpy_that_are_global() -> None:
+    numpy = pytest.importorskip("numpy")
+    generators = [numpy.random.default_rng(0), numpy.random.RandomState(0)]
+
+    class Draws(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * float(sum(generator.uniform() for generator in generators))
+
+    model = Draws(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+    before = str([generators[0].bit_generator.state, generators[1].get_state()])
+    predict(model, torch.randn(8, 16))
+    assert str([generators[0].bit_generator.state, generators[1].get_state()]) == before
+
+
+@pytest.mark.parametrize("place", ["dictionary", "closed over"])
+def test_graphs_and_gradients_of_others(place: str) -> None:
+    """What a model is conditioned on, hung where PyTorch does not look: planning stops at others' graphs."""
+    conditions: dict[str, Tensor] = {}
+    gain = torch.ones(64, requires_grad=True)
+    maker = nn.Linear(4, 64)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+            self.settings = conditions if place == "dictionary" else {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            settings = self.settings or conditions
+            return x + self.down(torch.tanh(self.up(x)) * settings["scale"] * gain)
+
+    def train(wrapped: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        nn.init.ones_(maker.weight)
+        model = nn.Sequential(*(Block() for _ in range(3)))
+        if wrapped:
+            memscale.wrap(model, memscale.Config(memory_budget=1, **QUIET))
+        seen = []
+        for _ in range(2):
+            conditions["scale"] = torch.tanh(maker(torch.rand(2, 4))).mean(0)
+            model(torch.randn(8, 16)).square().mean().backward()
+            grads = [p.grad for p in (*model.parameters(), *maker.parameters(), gain)]
+            seen += [grad.clone() for grad in grads if grad is not None]
+        if wrapped:
+            assert model._memscale_executor.plan.active
+        model.zero_grad()
+        maker.zero_grad()
+        gain.grad = None
+        return seen
+
+    planned = train(True)
+    assert all(type(value) is Tensor for value in planned)
+    assert all(map(torch.equal, planned, train(False)))
+    assert not fakes_alive()
+
+
+def test_a_backward_that_cannot_run_on_fakes_leaves_none() -> None:
+    """The step is traced for real then."""
+    seen: list[float] = []
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.tanh(self.up(x))
+            hidden.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+            return x + self.down(hidden)
+
+    predict(nn.Sequential(*(Block() for _ in range(3))), torch.randn(8, 16))
+    assert not fakes_alive()
+
+
+def test_a_dictionary_in_a_context_variable() -> None:
+    variable: contextvars.ContextVar[dict[int, Tensor]] = contextvars.ContextVar("variable")
+
+    class Caches(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            table = variable.get(None)
+            if table is None:
+                table = {}
+                variable.set(table)
+            return super().forward(x * table.setdefault(16, torch.linspace(0, 1, 16)))
+
+    wrap(
+        Caches(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3))),
+        torch.ones(8, 16),
+    )
+    assert variable.get(None) is None
+    assert not fakes_alive()
+
+
+@pytest.mark.parametrize("entry", [predict, wrap_by_a_real_step])
+def test_generators_are_not_used_up(entry: Callable[[nn.Module, Tensor], None]) -> None:
+    """They cannot be copied: planning refuses where the forward takes from one."""
+    scales = (number / 2 for number in range(9))
+
+    class Scales(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * next(scales)
+
+    model = Scales(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+    with pytest.raises(ProfileError, match="cannot be copied"):
+        entry(model, torch.randn(8, 16))
+    assert list(scales) == [number / 2 for number in range(9)]

@@ -160,3 +160,49 @@ def test_a_module_that_is_replaced_is_given_back() -> None:
     model[2] = nn.Linear(128, 2)
     gc.collect()
     assert head() is None
+
+
+def _halved(forward: Any) -> Any:
+    return lambda module, x: forward(module, x * 0.5)
+
+
+@pytest.mark.parametrize("where", ["class of blocks", "class of the root", "another class"])
+def test_a_forward_that_is_patched_on_the_class_after_wrap(where: str) -> None:
+    """As libraries patch in faster kernels. A stand-in in front of the class's forward follows it."""
+
+    class Own(Block):
+        pass
+
+    class Net(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    class Other(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - super().forward(x)
+
+    original = {kind: kind.forward for kind in (Block, nn.Sequential)}
+
+    def train(wrapped: bool) -> list[Tensor]:
+        seed(0)
+        model, x = Net(*(Own() for _ in range(4))), torch.randn(64, 128)
+        if wrapped:
+            memscale.wrap(model, SMALLEST, sample_input=(x,))
+            assert model.__dict__[EXECUTOR].plan.active
+        seen: list[Tensor] = []
+        for step in range(3):
+            if where == "class of blocks":
+                Own.forward = _halved(original[Block]) if step != 1 else original[Block]
+            elif where == "class of the root":
+                Net.forward = _halved(original[nn.Sequential]) if step != 1 else original[nn.Sequential]
+            else:
+                for block in model:
+                    block.__class__ = Other if step != 1 else Own
+            loss = model(x).square().mean()
+            Own.forward, Net.forward = original[Block], original[nn.Sequential]
+            loss.backward()
+            seen += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+            model.zero_grad()
+        return seen
+
+    assert all(map(torch.equal, train(False), train(True)))
