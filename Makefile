@@ -117,6 +117,10 @@ test-python: c-builds ## the Python tests, against the installed package
 lint: c-builds ## every static check
 	@$(PYTHON) tools/lint.py
 
+.PHONY: lint-slow
+lint-slow: c-builds
+	@$(PYTHON) tools/lint.py --slow
+
 .PHONY: lint-fast
 lint-fast: bootstrap-test
 	@$(PYTHON) tools/lint.py --fast

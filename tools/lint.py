@@ -209,14 +209,16 @@ def run_check(name: str, check: Callable[[Tree], str], tree: Tree, strict: bool)
 def main() -> int:
     """Runs the checks that the command line asks for; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="leave out clang-tidy, cppcheck and exports")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--fast", action="store_true", help="leave out clang-tidy, cppcheck and exports")
+    which.add_argument("--slow", action="store_true", help="run these alone")
     parser.add_argument("--build", type=Path, help="build folder; default: build/clang or build/gcc")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
     args = parser.parse_args()
     root = args.root.resolve()
     candidates = [args.build] if args.build else [root / name for name in BUILD_FOLDERS]
     build = next((folder.resolve() for folder in candidates if folder.is_dir()), None)
-    checks = FAST_CHECKS if args.fast else FAST_CHECKS | SLOW_CHECKS
+    checks = FAST_CHECKS if args.fast else SLOW_CHECKS if args.slow else FAST_CHECKS | SLOW_CHECKS
     tree = Tree(root, build)
     strict = os.environ.get("CI") == "true"
     passed = [run_check(name, check, tree, strict) for name, check in checks.items()]

@@ -516,6 +516,25 @@ def trace_static(
         return contextvars.copy_context().run(_trace, watch, model, (args, kwargs), step, draw)
 
 
+def _backward(loss: Tensor, own: Sequence[Tensor], others: Sequence[Tensor], stack: ExitStack) -> None:
+    """Backward through the graph of a trace, and not on into graphs that were there before: those are real.
+
+    Args:
+        loss: where it begins.
+        own: tensors of the model and its batch.
+        others: real tensors from elsewhere.
+        stack: as it closes, these have the gradients that they had.
+    """
+    for tensor in others:
+        has_one = tensor.is_leaf or tensor.retains_grad  # PyTorch warns who asks others
+        stack.callback(set_gradient, tensor, tensor.grad if has_one else None)
+    if all(tensor.is_leaf for tensor in others):
+        loss.backward()
+    else:
+        leaves = {id(leaf): leaf for leaf in own if leaf.requires_grad}
+        loss.backward(inputs=[*leaves.values(), *others])
+
+
 def _trace(
     watch: leftovers.Watch,
     model: nn.Module,
@@ -558,17 +577,7 @@ def _trace(
         def backward(loss: Tensor) -> list[Tensor | None]:
             if emulation is not None:
                 emulation.forward_is_over()
-            others = list(recorder.others.values())
-            for tensor in others:
-                has_one = tensor.is_leaf or tensor.retains_grad  # PyTorch warns who asks others
-                stack.callback(set_gradient, tensor, tensor.grad if has_one else None)
-            if all(tensor.is_leaf for tensor in others):
-                loss.backward()
-            else:  # not on into graphs that were there before: these are somebody else's, and real
-                leaves = {
-                    id(leaf): leaf for leaf in (*fakes.fakes.values(), *trainable) if leaf.requires_grad
-                }
-                loss.backward(inputs=[*leaves.values(), *others])
+            _backward(loss, (*fakes.fakes.values(), *trainable), list(recorder.others.values()), stack)
             gradients = buckets.completed(recorder, trainable, [value.grad for value in trainable])
             for parameter, gradient in zip(trainable, gradients, strict=True):
                 parameter.grad = gradient
