@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`_core.FingerprintTable` on the stand-in driver of the C tests (tests/fake_cuda), where that has been built.
+"""`_core.FingerprintTable` on the stand-in driver of the C tests (tests/fake_cuda), where it is built.
 
 The build of PyTorch at hand may have no cards, so a tensor on the card is one without data that says where it
 lies.
