@@ -50,7 +50,7 @@ from memscale.techniques.compiled import checkpoints_when_compiled, never_compil
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
 from memscale.techniques.given_caches import are_filled
 from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
-from memscale.techniques.recompute import Recompute, Stop, is_parameter, origin_of
+from memscale.techniques.recompute import Recompute, Stop, error_of, is_parameter, origin_of
 from memscale.techniques.recompute_check import (
     OTHER_AGAIN,
     OTHER_WAY,
@@ -347,9 +347,7 @@ class Region:
             except Exception:
                 probe.difference = index, "", None, is_sampled
             cause = SAME_AGAIN if probe.difference is None else OTHER_AGAIN
-        path, tensor = self.body.path, f"saved tensor {index}"
-        what = f"{tensor} of the recompute of module {path!r} {differs}"
-        return RecomputeError(what, path, tensor, cause)
+        return error_of(self.body.path, index, differs, cause)
 
     def inputs(self) -> tuple[Any, Any]:
         """The arguments of the call, which must not have been changed in place."""
