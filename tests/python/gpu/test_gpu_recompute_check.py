@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import _core
-from memscale.errors import RecomputeError
+from memscale.errors import RecomputeError, modules_of_run
 from memscale.optim import cards
 from memscale.techniques import card_check
 
@@ -73,7 +75,7 @@ DEFECTS: list[type[Block]] = [ReadsGlobal, DropsMask, FlipsOneBit]
 
 
 def batch() -> Tensor:
-    return torch.randn(64, 32, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()
+    return torch.randn(512, 32, WIDTH, generator=torch.Generator().manual_seed(1)).cuda()
 
 
 def model_of(kind: type[Block]) -> nn.Sequential:
@@ -102,29 +104,28 @@ def backward_in_another_world(model: nn.Module) -> None:
         WORLD.clear()
 
 
-TENSORS: dict[str, Callable[[], Tensor]] = {
-    "contiguous": lambda: torch.randn(1000, 333),
-    "transposed": lambda: torch.randn(300, 700).t(),
-    "channels_last": lambda: torch.randn(4, 6, 10, 12).contiguous(memory_format=torch.channels_last),
-    "slice": lambda: torch.randn(500, 40)[:, 3:20],
-    "halves, out of line": lambda: torch.randn(5001).bfloat16()[1:],
-    "bytes, out of line": lambda: torch.randint(0, 255, (100_003,), dtype=torch.uint8)[3:],
-    "expanded": lambda: torch.randn(40, 1).expand(40, 9),
-    "large": lambda: torch.randn(5_000_001),
-    "none": lambda: torch.randn(0, 3),
+Change = Callable[[Tensor], Tensor]
+
+TENSORS: dict[str, tuple[Tensor, Change]] = {
+    "contiguous": (torch.randn(1000, 333), lambda base: base),
+    "transposed": (torch.randn(300, 700), lambda base: base.t()),
+    "channels_last": (torch.randn(4, 10, 12, 6), lambda base: base.permute(0, 3, 1, 2)),
+    "slice": (torch.randn(500, 40), lambda base: base[:, 3:20]),
+    "slice of halves": (torch.randn(500, 40).bfloat16(), lambda base: base[::3, 3:20]),
+    "halves, out of line": (torch.randn(5001).bfloat16(), lambda base: base[1:]),
+    "bytes, out of line": (torch.randint(0, 255, (100_003,), dtype=torch.uint8), lambda base: base[3:]),
+    "expanded": (torch.randn(40, 1), lambda base: base.expand(40, 9)),
+    "large": (torch.randn(5_000_001), lambda base: base),
+    "none": (torch.randn(0, 3), lambda base: base),
 }
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("kind", TENSORS)
 def test_the_values_are_those_of_the_host(kind: str, sampled: bool) -> None:
-    here = TENSORS[kind]()
-    there = torch.empty_strided(here.shape, here.stride(), dtype=here.dtype, device="cuda").copy_(here)
-    if "out of line" in kind:
-        base = torch.empty(here.numel() + 3, dtype=here.dtype, device="cuda")
-        there = base[3 if here.dtype is torch.uint8 else 1 :][: here.numel()].copy_(here)
-    kept = card_check.keep(there, sampled)
-    assert kept is not None and kept.value() == _core.fingerprint(here, sampled)
+    base, change = TENSORS[kind]
+    kept = card_check.keep(change(base.cuda()), sampled)
+    assert kept is not None and kept.value() == _core.fingerprint(change(base), sampled)
 
 
 @pytest.mark.parametrize("kind", DEFECTS)
@@ -132,8 +133,9 @@ def test_a_planted_defect_comes_out_of_backward(kind: type[Block]) -> None:
     model = wrapped(model_of(kind))
     with pytest.raises(RecomputeError) as caught:
         backward_in_another_world(model)
-    assert caught.value.module in ("0", "1", "2", "3")
-    assert "has other values than in its forward (float32[64, 32, 256]" in caught.value.what
+    assert caught.value.module is not None
+    assert set(modules_of_run(caught.value.module)) <= {"0", "1", "2", "3"}
+    assert "has other values than in its forward (float32[512, 32, 256]" in caught.value.what
 
 
 def test_equal_recomputes_pass() -> None:
@@ -158,7 +160,8 @@ def test_the_module_is_kept_for_the_rest_of_the_run() -> None:
             continue
         break
     assert len(failed) == len(set(failed)) > 0
-    assert not [choice for choice in model._memscale_executor.plan.active if choice.module in failed]
+    kept = {path for run in failed for path in modules_of_run(run or "")}
+    assert not [choice for choice in model._memscale_executor.plan.active if choice.module in kept]
 
 
 def test_no_gradient_is_used_by_a_step_inside_of_backward() -> None:
@@ -171,24 +174,51 @@ def test_no_gradient_is_used_by_a_step_inside_of_backward() -> None:
     with pytest.raises(RecomputeError) as caught:
         backward_in_another_world(model)
     assert caught.value.module is not None
-    later = range(int(caught.value.module) + 1, 4)
+    last = modules_of_run(caught.value.module)[-1]
     for (name, value), was in zip(model.named_parameters(), before, strict=True):
-        assert torch.equal(value, was) or int(name[0]) in later, name
+        assert torch.equal(value, was) or name[0] > last, name
+
+
+@contextmanager
+def on_a_stream() -> Iterator[None]:
+    """One of the program's own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.current_stream().wait_stream(stream)
 
 
 def test_on_streams_of_the_programs_own() -> None:
     model = wrapped(model_of(FlipsOneBit))
     for _ in range(3):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with on_a_stream():
             loss_of(model).backward()
-        torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(RecomputeError):
+    with on_a_stream(), pytest.raises(RecomputeError):
         backward_in_another_world(model)
 
 
+def test_streams_without_order_share_a_table() -> None:
+    """Its calls come one after another on the card, whatever the streams."""
+    models = [wrapped(model_of(Block)) for _ in range(2)]
+    batches = [batch(), batch()]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    losses: list[Tensor] = []
+    torch.cuda.synchronize()
+    for model, x, stream in zip(models, batches, streams, strict=True):
+        with torch.cuda.stream(stream):
+            losses.append(model(x).square().mean())
+    for loss, stream in zip(losses, streams, strict=True):
+        with torch.cuda.stream(stream):
+            loss.backward()
+    torch.cuda.synchronize()
+
+
 def test_nothing_is_compared_while_a_graph_is_captured() -> None:
+    if os.environ.get("STANDIN_COMPUTE"):
+        pytest.skip("the stand-in has no CUDA graphs")
     value, graph = torch.ones(1000, device="cuda"), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         doubled = value * 2
