@@ -60,6 +60,7 @@ from memscale.techniques.recompute_check import (
     RecomputeCheck,
     SavedFlow,
     fingerprint,
+    is_scratch_on_card,
 )
 
 if TYPE_CHECKING:
@@ -208,11 +209,12 @@ class Region:
         return nullcontext() if self.observer is None else self.observer.unseen()
 
     def compares(self, tensor: Tensor) -> bool:
-        """Whether a save is compared with its recompute: all but the workspaces of oneDNN's recurrent layers.
+        """Whether a save is compared with its recompute: all but what has bytes that nobody writes.
 
-        These have bytes that nobody writes, and follow from tensors that are saved beside them.
+        On the host these are the workspaces of oneDNN's recurrent layers, which follow from tensors that are
+        saved beside them.
         """
-        if not self.is_checked:
+        if not self.is_checked or (self.body.has_cards and is_scratch_on_card(tensor)):
             return False
         may_be = tensor.dtype is torch.uint8 and tensor.dim() == 1
         return not (may_be and any(isinstance(module, nn.RNNBase) for module, _ in self.state.flags))

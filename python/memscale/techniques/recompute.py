@@ -14,7 +14,7 @@ from memscale.errors import RecomputeError
 from memscale.techniques import card_check
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.kept_outputs import detached
-from memscale.techniques.recompute_check import OTHER_WAY, Fingerprint, fingerprint
+from memscale.techniques.recompute_check import OTHER_ON_CARD, Fingerprint, fingerprint
 
 if TYPE_CHECKING:
     from memscale._core import KeptFingerprint
@@ -123,7 +123,9 @@ class Recompute:
     def _differs_on_card(self, kept: KeptFingerprint, index: int, tensor: Tensor, differs: str) -> bool:
         """Whether that is known already. In a backward it is at the end of it."""
         check, path = self._body.check, self._body.path
-        return card_check.compare(kept, tensor, lambda: check.fail(error_of(path, index, differs, OTHER_WAY)))
+        return card_check.compare(
+            kept, tensor, lambda: check.fail(error_of(path, index, differs, OTHER_ON_CARD))
+        )
 
 
 def error_of(path: str, index: int, differs: str, cause: str) -> RecomputeError:

@@ -135,6 +135,26 @@ OTHER_AGAIN = (
 
 OTHER_WAY = "its forward depends on something that has changed since"
 
+OTHER_ON_CARD = (
+    f"{OTHER_WAY}, or does not repeat itself (a random generator of its own, an operator that is not "
+    "deterministic: torch.use_deterministic_algorithms finds those)"
+)
+
+
+_SEEDS = (torch.int64, torch.uint64)
+
+
+def is_scratch_on_card(tensor: Tensor) -> bool:
+    """Whether a save, of a process with a card, may have bytes that nobody writes.
+
+    Attention without dropout saves a seed and an offset, one or two integers, as the allocator gave them
+    (also in host memory). Reserves of cuDNN, for batch normalisation or recurrent layers, are lines of bytes.
+    What all of these are about shows in other saves.
+    """
+    if tensor.dtype in _SEEDS:
+        return tensor.numel() <= 2
+    return tensor.dtype is torch.uint8 and tensor.dim() == 1 and tensor.is_cuda
+
 
 def fingerprint(tensor: Tensor, sampled: bool) -> Fingerprint:
     """64 bits of a saved tensor's value; not of its shape and dtype, which are compared by themselves.
@@ -165,4 +185,4 @@ def _of_parts(tensor: Tensor, sampled: bool) -> Fingerprint:
     return hash(tuple(parts)) if all(isinstance(part, int) for part in parts) else None
 
 
-never_compiled(SavedFlow, RecomputeCheck, fingerprint, _of_parts)
+never_compiled(SavedFlow, RecomputeCheck, is_scratch_on_card, fingerprint, _of_parts)

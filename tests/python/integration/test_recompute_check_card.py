@@ -9,6 +9,7 @@ and by tests/python/gpu/test_gpu_recompute_check.py on a card.
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,7 @@ from memscale import _core
 from memscale.errors import MemScaleError, RecomputeError
 from memscale.optim import cards
 from memscale.techniques import card_check, recompute_check
+from memscale.techniques.checkpoint_state import Body
 
 _of_host = _core.fingerprint
 
@@ -107,7 +109,7 @@ def test_a_planted_defect_comes_out_of_backward(kind: type[Block], table: Table)
     error = caught.value
     assert (error.module, error.tensor) == (FIRST.get(kind, "2"), "saved tensor 2")  # as on the host
     assert "has other values than in its forward (float32[8, 4, 64]" in error.what
-    assert error.cause == recompute_check.OTHER_WAY
+    assert error.cause == recompute_check.OTHER_ON_CARD
     assert table.reads == 1 and table.submitted == []
 
 
@@ -240,6 +242,41 @@ def test_backwards_in_threads(table: Table) -> None:
 
 
 # ---- what is not compared ----------------------------------------------------------------------------------
+
+
+class SavesScratch(torch.autograd.Function):
+    """As an attention without dropout, whose seed is whatever the memory had."""
+
+    made = itertools.count()
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        seed, offset = torch.tensor(next(SavesScratch.made)), torch.tensor([next(SavesScratch.made), 0])
+        ctx.save_for_backward(seed, offset.view(torch.uint64), x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        assert len(ctx.saved_tensors) == 3
+        return gradients[0] * 2
+
+
+class HasScratch(Block):
+    def defect(self, h: Tensor) -> Tensor:
+        return SavesScratch.apply(h)  # type: ignore[no-any-return]
+
+
+def test_scratch_of_a_cards_kernels_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecomputeError):
+        step(wrapped(model_of(HasScratch)))
+    made = Body.__init__
+
+    def with_cards(self: Body, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.has_cards = True
+
+    monkeypatch.setattr(Body, "__init__", with_cards)
+    step(wrapped(model_of(HasScratch)))
 
 
 def test_nothing_is_while_a_graph_is_captured(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
