@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "base/thread.h"
 #include "device/device_internal.h"
 #include "fingerprint/cuda/card_types.h"
 
@@ -371,6 +372,54 @@ static void streams_take_turns(void **state)
     msc_fingerprint_release(table, slot);
 }
 
+typedef struct worker {
+    msc_fingerprint_tensor tensor; /* on the card */
+    uint64_t expected;
+    msc_status status;
+    uint32_t wrong;
+} worker;
+
+static void *work(void *argument)
+{
+    worker *self = argument;
+    uint32_t slot = 0;
+    uint64_t value = 0;
+    int i;
+
+    for (i = 0; i < 30 && self->status == MSC_OK; i++) {
+        self->status = msc_fingerprint_keep(table, &self->tensor, MSC_FINGERPRINT_WHOLE, stream, &slot, NULL);
+        if (self->status == MSC_OK)
+            self->status =
+                msc_fingerprint_compare(table, slot, &self->tensor, MSC_FINGERPRINT_WHOLE, 1, stream, NULL);
+        if (self->status == MSC_OK)
+            self->status = msc_fingerprint_value(table, slot, &value, NULL);
+        self->wrong += value != self->expected;
+        msc_fingerprint_release(table, slot);
+    }
+    return NULL;
+}
+
+static void threads_take_turns(void **state)
+{
+    static const int64_t size = 9000;
+    worker workers[4];
+    msc__thread threads[4];
+    size_t i;
+
+    (void)state;
+    for (i = 0; i < 4; i++) {
+        workers[i] = (worker){on_card(range(i * 10000, &size)), 0, MSC_OK, 0};
+        workers[i].expected = of_host(range(i * 10000, &size), MSC_FINGERPRINT_WHOLE);
+        must(msc__thread_start(&threads[i], "worker", work, &workers[i], &err));
+    }
+    for (i = 0; i < 4; i++) {
+        msc__thread_join(&threads[i]);
+        assert_int_equal(workers[i].status, MSC_OK);
+        assert_int_equal(workers[i].wrong, 0);
+    }
+    assert_int_equal(read_differences().differences, 0);
+}
+
 /* ---- errors ----------------------------------------------------------------------------------------------------- */
 
 static void slots_run_out(void **state)
@@ -590,6 +639,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup(the_first_is_told, refill),
         cmocka_unit_test_setup(samples_and_gaps_are_not_seen, refill),
         cmocka_unit_test_setup(streams_take_turns, refill),
+        cmocka_unit_test_setup(threads_take_turns, refill),
         cmocka_unit_test_setup(slots_run_out, refill),
         cmocka_unit_test_setup(wrong_arguments, refill),
         cmocka_unit_test_setup(wrong_options, refill),
