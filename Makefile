@@ -20,6 +20,7 @@ VERSION := $(shell sed -n "s/^  version: '\(.*\)',/\1/p" meson.build)
 PYTEST_FOLDERS := $(wildcard tests/python tests/tools tests/cli)
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 20
+SWEEP_SEED ?= 1
 VALGRIND := valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,possible
 
 MESON_TEST := meson test --no-rebuild --print-errorlogs --no-suite gpu --no-suite soak
@@ -127,6 +128,11 @@ sanitize: c-builds ## C tests under address, undefined-behaviour and thread sani
 	$(call setup,build/tsan,clang,clang++,-Db_sanitize=thread -Db_lundef=false)
 	@$(MESON_TEST) -C build/tsan --suite unit --no-suite long
 	@$(MESON_TEST) -C build/gcc --suite unit --no-suite long --wrapper '$(VALGRIND)' --timeout-multiplier 10
+
+.PHONY: sweep-sample
+sweep-sample: package ## two minutes of tools/sweep.py: some model classes and situations, drawn by SWEEP_SEED (1)
+	@$(PYTHON) tools/sweep.py --installed --sample 60 --seed $(SWEEP_SEED) --minutes 2 --jobs 2 --again \
+		--json build/sweep-sample.jsonl
 
 .PHONY: fuzz
 fuzz: bootstrap-test | build-folder ## each fuzz target for FUZZ_SECONDS (20)

@@ -135,7 +135,7 @@ static void print_moved(const msc_choice *choice)
     char time[CLI_QUANTITY_BYTES];
 
     printf("    offloads %s: %" PRIu32 " tensors, %s; %s of the copies does not hide\n",
-           choice->boundary ? "what it holds for its second run" : "what it saves", choice->moved_count,
+           choice->boundary ? "what it holds for its recompute" : "what it saves", choice->moved_count,
            cli_bytes(choice->moved_bytes, bytes), cli_time(choice->transfer_ns, time));
 }
 

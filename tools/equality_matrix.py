@@ -176,7 +176,7 @@ the techniques attached wherever the planner does not refuse them, whether or no
 A pair shares the model: each of the two has some of the blocks. The ways to train: *plain* has no
 dropout; *dropout* has 0.2 everywhere; *autocast* is BF16; *accumulation* has two micro-batches per step;
 in *exception* the first attempts at three of the steps end in an exception, raised in forward, in the
-second run of a forward and in backward; *second backward* runs backward twice through a retained graph.
+recompute of a forward and in backward; *second backward* runs backward twice through a retained graph.
 Where autocast is the technique, plain PyTorch runs under `torch.autocast`. Where BF16 weights are, plain
 PyTorch has the same weights in BF16, with FP32 masters, under autocast."""
 

@@ -7,7 +7,7 @@ on a card, or traced without one (`memscale.core.trace_program`).
 
 Common to all of them: a process builds what both contestants need (so the weights of the one that does not
 run are in memory too), then runs forward and backward ten times. The peak is reset before each run and read
-after it; the published figure is the median. Gradients are never cleared, so from the second run on a fresh
+after it; the published figure is the median. Gradients are never cleared, so from the recompute on a fresh
 gradient stands beside the accumulated one.
 """
 

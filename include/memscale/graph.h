@@ -18,7 +18,7 @@
  *
  *  - A **buffer** is one storage. Its `end` is the *natural* end: the position at which the last
  *    reference other than autograd's saved tensors was dropped. That is what makes derivation possible:
- *    a technique that does not keep a saved tensor gets the natural end. A second run makes again what the
+ *    a technique that does not keep a saved tensor gets the natural end. A recompute makes again what the
  *    first one made, but for buffers of MSC_CATEGORY_PARAMETER: weights that come for a while, which it finds.
  *  - A **save** is one saved tensor of the autograd graph: packed in forward, unpacked when backward
  *    needs it, released when its node has run. Several saves may share a buffer.
@@ -104,7 +104,7 @@ enum {
     MSC_MODULE_HOOKED = 1u << 5,       /**< a module below has forward hooks, which would fire twice */
     MSC_MODULE_CHAIN = 1u << 6,        /**< no reason: its forward calls its children one after another, each
                                             on the result of the one before, and does nothing else */
-    MSC_MODULE_NO_ROOM = 1u << 7,      /**< a second run needs more streamed weights at once than there is
+    MSC_MODULE_NO_ROOM = 1u << 7,      /**< a recompute needs more streamed weights at once than there is
                                             room for */
     /** A buffer that it reads, and does not change itself, is changed after it ran. What `msc_graph_add_input` names is
         seen without this. */

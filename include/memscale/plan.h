@@ -42,17 +42,16 @@ typedef enum msc_action {
     X(ROOT, "root", "the whole model: re-running it at the peak would free nothing")                         \
     X(NO_BACKWARD, "no-backward", "nothing that it saves is used in backward")                               \
     X(WRITES_OUTSIDE, "writes-outside",                                                                      \
-      "changes a tensor from outside in place; a second run would repeat that")                              \
+      "changes a tensor from outside in place; a recompute would repeat that")                               \
     X(INPUT_CHANGED, "input-changed",                                                                        \
       "its input, or a buffer that it reads, is changed in place after it ran")                              \
-    X(PYTHON_STATE, "python-state",                                                                          \
-      "its forward changes a Python attribute; a second run would repeat that")                              \
+    X(PYTHON_STATE, "python-state", "its forward changes a Python attribute; a recompute would repeat that") \
     X(NOT_TENSORS, "not-tensors", "fills an object that is not a tensor, such as a cache")                   \
     X(NO_FORWARD, "no-forward", "is not called through its own forward")                                     \
     X(EXCLUDED, "excluded", "excluded by configuration")                                                     \
     X(DISABLED, "disabled", "checkpointing is switched off in the configuration")                            \
     X(HOOKED, "hooked", "a module inside it has forward hooks, which would fire twice")                      \
-    X(NO_ROOM, "no-room", "a second run would need more streamed weights at once than there is room for")    \
+    X(NO_ROOM, "no-room", "a recompute would need more streamed weights at once than there is room for")     \
     X(HOLDS_EXCLUDED, "holds-excluded",                                                                      \
       "a module inside it is excluded by configuration, and a recompute would run that twice")               \
     X(DIFFERED, "differed",                                                                                  \
@@ -72,7 +71,7 @@ typedef enum msc_rule {
  * is part of the checkpoint of the sibling before it, so that what passes between the two is not kept. Bytes
  * and times of each choice of such a region are those of the whole region.
  *
- * `boundary` is for a checkpoint whose *boundary*, the inputs that it holds for its second run, is offloaded:
+ * `boundary` is for a checkpoint whose *boundary*, the inputs that it holds for its recompute, is offloaded:
  * what leaves the device is named by msc_plan_move. It stands at the first choice of a region.
  */
 typedef struct msc_choice {
@@ -93,7 +92,7 @@ typedef struct msc_choice {
     uint64_t ahead_bytes; /**< of what backward uses next, that may come back early: msc_plan_set_ahead */
     uint32_t moved_count; /**< storages that leave in a step, over all calls */
     uint8_t joined;       /**< 1: belongs to the region of the sibling before it */
-    uint8_t boundary;     /**< 1: what the checkpoint holds for its second run is offloaded */
+    uint8_t boundary;     /**< 1: what the checkpoint holds for its recompute is offloaded */
     uint8_t pad[2];       /**< zero */
 } msc_choice;
 

@@ -69,7 +69,7 @@ typedef struct msc_instance {
     uint32_t appears; /**< alive before the first: operation with which it appears in the first step of a
                            run, or MSC_NONE: there from the start. Optimizer state appears before the
                            operation's results, any other buffer after them */
-    uint8_t recomputed; /**< 1: made by a second run */
+    uint8_t recomputed; /**< 1: made by a recompute */
     uint8_t returned;   /**< 1: the copy of one that had left the device; `op` is the one before it came */
     uint8_t pad[2];     /**< zero */
 } msc_instance;

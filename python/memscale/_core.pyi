@@ -95,11 +95,11 @@ MODULE_NOT_TENSORS: Final = 8
 MODULE_EXCLUDED: Final = 16
 """Module flag: the caller forbids it: neither it nor a module around it is recomputed or offloaded."""
 MODULE_HOOKED: Final = 32
-"""Module flag: a module below it has forward hooks, which a second run would fire again."""
+"""Module flag: a module below it has forward hooks, which a recompute would fire again."""
 MODULE_CHAIN: Final = 64
 """Module flag: its forward calls its children one after another, each on the result of the one before."""
 MODULE_NO_ROOM: Final = 128
-"""Module flag: a second run needs more streamed weights at once than there is room for."""
+"""Module flag: a recompute needs more streamed weights at once than there is room for."""
 MODULE_INPUT_CHANGED: Final = 256
 """Module flag: a buffer that it reads, and does not change itself, is changed after it ran."""
 MODULE_LEFT_OUT: Final = 512

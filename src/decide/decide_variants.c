@@ -17,8 +17,8 @@
  * neighbours, one after another, which finds the corners. The set that suits a budget is a mixture of
  * neighbouring points over blocks, which the search makes.
  *
- * An operation can be kept if it makes something and changes nothing, is not random (a second run would then
- * draw other numbers behind it), is no cast (autocast remembers casts, so the second run may have fewer), and if
+ * An operation can be kept if it makes something and changes nothing, is not random (a recompute would then
+ * draw other numbers behind it), is no cast (autocast remembers casts, so the recompute may have fewer), and if
  * nothing changes what it made before the recompute. A module that is called several times has variants if its calls run the
  * same operations.
  */

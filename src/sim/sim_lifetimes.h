@@ -38,7 +38,7 @@ static inline uint32_t msc__natural_end(const msc_buffer *buffer)
     return buffer->resident || buffer->end > buffer->begin ? buffer->end : buffer->begin + 1;
 }
 
-/** Whether a second run of the operation that made a buffer makes it again. Weights that come for a while it finds.
+/** Whether a recompute of the operation that made a buffer makes it again. Weights that come for a while it finds.
  */
 static inline bool msc__is_made_again(const msc_buffer *buffer)
 {

@@ -50,7 +50,7 @@ static inline bool msc__save_is_inside(const msc_save *save, const msc__region *
 /** Starts the move of a saved tensor of a region. */
 msc__moved msc__move_of_save(const msc_graph *graph, const msc_save *save);
 
-/** Starts the move of an input that a checkpoint holds for its second run. */
+/** Starts the move of an input that a checkpoint holds for its recompute. */
 msc__moved msc__move_of_input(const msc_graph *graph, const msc__region *region, uint32_t buffer);
 
 /** Takes a further save on the same storage into account. */

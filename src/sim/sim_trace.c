@@ -48,7 +48,7 @@
  *  the step when rb = n), operations fb … stop-1 are executed again, except kept ones. Each buffer that
  * begins with one of them gets a fresh instance at its operation, and scratch is used as in forward. What is
  *  resident, kept or was made before fb is not made again; nor is a buffer of category PARAMETER, for weights that
- *  come while a module runs are found by its second run: such a buffer counts as one from outside.
+ *  come while a module runs are found by its recompute: such a buffer counts as one from outside.
  *   - An instance without used internal saves is freed at its natural end when that lies before stop,
  *     otherwise when the recompute ends.
  *   - An instance with used internal saves lives until the latest of their releases, in real backward time;

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep finds what it looks for."""
+"""The sweep finds what it looks for.
+
+It looks at every object of a process, so its trials run in one of their own: this file, as a program.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,15 +60,49 @@ class Blocks:
         return Made(model, batch, usual_loss)
 
 
+def trials() -> dict[str, Any]:
+    """What plain PyTorch does with that model, and MemScale with each kind of defect. Of the program."""
+    plain = trial.plain(Blocks(), "blocks")
+
+    def wrapped() -> dict[str, Any]:
+        return trial.planned(Blocks(), "blocks", plain["recipe"], plain["peak"], 0.6, deferred=False)
+
+    found = {"plain": plain, "sound": wrapped()}
+    for name, defect in ENDS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            plant(patch, "wrap", defect)
+            found[name] = wrapped()
+    with pytest.MonkeyPatch.context() as patch:
+        calls, forward = iter(range(1000)), Block.forward
+        patch.setattr(Block, "forward", lambda self, x: forward(self, x) * (1 + next(calls)))
+        found["unrepeatable"] = trial.plain(Blocks(), "blocks")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("predict", "detach"):
+            plant(patch, name, *(defect for function, defect, _ in LEFT.values() if function == name))
+        found["left"] = wrapped()
+    return found
+
+
 @pytest.fixture(scope="module")
-def plain() -> dict[str, Any]:
-    """What plain PyTorch does with that model."""
-    return trial.plain(Blocks(), "blocks")
+def found() -> dict[str, Any]:
+    """What `trials` found."""
+    places = [str(ROOT / "tools"), str(Path(memscale.__file__).parents[1]), *sys.path]
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
-def wrapped(plain: dict[str, Any]) -> dict[str, Any]:
-    """What MemScale does with it, in this process."""
-    return trial.planned(Blocks(), "blocks", plain["recipe"], plain["peak"], 0.6, deferred=False)
+@pytest.fixture(scope="module")
+def plain(found: dict[str, Any]) -> dict[str, Any]:
+    """What plain PyTorch does."""
+    result: dict[str, Any] = found["plain"]
+    return result
 
 
 def judged(plain: dict[str, Any], planned: dict[str, Any]) -> rows.Row:
@@ -88,8 +128,8 @@ def test_the_first_recipe_that_works_is_taken(plain: dict[str, Any]) -> None:
     assert plain["recipe"] == {"width": 16} and not plain["unrepeatable"]
 
 
-def test_a_model_without_faults_is_equal(plain: dict[str, Any]) -> None:
-    row = judged(plain, wrapped(plain))
+def test_a_model_without_faults_is_equal(plain: dict[str, Any], found: dict[str, Any]) -> None:
+    row = judged(plain, found["sound"])
     assert row.status == rows.EQUAL, row.problems
     assert row.active and row.predicted and row.peak
 
@@ -119,23 +159,13 @@ LEFT: dict[str, tuple[str, Callable[[Any], Any], str]] = {
 """Function of memscale at whose end something is left behind, and a part of what is said of it."""
 
 
-@pytest.fixture(scope="module")
-def left(plain: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is found where all of that is left behind."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("predict", "detach"):
-            plant(patch, name, *(defect for function, defect, _ in LEFT.values() if function == name))
-        yield wrapped(plain)
-    KEPT.clear()
-    torch.set_float32_matmul_precision("highest")
-
-
 @pytest.mark.parametrize("defect", LEFT)
-def test_what_is_left_behind_is_found(plain: dict[str, Any], left: dict[str, Any], defect: str) -> None:
+def test_what_is_left_behind_is_found(plain: dict[str, Any], found: dict[str, Any], defect: str) -> None:
     function, _, said = LEFT[defect]
+    left = found["left"]
     of_model = remains.changed(plain["remains"], left["remains"])
-    found = [*left["left"], *left["fakes"], *(("detach", line) for line in of_model)]
-    assert any(stage == function and said in line for stage, line in found), found
+    lines = [*left["left"], *left["fakes"], *(("detach", line) for line in of_model)]
+    assert any(stage == function and said in line for stage, line in lines), lines
     assert {rows.LEFT, rows.FAKE} <= judged(plain, left).kinds()
 
 
@@ -147,24 +177,23 @@ def _flip_a_bit(model: Any) -> None:
     model[0].up.bias.data.view(torch.int32).bitwise_xor_(1)
 
 
+ENDS = {"raises": _raise, "flips a bit": _flip_a_bit}
+"""What happens at the end of `wrap`."""
+
+
 @pytest.mark.parametrize(
-    ("defect", "kind", "said"), [(_raise, rows.EXCEPTION, "planted"), (_flip_a_bit, rows.BITS, "differ")]
+    ("defect", "kind", "said"), [("raises", rows.EXCEPTION, "planted"), ("flips a bit", rows.BITS, "differ")]
 )
 def test_an_exception_and_a_bit_are_found(
-    monkeypatch: pytest.MonkeyPatch, plain: dict[str, Any], defect: Any, kind: str, said: str
+    plain: dict[str, Any], found: dict[str, Any], defect: str, kind: str, said: str
 ) -> None:
-    plant(monkeypatch, "wrap", defect)
-    row = judged(plain, wrapped(plain))
+    row = judged(plain, found[defect])
     assert row.status == rows.FAILED
-    assert any(found == kind and said in line for found, _, line in row.problems), row.problems
+    assert any(one == kind and said in line for one, _, line in row.problems), row.problems
 
 
-def test_a_model_that_plain_pytorch_does_not_repeat_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = iter(range(1000))
-    forward = Block.forward
-    monkeypatch.setattr(Block, "forward", lambda self, x: forward(self, x) * (1 + next(calls)))
-    plain = trial.plain(Blocks(), "blocks")
-    assert "loss" in plain["unrepeatable"]
+def test_a_model_that_plain_pytorch_does_not_repeat_is_told_apart(found: dict[str, Any]) -> None:
+    assert "loss" in found["unrepeatable"]["unrepeatable"]
 
 
 def test_rows_survive_a_file(tmp_path: Path) -> None:
@@ -198,3 +227,7 @@ def test_a_sample_hardly_changes_with_the_names() -> None:
     chosen = sample(names, 10, seed=3)
     assert len(chosen) == 10 and chosen != sample(names, 10, seed=4)
     assert len(set(sample([*names, ("library", "new")], 10, seed=3)) & set(chosen)) >= 9
+
+
+if __name__ == "__main__":
+    print(json.dumps(trials()))

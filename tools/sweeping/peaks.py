@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
+from memscale.benchmarks.memory import quiet
 from sweeping.objects import living_tensors
 
 
@@ -31,7 +29,7 @@ def peak_bytes(step: Callable[[], object]) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     now = most = living_bytes()
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     inner: Any = profiler.profiler
     events = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
@@ -39,17 +37,3 @@ def peak_bytes(step: Callable[[], object]) -> int:
         now += event.nbytes()
         most = max(most, now)
     return most
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The profiler writes to file descriptor 2 as it starts."""
-    sys.stderr.flush()
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)

@@ -21,7 +21,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["Peaks", "cpu_peaks", "cuda_peaks", "engine_bytes", "resident_bytes", "restart_resident_peak"]
+__all__ = [
+    "Peaks",
+    "cpu_peaks",
+    "cuda_peaks",
+    "engine_bytes",
+    "quiet",
+    "resident_bytes",
+    "restart_resident_peak",
+]
 
 _MARK = "memscale.benchmarks.mark"
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -53,7 +61,7 @@ def cpu_peaks(work: Callable[[Callable[[], None]], object]) -> Peaks:
 
     gc.collect()
     profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with _quiet():
+    with quiet():
         profiled.start()
     try:
         work(mark)
@@ -128,8 +136,8 @@ def restart_resident_peak() -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """The profiler writes to file descriptor 2 as it starts."""
+def quiet() -> Iterator[None]:
+    """For the start of PyTorch's profiler, which writes to file descriptor 2."""
     sys.stderr.flush()
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)

@@ -142,7 +142,7 @@ def _categories(answer: Answer) -> str:
         part
         for part in (
             f"in {peak.phase}",
-            "(second run)" if peak.recompute else "",
+            "(recompute)" if peak.recompute else "",
             f"at {peak.operation}" if peak.operation else "",
             f"of {peak.module}" if peak.module else "",
             f"({peak.source})" if peak.source else "",

@@ -440,7 +440,7 @@ class GraphRecorder(TorchDispatchMode):
     ) -> bool:
         """Whether an operation fills a tensor that autograd has saved for it already (`rrelu` its noise).
 
-        A second run ends with the last save, so it could end before this one is filled.
+        A recompute ends with the last save, so it could end before this one is filled.
         """
         in_place = func._schema.name.endswith("_")
         places = [index for index in info.writes if index > 0 or not in_place]

@@ -34,6 +34,7 @@ from memscale.techniques.checkpointing import CheckpointAttachment
 from memscale.techniques.gradient_offload import GradientOffload
 from memscale.techniques.offloading import OffloadAttachment
 from memscale.techniques.recompute_check import RecomputeCheck
+from memscale.techniques.row_tiles import RowTiles
 from memscale.techniques.use_cache import CacheSwitch
 
 if TYPE_CHECKING:
@@ -199,6 +200,8 @@ class InForce:
         for item in steps:
             if not isinstance(item, PathAttachment):
                 item.beneath = None if item.path else self.watch
+                if isinstance(item, RowTiles):
+                    item.check = self._new_check()
                 parts.append(item)
         chains: dict[str, list[ChainRun]] = {}
         for run in runs_of(planned.plan.active):
@@ -209,7 +212,7 @@ class InForce:
                 parts.append(OffloadAttachment(module, path, offload, moved, watch, ahead_bytes))
                 continue
             boundary = None if offload is None else Boundary(offload, moved, ahead_bytes)
-            check = RecomputeCheck(self._config.check_recompute, self._recompute_failed)
+            check = self._new_check()
             facts = self._written(planned, run), planned.trace.python_random, self._foreign(planned, run)
             if len(run) == 1:
                 kept = frozenset(map(_operation, run[0].kept))
@@ -225,6 +228,9 @@ class InForce:
             parts.append(ChainAttachment(self.model.get_submodule(chain), chain, runs, beneath=watch))
         self._attach(parts)
         self._places = _places_of(self.model, [path for path, _ in planned.trace.modules])
+
+    def _new_check(self) -> RecomputeCheck:
+        return RecomputeCheck(self._config.check_recompute, self._recompute_failed)
 
     def _around(self, planned: Planned) -> Surroundings:
         offload = None if planned.link is None else functools.partial(self._offload_of, planned)

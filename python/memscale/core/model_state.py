@@ -50,7 +50,7 @@ class Changes:
         attributes: module path → names of Python attributes that had changed.
         buffers: (module path, buffer name) whose binding had changed.
         filled: after `settle`: paths of modules that are not in `attributes`: they have caches, which the
-            first forward filled, and a second run finds them filled.
+            first forward filled, and a recompute finds them filled.
         python_random: whether Python's or NumPy's global generator had moved.
         draws_again: a second forward draws random numbers as often as the first.
         settled: after `settle`: attributes that changed again in a second forward, like `attributes`.
@@ -225,7 +225,7 @@ def settle(model: nn.Module, changes: Changes, forward: Callable[[], object]) ->
     again = _images_of(model, Images(contents=False, modules=model.modules()))
     try:
         forward()
-    except Exception:  # then nothing is known of a second run, and every change counts
+    except Exception:  # then nothing is known of a recompute, and every change counts
         return
     changes.settled = _changed(again)
 

@@ -5,9 +5,13 @@ A loop may switch an adapter off between two forwards: then another step runs th
 planned. So each step is looked at before it runs:
 
     bool, str, members of an enum       by value
-    short lists and tuples of words     by value: names of active adapters, say
-    None                                as that; anything else only as "something"
-    numbers                             not at all: they count steps, or are settings that decide no memory
+    whole numbers                       by value: how many blocks run, say
+    None, other numbers                 as that, and as 0 or not: a rate of 0 saves no mask
+    short lists, tuples, dictionaries   of these, by value: names of active adapters, say
+    anything else                       only as "something"
+
+Objects that hang on modules, such as a configuration, count by their attributes, each object once. Numbers
+of PyTorch's own layers do not count, but for the rates of dropouts.
 
 What changes at every step without changing the step must not ask for a plan each time. `learn` finds that
 out, as `PlainValues` does for arguments.
@@ -29,6 +33,8 @@ __all__ = ["Attributes", "ModuleAttributes"]
 Attributes = tuple[tuple[str, str, Any], ...]
 """(path of a module, name, value) of all plain attributes that count, in module order."""
 
+_NONE: Final[dict[str, Any]] = {}
+
 _SOMETHING: Final = object()
 """In place of any value that counts only as one that is not None. An attribute that is not there is alike."""
 
@@ -41,8 +47,26 @@ _BOOKKEEPING: Final = ("_memscale", "_is_accelerate", "_is_hf_")
 _LAYERS: Final = ("torch.nn.modules.", "torch.nn.utils.")
 """Where PyTorch's modules are that compute. Its others, such as replicas, keep books of each step."""
 
+_NUMBER: Final = 0.5
+"""In place of any number that is neither whole nor 0."""
+
+_RATE: Final = "p"
+"""Of PyTorch's dropouts."""
+
 _LONGEST: Final = 8
-"""Words of a list that counts by value; longer ones are data."""
+"""Items of a list that counts by value; longer ones are data."""
+
+_PLAIN: Final = frozenset({str, bool, int, type(None)})
+"""Types that count by value, in lists too."""
+
+_LARGEST: Final = 256
+"""Attributes of an object that is looked into."""
+
+_NO_SETTINGS: Final = frozenset(
+    {"torch", "memscale", "threading", "_thread", "logging", "weakref", "functools", "collections", "numpy",
+     "accelerate", "deepspeed", "lightning", "pytorch_lightning"}
+)  # fmt: skip
+"""Packages whose objects are no settings of a model: those of trainers keep books of each step."""
 
 _LONGEST_WORD: Final = 128
 
@@ -58,7 +82,9 @@ class ModuleAttributes:
 
     def __init__(self) -> None:
         self._listed: list[tuple[weakref.ref[nn.Module], int, tuple[str, ...]]] = []
-        self._paths: list[str] = []
+        # Of objects that hang on them: number of the module, name, id, attributes, and names of those.
+        self._objects: list[tuple[int, str, int, int, tuple[str, ...]]] = []
+        self._places: list[tuple[str, str]] = []
         self._values: list[Any] | None = None  # None: listed anew, and not read yet
         self._read: Attributes = ()
         self._ignored: set[tuple[str, str]] = set()
@@ -94,25 +120,37 @@ class ModuleAttributes:
                 return None
             for name in names:
                 value = attributes.get(name, _SOMETHING)
-                kind = type(value)
-                if value is None or kind is bool or kind is str:
-                    values.append(value)
-                else:
-                    values.append(_plain(value))
+                values.append(value if type(value) in _PLAIN else _plain(value))
+        for number, name, known_id, size, names in self._objects:
+            item = modules[number].__dict__.get(name)
+            attributes = getattr(item, "__dict__", _NONE)
+            if id(item) != known_id or len(attributes) != size:
+                return None
+            values += [_plain(attributes.get(name, _SOMETHING)) for name in names]
         return values
 
     def _list(self, model: nn.Module) -> None:
         named = list(model.named_modules())
         self._listed = [(weakref.ref(item), len(item.__dict__), _names_of(item)) for _, item in named]
-        self._paths = [path for path, _ in named]
+        self._objects = []
+        self._places = [
+            (path, name) for (path, _), (*_, names) in zip(named, self._listed, strict=True) for name in names
+        ]
+        seen = set()
+        for number, ((path, module), (*_, names)) in enumerate(zip(named, self._listed, strict=True)):
+            for name in names:
+                value = module.__dict__[name]
+                if id(value) not in seen and _has_settings(value):
+                    seen.add(id(value))
+                    inner = tuple(value.__dict__)
+                    self._objects.append((number, name, id(value), len(inner), inner))
+                    self._places += [(f"{path}.{name}", key) for key in inner]
         self._values = None
 
     def _counting(self, values: list[Any]) -> Attributes:
-        listed = zip(self._paths, self._listed, strict=True)
-        places = [(path, name) for path, (_, _, names) in listed for name in names]
         return tuple(
             (*place, value)
-            for place, value in zip(places, values, strict=True)
+            for place, value in zip(self._places, values, strict=True)
             if value is not _SOMETHING and place not in self._ignored
         )
 
@@ -157,22 +195,45 @@ def _names_of(module: nn.Module) -> tuple[str, ...]:
     home = type(module).__module__
     if home.startswith("torch.") and not home.startswith(_LAYERS):
         return ()
+    is_own = not home.startswith(_LAYERS)
     return tuple(
         name
         for name, value in module.__dict__.items()
         if name not in _OF_EVERY_MODULE
         and not name.startswith(_BOOKKEEPING)
-        and (isinstance(value, bool) or not isinstance(value, (int, float, complex)))
+        and (is_own or name == _RATE or isinstance(value, bool) or not isinstance(value, (int, float)))
+    )
+
+
+def _has_settings(value: Any) -> bool:
+    """Whether an attribute's value is an object of a program's own kind, such as a configuration."""
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    if package in _NO_SETTINGS or package == "builtins" or isinstance(value, (type, enum.Enum, nn.Module)):
+        return False
+    attributes = getattr(value, "__dict__", None)
+    return (
+        type(attributes) is dict and len(attributes) <= _LARGEST and all(type(n) is str for n in attributes)
     )
 
 
 def _plain(value: Any) -> Any:
-    """A value that is neither None, bool nor str, as it counts."""
-    if isinstance(value, (list, tuple)):
-        short = len(value) <= _LONGEST and all(type(word) is str for word in value)
-        return tuple(value) if short else _SOMETHING
-    if isinstance(value, enum.Enum):
+    """A value as it counts."""
+    kind = type(value)
+    if kind in _PLAIN:
         return value
-    if isinstance(value, str):
+    if issubclass(kind, float):
+        return _NUMBER if value else 0.0
+    if issubclass(kind, (list, tuple)):
+        short = len(value) <= _LONGEST and all(type(item) in _PLAIN for item in value)
+        return tuple(value) if short else _SOMETHING
+    if kind is dict:
+        short = len(value) <= _LONGEST and all(
+            type(item) in _PLAIN for pair in value.items() for item in pair
+        )
+        return tuple(value.items()) if short else _SOMETHING
+    if issubclass(kind, enum.Enum):
+        return value
+    if issubclass(kind, str):
         return str(value)
-    return _SOMETHING
+    return int(value) if issubclass(kind, int) else _SOMETHING

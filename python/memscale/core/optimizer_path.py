@@ -38,7 +38,7 @@ class Streamed:
         names: of the parameters.
         blocks: which come and go.
         window_bytes: memory for blocks, at most.
-        inner_bytes: memory for those that a second run has at once, at most, where it has several.
+        inner_bytes: memory for those that a recompute has at once, at most, where it has several.
         too_large: paths of modules that are not to run again, for what that has at once.
         trained_bytes: that an optimizer's step reads and writes.
     """

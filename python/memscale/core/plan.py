@@ -50,7 +50,7 @@ class Choice:
             holds beyond them nor the context is counted, as in `Prediction.allocated_peak_bytes`. 0: there is
             no other way.
         other_ns: step time the other way round.
-        boundary: what the checkpoint holds for its second run is offloaded; at the first choice of a region.
+        boundary: what the checkpoint holds for its recompute is offloaded; at the first choice of a region.
         moved: what is offloaded, rising. Of "offload": numbers of saved tensors within each call of the
             module, from 0, in the order in which autograd packs them; those that the profile has no save of
             (parameters, views of them, layouts that are not strided) are not counted. All saves on one
@@ -168,7 +168,7 @@ class Plan:
             is offloaded.
         window_in_bytes: of one call, most bytes that come back ahead of their use; likewise.
         staging_bytes: part of the peak. On a CPU host what the engine takes for itself, staging buffers above
-            all, where a choice offloads; on a card what a library takes for a second run.
+            all, where a choice offloads; on a card what a library takes for a recompute.
         path_staging_bytes: likewise, of the engines for gradients and optimizer state.
     """
 

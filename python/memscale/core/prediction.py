@@ -65,7 +65,7 @@ class Holder:
         shape: sizes of the tensor that it was made for; None for a workspace inside an operation.
         dtype: such as "float32"; "" if unknown.
         name: of the parameter or buffer that it is, or is the gradient or optimizer state of; else "".
-        recompute: made by a second run of its module.
+        recompute: made by a recompute of its module.
         count: how many are alike.
     """
 

@@ -65,7 +65,7 @@ def _moment(prediction: Prediction) -> str:
     peak = prediction.peak
     if not peak.operation:
         return "before the first operation"
-    again = ", second run" if peak.recompute else ""
+    again = ", recompute" if peak.recompute else ""
     module = f" of {peak.module}" if peak.module else ""
     source = f" at {peak.source}" if peak.source else ""
     return f"{peak.phase}{again}: {peak.operation}{module}{source}"
@@ -105,7 +105,7 @@ def _groups(prediction: Prediction) -> str:
 
 
 def _made_by(group: Holder) -> str:
-    words = [group.operation, group.source, "(second run)" if group.recompute else ""]
+    words = [group.operation, group.source, "(recompute)" if group.recompute else ""]
     return " ".join(word for word in words if word)
 
 

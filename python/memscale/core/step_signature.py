@@ -43,7 +43,7 @@ class StepSignature:
         need_gradients: of the tensor arguments, in order. Through frozen layers nothing is saved for one that
             needs none.
         attributes: plain attributes of the modules, see `ModuleAttributes`.
-        hooked: modules below the model that have forward hooks, as bits: what is around them is not run again.
+        hooked: modules below the model that have forward hooks, as bits: what is around them runs once.
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]

@@ -3,11 +3,11 @@
 
     resident   no weight that is streamed; on a card the window, full all the time
     forward    from a module's call to the next one's: its block, and that which comes next; all come once
-    backward   from a use to the next one, likewise, and at least what second runs with several blocks have at
+    backward   from a use to the next one, likewise, and at least what recomputes with several blocks have at
                once; all come once more
     the step   reads and writes what is trained
 
-A bound: copies that hide behind the computing count all the same. A second run comes between two operations
+A bound: copies that hide behind the computing count all the same. A recompute comes between two operations
 of backward, before a tensor that was saved in it is used: from there on the blocks of before or those of its
 module are there, whichever are larger, until a weight of that module is used.
 """
@@ -71,7 +71,7 @@ class Uses:
         self._order: list[int] = []  # in which forward uses blocks, and from its end backward
         self._in_use: frozenset[int] = frozenset()  # in forward
         self._present = -1  # block that backward used last
-        self._asked = -1  # block that a second run would use since
+        self._asked = -1  # block that a recompute would use since
         self._in_backward = False
         self._there = -1  # buffer
         self._still = -1  # buffer of what more may be there of before
@@ -101,7 +101,7 @@ class Uses:
         own = self._owned.get(module)
         if own is None:
             return
-        if self._in_backward:  # a second run of the model's own
+        if self._in_backward:  # a recompute of the model's own
             self._come(min(own))
             return
         outer = (self._owned.get(item, frozenset()) for item in self._recorder.open_modules)
@@ -137,7 +137,7 @@ class Uses:
     # ---- backward ----------------------------------------------------------------------------------
 
     def unpacked(self, save: int, buffer: int | None) -> None:
-        """Backward is about to use a saved tensor: a weight, or what a second run may have to make first."""
+        """Backward is about to use a saved tensor: a weight, or what a recompute may have to make first."""
         if not self._in_backward:
             return
         if buffer in self._blocks:
@@ -166,14 +166,14 @@ class Uses:
         self._present, self._asked = block, -1
         while self._order and self._order[-1] != block:
             self._order.pop()
-        if is_there:  # and a second run, which comes here, has nothing of before
+        if is_there:  # and a recompute, which comes here, has nothing of before
             self._end_still()
             self._bytes = self._with_next(block)
         else:
             self._use(self._with_next(block))
 
     def _with_next(self, block: int) -> int:
-        """A block and the one that comes next, that of before in forward; at least what second runs have."""
+        """A block and the one that comes next, that of before in forward; at least what recomputes have."""
         following = max(self._sizes)
         if block in self._order:
             last = len(self._order) - 1 - self._order[::-1].index(block)

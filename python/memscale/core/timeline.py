@@ -10,7 +10,7 @@ from typing import Any
 
 PHASES = ("forward", "backward", "optimizer")
 
-_PHASE_OF_RECOMPUTE = 1  # a second run happens in backward
+_PHASE_OF_RECOMPUTE = 1  # a recompute happens in backward
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Timeline:
     time_ns: tuple[int, ...]
 
     def phase_peaks(self) -> dict[str, int]:
-        """Highest number of allocated bytes in each phase; "recompute" is that within second runs."""
+        """Highest number of allocated bytes in each phase; "recompute" is that within recomputes."""
         peaks: dict[str, int] = {}
         for live, phase, again in zip(self.live_bytes, self.phase, self.recompute, strict=True):
             for name in (PHASES[phase], "recompute")[: 1 + again]:

@@ -3,7 +3,7 @@
 
 For models whose control flow depends on computed values, which fakes do not have. Repeated blocks run
 checkpointed meanwhile, so that the step fits where the plain one would not; the checkpoint reports what the
-plain step would have saved, and the second runs are left out of the record. Gradients are computed without
+plain step would have saved, and the recomputes are left out of the record. Gradients are computed without
 touching `.grad`, so that hooks which act on gradients stay silent.
 """
 
@@ -79,7 +79,7 @@ class _RealRecorder(GraphRecorder):
         return self.ends.alias(tensor, buffer if buffer in self._made_in_forward else None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operation. A checkpoint's second run, which is not recorded, gets the same numbers."""
+        """Runs one operation. A checkpoint's recompute, which is not recorded, gets the same numbers."""
         if not self.paused:
             self.ends.look()
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -218,7 +218,7 @@ def trace_empirical(
             return _traced(watch, model, (args, kwargs), step, passes, draw, blocks)
     except (MemoryError, leftovers.LeftoverError, torch.cuda.OutOfMemoryError):
         raise
-    except Exception:  # a block's second run may raise anything, from its own code, too
+    except Exception:  # a block's recompute may raise anything, from its own code, too
         if not repeated_blocks(model, step.left_out):
             raise
     with leftovers.none_left() as watch:

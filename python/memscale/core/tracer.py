@@ -59,7 +59,7 @@ _PLAIN_ARGUMENTS = (
     MethodType,
     BuiltinFunctionType,
 )
-"""Arguments that a second run can be given again. Anything else may have been changed by the first."""
+"""Arguments that a recompute can be given again. Anything else may have been changed by the first."""
 
 _RNG_STATE_BYTES = 5056
 """Size of the CPU generator's state, which a checkpoint of a module with random operations keeps."""
@@ -487,7 +487,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
 
 
 def _with_state(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Changes) -> set[str]:
-    """Paths of modules that hold, themselves or below, what a second run would change again.
+    """Paths of modules that hold, themselves or below, what a recompute would change again.
 
     Below too: what a module holds need not be changed by its own forward. A list of modules has none.
     """
@@ -535,7 +535,7 @@ def _written_buffers(
 def _note_buffers_of_others(recorder: GraphRecorder) -> None:
     """Marks modules that read a buffer which somebody else changes afterwards.
 
-    One that they change themselves has its earlier value in a second run, whoever changes it later.
+    One that they change themselves has its earlier value in a recompute, whoever changes it later.
     """
     for module, _ in sorted(recorder.changed_after - recorder.writes_inside):
         recorder.graph.mark_module(module, _core.MODULE_INPUT_CHANGED)

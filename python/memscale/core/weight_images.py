@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that a forward exchanges: `self.weight.data = …`, as constraints on norms do, or `self.weight = …`.
 
-A second run would read other weights than the first, and exchange them again.
+A recompute would read other weights than the first, and exchange them again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ which operations keep one, and a node can be given an object that dies with it:
     x * 0.5      operation ends     next operation                        its node has run, or died
     recorder     wrapped: buffer    settle: the result's node is known    gone: the buffer ends
 
-As no hook sees it, no technique moves or drops it: a checkpointed module's numbers stay, and its second run
+As no hook sees it, no technique moves or drops it: a checkpointed module's numbers stay, and its recompute
 makes them again. That is what the graph's rules say of a buffer without a save.
 """
 

@@ -265,7 +265,7 @@ def _moved_words(group: Sequence[_Unit]) -> str:
     low, high = _least_and_most([first.moved_count for first in firsts])
     count = f"{low} tensor{'' if high == 1 else 's'}" if low == high else f"{low} to {high} tensors"
     size = bytes_range(_least_and_most([first.moved_bytes for first in firsts]))
-    what = "what it holds for its second run" if firsts[0].boundary else "what it saves"
+    what = "what it holds for its recompute" if firsts[0].boundary else "what it saves"
     time = ms_range(_least_and_most([first.transfer_ns for first in firsts]))
     return f"offloads {what}: {count}, {size}; {time} of the copies does not hide"
 

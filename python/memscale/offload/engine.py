@@ -4,7 +4,7 @@
     settings ──► Offload ──► opens `_core.OffloadEngine` at the first forward
                     │
                     ├── hooks()      around a forward whose saved tensors leave
-                    └── hold(tensor) one tensor that a checkpoint keeps for its second run
+                    └── hold(tensor) one tensor that a checkpoint keeps for its recompute
 
 The engine's memory, threads and file belong to the last of those who refer to it: this object, or a graph
 that was made under its hooks. So a model may be detached between forward and backward, and when the graph is
@@ -179,7 +179,7 @@ class Offload:
 
 
 class Held:
-    """A tensor that a checkpoint holds for its second run."""
+    """A tensor that a checkpoint holds for its recompute."""
 
     __slots__ = ("engine", "requires_grad", "saved")
 

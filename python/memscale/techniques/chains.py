@@ -44,7 +44,7 @@ class ChainRun:
         buffers: registered buffers that any of them changes.
         python_random: one of them may draw from Python's or NumPy's generator.
         foreign: tensors from outside model and arguments that any of them reads.
-        boundary: the input leaves the device until the second run; None: it stays.
+        boundary: the input leaves the device until the recompute; None: it stays.
         check: of its recomputes.
     """
 
@@ -93,7 +93,7 @@ class ChainForward(StandIn):
         if self.passive or plain or len(args) + len(kwargs) != 1 or not (args or "input" in kwargs):
             return self.run_original(*args, **kwargs)
         value = args[0] if args else kwargs["input"]
-        # What the second run needs is held by the region alone, not by this frame.
+        # What the recompute needs is held by the region alone, not by this frame.
         del args, kwargs
         present: list[tuple[str, nn.Module | None]] = list(self.module._modules.items())
         index = 0

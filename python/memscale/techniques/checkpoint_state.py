@@ -121,8 +121,8 @@ class Body:
         if not self._has_told_of_hooks:
             self._has_told_of_hooks = True
             logging.getLogger("memscale").warning(
-                "a forward hook came to a part of %r while the model ran: its calls are not checkpointed while "
-                "the hook is there, and take more memory than planned",
+                "a forward hook came to a part of %r while the model ran: its calls are not checkpointed "
+                "while the hook is there, and take more memory than planned",
                 self.path,
             )
         return True
@@ -221,7 +221,7 @@ class State:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Puts the state back for the second run, and the present one back afterwards."""
+        """Puts the state back for the recompute, and the present one back afterwards."""
         differing = self.attributes.differing()
         exchanges = bool(differing) or self._has_gone()
         with self._lock() if exchanges else nullcontext(), ExitStack() as stack:

@@ -5,21 +5,21 @@
     backward   the first placeholder that is asked for runs the forward once more, from the same inputs,
                random state, buffers and autocast state, and stops as soon as the last number is reached
 
-A selective checkpoint keeps the outputs of some operations in between (kept_outputs.py): the second run takes
+A selective checkpoint keeps the outputs of some operations in between (kept_outputs.py): the recompute takes
 them instead of computing them. What autograd saves of their memory, or of the inputs', costs nothing more, so
-it stays saved. What the checkpoint itself holds, the inputs for the second run, may wait off the device.
+it stays saved. What the checkpoint itself holds, the inputs for the recompute, may wait off the device.
 
-The second run must be invisible, so everything that the first run could have changed is put back:
+the recompute must be invisible, so everything that the first run could have changed is put back:
 
 * random number generators replay the first run's numbers, then continue where they were;
 * module buffers that the forward updates (running statistics) are exchanged for copies of their value
-  before the first run, so the second run reads what the first one read and updates throw-away copies;
+  before the first run, so the recompute reads what the first one read and updates throw-away copies;
 * what cannot be put back (in-place writes to foreign tensors, changed Python attributes) is found by the
   planner beforehand, and such a module is never given to this technique.
 
 Three silent ways to a wrong gradient are turned into errors here: an input changed in place after the
 first run, a saved tensor changed in place before its use (plain autograd's own check is off for tensors
-that pass through hooks), and a second run that saves other tensors than the first.
+that pass through hooks), and a recompute that saves other tensors than the first.
 
 This is not `torch.utils.checkpoint`, because the planner needs three things that it does not give: buffers
 that are updated once, random state touched only where there is randomness, and a report of each saved
@@ -84,10 +84,10 @@ class SaveObserver(Protocol):
         """Autograd dropped it."""
 
     def on_hold(self, tensor: Tensor) -> Tensor:
-        """An argument is to be held for a second run; the result is held in its place."""
+        """An argument is to be held for a recompute; the result is held in its place."""
 
     def unseen(self) -> AbstractContextManager[None]:
-        """Inside the block happens what is not part of the plain step, such as a second run."""
+        """Inside the block happens what is not part of the plain step, such as a recompute."""
 
 
 class _Observed(threading.local):
@@ -159,7 +159,7 @@ class Region:
         born: when it began, among stand-ins.
         run: the forward.
         operations: what a selective checkpoint keeps; None for a plain one.
-        boundary: inputs that leave the device until the second run; None: they stay.
+        boundary: inputs that leave the device until the recompute; None: they stay.
         hooks: global ones that the recompute needs.
         kept: the outputs kept, from the first run until the second is over.
         moving: positions of the inputs that leave. What is saved of them is dropped, too.
@@ -220,7 +220,7 @@ class Region:
         return not (may_be and any(isinstance(module, nn.RNNBase) for module, _ in self.state.flags))
 
     def staying(self) -> list[Any]:
-        """The arguments that are held here until the second run."""
+        """The arguments that are held here until the recompute."""
         return [leaf for index, leaf in enumerate(self.leaves) if index not in self.moving]
 
     def first_run(self, args: Any, kwargs: Any) -> Any:
@@ -246,7 +246,7 @@ class Region:
         return result
 
     def send_away(self, boundary: Boundary) -> None:
-        """Lets inputs leave until the second run."""
+        """Lets inputs leave until the recompute."""
         for index, version in self.versions:
             check_version(self.leaves[index], version, self.body.path)
         held = boundary.offload.hold((self.leaves[index] for index in self.moving), boundary.ahead_bytes)
@@ -260,7 +260,7 @@ class Region:
         if is_sparse(tensor):  # a graph, mostly, which is there before and after the step
             return _Held(tensor.detach(), origin_of(tensor))
         if self.kept is not None and self.kept.hold(tensor):
-            self.saves.append(None)  # numbered all the same, as the second run does
+            self.saves.append(None)  # numbered all the same, as the recompute does
             if self.flow is not None:
                 self.flow.add(tensor)
             return _Held(detached(tensor), origin_of(tensor))
@@ -276,7 +276,7 @@ class Region:
 
         Raises:
             RuntimeError: it was changed in place.
-            RecomputeError: the second run went another way than the first.
+            RecomputeError: the recompute went another way than the first.
         """
         if isinstance(saved, _Held):
             check_version(saved.tensor, saved.version, self.body.path, saved.origin)
@@ -407,7 +407,7 @@ class _SecondRun(threading.local):
 
     @contextmanager
     def of(self, first: float) -> Iterator[None]:
-        """A second run for the time of a block."""
+        """A recompute for the time of a block."""
         before = self.first, self.number
         self.first, self.number = first, next(births)
         try:
@@ -420,7 +420,7 @@ _second_run = _SecondRun()
 
 
 def came_later(stand_in: StandIn) -> bool:
-    """Whether a second run is in progress, and the stand-in was not there in the first.
+    """Whether a recompute is in progress, and the stand-in was not there in the first.
 
     Another plan put it there while graphs waited for their backward. It must not change what is saved.
     """
@@ -488,7 +488,7 @@ class CheckpointAttachment:
         buffers: registered buffers that the forward changes.
         python_random: it may draw from Python's or NumPy's generator.
         foreign: tensors from outside model and arguments that it reads.
-        kept: operations whose outputs wait for the second run, so that it need not compute them again; by
+        kept: operations whose outputs wait for the recompute, so that it need not compute them again; by
             name (`kernels.facts(func).name`) and by how many of that name a call has run before. What is not
             safe to keep is computed again, so any set gives the same gradients.
         boundary: as for `Region`.

@@ -126,7 +126,7 @@ class DeferredLogits(DeferredTensor):
 def _is_deferred(value: Any) -> bool:
     """A deferred tensor of a chain of which nothing has been computed.
 
-    A checkpoint's second run, in backward, has to go the first one's way: if that ran a loss in tiles before
+    A checkpoint's recompute, in backward, has to go the first one's way: if that ran a loss in tiles before
     somebody looked, so does this one.
     """
     if not isinstance(value, DeferredLogits):

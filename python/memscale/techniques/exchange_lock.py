@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One thread at a time exchanges what lies in a model's modules.
 
-Second runs put parameters, buffers and flags back for a while; tiles, and heads in tiles, run on stand-ins
+Recomputes put parameters, buffers and flags back for a while; tiles, and heads in tiles, run on stand-ins
 for parameters. Whoever does that holds the lock of the model for as long, and whoever writes down what is
 there holds it meanwhile:
 
     thread A   tile    lock │ stand-ins in … parameters back │ free
-    thread B   second run     waits ………………………………………………………│ lock │ what differs in … and out │ free
+    thread B   recompute     waits ………………………………………………………│ lock │ what differs in … and out │ free
 
-Where nothing differs nothing is exchanged, and nobody waits: a second run inside of a tile's backward, which
+Where nothing differs nothing is exchanged, and nobody waits: a recompute inside of a tile's backward, which
 may be in another of autograd's threads, finds the stand-ins that it has written down.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selective checkpoints: outputs of some operations that wait in a cache for the second run.
+"""Selective checkpoints: outputs of some operations that wait in a cache for the recompute.
 
     first run     Keeping   every operation passes; a kept one leaves an alias of what it made in the cache
-    second run    Taking    a kept operation is answered from the cache and does not run
+    recompute    Taking    a kept operation is answered from the cache and does not run
 
 An operation is known by its name and by how many of that name the call has run before it. Both runs count in
 the same way, on the thread of the call, so what other threads do does not matter.
@@ -11,8 +11,8 @@ Correctness never rests on the cache. An operation whose output is not there, or
 runs. Never kept, whatever the plan says:
 
 * views, and operations that write anywhere: their effect is more than their output;
-* what has moved a random generator, which would be behind in the second run;
-* autocast's casts: it caches those of weights, so the second run makes fewer or more of them;
+* what has moved a random generator, which would be behind in the recompute;
+* autocast's casts: it caches those of weights, so the recompute makes fewer or more of them;
 * outputs that share memory with an input, are of a tensor subclass, or have no version counter.
 
 Aliases are detached: an output itself would lead from the cache to its autograd node, from there to what the
@@ -98,7 +98,7 @@ class _Entry:
 
 
 class KeptOutputs:
-    """What one call has kept, until its second run is over.
+    """What one call has kept, until its recompute is over.
 
     Args:
         inputs: those of the call's arguments that the region holds until its end.
@@ -239,7 +239,7 @@ class Keeping(_Counting):
 class Taking(_Counting):
     """Answers kept operations from the cache, and runs the others.
 
-    The second run is always under this mode where the first was under `Keeping`, with nothing in the cache
+    the recompute is always under this mode where the first was under `Keeping`, with nothing in the cache
     too: under any mode some composite functions take another way (`linear` adds its bias out of place).
     """
 

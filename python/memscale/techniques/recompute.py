@@ -103,11 +103,11 @@ class Recompute:
         return value
 
     def _compare(self, save: Saved, tensor: Tensor, value: Tensor) -> None:
-        made = _form(value.shape, value.dtype)
+        made = form_text(value.shape, value.dtype)
         if value.shape != save.shape or value.dtype != save.dtype:
             self.difference = (
                 save.index,
-                f"is {made}, in its forward {_form(save.shape, save.dtype)}",
+                f"is {made}, in its forward {form_text(save.shape, save.dtype)}",
                 None,
                 False,
             )
@@ -139,8 +139,9 @@ def _differs(made: str, tensor: Tensor) -> str:
     return f"has other values than in its forward ({about})"
 
 
-def _form(shape: torch.Size, dtype: torch.dtype) -> str:
+def form_text(shape: torch.Size, dtype: torch.dtype) -> str:
+    """Such as "float32[4, 8]"."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
-never_compiled(Recompute, is_parameter, origin_of, error_of)
+never_compiled(Recompute, is_parameter, origin_of, error_of, form_text)

@@ -6,7 +6,7 @@
                a tile's dropout takes its rows of them, and draws nothing
 
 So the step drops what the plain step drops, and the generator stands afterwards where it stands there. The
-masks are saved beside the input; in the second run of a checkpointed block they are drawn again.
+masks are saved beside the input; in the recompute of a checkpointed block they are drawn again.
 
 On the CPU, `dropout` fills a noise tensor by `bernoulli_` and multiplies. `bernoulli_` takes the same numbers
 from the generator whatever it fills, float64 excepted where MKL draws them; so masks of bytes are filled

@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from memscale.techniques import global_hooks
 from memscale.techniques.checkpoint_state import Body, State, all_below
 from memscale.techniques.exchange_lock import lock_of
+from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.techniques.row_dropout import Dropping
 from memscale.techniques.tile_parts import GradientSum, Saves, Sums, under_mode_as_before
 from memscale.techniques.tile_products import Hold, held_by, layers_of, summed_inside
@@ -41,12 +42,14 @@ class Work:
         run: a forward, rows → rows.
         path: name for messages.
         dropping: what its dropouts do in this call.
+        check: of its recomputes.
     """
 
     roots: tuple[nn.Module, ...]
     run: Callable[..., Any]
     path: str
     dropping: Dropping
+    check: RecomputeCheck = UNCHECKED
 
 
 # ---- one tile ------------------------------------------------------------------------------------------
@@ -69,9 +72,9 @@ class _Tile:
 
     __slots__ = ("end", "rows", "values")
 
-    def __init__(self, rows: slice, path: str) -> None:
+    def __init__(self, rows: slice, values: Saves) -> None:
         self.rows = rows
-        self.values = Saves(path)
+        self.values = values
         self.end: Tensor | None = None
 
 
@@ -90,6 +93,7 @@ class _Call:
     def __init__(self, work: Work, x: Tensor, rows: int) -> None:
         self.work = work
         self.path = work.path
+        self.is_checked = work.check.of_call()
         self.shape = x.shape
         self.count = x.numel() // x.shape[-1]
         self.needs_x = x.requires_grad
@@ -145,7 +149,8 @@ class _Call:
         output: Tensor | None = None
         with self.aliased(), torch.enable_grad():
             for start in range(0, self.count, self.rows):
-                tile = _Tile(slice(start, min(self.count, start + self.rows)), self.path)
+                saves = Saves(self.path, self.work.check, self.is_checked)
+                tile = _Tile(slice(start, min(self.count, start + self.rows)), saves)
                 result = self._run_first(tile, flat, masks)
                 self.tiles.append(tile)
                 if output is None:
@@ -166,7 +171,8 @@ class _Call:
         hooks = saved_tensors_hooks(tile.values.pack, tile.values.unpack)
         rows = self._rows_of(tile, flat)
         with self._as_in_tiles(tile, masks, first=True), hooks:
-            result = self._run(rows)
+            result = self._run(rows, tile.values)
+        tile.values.first_is_over()
         if result.shape[:-1] != rows.shape[:-1]:
             raise RuntimeError(
                 f"module {self.path!r} gave {tuple(result.shape)} for {tuple(rows.shape)}: it does not treat "
@@ -182,10 +188,12 @@ class _Call:
         with self.work.dropping.applied(masks, tile.rows, first), products:
             yield
 
-    def _run(self, rows: Tensor) -> Tensor:
-        """The forward of a tile, on rows that its graph begins with."""
+    def _run(self, rows: Tensor, first: Saves | None = None) -> Tensor:
+        """The forward of a tile, on rows that its graph begins with. `first`: of its first run."""
         if self.needs_x:
             rows = _Enter.apply(self._leaf(rows), rows)  # type: ignore[no-untyped-call]
+        if first is not None:
+            first.follow(rows)
         result: Tensor = self.work.run(rows)
         return result
 

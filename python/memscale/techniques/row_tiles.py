@@ -10,17 +10,17 @@ exist for one tile of tokens at a time:
     backward   for each tile: forward again up to the last tensor that is saved, then backward;
                gradients of the weights add up, those of x go to their rows
 
-Each tile's autograd graph is the one of its first run, whose saves are numbers. The second run therefore need
+Each tile's autograd graph is the one of its first run, whose saves are numbers. the recompute therefore need
 not reach the end: it stops as soon as the last number has its tensor, and the last product of an MLP, which
 nobody saves, is not computed again. Gradients of weights are added up inside the products that make them
 (tile_products.py); what dropouts drop is drawn for all rows beforehand (row_dropout.py).
 
 Inside a checkpointed block all this happens once per block and step. x and the dropouts' masks are saved
-before the first tile runs. In the block's second run they are the last things that backward wants, so the run
+before the first tile runs. In the block's recompute they are the last things that backward wants, so the run
 ends there; they go to the tiles, which then run for the second time, and nothing runs a third time.
 
 It does where the block saves something behind the module. A norm of the module's output needs that output
-before its gradient is known, so the block's second run must pass through the tiles, whose intermediates are
+before its gradient is known, so the block's recompute must pass through the tiles, whose intermediates are
 dropped again; their own, shortened run is one more. To keep the output from the first run would cost what the
 checkpoint holds for the block once more, for every block. The trace sees the third run, so a plan counts its
 time. The search takes the largest part that treats rows alone, which leaves less behind it: a norm behind the
@@ -50,6 +50,7 @@ from memscale.techniques.checkpoint_state import all_below
 from memscale.techniques.checkpointing import runs_plain
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.recompute_check import UNCHECKED
 from memscale.techniques.row_dropout import Dropping, OtherDropoutError, dropouts_of
 from memscale.techniques.row_facts import RowFacts
 from memscale.techniques.row_run import Work, run_in_tiles
@@ -110,7 +111,7 @@ class TiledForward(StandIn):
     ) -> None:
         super().__init__(module, original)
         self.path, self.facts = what.path, what.facts
-        self.argument, self.method = what.argument, what.method
+        self.argument, self.method, self.check = what.argument, what.method, what.check
         self.parts = [weakref.ref(part) for part in parts]
         self.done = _Done()
 
@@ -142,7 +143,8 @@ class TiledForward(StandIn):
         before = RandomState(x.device) if dropping.calls else None
         try:
             rows = tile_rows(x.numel() // x.shape[-1], self.facts)
-            output = run_in_tiles(Work(roots, self.original, self.path, dropping), x, rows)
+            work = Work(roots, self.original, self.path, dropping, self.check)
+            output = run_in_tiles(work, x, rows)
         except OtherDropoutError as error:
             assert before is not None
             before.set()
@@ -207,6 +209,9 @@ class RowTiles:
         facts: what is known of it.
         argument: name of its forward's argument.
         method: what is replaced, and what `facts` and `argument` speak of.
+
+    Attributes:
+        check: of its recomputes, from the next time that it is attached.
     """
 
     name = NAME
@@ -219,6 +224,7 @@ class RowTiles:
         self.facts = facts
         self.argument = argument
         self.method = method
+        self.check = UNCHECKED
         self.beneath: StandIn | None = None
         self.slot: ForwardSlot | None = None
         self._stand_in: TiledForward | None = None  # the last one, also after it has been removed

@@ -5,44 +5,89 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memscale.errors import RecomputeError
+from memscale.techniques import card_check
 from memscale.techniques.checkpoint_state import check_version
 from memscale.techniques.kept_outputs import detached
+from memscale.techniques.recompute import form_text, is_parameter
+from memscale.techniques.recompute_check import (
+    OTHER_ON_CARD,
+    OTHER_WAY,
+    UNCHECKED,
+    Fingerprint,
+    RecomputeCheck,
+    SavedFlow,
+    fingerprint,
+    is_scratch_on_card,
+)
 
 
 class _Enough(BaseException):
-    """Ends a tile's second run. Not an `Exception`, so that no forward's own `except` swallows it."""
+    """Ends a tile's recompute. Not an `Exception`, so that no forward's own `except` swallows it."""
+
+
+class _Form(NamedTuple):
+    """What is known of a save of the first run."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    fingerprint: Fingerprint
+    is_sampled: bool
 
 
 class Saves:
-    """What the second run of a tile has found, for the saves of the first: by number, with versions.
+    """What the recompute of a tile has found, for the saves of the first: by number, with versions.
 
     The autograd graph of the tile holds this object, so it must not lead back to the graph.
+
+    Args:
+        path: of the module.
+        check: of its recomputes.
+        is_checked: whether this call's are compared with its forward.
     """
 
-    __slots__ = ("forms", "found", "path")
+    __slots__ = ("check", "flow", "forms", "found", "is_checked", "path")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, check: RecomputeCheck = UNCHECKED, is_checked: bool = False) -> None:
         self.path = path
-        self.forms: list[tuple[torch.Size, torch.dtype]] = []
+        self.check = check
+        self.is_checked = is_checked
+        self.flow: SavedFlow | None = None
+        self.forms: list[_Form] = []
         self.found: dict[int, tuple[Tensor, int]] = {}
+
+    def follow(self, rows: Tensor) -> None:
+        """Before the first run, on `rows`: looks which saves are computed of which, if nobody knows."""
+        self.flow = SavedFlow((rows,)) if self.is_checked and not self.check.knows_flow else None
+
+    def first_is_over(self) -> None:
+        """After the first run."""
+        if self.is_checked:
+            self.check.learn(self.flow, len(self.forms))
+            self.flow = None
 
     def pack(self, tensor: Tensor) -> object:
         """First run: a number in place of the tensor."""
-        if _is_parameter(tensor):
+        if is_parameter(tensor):
             return tensor
-        self.forms.append((tensor.shape, tensor.dtype))
-        return len(self.forms) - 1
+        number = len(self.forms)
+        is_sampled = self.check.is_sampled(number)
+        is_compared = self.is_checked and not (tensor.is_cuda and is_scratch_on_card(tensor))
+        value = fingerprint(tensor, is_sampled) if is_compared else None
+        self.forms.append(_Form(tensor.shape, tensor.dtype, value, is_sampled))
+        if self.flow is not None:
+            self.flow.add(tensor)
+        return number
 
     def unpack(self, saved: Any) -> Tensor:
-        """Backward of the tile: what the second run has found."""
+        """Backward of the tile: what the recompute has found."""
         if isinstance(saved, Tensor):
             return saved
         tensor, version = self.found.pop(saved)
@@ -50,28 +95,25 @@ class Saves:
         return tensor
 
     def find(self, run: Callable[[], object]) -> None:
-        """Second run, up to the last save.
+        """Recompute, up to the last save.
 
         Raises:
-            RecomputeError: it went another way than the first.
+            RecomputeError: it went another way than the first, or made other values.
         """
         count = 0
+        difference = ""
         self.found.clear()
         if not self.forms:
             return
 
         def pack(tensor: Tensor) -> object:
-            nonlocal count
-            if _is_parameter(tensor):
+            nonlocal count, difference
+            if is_parameter(tensor):
                 return tensor
             value = detached(tensor)
-            if count < len(self.forms) and self.forms[count] != (value.shape, value.dtype):
-                raise RecomputeError(
-                    f"module {self.path!r}: saved tensor {count} of a tile was "
-                    f"{self.forms[count]} in forward and {(value.shape, value.dtype)} in its recompute",
-                    self.path,
-                    f"saved tensor {count} of a tile",
-                )
+            difference = _difference(self.forms[count], value) or self._on_card(count, value)
+            if difference:
+                raise _Enough
             self.found[count] = value, value._version
             count += 1
             if count == len(self.forms):
@@ -82,18 +124,43 @@ class Saves:
             with saved_tensors_hooks(pack, lambda value: value):
                 run()
         except (_Enough, Exception):  # PyTorch may lose the former on its way: see checkpointing.Region
-            if count < len(self.forms):
+            if not difference and count < len(self.forms):
                 raise
+        if difference:
+            raise self.check.fail(_error(self.path, count, difference, OTHER_WAY))
         if count < len(self.forms):
-            raise RecomputeError(
-                f"module {self.path!r} saved {len(self.forms)} tensors of a tile in forward but only {count} "
-                "in its recompute: its forward must do the same twice; see enable_tiling",
-                self.path,
-            )
+            made = f"{count} tensors of a tile instead of {len(self.forms)}"
+            what = f"the recompute of module {self.path!r} saved {made}"
+            raise self.check.fail(RecomputeError(what, self.path, None, OTHER_WAY))
+
+    def _on_card(self, number: int, value: Tensor) -> str:
+        """As `_difference`, for what is compared on a card. In a backward it is known at the end of it."""
+        kept = self.forms[number].fingerprint
+        if kept is None or isinstance(kept, int):
+            return ""
+        check, path, differs = self.check, self.path, _other_values(value)
+        known = card_check.compare(
+            kept, value, lambda: check.fail(_error(path, number, differs, OTHER_ON_CARD))
+        )
+        return differs if known else ""
 
 
-def _is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+def _error(path: str, number: int, differs: str, cause: str) -> RecomputeError:
+    tensor = f"saved tensor {number} of a tile"
+    return RecomputeError(f"{tensor} of the recompute of module {path!r} {differs}", path, tensor, cause)
+
+
+def _other_values(value: Tensor) -> str:
+    return f"has other values than in its forward ({form_text(value.shape, value.dtype)})"
+
+
+def _difference(form: _Form, value: Tensor) -> str:
+    """In words what of a tensor differs from the save that it stands for; "" if nothing does."""
+    if (value.shape, value.dtype) != (form.shape, form.dtype):
+        return f"is {form_text(value.shape, value.dtype)}, in its forward {form_text(form.shape, form.dtype)}"
+    if isinstance(form.fingerprint, int) and fingerprint(value, form.is_sampled) != form.fingerprint:
+        return _other_values(value)
+    return ""
 
 
 class _SameOperators(TorchDispatchMode):

@@ -28,7 +28,7 @@ _DTYPES = (torch.float32, torch.float64)
 class Hold(torch.autograd.Function):
     """Saves tensors before anything is computed from them.
 
-    That is where a second run ends, if nothing behind it is wanted.
+    That is where a recompute ends, if nothing behind it is wanted.
     """
 
     @staticmethod

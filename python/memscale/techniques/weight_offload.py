@@ -206,7 +206,7 @@ class WeightOffload:
         self.used = False
         self._half: frozenset[str] = frozenset()
         self._coming: list[Block] = []
-        self._room_bytes = 0  # of blocks beside each other in a second run
+        self._room_bytes = 0  # of blocks beside each other in a recompute
 
     @property
     def _wanted(self) -> list[UnitFound]:
@@ -259,7 +259,7 @@ class WeightOffload:
         return not all(map(reads_weights_in_place, modules))
 
     def settles(self, choices: Sequence[Choice]) -> bool:
-        """Whether the last trace has room for the blocks that these choices have at once in second runs."""
+        """Whether the last trace has room for the blocks that these choices have at once in recomputes."""
         if self._is_on_card:  # its region is as large as the window
             return True
         needed, region = 0, list[str]()

@@ -6,7 +6,7 @@
     forward   a module that has such weights runs: their block is read, and `parameter.data` is in it until
               the module returns. The next block is read meanwhile
     backward  autograd saves where a weight lies (`saves`), and its block is read again when it asks. A
-              checkpoint's second run is a forward like the first, with the same block
+              checkpoint's recompute is a forward like the first, with the same block
 
 Nothing is computed otherwise. A block is used again for other weights only if nobody else holds its memory,
 so whoever keeps a view of a weight keeps the weight.

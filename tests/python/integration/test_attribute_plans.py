@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,13 +128,41 @@ def test_a_word_that_changes_at_every_step_is_planned_for_no_more(plans: list[An
     assert len(plans) <= 4  # the first, one with filled caches, and two that were the same as that
 
 
-def test_a_number_that_counts_is_planned_for_never(plans: list[Any]) -> None:
+def test_a_number_that_counts_is_planned_for_no_more(plans: list[Any]) -> None:
     def change(blocks: list[Any], number: int) -> None:
         blocks[0].steps = number
         blocks[1].rate = 1 / (1 + number)
 
     check(6, change)
-    assert len(plans) <= 2  # the attribute comes once
+    assert len(plans) <= 4  # the attributes come once
+
+
+class Shallow(nn.Module):
+    """Runs as many of its blocks as a number says: on itself, or in its configuration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.depth, self.config = 1, SimpleNamespace(depth=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks[: min(self.depth, self.config.depth)]:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_number_that_decides_how_much_runs(inner: bool, plans: list[Any]) -> None:
+    model = Shallow()
+    model.depth = 4 if inner else 1
+    memscale.wrap(model, Config(memory_budget=1, enable_logging=False))
+    for depth in (1, 1, 4, 4, 2, 1, 4):
+        (model.config if inner else model).depth = depth
+        model(X).square().mean().backward()
+        model.zero_grad()
+        active = {choice.module.split(".")[1] for choice in model._memscale_executor.plan.active}
+        assert active <= {str(number) for number in range(depth)} and len(active) >= depth - 1
+    assert len(plans) <= 4  # a cache of the blocks that run first may come to one
 
 
 def test_a_switch_beside_a_word_that_changes(plans: list[Any]) -> None:

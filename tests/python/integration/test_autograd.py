@@ -325,7 +325,7 @@ class TestExceptions:
 
     @pytest.mark.parametrize("instead", [ValueError, None], ids=["translated", "swallowed"])
     def test_a_forward_that_catches_everything(self, instead: type[Exception] | None) -> None:
-        """A second run ends by an exception, and what a forward makes of it does not reach the user."""
+        """A recompute ends by an exception, and what a forward makes of it does not reach the user."""
 
         class Catches(Block):
             def forward(self, x: Tensor) -> Tensor:

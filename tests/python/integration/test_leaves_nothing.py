@@ -44,7 +44,7 @@ def _no_search(search: Any, watch: Any) -> list[str]:
 
 
 _OF_OTHERS: list[FakeTensor] = []
-"""What is alive before a test: torch.compile, for one, keeps fakes of its own."""
+"""What is alive before these tests: torch.compile, for one, keeps fakes of its own."""
 
 
 def fakes_alive() -> list[FakeTensor]:
@@ -53,7 +53,7 @@ def fakes_alive() -> list[FakeTensor]:
     return [value for value in gc.get_objects() if type(value) is FakeTensor and id(value) not in known]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def fakes_of_others() -> Iterator[None]:
     gc.unfreeze()  # what is frozen is not listed, and a search for leftovers thaws it
     _OF_OTHERS[:] = fakes_alive()

@@ -286,7 +286,7 @@ class Held:
         return self.original(*args)
 
     def arriving(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        """Notes when the second run comes to a method."""
+        """Notes when the recompute comes to a method."""
         original = getattr(owner, name)
 
         def noted(*args: Any) -> Any:
@@ -297,7 +297,7 @@ class Held:
         patch.setattr(owner, name, noted)
 
     def beside(self, what: Callable[[], Any]) -> list[Any]:
-        """Starts the second run, which is to wait for the first, and then lets that go on."""
+        """Starts the recompute, which is to wait for the first, and then lets that go on."""
         assert self.inside.wait(TIMEOUT)
         thread = self.runs.start(what)
         assert self.arrived.wait(TIMEOUT)
@@ -370,7 +370,7 @@ def test_a_second_run_beside_tiles_leaves_the_parameters_in_place(
 
 
 def test_a_first_run_beside_tiles_writes_down_no_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its second run would put it back, and tiles of a third thread would take it for the parameter."""
+    """Its recompute would put it back, and tiles of a third thread would take it for the parameter."""
     torch.manual_seed(0)
     model, x = Tiled(), torch.randn(2, 450, 16)
     own = dict(model.named_parameters())

@@ -28,7 +28,7 @@ class Mode:
         dropout: probability of every dropout; None: as the model has it.
         autocast: forward and loss under BF16 autocast.
         accumulate: micro-batches per step.
-        fails: the first attempts at some steps end in an exception, in forward, in backward's second run of
+        fails: the first attempts at some steps end in an exception, in forward, in backward's recompute of
             a forward and in backward; the steps are then repeated.
         twice: backward runs twice through the retained graph.
     """
@@ -142,7 +142,7 @@ def one_step(
             raised = 1
         for parameter in model.parameters():
             parameter.grad = None
-        if ATTEMPTS[number] != "recompute":  # the plain step has no second run that could fail
+        if ATTEMPTS[number] != "recompute":  # the plain step has no recompute that could fail
             made["failed attempts"] = torch.tensor(raised)
     for part in range(mode.accumulate):
         loss = loss_of(part)

@@ -257,7 +257,7 @@ def test_an_emptied_chain() -> None:
 
 
 def test_changed_between_forward_and_backward() -> None:
-    """The second run is of the children that the first run was of."""
+    """The recompute is of the children that the first run was of."""
     plain_model, model = noted(), noted()
     parameters, plain_parameters = list(model.parameters()), list(plain_model.parameters())
     expected = step(plain_model, plain_parameters)
@@ -352,7 +352,7 @@ def test_an_exception_and_then_a_good_step(moment: str) -> None:
             after = model[1].running_mean.clone()
             with pytest.raises(KeyboardInterrupt):
                 loss.backward()
-            assert torch.equal(model[1].running_mean, after)  # the second run wrote to a copy
+            assert torch.equal(model[1].running_mean, after)  # the recompute wrote to a copy
             model[5].__class__ = own
         assert not torch.equal(model[1].running_mean, statistics)
         for each in (plain_model, model):

@@ -20,6 +20,11 @@ class Mode(enum.Enum):
     SPARSE = 2
 
 
+class Settings:
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
 class Part(nn.Module):
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
@@ -47,6 +52,12 @@ class TestReading:
             (["a"], ["a", "b"]),
             (("a",), ()),
             (Mode.DENSE, Mode.SPARSE),
+            (1, 2),
+            (0.0, 0.25),
+            ({"a": 1}, {"a": 2}),
+            ([1, 2], [3]),
+            (Settings(depth=1), Settings(depth=2)),
+            (Settings(depth=1), Settings(depth=1, more=True)),
         ],
     )
     def test_what_is_another_step(self, first: Any, second: Any) -> None:
@@ -60,11 +71,10 @@ class TestReading:
     @pytest.mark.parametrize(
         ("first", "second"),
         [
-            (1, 2),
             (0.5, 0.25),
             (torch.zeros(1), torch.ones(1)),
-            ({"a": 1}, {"a": 2}),
-            ([1, 2], [3]),
+            ({"a": [1]}, {"a": [2]}),
+            (Settings(rate=0.5), Settings(rate=0.25)),
             (["a"] * 9, ["b"] * 9),  # data, rather than names
         ],
     )
@@ -72,7 +82,7 @@ class TestReading:
         model, read = model_of(x=first), ModuleAttributes()
         before = read.read(model)
         part_of(model).x = second
-        assert read.read(model) is before
+        assert read.read(model) == before
 
     def test_a_list_that_is_changed_in_place_is_seen(self) -> None:
         model, read = model_of(active=["a"]), ModuleAttributes()
@@ -80,6 +90,30 @@ class TestReading:
         part_of(model).active.append("b")
         assert dict(item[1:] for item in read.read(model)) == {"active": ("a", "b")}
         assert before == (("1", "active", ("a",)),)
+
+    def test_settings_that_modules_share(self) -> None:
+        settings = Settings(depth=2, rate=0.0, name="a", inner=Settings(depth=3))
+        model: Any = nn.Sequential(Part(config=settings), Part(config=settings))
+        read = ModuleAttributes()
+        assert read.read(model) == (
+            ("0.config", "depth", 2),
+            ("0.config", "rate", 0.0),
+            ("0.config", "name", "a"),
+        )
+        settings.depth = 3
+        assert ("0.config", "depth", 3) in read.read(model)
+        model[0].config = Settings(depth=4)
+        assert ("0.config", "depth", 4) in read.read(model)
+        assert ("1.config", "depth", 3) in read.read(model)
+
+    def test_numbers_of_layers(self) -> None:
+        model: Any = nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2))
+        read = ModuleAttributes()
+        before = read.read(model)
+        model[1].in_features = 3
+        assert read.read(model) is before
+        model[0].p = 0.5
+        assert read.read(model) != before
 
     def test_attributes_that_come_and_go(self) -> None:
         model, read = model_of(), ModuleAttributes()

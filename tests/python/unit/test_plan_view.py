@@ -299,7 +299,7 @@ def test_an_offload_says_what_leaves_and_what_shows() -> None:
     )
     assert "at once, 1.50 MiB of the budget for staging buffers and tables\n" in staged.explain()
     assert "offloads what it saves: 4 tensors, 3.00 MiB; 1.50 ms of the copies does not hide" in text
-    assert "offloads what it holds for its second run: 4 tensors" in text
+    assert "offloads what it holds for its recompute: 4 tensors" in text
     assert "checkpoint, boundary offloaded 1 × " in text
     assert "off the device" not in plan_of(choice("h.0", "checkpoint")).explain()
 

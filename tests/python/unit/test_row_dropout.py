@@ -148,7 +148,7 @@ def test_under_pytorchs_own_checkpoint(reentrant: bool) -> None:
 
 
 def test_a_dropout_at_the_end_does_not_make_the_block_run_it_a_third_time() -> None:
-    """Its mask is saved before the first tile runs, so the block's second run may end there."""
+    """Its mask is saved before the first tile runs, so the block's recompute may end there."""
     mlp = counting(Mlp())
     assert runs(Block(nn.Sequential(mlp, nn.Dropout(0.2))), True) == {"up": 2, "down": 2}
 

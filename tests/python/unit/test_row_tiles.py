@@ -120,7 +120,7 @@ def test_no_further_from_float64_than_plain_under_autocast() -> None:
 
 
 def test_dropout_is_that_of_the_first_run_and_moves_the_generator_as_forward_did() -> None:
-    """A mask of its own in the second run would give gradients of another function."""
+    """A mask of its own in the recompute would give gradients of another function."""
     torch.manual_seed(0)
     model = Net(Residual()).double()
     x = batch(torch.float64)
@@ -229,7 +229,7 @@ def test_the_last_product_is_not_computed_again() -> None:
 
 
 def test_a_block_that_saves_behind_the_module_runs_it_once_more() -> None:
-    """The block's second run must reach the norm, so the tiles' own, which stops early, is a third one."""
+    """The block's recompute must reach the norm, so the tiles' own, which stops early, is a third one."""
     assert runs(Block(counting(Mlp()), nn.LayerNorm(WIDTH)), True) == {"up": 3, "down": 3}
 
 

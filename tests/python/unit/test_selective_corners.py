@@ -234,7 +234,7 @@ class TestChanged:
 
     @pytest.mark.parametrize("what", ["the output", "what it is a part of"])
     def test_what_is_not_saved_is_changed_outside(self, what: str) -> None:
-        """Plain PyTorch allows it; the second run must not see the change."""
+        """Plain PyTorch allows it; the recompute must not see the change."""
 
         class Reveals(nn.Module):
             def __init__(self) -> None:
@@ -583,7 +583,7 @@ class TestSurroundings:
         both(step, Mixed)
 
     def test_autocast_with_a_weight_used_twice(self) -> None:
-        """The second run finds other casts in autocast's cache than the first did."""
+        """The recompute finds other casts in autocast's cache than the first did."""
 
         def use(model: Model) -> list[Tensor]:
             with torch.autocast("cpu", torch.bfloat16):

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # the first mode imports it, and an import makes cycles that hold the frames around it
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -98,13 +99,13 @@ AGAIN: dict[str, list[tuple[str, int]]] = {
     "": [("mm", 1), ("sin", 2), ("mm", 3), ("exp", 4), ("mm", 4)],
     # a is there, and neither made nor freed.
     "mm#0": [("sin", 2), ("mm", 3), ("exp", 4), ("mm", 4)],
-    # c is there until the second run is over: one more than without when e is made.
+    # c is there until the recompute is over: one more than without when e is made.
     "mm#1": [("mm", 2), ("sin", 3), ("exp", 4), ("mm", 5)],
     "sin#0": [("mm", 2), ("mm", 3), ("exp", 4), ("mm", 4)],
     # a and d are there; c is made, as nobody keeps it, and ends at once.
     "mm#0 exp#0": [("sin", 3), ("mm", 4), ("mm", 4)],
 }
-"""Operations of the second run and units alive right after each; the result of forward is gone by then."""
+"""Operations of the recompute and units alive right after each; the result of forward is gone by then."""
 
 BACKWARD = [
     # Of cos: sin and neg of e, the product with the gradient (4 saved ones, the temporaries, the result).
@@ -190,7 +191,7 @@ def test_a_failed_second_run_lets_go_of_everything() -> None:
 
 
 def test_what_is_kept_but_never_asked_for_is_not_held() -> None:
-    """Everything that is saved is kept: there is no second run, so nothing waits for one."""
+    """Everything that is saved is kept: there is no recompute, so nothing waits for one."""
     model = seeded(Line)
     kept = frozenset([("mm", 0), ("sin", 0), ("mm", 1), ("exp", 0), ("mm", 2)])
     x = torch.randn(ROWS, WIDTH)

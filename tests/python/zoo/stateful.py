@@ -120,7 +120,7 @@ def _closure() -> Callable[[], int]:
 
 
 class Counting(Block):
-    """Counts its calls, and computes with the count: a second run would compute something else."""
+    """Counts its calls, and computes with the count: a recompute would compute something else."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is alive at a moment of a trace: buffers, scratch, second runs, and whose they are. */
+/* What is alive at a moment of a trace: buffers, scratch, recomputes, and whose they are. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -496,7 +496,7 @@ static void check_moves(const fixture *f, const msc_choice *choice, uint64_t win
 }
 
 /* The saved b1 leaves when it is packed (>10), its place is free when the module has ended (without a window: at once),
- * and it is back for operation 4 (+10). The boundary, b0, leaves when the call begins and is back for the second run. */
+ * and it is back for operation 4 (+10). The boundary, b0, leaves when the call begins and is back for the recompute. */
 static void moves(void **state)
 {
     const msc_choice offload = {.action = MSC_ACTION_OFFLOAD};
