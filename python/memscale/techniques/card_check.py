@@ -10,7 +10,8 @@ card has one table of 65536 slots, 512 KiB beside PyTorch's allocator; a slot is
 
 A difference is known when backward is over, so a gradient that follows from it has been computed: the error
 comes out of `backward()` all the same, before any optimizer's step. An optimizer that steps inside of
-backward settles before each step that comes behind a recompute, and so waits for the card more than once.
+backward settles before each step that comes behind a recompute, and so waits for the card more than once; so
+do backwards that run at the same time, or within each other, where they take turns on a card.
 
 Not compared: what is captured into a CUDA graph, where no host can read; saves beyond the slots; cards
 without kernels (`optim/cards.py`). Of a backward that fails by itself, a difference only keeps the module
@@ -43,17 +44,18 @@ Failed = Callable[[], RecomputeError]
 
 
 class _Table:
-    """Fingerprints on one card.
+    """Fingerprints on one card. All but `keep` with the lock.
 
     Attributes:
-        waiting: comparisons that were submitted and not read; a tag is a place in it.
+        waiting: what makes the errors of comparisons that were submitted and not read, by tag.
+        task: the backward that all of these are of.
     """
 
     def __init__(self, table: _core.FingerprintTable) -> None:
         self._table = table
-        self._lock = threading.Lock()
         self._is_told = False
         self.waiting: list[Failed] = []
+        self.task = -1
 
     def keep(self, tensor: Tensor, sampled: bool) -> _core.KeptFingerprint | None:
         kept = self._table.keep(tensor, sampled, cards.current_stream(tensor.device))
@@ -66,20 +68,22 @@ class _Table:
             )
         return kept
 
-    def compare(self, kept: _core.KeptFingerprint, tensor: Tensor, failed: Failed) -> None:
-        with self._lock:
-            tag = len(self.waiting)
-            self.waiting.append(failed)  # first: an interrupt must not leave a tag to two of them
-            kept.compare(tensor, tag, cards.current_stream(tensor.device))
+    def compare(self, kept: _core.KeptFingerprint, tensor: Tensor, task: int, failed: Failed) -> None:
+        if task != self.task:
+            self.read()  # a card tells the first difference only: it must be known whose that is
+            self.task = task
+        tag = len(self.waiting)
+        self.waiting.append(failed)  # first: an interrupt must not leave a tag to two of them
+        kept.compare(tensor, tag, cards.current_stream(tensor.device))
 
-    def read(self) -> Failed | None:
-        """The first that has differed since the last call. Waits for the card, where anything waits."""
-        with self._lock:
-            if not self.waiting:
-                return None
-            found = self._table.read()
-            waited, self.waiting = self.waiting, []
-        return None if found is None else waited[found[1]]
+    def read(self) -> None:
+        """Notes the first difference since the last call. Waits for the card, where anything waits."""
+        if not self.waiting:
+            return
+        found = self._table.read()
+        waited, self.waiting = self.waiting, []
+        if found is not None:
+            _due.setdefault(self.task, waited[found[1]])
 
 
 _tables: dict[int, _Table | None] = {}
@@ -97,12 +101,16 @@ class _Pass:
         self._task = task
 
     def __call__(self) -> None:
-        _passes.pop(self._task, None)  # the traceback of an error may hold this for long
-        settle()
+        try:
+            _settle(self._task)
+        finally:
+            _passes.pop(self._task, None)  # the traceback of an error may hold this for long
 
 
 _passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
 """By graph task: those that run."""
+_due: dict[int, Failed] = {}
+"""By graph task: what is to be raised at its end."""
 _lock = threading.Lock()
 
 
@@ -137,29 +145,39 @@ def compare(kept: _core.KeptFingerprint, tensor: Tensor, failed: Failed) -> bool
     if task >= 0:
         _settle_after(task)
     try:
-        table.compare(kept, tensor, failed)
+        with _lock:
+            table.compare(kept, tensor, task, failed)
     except ValueError:  # on another card than the forward's
         return True
-    return task < 0 and table.read() is not None
+    return task < 0 and _take(task) is not None
 
 
 def settle() -> None:
-    """Waits for the comparisons submitted so far, if there are any.
+    """Waits for the comparisons submitted so far, if there are any. In a backward.
 
     Raises:
-        RecomputeError: a recompute has made something else than its forward.
+        RecomputeError: a recompute of this backward has made something else than its forward.
     """
-    found = _read()
+    _settle(torch._C._current_graph_task_id())
+
+
+def _settle(task: int) -> None:
+    found = _take(task)
     if found is not None:
         raise found()
 
 
-def _read() -> Failed | None:
-    first = None
-    for table in [*_tables.values()]:
-        found = None if table is None or not table.waiting else table.read()
-        first = first or found
-    return first
+def _take(task: int) -> Failed | None:
+    """What differs of a backward. Those of others stay for them; where they have failed, a module is kept."""
+    with _lock:
+        for table in _tables.values():
+            if table is not None:
+                table.read()
+        found = _due.pop(task, None)
+        left = [_due.pop(each) for each in [*_due] if each not in _passes]
+    for failed in left:
+        failed()
+    return found
 
 
 def _settle_after(task: int) -> None:
@@ -169,10 +187,6 @@ def _settle_after(task: int) -> None:
     with _lock:
         if task in _passes:
             return
-        if not _passes:  # what waits is of a backward that has failed
-            left = _read()
-            if left is not None:
-                left()
         passing = _passes[task] = _Pass(task)
     torch.autograd.Variable._execution_engine.queue_callback(passing)
 
@@ -201,4 +215,4 @@ def _open(device: torch.device) -> _Table | None:
         return None  # another time there may be memory
 
 
-never_compiled(_Table, _Pass, keep, compare, settle, _read, _settle_after, _table_of, _open)
+never_compiled(_Table, _Pass, keep, compare, settle, _settle, _take, _settle_after, _table_of, _open)

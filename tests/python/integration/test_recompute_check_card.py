@@ -179,6 +179,25 @@ def test_another_number_of_saves_is_known_at_once(table: Table) -> None:
         backward_in_another_world(wrapped(model_of(SavesMore)))
 
 
+def test_a_difference_is_raised_in_its_own_backward(table: Table) -> None:
+    """Another one runs within it, reads the card, and has none."""
+    other, model = wrapped(model_of(Block)), wrapped(model_of(ReadsGlobal))
+    loss = model(batch()).square().mean()
+    ended = []
+
+    def run_another(gradient: Tensor) -> None:
+        thread = threading.Thread(target=lambda: ended.append(step(other)))
+        thread.start()
+        thread.join()
+
+    model[1].up.weight.register_hook(run_another)  # behind the first recompute
+    WORLD["now"] = True
+    with pytest.raises(RecomputeError):
+        loss.backward()
+    assert len(ended) == 1 and table.reads == 3  # once more, where the other one begins
+    assert not card_check._due
+
+
 def test_backwards_in_threads(table: Table) -> None:
     models = [wrapped(model_of(kind)) for kind in (Block, Block, ReadsGlobal)]
     losses = [model(batch()).square().mean() for model in models]
