@@ -18,7 +18,7 @@ SRC_LAYERS: dict[str, frozenset[str]] = {
     "base": frozenset(),
     "graph": frozenset({"base"}),
     "device": frozenset({"base"}),
-    "fingerprint": frozenset({"base"}),
+    "fingerprint": frozenset({"base", "device"}),
     "metrics": frozenset({"base"}),
     "optim": frozenset({"base", "device"}),
     "policy": frozenset({"base"}),

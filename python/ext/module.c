@@ -10,7 +10,7 @@
  *     py_decide  decide, frontier, op_times_ns
  *     py_snapshot Snapshot                                   py_offload OffloadEngine: hooks, store, Block
  *     py_optim    Optim, and py_optim_args its arguments     py_optim_card Card
- *     py_fingerprint fingerprint
+ *     py_fingerprint fingerprint                         py_fingerprint_table FingerprintTable
  *     convert    arguments and records                       error     status to exception
  *
  * Built against the limited API of CPython 3.10, so one binary serves every later version. It is
@@ -29,6 +29,7 @@
 #include "py_decide.h"
 #include "py_events.h"
 #include "py_fingerprint.h"
+#include "py_fingerprint_table.h"
 #include "py_graph.h"
 #include "py_offload.h"
 #include "py_optim.h"
@@ -217,6 +218,12 @@ static int core_exec(PyObject *module)
     if (state->optim_type == NULL || PyModule_AddType(module, state->optim_type) < 0 ||
         state->card_type == NULL || PyModule_AddType(module, state->card_type) < 0)
         return -1;
+    state->fingerprint_table_type = msc__py_fingerprint_table_type_new(module);
+    state->kept_fingerprint_type = msc__py_kept_fingerprint_type_new(module);
+    if (state->fingerprint_table_type == NULL ||
+        PyModule_AddType(module, state->fingerprint_table_type) < 0 || state->kept_fingerprint_type == NULL ||
+        PyModule_AddType(module, state->kept_fingerprint_type) < 0)
+        return -1;
     if (add_constants(module) < 0)
         return -1;
     if (add_names(module, "CATEGORY_NAMES", MSC_CATEGORY_COUNT, category_name) < 0)
@@ -237,6 +244,8 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->block_type);
     Py_VISIT(state->optim_type);
     Py_VISIT(state->card_type);
+    Py_VISIT(state->fingerprint_table_type);
+    Py_VISIT(state->kept_fingerprint_type);
     Py_VISIT(state->tensors.type);
     return 0;
 }
@@ -254,6 +263,8 @@ static int core_clear(PyObject *module)
     Py_CLEAR(state->block_type);
     Py_CLEAR(state->optim_type);
     Py_CLEAR(state->card_type);
+    Py_CLEAR(state->fingerprint_table_type);
+    Py_CLEAR(state->kept_fingerprint_type);
     Py_CLEAR(state->tensors.type);
     return 0;
 }

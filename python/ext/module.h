@@ -23,6 +23,8 @@ typedef struct msc__py_state {
     PyTypeObject *block_type;
     PyTypeObject *optim_type;
     PyTypeObject *card_type;
+    PyTypeObject *fingerprint_table_type;
+    PyTypeObject *kept_fingerprint_type;
     msc__py_tensor_door tensors;
 } msc__py_state;
 

@@ -13,19 +13,10 @@
 
 #include "convert.h"
 #include "error.h"
-#include "memscale/fingerprint.h"
-#include "module.h"
 #include "py_torch.h"
 
 /* Reading fewer bytes takes less time than another thread would need to take over. */
 #define GIL_BYTES (UINT64_C(1) << 18)
-
-/** A tensor's layout, and room for what is not borrowed. */
-typedef struct layout {
-    msc_fingerprint_tensor tensor;
-    int64_t sizes[MSC_FINGERPRINT_DIMS];
-    int64_t strides[MSC_FINGERPRINT_DIMS];
-} layout;
 
 /* ---- PyTorch ------------------------------------------------------------------------------------ */
 
@@ -44,20 +35,21 @@ static bool find_door(msc__py_tensor_door *door)
     return true;
 }
 
-/** Replaces what PyTorch said about memory that it does not have, but not an interrupt. NULL. */
-static PyObject *refuse(PyObject *tensor, const char *why)
+/** Replaces what PyTorch said about memory that it does not have, but not an interrupt. False. */
+static bool refuse(PyObject *tensor, const char *why)
 {
     if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception))
-        return NULL;
+        return false;
     PyErr_Clear();
-    return PyErr_Format(PyExc_ValueError, "a fingerprint needs bytes in host memory, and %R %s",
-                        (PyObject *)Py_TYPE(tensor), why);
+    (void)PyErr_Format(PyExc_ValueError, "a fingerprint needs bytes in memory, and %R %s",
+                       (PyObject *)Py_TYPE(tensor), why);
+    return false;
 }
 
 /* ---- reading ------------------------------------------------------------------------------------ */
 
 /** False, and no exception: the table does not read this one. */
-static bool read_table(const msc_dl_api *table, PyObject *tensor, layout *out, int32_t *device)
+static bool read_table(const msc_dl_api *table, PyObject *tensor, msc__py_layout *out)
 {
     msc_dl_tensor found;
 
@@ -73,7 +65,8 @@ static bool read_table(const msc_dl_api *table, PyObject *tensor, layout *out, i
     out->tensor.dim_count = (uint32_t)found.dim_count;
     out->tensor.sizes = found.sizes;
     out->tensor.strides = found.strides;
-    *device = found.device.type;
+    out->device = found.device.type;
+    out->ordinal = found.device.ordinal;
     return true;
 }
 
@@ -105,16 +98,32 @@ static bool read_number(PyObject *tensor, const char *method, unsigned long long
     return PyErr_Occurred() == NULL;
 }
 
-static bool is_on_host(PyObject *tensor)
+static bool is_true(PyObject *tensor, const char *attribute)
 {
-    PyObject *is = PyObject_GetAttrString(tensor, "is_cpu");
+    PyObject *is = PyObject_GetAttrString(tensor, attribute);
 
     Py_XDECREF(is);
     return is == Py_True;
 }
 
+/** Where it lies. False with an exception. */
+static bool read_device(PyObject *tensor, msc__py_layout *out)
+{
+    PyObject *ordinal;
+
+    out->ordinal = 0;
+    out->device = is_true(tensor, "is_cpu") ? MSC_DL_CPU : 0;
+    if (out->device != MSC_DL_CPU && PyErr_Occurred() == NULL && is_true(tensor, "is_cuda")) {
+        ordinal = PyObject_CallMethod(tensor, "get_device", NULL);
+        out->device = MSC_DL_CUDA;
+        out->ordinal = ordinal != NULL ? (int32_t)PyLong_AsLong(ordinal) : 0;
+        Py_XDECREF(ordinal);
+    }
+    return PyErr_Occurred() == NULL;
+}
+
 /** False with or without an exception. */
-static bool read_attributes(PyObject *tensor, layout *out, int32_t *device)
+static bool read_attributes(PyObject *tensor, msc__py_layout *out)
 {
     unsigned long long address = 0;
     unsigned long long bytes = 0;
@@ -124,15 +133,42 @@ static bool read_attributes(PyObject *tensor, layout *out, int32_t *device)
         !read_tuple(tensor, "stride", out->strides, &count) || !read_number(tensor, "element_size", &bytes) ||
         !read_number(tensor, "data_ptr", &address))
         return false;
-    *device = is_on_host(tensor) ? MSC_DL_CPU : MSC_DL_CUDA;
     out->tensor.data =
         (const void *)(uintptr_t)address; // NOLINT(performance-no-int-to-ptr): as Python shows it
     out->tensor.item_bytes = bytes;
     out->tensor.dim_count = count;
     out->tensor.sizes = out->sizes;
     out->tensor.strides = out->strides;
-    return PyErr_Occurred() == NULL;
+    return read_device(tensor, out);
 }
+
+static bool has_elements(const msc_fingerprint_tensor *tensor)
+{
+    for (uint32_t i = 0; i < tensor->dim_count; i++)
+        if (tensor->sizes[i] == 0)
+            return false;
+    return true;
+}
+
+bool msc__py_read_layout(msc__py_state *state, PyObject *tensor, msc__py_layout *out)
+{
+    msc__py_tensor_door *door = &state->tensors;
+
+    if (door->type == NULL && !find_door(door))
+        return false;
+    if (Py_TYPE(tensor) != door->type && !PyObject_TypeCheck(tensor, door->type)) {
+        (void)PyErr_Format(PyExc_TypeError, "tensor must be a torch.Tensor, not %R",
+                           (PyObject *)Py_TYPE(tensor));
+        return false;
+    }
+    if (!read_table(door->table, tensor, out) && (PyErr_Occurred() != NULL || !read_attributes(tensor, out)))
+        return refuse(tensor, "shows none: it is sparse, nested or inside of a transform");
+    if (out->tensor.data == NULL && has_elements(&out->tensor))
+        return refuse(tensor, "has no data: it is fake");
+    return true;
+}
+
+/* ---- hashing ------------------------------------------------------------------------------------ */
 
 /** Whether reading takes long enough to let others run meanwhile. */
 static bool is_large(const msc_fingerprint_tensor *tensor, uint32_t one_in)
@@ -143,14 +179,6 @@ static bool is_large(const msc_fingerprint_tensor *tensor, uint32_t one_in)
         if (tensor->strides == NULL || tensor->strides[i] != 0) /* what repeats is read once */
             bytes *= (uint64_t)tensor->sizes[i];
     return bytes / one_in >= GIL_BYTES;
-}
-
-static bool has_elements(const msc_fingerprint_tensor *tensor)
-{
-    for (uint32_t i = 0; i < tensor->dim_count; i++)
-        if (tensor->sizes[i] == 0)
-            return false;
-    return true;
 }
 
 static PyObject *fingerprint_of(const msc_fingerprint_tensor *tensor, uint32_t one_in)
@@ -171,24 +199,18 @@ MSC_PY_SIGNATURE(fingerprint, 1, 2, "tensor", "sampled");
 
 PyObject *msc__py_fingerprint(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    msc__py_tensor_door *door = &msc__py_module_state(self)->tensors;
     PyObject *values[2];
     uint8_t sampled = 0;
-    int32_t device = 0;
-    layout found;
+    msc__py_layout found;
 
     if (!msc__py_bind(&fingerprint_signature, args, nargs, kwnames, values) ||
-        !msc__py_to_bool(values[1], "sampled", &sampled) || (door->type == NULL && !find_door(door)))
+        !msc__py_to_bool(values[1], "sampled", &sampled) ||
+        !msc__py_read_layout(msc__py_module_state(self), values[0], &found))
         return NULL;
-    if (Py_TYPE(values[0]) != door->type && !PyObject_TypeCheck(values[0], door->type))
-        return PyErr_Format(PyExc_TypeError, "tensor must be a torch.Tensor, not %R",
+    if (found.device != MSC_DL_CPU)
+        return PyErr_Format(PyExc_ValueError,
+                            "a fingerprint needs bytes in host memory, and %R on another device "
+                            "has none",
                             (PyObject *)Py_TYPE(values[0]));
-    if (!read_table(door->table, values[0], &found, &device) &&
-        (PyErr_Occurred() != NULL || !read_attributes(values[0], &found, &device)))
-        return refuse(values[0], "shows none: it is sparse, nested or inside of a transform");
-    if (device != MSC_DL_CPU)
-        return refuse(values[0], "on another device has none");
-    if (found.tensor.data == NULL && has_elements(&found.tensor))
-        return refuse(values[0], "has no data: it is fake");
     return fingerprint_of(&found.tensor, sampled != 0 ? MSC_FINGERPRINT_SAMPLE : MSC_FINGERPRINT_WHOLE);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The type `Card`. It opens the driver when it is made; the kernels are compiled when the first `Optim` is made on it, and
- * are kept with it, so one object serves all streams of a card.
+ * The type `Card`. It opens the driver when it is made; kernels are compiled when an `Optim` or a
+ * `FingerprintTable` first needs them, and are kept with it, so one object serves all streams of a card.
  */
 #include "py_optim_card.h"
 
@@ -11,11 +11,17 @@
 typedef struct card_object {
     PyObject_HEAD msc_context *ctx;
     msc_device *device;
+    uint32_t ordinal;
 } card_object;
 
 msc_device *msc__py_card_device(PyObject *card)
 {
     return ((card_object *)card)->device;
+}
+
+uint32_t msc__py_card_ordinal(PyObject *card)
+{
+    return ((card_object *)card)->ordinal;
 }
 
 /** A file name; None and NULL: the system's. */
@@ -45,6 +51,7 @@ static PyObject *card_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self = (card_object *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
+    self->ordinal = options.ordinal;
     status = msc_context_create(NULL, &self->ctx, &err);
     if (status == MSC_OK) {
         Py_BEGIN_ALLOW_THREADS /* the driver may have to start */
@@ -84,7 +91,7 @@ static PyType_Slot card_slots[] = {
     {Py_tp_dealloc, card_dealloc},
     {Py_tp_getset, card_values},
     {Py_tp_doc, "Card(ordinal=0, compiler=None, library=None)\n--\n\n"
-                "An NVIDIA card in the context that PyTorch uses, for an `Optim`."},
+                "An NVIDIA card in the context that PyTorch uses, for an `Optim` or a `FingerprintTable`."},
     {0, NULL},
 };
 

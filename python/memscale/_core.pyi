@@ -788,11 +788,11 @@ class Optim:
 
 @final
 class Card:
-    """An NVIDIA card in the context that PyTorch uses, for an `Optim`.
+    """An NVIDIA card in the context that PyTorch uses, for an `Optim` or a `FingerprintTable`.
 
     Args:
         ordinal: Which, as the driver counts.
-        compiler: File name of NVRTC, which is opened when the first `Optim` is made; None: the system's.
+        compiler: File name of NVRTC, which is opened when kernels are first needed; None: the system's.
         library: File name of the driver library; None: the system's.
 
     Raises:
@@ -1167,6 +1167,69 @@ def fingerprint(tensor: Any, sampled: bool = False) -> int:
         >>> fingerprint(torch.arange(4)) == fingerprint(torch.arange(4).view(2, 2))
         True
     """
+
+@final
+class FingerprintTable:
+    """Fingerprints that stay on a card: the values of `fingerprint`, for tensors in the card's memory.
+
+    Keeping and comparing are submitted to a stream and wait for nothing; `read` tells what came out. All
+    calls happen in the order in which they are made, whatever their streams. None may be made while a CUDA
+    graph is captured. ``memscale/fingerprint.h`` has the rest.
+
+    Args:
+        card: Whose memory it is about. One thread at a time makes something on a card.
+        slots: Fingerprints that are kept at a time.
+
+    Raises:
+        MemScaleError: The card has no kernels or no memory (status ``EUNSUPPORTED``, ``EDEVMEM``,
+            ``EDRIVER``).
+    """
+
+    def __init__(self, card: Card, slots: SupportsIndex = 65536) -> None: ...
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of the card's memory, beside PyTorch's allocator."""
+    def keep(self, tensor: Any, sampled: bool, stream: SupportsIndex) -> KeptFingerprint | None:
+        """Submits the fingerprint of a tensor.
+
+        Args:
+            tensor: On the card. Whoever frees or changes its memory does so behind this on the same stream.
+            sampled: As for `fingerprint`.
+            stream: As ``torch.cuda.Stream.cuda_stream``.
+
+        Returns:
+            The fingerprint, which has a slot for as long as it lives; None: no slot is free.
+
+        Raises:
+            TypeError: `tensor` is not a tensor.
+            ValueError: It is not in the card's memory.
+            MemScaleError: The driver has refused (status ``EDRIVER``).
+        """
+    def read(self) -> tuple[int, int, int, int] | None:
+        """What comparisons have found since the last call. Waits for those that were submitted.
+
+        Returns:
+            How many found another value, and of the first of them its tag, the value kept and the value
+            found; None: all were equal.
+
+        Raises:
+            MemScaleError: Work on the card has failed (status ``EDRIVER``).
+        """
+
+@final
+class KeptFingerprint:
+    """A fingerprint on a card. Its slot is free again when the object goes."""
+
+    def compare(self, tensor: Any, tag: SupportsIndex, stream: SupportsIndex) -> None:
+        """Submits a comparison with a tensor. Arguments and errors as for `FingerprintTable.keep`.
+
+        Args:
+            tensor: On the same card.
+            tag: Names this comparison in what `FingerprintTable.read` tells.
+            stream: As for `FingerprintTable.keep`.
+        """
+    def value(self) -> int:
+        """The fingerprint. Waits for the card."""
 
 def rule_text(key: str) -> str:
     """One clause of English for the key of a rule.

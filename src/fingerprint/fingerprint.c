@@ -26,6 +26,7 @@
 #include "fingerprint/fingerprint_core.h"
 #include "fingerprint/fingerprint_kernels.h"
 #include "fingerprint/fingerprint_layout.h"
+#include "fingerprint/fingerprint_samples.h"
 
 /* How far ahead of what it reads a kernel fetches. */
 #define AHEAD_BLOCKS 4u
@@ -109,18 +110,11 @@ uint64_t msc_fingerprint_bytes(const void *data, uint64_t bytes)
 typedef struct fingerprint_job {
     msc__fp_kernel kernel;
     const msc__fp_layout *layout;
-    uint64_t segments; /* the last one not always whole */
-    uint64_t one_in;   /* segments of a window */
-    uint64_t windows;
+    msc__fp_samples samples;
     uint64_t portions;
     atomic_uint_fast64_t next; /* portion */
     atomic_uint_fast64_t sum;
 } fingerprint_job;
-
-static uint64_t divide_up(uint64_t a, uint64_t b)
-{
-    return a / b + (a % b != 0);
-}
 
 static uint64_t least(uint64_t a, uint64_t b)
 {
@@ -165,22 +159,12 @@ static uint64_t sum_runs(const fingerprint_job *job, uint64_t at, uint64_t stop,
     return sum;
 }
 
-/* The segment of a window that is read. */
-static uint64_t sample_of(const fingerprint_job *job, uint64_t window)
-{
-    if (window == 0)
-        return 0;
-    if (window == job->windows - 1)
-        return job->segments - 1;
-    return window * job->one_in + msc__fp_mix(window) % job->one_in;
-}
-
 /* Sum of the segments [begin, end), which are all read. */
 static uint64_t sum_segments(const fingerprint_job *job, uint64_t begin, uint64_t end)
 {
     const msc__fp_layout *layout = job->layout;
     uint64_t at = begin * MSC_FINGERPRINT_SEGMENT;
-    uint64_t stop = end < job->segments ? end * MSC_FINGERPRINT_SEGMENT : layout->bytes;
+    uint64_t stop = end < job->samples.segments ? end * MSC_FINGERPRINT_SEGMENT : layout->bytes;
 
     if (layout->run_bytes == layout->bytes)
         return sum_range(job->kernel, layout->data + at, at / MSC__FP_BLOCK_BYTES, stop - at);
@@ -190,13 +174,15 @@ static uint64_t sum_segments(const fingerprint_job *job, uint64_t begin, uint64_
 /* Sum of the samples of the windows [begin, end). While one is read, the next comes from memory: nobody guesses where. */
 static uint64_t sum_samples(const fingerprint_job *job, uint64_t begin, uint64_t end)
 {
-    uint64_t at = sample_of(job, begin) * MSC_FINGERPRINT_SEGMENT;
+    uint64_t at = msc__fp_sample(&job->samples, begin) * MSC_FINGERPRINT_SEGMENT;
     uint64_t sum = 0;
 
     for (; begin < end; begin++) {
         uint64_t stop = least(at + MSC_FINGERPRINT_SEGMENT, job->layout->bytes);
-        uint64_t next = begin + 1 < job->windows ? sample_of(job, begin + 1) * MSC_FINGERPRINT_SEGMENT : stop;
+        uint64_t next = stop;
 
+        if (begin + 1 < job->samples.windows)
+            next = msc__fp_sample(&job->samples, begin + 1) * MSC_FINGERPRINT_SEGMENT;
         sum += sum_runs(job, at, stop, next);
         at = next;
     }
@@ -206,9 +192,9 @@ static uint64_t sum_samples(const fingerprint_job *job, uint64_t begin, uint64_t
 static uint64_t sum_portion(const fingerprint_job *job, uint64_t portion)
 {
     uint64_t window = portion * PORTION_WINDOWS;
-    uint64_t end = least(window + PORTION_WINDOWS, job->windows);
+    uint64_t end = least(window + PORTION_WINDOWS, job->samples.windows);
 
-    return job->one_in == 1 ? sum_segments(job, window, end) : sum_samples(job, window, end);
+    return job->samples.one_in == 1 ? sum_segments(job, window, end) : sum_samples(job, window, end);
 }
 
 static void take_portions(void *argument)
@@ -225,7 +211,7 @@ static void take_portions(void *argument)
 
 static void run(fingerprint_job *job, uint32_t thread_count)
 {
-    bool shared = thread_count != 1 && job->windows >= SHARED_BYTES / MSC_FINGERPRINT_SEGMENT;
+    bool shared = thread_count != 1 && job->samples.windows >= SHARED_BYTES / MSC_FINGERPRINT_SEGMENT;
     msc__team team = {NULL, NULL};
 
     if (shared)
@@ -253,10 +239,8 @@ msc_status msc_fingerprint(const msc_fingerprint_tensor *tensor, uint32_t one_in
         return status;
     job.kernel = msc__fp_kernel_here();
     job.layout = &layout;
-    job.segments = divide_up(layout.bytes, MSC_FINGERPRINT_SEGMENT);
-    job.one_in = job.segments > one_in ? one_in : 1; /* one window is read whole */
-    job.windows = divide_up(job.segments, job.one_in);
-    job.portions = divide_up(job.windows, PORTION_WINDOWS);
+    job.samples = msc__fp_samples_of(layout.bytes, MSC_FINGERPRINT_SEGMENT, one_in);
+    job.portions = msc__fp_divide_up(job.samples.windows, PORTION_WINDOWS);
     atomic_init(&job.next, 0);
     atomic_init(&job.sum, 0);
     run(&job, thread_count);

@@ -23,6 +23,12 @@ typedef struct fake_kernel {
 /** Threads that every kernel was compiled for. */
 extern const uint32_t fake_kernel_threads;
 
+/** The kernel of src/fingerprint/cuda (fake_fingerprint.c); the others are in fake_kernels.c. */
+extern const fake_kernel fake_fingerprint_kernel;
+
+/** Why a card would fault at `count` numbers of `each` bytes, or NULL. None of 0 bytes does. */
+const char *fake_fault_at(const void *at, uint64_t count, uint32_t each, int card);
+
 /** NULL: there is none of that name. */
 const fake_kernel *fake_kernel_named(const char *name);
 

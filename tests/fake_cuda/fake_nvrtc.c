@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A run-time compiler without one, for tests: libfake_nvrtc.so has the functions of NVRTC that the library uses
- * (src/device/cuda_rtc.h). It takes one text, that of the library's own kernels, which the fake driver has compiled already
- * (fake_kernels.c), and only with the options that bits depend on. What it gives names the card that it is for, so that the
+ * (src/device/cuda_rtc.h). It takes the texts of the library's own kernels, which the fake driver has compiled already
+ * (fake_kernels.c, fake_fingerprint.c), and only with the options that bits depend on. What it gives names the card that it is for, so that the
  * fake driver can tell whether it would run there.
  */
 #include <stdbool.h>
@@ -12,6 +12,7 @@
 
 #include "device/cuda_rtc.h"
 #include "fake_cuda/fake_cuda.h"
+#include "fingerprint/fingerprint_table.h"
 #include "optim/optim_cuda.h"
 
 #define INVALID_OPTION 5
@@ -25,6 +26,7 @@ struct msc__rtc_program_object {
     bool machine_code;
 };
 
+static const char *const known_texts[] = {msc__optim_cuda_text, msc__fingerprint_cuda_text};
 static const int known_archs[] = {50, 60, 61, 70, 80, 90};
 static int live_count;
 
@@ -44,6 +46,16 @@ int fake_nvrtc_live(void)
 const char *nvrtcGetErrorString(msc__rtc_result result)
 {
     return result == COMPILATION ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR_INVALID_OPTION";
+}
+
+static bool is_known(const char *text)
+{
+    size_t i;
+
+    for (i = 0; i < sizeof known_texts / sizeof known_texts[0]; i++)
+        if (strcmp(text, known_texts[i]) == 0)
+            return true;
+    return false;
 }
 
 /* Of no release: it has no second library. */
@@ -75,7 +87,7 @@ msc__rtc_result nvrtcCreateProgram(msc__rtc_program *out, const char *text, cons
     (void)name;
     if (program == NULL || header_count != 0 || headers != NULL || header_names != NULL)
         abort();
-    program->known = strcmp(text, msc__optim_cuda_text) == 0;
+    program->known = is_known(text);
     live_count++;
     *out = program;
     return 0;
@@ -119,7 +131,7 @@ msc__rtc_result nvrtcCompileProgram(msc__rtc_program program, int count, const c
         return INVALID_OPTION;
     }
     if (!program->known) {
-        (void)snprintf(program->log, LOG_BYTES, "error: this text is not the one that the stand-in has");
+        (void)snprintf(program->log, LOG_BYTES, "error: this text is none of those that the stand-in has");
         return COMPILATION;
     }
     program->machine_code = sscanf(options[0], "--gpu-architecture=sm_%d", &arch) == 1;

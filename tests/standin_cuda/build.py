@@ -101,7 +101,7 @@ def main() -> None:
     make(options.out, "libcudart.so.13", exported(real / "libcudart.so.13"), runtime, include)
     make(options.out, "libcublas.so.13", exported(real / "libcublas.so.13"), ["cublas.c"], include)
     make(options.out, "libcublasLt.so.13", exported(real / "libcublasLt.so.13"), ["cublas.c"], include)
-    driver = ["libcuda.c", "kernels.c", "../fake_cuda/fake_kernels.c"]
+    driver = ["libcuda.c", "kernels.c", "../fake_cuda/fake_kernels.c", "../fake_cuda/fake_fingerprint.c"]
     needs = (options.out / "libcudart.so.13",)  # its card and its streams are the driver's
     make(options.out, "libcuda.so.1", declared(include / "cuda.h"), driver, include, needs)
 

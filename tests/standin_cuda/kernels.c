@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Launches of MemScale's own kernels. Their text, compiled for the host, and the check of what they are given are those
- * of the C tests (tests/fake_cuda/fake_kernels.c), which ask for blocks of a card by the two functions below.
+ * of the C tests (tests/fake_cuda/fake_kernels.c, fake_fingerprint.c), which ask for blocks of a card by the two functions below.
  */
 #include "kernels.h"
 

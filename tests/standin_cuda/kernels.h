@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file kernels.h  MemScale's own kernels (src/optim/cuda), compiled for the host: those that the driver can launch. */
+/** @file kernels.h  MemScale's own kernels (src/optim/cuda, src/fingerprint/cuda), compiled for the host: those that the driver can launch. */
 #ifndef STANDIN_KERNELS_H
 #define STANDIN_KERNELS_H
 

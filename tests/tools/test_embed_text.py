@@ -45,11 +45,12 @@ def test_the_array_is_the_text() -> None:
     assert bytes(map(int, numbers)) == b'x = "1";\n\0'
 
 
-def test_every_file_of_the_kernels_is_watched() -> None:
+@pytest.mark.parametrize("room", ["optim", "fingerprint"])
+def test_every_file_of_the_kernels_is_watched(room: str) -> None:
     """What the kernels include is named in the build, so that a change of it makes the text anew."""
-    build = (ROOT / "src/optim/meson.build").read_text()
+    build = (ROOT / f"src/{room}/meson.build").read_text()
     folders = [ROOT / "include", ROOT / "include/memscale", ROOT / "src"]
-    pending, seen = [ROOT / "src/optim/cuda/kernels.cu"], set()
+    pending, seen = [ROOT / f"src/{room}/cuda/kernels.cu"], set()
     while pending:
         file = pending.pop()
         for name in re.findall(r'^#include "(.+)"', file.read_text(), re.MULTILINE):
@@ -59,4 +60,4 @@ def test_every_file_of_the_kernels_is_watched() -> None:
                 pending.append(found)
     assert seen
     for file in seen:
-        assert f"'{os.path.relpath(file, ROOT / 'src/optim')}'" in build
+        assert f"'{os.path.relpath(file, ROOT / 'src' / room)}'" in build

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Budget", "Hardware", "budget_bytes", "card_hardware", "detect"]
 
 # What a process holds on a card before its first tensor. Seen with an A100: 0.47 GiB when kernels are loaded
-# as they are needed (the default since CUDA 12.2), 0.92 GiB when all are loaded at the start.
+# as they are needed (the default since CUDA 12.2), 0.92 GiB when all are loaded at the start. What is rounded
+# up holds what MemScale has beside PyTorch's allocator: fingerprints of saved tensors, a page of 2 MiB.
 _LAZY_CONTEXT_BYTES: Final = 512 << 20
 _EAGER_CONTEXT_BYTES: Final = 1 << 30
 

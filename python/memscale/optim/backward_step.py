@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
@@ -77,12 +77,18 @@ class BackwardStep:
         optimizer: whose step it is; held weakly.
         names: of its parameters, for refusals: by id.
         window_bytes: of gradients whose steps by the core may run beside backward. None of them is larger.
+        settle: is called before each step, and raises what is known by then to be wrong with gradients.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, names: Mapping[int, str], window_bytes: int = 0
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[int, str],
+        window_bytes: int = 0,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self._settle = settle
         self._names = names
         self._queue = StepQueue(window_bytes)
         weakref.finalize(self, self._queue.end).atexit = False
@@ -102,13 +108,14 @@ class BackwardStep:
 
         Raises:
             RuntimeError: the promise is broken.
-            Exception: as `step_one`.
+            Exception: as `step_one`; RecomputeError, by `settle`.
         """
         optimizer, gradient = self._optimizer(), parameter.grad
         if optimizer is None or gradient is None or gradient.layout is not torch.strided:
             return
         with self._held():
             self._runs()
+            self._settle()
             name, differentiable = self._names[id(parameter)], gradient.requires_grad
             on_host = gradient.is_cpu or steps_on_host(optimizer)
             hand = self._queue.put if on_host and self._queue.takes(gradient) else CoreStep.run

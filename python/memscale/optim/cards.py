@@ -3,10 +3,11 @@
 
     a card            ──► one `_core.Card` for the process: PyTorch's context, the kernels
     a stream of it    ──► one `_core.Optim`, which submits to it and waits for nothing
+    its recomputes    ──► one `_core.FingerprintTable` (`techniques/card_check.py`)
 
-The kernels are compiled by NVRTC when a card is first asked for, about half a second for each card and
-process. NVRTC comes with PyTorch; the environment variable `MEMSCALE_NVRTC` names another one. Where a card
-cannot have the kernels, parameters on it stay with PyTorch, and the reason is what `why_not` says.
+The kernels are compiled by NVRTC when they are first needed, about half a second for each card and process.
+NVRTC comes with PyTorch; the environment variable `MEMSCALE_NVRTC` names another one. Where a card cannot
+have the optimizer's kernels, parameters on it stay with PyTorch, and the reason is what `why_not` says.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _SLOW_SECONDS: Final = 1.0  # of compiling, from which on a line says where the 
 _REASON_CHARACTERS: Final = 300
 _lock = threading.Lock()
 _opened: dict[int, _core.Card | str] = {}
-"""By ordinal: the card with its kernels, or why it has none."""
+"""By ordinal: the card with the optimizer's kernels, or why it has none."""
+_cards: dict[int, _core.Card] = {}
+"""By ordinal: those whose driver is open."""
 
 
 def why_not(device: torch.device) -> str:
@@ -81,10 +84,24 @@ def worker(device: torch.device) -> _core.Optim:
             "an optimizer with MemScale's state cannot be stepped while a CUDA graph is captured: the graph "
             "would repeat the step's number"
         )
-    return _on_stream(device.index, _current_stream(device))
+    return _on_stream(device.index, current_stream(device))
 
 
-def _current_stream(device: torch.device) -> int:
+def fingerprint_table(device: torch.device, slots: int) -> _core.FingerprintTable:
+    """A new table of fingerprints on a card.
+
+    Raises:
+        RuntimeError: no card of NVIDIA's.
+        MemScaleError: it has no kernels or no memory.
+    """
+    if torch.version.hip is not None or device.type != "cuda":
+        raise RuntimeError(f"kernels are for NVIDIA's cards, and not for {device}")
+    with _lock:
+        return _core.FingerprintTable(_card(device.index), slots)
+
+
+def current_stream(device: torch.device) -> int:
+    """The driver's handle of PyTorch's current stream on a card."""
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return int(torch.cuda.current_stream(device).cuda_stream if raw is None else raw(device.index))
 
@@ -109,12 +126,20 @@ def _open(device: torch.device) -> _core.Card | str:
     return found
 
 
+def _card(ordinal: int) -> _core.Card:
+    """With the lock."""
+    found = _cards.get(ordinal)
+    if found is None:
+        found = _cards[ordinal] = _core.Card(ordinal, compiler())
+    return found
+
+
 def _compiled(device: torch.device) -> _core.Card | str:
     if torch.version.hip is not None:
         return f"parameters on {device}: its kernels are for NVIDIA's cards"
     begun = time.perf_counter()
     try:
-        card = _core.Card(device.index, compiler())
+        card = _card(device.index)
         _core.Optim(card=card)
     except (MemoryError, torch.cuda.OutOfMemoryError):  # the name in PyTorch 2.4, too
         raise  # another time there may be room

@@ -90,6 +90,7 @@ class Body:
         python_random: the forward may draw from Python's or NumPy's generator.
         foreign: tensors from outside model and arguments that it reads.
         check: of its recomputes.
+        has_cards: the process has cards.
         device_kinds: devices whose generators and autocast count.
     """
 
@@ -107,7 +108,8 @@ class Body:
         self.python_random = python_random
         self._has_told_of_hooks = False
         self.foreign = tuple(foreign)
-        self.device_kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        self.has_cards = torch.cuda.is_available()
+        self.device_kinds = ("cpu", "cuda") if self.has_cards else ("cpu",)
 
     def has_new_hooks(self, parts: Iterable[nn.Module]) -> bool:
         """Whether one of the modules has got a hook since the plan was made: then a forward runs as it is.

@@ -50,7 +50,7 @@ from memscale.techniques.compiled import checkpoints_when_compiled, never_compil
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
 from memscale.techniques.given_caches import are_filled
 from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
-from memscale.techniques.recompute import Recompute, Stop, is_parameter, origin_of
+from memscale.techniques.recompute import Recompute, Stop, error_of, is_parameter, origin_of
 from memscale.techniques.recompute_check import (
     OTHER_AGAIN,
     OTHER_WAY,
@@ -60,6 +60,7 @@ from memscale.techniques.recompute_check import (
     RecomputeCheck,
     SavedFlow,
     fingerprint,
+    is_scratch_on_card,
 )
 
 if TYPE_CHECKING:
@@ -208,11 +209,12 @@ class Region:
         return nullcontext() if self.observer is None else self.observer.unseen()
 
     def compares(self, tensor: Tensor) -> bool:
-        """Whether a save is compared with its recompute: all but the workspaces of oneDNN's recurrent layers.
+        """Whether a save is compared with its recompute: all but what has bytes that nobody writes.
 
-        These have bytes that nobody writes, and follow from tensors that are saved beside them.
+        On the host these are the workspaces of oneDNN's recurrent layers, which follow from tensors that are
+        saved beside them.
         """
-        if not self.is_checked:
+        if not self.is_checked or (self.body.has_cards and is_scratch_on_card(tensor)):
             return False
         may_be = tensor.dtype is torch.uint8 and tensor.dim() == 1
         return not (may_be and any(isinstance(module, nn.RNNBase) for module, _ in self.state.flags))
@@ -347,9 +349,7 @@ class Region:
             except Exception:
                 probe.difference = index, "", None, is_sampled
             cause = SAME_AGAIN if probe.difference is None else OTHER_AGAIN
-        path, tensor = self.body.path, f"saved tensor {index}"
-        what = f"{tensor} of the recompute of module {path!r} {differs}"
-        return RecomputeError(what, path, tensor, cause)
+        return error_of(self.body.path, index, differs, cause)
 
     def inputs(self) -> tuple[Any, Any]:
         """The arguments of the call, which must not have been changed in place."""

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from memscale.core.leaves import is_sparse
+from memscale.errors import RecomputeError
+from memscale.techniques import card_check
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.kept_outputs import detached
-from memscale.techniques.recompute_check import Fingerprint, fingerprint
+from memscale.techniques.recompute_check import OTHER_ON_CARD, Fingerprint, fingerprint
 
 if TYPE_CHECKING:
+    from memscale._core import KeptFingerprint
     from memscale.techniques.checkpointing import Region, Saved
 
 
@@ -59,8 +62,8 @@ class Recompute:
     """
 
     __slots__ = (
-        "_detach", "_expected", "_is_sampled", "_last", "_only", "count", "difference", "is_over", "values",
-        "wanted",
+        "_body", "_detach", "_expected", "_is_sampled", "_last", "_only", "count", "difference", "is_over",
+        "values", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +75,7 @@ class Recompute:
         is_sampled: bool = False,
     ) -> None:
         self.wanted = {save.index: save for save in wanted}
+        self._body = region.body
         self._last = max(self.wanted) if only is None else only
         self._only, self._expected, self._is_sampled = only, expected, is_sampled
         self._detach = Tensor.detach if region.operations is None else detached
@@ -107,12 +111,32 @@ class Recompute:
                 None,
                 False,
             )
-        elif save.fingerprint is not None:
+        elif isinstance(save.fingerprint, int):
             found = fingerprint(value, save.is_sampled)
             if found != save.fingerprint:
-                about = ", ".join(filter(None, (made, origin_of(tensor))))
-                differs = f"has other values than in its forward ({about})"
-                self.difference = save.index, differs, found, save.is_sampled
+                self.difference = save.index, _differs(made, tensor), found, save.is_sampled
+        elif save.fingerprint is not None:
+            differs = _differs(made, tensor)
+            if self._differs_on_card(save.fingerprint, save.index, value, differs):
+                self.difference = save.index, differs, None, False
+
+    def _differs_on_card(self, kept: KeptFingerprint, index: int, tensor: Tensor, differs: str) -> bool:
+        """Whether that is known already. In a backward it is at the end of it."""
+        check, path = self._body.check, self._body.path
+        return card_check.compare(
+            kept, tensor, lambda: check.fail(error_of(path, index, differs, OTHER_ON_CARD))
+        )
+
+
+def error_of(path: str, index: int, differs: str, cause: str) -> RecomputeError:
+    """What to raise for a saved tensor that came out otherwise."""
+    tensor = f"saved tensor {index}"
+    return RecomputeError(f"{tensor} of the recompute of module {path!r} {differs}", path, tensor, cause)
+
+
+def _differs(made: str, tensor: Tensor) -> str:
+    about = ", ".join(filter(None, (made, origin_of(tensor))))
+    return f"has other values than in its forward ({about})"
 
 
 def form_text(shape: torch.Size, dtype: torch.dtype) -> str:
@@ -120,4 +144,4 @@ def form_text(shape: torch.Size, dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
-never_compiled(Recompute, is_parameter, origin_of, form_text)
+never_compiled(Recompute, is_parameter, origin_of, error_of, form_text)

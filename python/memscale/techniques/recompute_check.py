@@ -9,7 +9,9 @@ chose, a flipped bit: all of them show in the values, and only there. Backward r
 but these saved tensors, so equal fingerprints mean equal gradients. They are compared as the recompute makes
 them, before any node of backward is given one.
 
-The core computes them (`memscale/fingerprint.h`). Tensors that lie on a card are not compared.
+The core computes them (`memscale/fingerprint.h`). Those of tensors on a card stay there, and are compared
+there; what differed is known when backward is over, before any step (`card_check.py`). Proven on the stand-in
+only: no card has run it.
 
 Reading every saved tensor twice would take some percent of a step. A difference goes on, though: it shows in
 whatever is computed of it. So what no other save is computed of is looked at as a whole, and of all others a
@@ -28,10 +30,11 @@ from torch import Tensor, nn
 
 from memscale import _core
 from memscale.errors import RecomputeError
+from memscale.techniques import card_check
 from memscale.techniques.compiled import never_compiled
 
-Fingerprint = int | None
-"""None: of a kind that is not compared."""
+Fingerprint = int | _core.KeptFingerprint | None
+"""On the host a number, on a card what stays there. None: of a kind that is not compared."""
 
 _ORDINARY = (Tensor, nn.Parameter)
 
@@ -132,6 +135,26 @@ OTHER_AGAIN = (
 
 OTHER_WAY = "its forward depends on something that has changed since"
 
+OTHER_ON_CARD = (
+    f"{OTHER_WAY}, or does not repeat itself (a random generator of its own, an operator that is not "
+    "deterministic: torch.use_deterministic_algorithms finds those)"
+)
+
+
+_SEEDS = (torch.int64, torch.uint64)
+
+
+def is_scratch_on_card(tensor: Tensor) -> bool:
+    """Whether a save, of a process with a card, may have bytes that nobody writes.
+
+    Attention without dropout saves a seed and an offset, one or two integers, as the allocator gave them
+    (also in host memory). Reserves of cuDNN, for batch normalisation or recurrent layers, are lines of bytes.
+    What all of these are about shows in other saves.
+    """
+    if tensor.dtype in _SEEDS:
+        return tensor.numel() <= 2
+    return tensor.dtype is torch.uint8 and tensor.dim() == 1 and tensor.is_cuda
+
 
 def fingerprint(tensor: Tensor, sampled: bool) -> Fingerprint:
     """64 bits of a saved tensor's value; not of its shape and dtype, which are compared by themselves.
@@ -140,8 +163,10 @@ def fingerprint(tensor: Tensor, sampled: bool) -> Fingerprint:
         tensor: of any kind.
         sampled: a sample of it will do.
     """
-    if type(tensor) not in _ORDINARY or tensor.layout is not torch.strided or not tensor.is_cpu:
+    if type(tensor) not in _ORDINARY or tensor.layout is not torch.strided:
         return _of_parts(tensor, sampled)
+    if not tensor.is_cpu:
+        return card_check.keep(tensor, sampled) if tensor.is_cuda else None
     try:
         return _fingerprint(tensor, sampled)
     except ValueError:  # no memory of its own: inside a functorch transform, say
@@ -149,12 +174,15 @@ def fingerprint(tensor: Tensor, sampled: bool) -> Fingerprint:
 
 
 def _of_parts(tensor: Tensor, sampled: bool) -> Fingerprint:
-    """Of a subclass, such as one that is sharded: of the tensors that hold it, where it tells them."""
+    """Of a subclass, such as one that is sharded: of the tensors that hold it, where it tells them.
+
+    On a card its parts are not compared.
+    """
     if type(tensor) in _ORDINARY or not hasattr(tensor, "__tensor_flatten__"):
         return None
     names: Any = tensor.__tensor_flatten__()[0]
     parts = [fingerprint(getattr(tensor, name), sampled) for name in names]
-    return None if None in parts else hash(tuple(parts))
+    return hash(tuple(parts)) if all(isinstance(part, int) for part in parts) else None
 
 
-never_compiled(SavedFlow, RecomputeCheck, fingerprint, _of_parts)
+never_compiled(SavedFlow, RecomputeCheck, is_scratch_on_card, fingerprint, _of_parts)

@@ -30,6 +30,7 @@ from memscale.optim.kinds import inner_of
 from memscale.optim.masters import told_dtypes
 from memscale.optim.taken import is_taken, share_memory
 from memscale.optim.weak_call import WeakCall, remove_dead
+from memscale.techniques import card_check
 from memscale.techniques.precision import dtype_for
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class StepInBackward:
             return
         parameters = self._parameters()
         names = {id(value): name for name, value in parameters.items()}
-        steps = self.steps = BackwardStep(optimizer, names, _window_bytes(parameters, {}))
+        steps = self.steps = BackwardStep(optimizer, names, _window_bytes(parameters, {}), card_check.settle)
         for value in parameters.values():
             handle = value.register_post_accumulate_grad_hook(WeakCall(steps.completed))
             self._hooked.append((value, handle))

@@ -13,16 +13,19 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memscale.errors import RecomputeError
+from memscale.techniques import card_check
 from memscale.techniques.checkpoint_state import check_version
 from memscale.techniques.kept_outputs import detached
 from memscale.techniques.recompute import form_text, is_parameter
 from memscale.techniques.recompute_check import (
+    OTHER_ON_CARD,
     OTHER_WAY,
     UNCHECKED,
     Fingerprint,
     RecomputeCheck,
     SavedFlow,
     fingerprint,
+    is_scratch_on_card,
 )
 
 
@@ -76,7 +79,8 @@ class Saves:
             return tensor
         number = len(self.forms)
         is_sampled = self.check.is_sampled(number)
-        value = fingerprint(tensor, is_sampled) if self.is_checked else None
+        is_compared = self.is_checked and not (tensor.is_cuda and is_scratch_on_card(tensor))
+        value = fingerprint(tensor, is_sampled) if is_compared else None
         self.forms.append(_Form(tensor.shape, tensor.dtype, value, is_sampled))
         if self.flow is not None:
             self.flow.add(tensor)
@@ -107,7 +111,7 @@ class Saves:
             if is_parameter(tensor):
                 return tensor
             value = detached(tensor)
-            difference = _difference(self.forms[count], value)
+            difference = _difference(self.forms[count], value) or self._on_card(count, value)
             if difference:
                 raise _Enough
             self.found[count] = value, value._version
@@ -123,21 +127,39 @@ class Saves:
             if not difference and count < len(self.forms):
                 raise
         if difference:
-            tensor = f"saved tensor {count} of a tile"
-            what = f"{tensor} of the recompute of module {self.path!r} {difference}"
-            raise self.check.fail(RecomputeError(what, self.path, tensor, OTHER_WAY))
+            raise self.check.fail(_error(self.path, count, difference, OTHER_WAY))
         if count < len(self.forms):
             made = f"{count} tensors of a tile instead of {len(self.forms)}"
             what = f"the recompute of module {self.path!r} saved {made}"
             raise self.check.fail(RecomputeError(what, self.path, None, OTHER_WAY))
+
+    def _on_card(self, number: int, value: Tensor) -> str:
+        """As `_difference`, for what is compared on a card. In a backward it is known at the end of it."""
+        kept = self.forms[number].fingerprint
+        if kept is None or isinstance(kept, int):
+            return ""
+        check, path, differs = self.check, self.path, _other_values(value)
+        known = card_check.compare(
+            kept, value, lambda: check.fail(_error(path, number, differs, OTHER_ON_CARD))
+        )
+        return differs if known else ""
+
+
+def _error(path: str, number: int, differs: str, cause: str) -> RecomputeError:
+    tensor = f"saved tensor {number} of a tile"
+    return RecomputeError(f"{tensor} of the recompute of module {path!r} {differs}", path, tensor, cause)
+
+
+def _other_values(value: Tensor) -> str:
+    return f"has other values than in its forward ({form_text(value.shape, value.dtype)})"
 
 
 def _difference(form: _Form, value: Tensor) -> str:
     """In words what of a tensor differs from the save that it stands for; "" if nothing does."""
     if (value.shape, value.dtype) != (form.shape, form.dtype):
         return f"is {form_text(value.shape, value.dtype)}, in its forward {form_text(form.shape, form.dtype)}"
-    if form.fingerprint is not None and fingerprint(value, form.is_sampled) != form.fingerprint:
-        return f"has other values than in its forward ({form_text(value.shape, value.dtype)})"
+    if isinstance(form.fingerprint, int) and fingerprint(value, form.is_sampled) != form.fingerprint:
+        return _other_values(value)
     return ""
 
 

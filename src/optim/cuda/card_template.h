@@ -2,20 +2,7 @@
 /**
  * @file card_template.h
  * The kernels of a card. Written in what C and CUDA's C++ have in common: a card's compiler gets it by kernels.cu, and the
- * tests compile it for the host, where a loop takes the place of a group's threads. What includes it has defined
- *
- *      MSC__CORE                     how functions of the card are declared
- *      MSC__SQRT(x)                  a root that is rounded correctly
- *      MSC__UNROLL                   before a loop whose arrays shall be registers
- *      MSC__KERNEL(name, type)       a kernel with the one argument `by`
- *      MSC__GROUP                    number of the group of threads
- *      MSC__PER_THREAD(type, name)   a variable that each thread has, between phases
- *      MSC__SHARED(type, name)       one that the threads of a group share
- *      MSC__OWN(name, thread)        the variable of a thread
- *      MSC__PHASE(thread, ...)       what all threads of a group do; the next phase sees it done
- *      MSC__LARGEST(name, member)    of each thread, becomes the largest of its warp
- *      MSC__FOLD(name, member)       of sixteen lanes: in the first, the sum of pairs of pairs of pairs of pairs, lane i
- *                                    and i + 8 first
+ * tests compile it for the host. What includes it has defined the macros of device/cuda/card_macros.h.
  */
 #ifndef MSC_OPTIM_CARD_TEMPLATE_H
 #define MSC_OPTIM_CARD_TEMPLATE_H

@@ -9,13 +9,10 @@
 #ifndef MSC_OPTIM_CARD_TYPES_H
 #define MSC_OPTIM_CARD_TYPES_H
 
+#include "device/cuda/card_group.h"
 #include "memscale/optim.h"
 #include "optim/adamw_core.h"
 #include "optim/sums_core.h"
-
-/** Threads of a group, and the threads among them that work in step. */
-#define MSC__CARD_THREADS 128u
-#define MSC__CARD_WARP 32u
 
 /**
  * Elements of a thread. A warp has a block of elements, and thread i of it the elements i, i + 32, …, so that what a warp

@@ -258,6 +258,7 @@ class TestWhatStays:
     def test_without_a_compiler_there_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MEMSCALE_NVRTC", "/nowhere/libnvrtc.so")
         monkeypatch.setattr(cards, "_opened", {})
+        monkeypatch.setattr(cards, "_cards", {})
         values = weights("cuda")
         optimizer = torch.optim.AdamW(values)
         same, line = with_8bit_state(optimizer)

@@ -26,6 +26,7 @@ CARD = torch.device("cuda", 3)
 @pytest.fixture(autouse=True)
 def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cards, "_opened", {})
+    monkeypatch.setattr(cards, "_cards", {})
     cards._on_stream.cache_clear()
     yield
     cards._on_stream.cache_clear()
@@ -71,6 +72,17 @@ def test_a_card_is_opened_once(card: list[tuple[Any, ...]], monkeypatch: pytest.
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0x70, raising=False)
     assert cards.worker(CARD) is not first
     assert card == [(3, "/there/libnvrtc.so")]
+
+
+def test_fingerprints_have_the_same_card(
+    card: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_core, "FingerprintTable", lambda *made: made)
+    table: Any = cards.fingerprint_table(CARD, 7)
+    assert table[1] == 7 and cards.worker(CARD).card is table[0]  # type: ignore[attr-defined]
+    assert len(card) == 1
+    with pytest.raises(RuntimeError, match="not for cpu"):
+        cards.fingerprint_table(torch.device("cpu"), 7)
 
 
 def test_a_slow_compiler_is_told_once(

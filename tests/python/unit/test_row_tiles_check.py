@@ -13,9 +13,10 @@ from test_row_tiles import Net, batch, error, gradients
 from torch import Tensor, nn
 
 import memscale
+from card_table import card_of_the_cpu
 from memscale.errors import RecomputeError
 from memscale.techniques import row_search
-from memscale.techniques.recompute_check import RecomputeCheck
+from memscale.techniques.recompute_check import OTHER_ON_CARD, RecomputeCheck
 
 WIDTH = 16
 WORLD: dict[str, Any] = {}
@@ -80,6 +81,19 @@ def test_another_world_in_backward_is_an_error(kind: type[Mlp]) -> None:
         tiled = gradients(model, batch())
         assert len(failed) == 1
     assert error(tiled, gradients(model, batch())) < 1e-5
+
+
+def test_on_a_card_it_is_an_error_when_backward_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Net(Mlp())
+    with card_of_the_cpu(monkeypatch) as table, checked(model) as failed:
+        gradients(model, batch())
+        assert table.reads == 1 and not failed
+        loss = model(batch())
+        with other_world(), pytest.raises(RecomputeError, match="of a tile") as caught:
+            loss.backward()
+        assert table.reads == 2 and failed == [("it", caught.value.what)]
+        assert caught.value.cause == OTHER_ON_CARD
 
 
 def test_a_difference_in_a_later_tile_is_found() -> None:

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`_core.FingerprintTable` on the stand-in driver of the C tests (tests/fake_cuda), where it is built.
+
+The build of PyTorch at hand may have no cards, so a tensor on the card is one without data that says where it
+lies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memscale import _core
+from memscale._core import fingerprint
+
+BUILT = Path(__file__).parents[3] / "build/gcc/tests/fake_cuda"
+DRIVER, COMPILER = BUILT / "libfake_cuda.so", BUILT / "libfake_nvrtc.so"
+BYTES = 1 << 20
+
+pytestmark = pytest.mark.skipif(
+    not (DRIVER.exists() and COMPILER.exists()), reason="the C tests' stand-in driver is not built"
+)
+
+
+class OnCard(Tensor):
+    """A tensor of the stand-in's card."""
+
+    address: int
+    ordinal: int
+    is_cpu = False  # type: ignore[assignment]
+    is_cuda = True  # type: ignore[assignment]
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def get_device(self) -> int:
+        return self.ordinal
+
+
+class Memory:
+    """A block of the stand-in's card, which is memory of this process."""
+
+    def __init__(self) -> None:
+        self._driver = ctypes.CDLL(str(DRIVER))
+        self._context, self.address = ctypes.c_void_p(), ctypes.c_uint64()
+        self._done("cuInit", 0)
+        self._done("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), 0)
+        self._current("cuMemAlloc_v2", ctypes.byref(self.address), ctypes.c_size_t(BYTES))
+
+    def end(self) -> None:
+        self._current("cuMemFree_v2", self.address)
+        self._done("cuDevicePrimaryCtxRelease_v2", 0)
+
+    def put(self, value: Tensor, at: int = 0, ordinal: int = 0) -> Any:
+        """A tensor there, with the bytes and strides of one here."""
+        storage = value.untyped_storage()
+        ctypes.memmove(self.address.value + at, storage.data_ptr(), storage.nbytes())
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta").as_subclass(
+            OnCard
+        )
+        made.address = self.address.value + at + value.storage_offset() * value.element_size()
+        made.ordinal = ordinal
+        return made
+
+    def _current(self, name: str, *args: Any) -> None:
+        popped = ctypes.c_void_p()
+        self._done("cuCtxPushCurrent_v2", self._context)
+        self._done(name, *args)
+        self._done("cuCtxPopCurrent_v2", ctypes.byref(popped))
+
+    def _done(self, name: str, *args: Any) -> None:
+        assert getattr(self._driver, name)(*args) == 0, name
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = Memory()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def card() -> _core.Card:
+    return _core.Card(0, str(COMPILER), str(DRIVER))
+
+
+VALUES = {
+    "floats": lambda: torch.randn(300, 7),
+    "transposed": lambda: torch.randn(30, 70).t(),
+    "rows": lambda: torch.randn(100, 40, dtype=torch.float64)[:, 3:20],
+    "halves, out of line": lambda: torch.randn(5001).bfloat16()[1:],
+    "expanded": lambda: torch.randn(40, 1).expand(40, 9),
+    "large": lambda: torch.randint(0, 255, (200_003,), dtype=torch.uint8),
+    "none": lambda: torch.randn(0, 3),
+    "one": lambda: torch.tensor(True),
+}
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("kind", VALUES)
+def test_the_values_are_those_of_the_host(kind: str, sampled: bool, memory: Memory, card: _core.Card) -> None:
+    here = VALUES[kind]()
+    table = _core.FingerprintTable(card, 4)
+    there = memory.put(here, at=64)
+    kept = table.keep(there, sampled, 0)
+    assert kept is not None and kept.value() == fingerprint(here, sampled)
+    kept.compare(there, 1, 0)
+    assert table.read() is None
+
+
+def test_the_first_difference_is_told(memory: Memory, card: _core.Card) -> None:
+    table = _core.FingerprintTable(card)
+    assert table.device_bytes == 8 * 65536 + 64
+    here = torch.randn(1000)
+    there = memory.put(here)
+    kept = [table.keep(there, False, 0) for _ in range(3)]
+    changed = here.clone()
+    changed[500] = -changed[500]
+    there = memory.put(changed, at=1 << 14)
+    for tag, one in enumerate(kept, 7):
+        assert one is not None
+        one.compare(there, tag, 0)
+    assert table.read() == (3, 7, fingerprint(here), fingerprint(changed))
+    assert table.read() is None
+
+
+def test_a_slot_goes_back_with_its_object(memory: Memory, card: _core.Card) -> None:
+    table = _core.FingerprintTable(card, slots=2)
+    there = memory.put(torch.randn(10))
+    first, second = table.keep(there, False, 0), table.keep(there, False, 0)
+    assert first is not None and second is not None and table.keep(there, False, 0) is None
+    del first
+    third = table.keep(there, False, 0)
+    assert third is not None
+    del table, card  # what is kept has them
+    gc.collect()
+    third.compare(there, 1, 0)
+    assert third.value() == second.value()
+
+
+def test_what_is_refused(memory: Memory, card: _core.Card) -> None:
+    table = _core.FingerprintTable(card, 2)
+    for wrong in (torch.randn(3), memory.put(torch.randn(3), ordinal=1)):
+        with pytest.raises(ValueError, match="is not on its card"):
+            table.keep(wrong, False, 0)
+    with pytest.raises(TypeError, match=r"must be a torch\.Tensor"):
+        table.keep(3, False, 0)
+    with pytest.raises(ValueError, match="a fingerprint needs bytes in memory"):
+        table.keep(torch.empty(3, device="meta"), False, 0)
+    with pytest.raises(TypeError, match="card must be a Card"):
+        _core.FingerprintTable("cuda")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="slot_count is 0"):
+        _core.FingerprintTable(card, 0)
+    with pytest.raises(TypeError):
+        _core.KeptFingerprint()
