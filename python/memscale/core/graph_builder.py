@@ -74,6 +74,7 @@ class GraphRecorder(TorchDispatchMode):
         module_buffers: graph buffers that are registered buffers of a module.
         parameters: graph buffers of the model's parameters.
         foreign: tensors that belong neither to the model nor to the batch (globals, say), by graph buffer.
+        unrepeatable_modules: in and below these a card may give other bits each time.
         foreign_reads: (module, buffer) for every foreign tensor that was used inside a module.
         changed_after: (module, buffer) for every buffer of a module that a module had used before it changed.
         numbers: knows how long the autograd graph keeps numbers that it has wrapped.
@@ -109,6 +110,7 @@ class GraphRecorder(TorchDispatchMode):
         self.random_modules: set[int] = set()
         self.forward_draws = 0
         self.open_modules: list[int] = []
+        self.unrepeatable_modules: set[int] = set()
         self.writes_inside: set[tuple[int, int]] = set()
         self.module_buffers: set[int] = set()
         self.parameters: set[int] = set()
@@ -332,7 +334,7 @@ class GraphRecorder(TorchDispatchMode):
                 if self.learn_inputs:
                     self._made_in_forward.add(buffer)
         if self.cuda is not None:
-            self._note_cuda_memory(self.cuda, info, args, outputs)
+            self._note_on_card(self.cuda, info, args, outputs)
         else:
             self._note_number(info, args, outputs)
         self._note_writes(func, info, args, kwargs)
@@ -347,10 +349,12 @@ class GraphRecorder(TorchDispatchMode):
         if any(isinstance(value, torch.Generator) for value in values):
             self._refuse_second_runs()  # only the global generators are put back
 
-    def _note_cuda_memory(
+    def _note_on_card(
         self, cuda: CudaKernels, info: kernels.OpFacts, args: Any, outputs: Sequence[Tensor]
     ) -> None:
         """Enters what the kernel of the operation added last takes: workspaces, which stay, and scratch."""
+        if info.unrepeatable and any(tensor.is_floating_point() for tensor in outputs):
+            self.unrepeatable_modules.update(self.open_modules)
         for size in cuda.workspaces(info.schema, args, is_backward(self.phase)):
             self.graph.add_late(size, _core.CATEGORY_WORKSPACE)
         blocks = cuda.scratch(info.schema, args, outputs)

@@ -33,7 +33,7 @@ from memscale.techniques.checkpoint_state import BufferRef
 from memscale.techniques.checkpointing import CheckpointAttachment
 from memscale.techniques.gradient_offload import GradientOffload
 from memscale.techniques.offloading import OffloadAttachment
-from memscale.techniques.recompute_check import RecomputeCheck
+from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.techniques.row_tiles import RowTiles
 from memscale.techniques.use_cache import CacheSwitch
 
@@ -201,7 +201,7 @@ class InForce:
             if not isinstance(item, PathAttachment):
                 item.beneath = None if item.path else self.watch
                 if isinstance(item, RowTiles):
-                    item.check = self._new_check()
+                    item.check = self._new_check(planned, item.path)
                 parts.append(item)
         chains: dict[str, list[ChainRun]] = {}
         for run in runs_of(planned.plan.active):
@@ -212,7 +212,7 @@ class InForce:
                 parts.append(OffloadAttachment(module, path, offload, moved, watch, ahead_bytes))
                 continue
             boundary = None if offload is None else Boundary(offload, moved, ahead_bytes)
-            check = self._new_check()
+            check = self._new_check(planned, *(choice.module for choice in run))
             facts = self._written(planned, run), planned.trace.python_random, self._foreign(planned, run)
             if len(run) == 1:
                 kept = frozenset(map(_operation, run[0].kept))
@@ -229,7 +229,13 @@ class InForce:
         self._attach(parts)
         self._places = _places_of(self.model, [path for path, _ in planned.trace.modules])
 
-    def _new_check(self) -> RecomputeCheck:
+    def _new_check(self, planned: Planned, *paths: str) -> RecomputeCheck:
+        """For one run of modules. What a card does not repeat itself is not compared."""
+        if (
+            not planned.trace.unrepeatable.isdisjoint(paths)
+            and not torch.are_deterministic_algorithms_enabled()
+        ):
+            return UNCHECKED
         return RecomputeCheck(self._config.check_recompute, self._recompute_failed)
 
     def _around(self, planned: Planned) -> Surroundings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -26,6 +26,15 @@ _UNDECLARED_WRITES = {
     "aten::miopen_batch_norm": (3, 4),
 }
 """Arguments that an operator changes although its schema does not say so: running mean and variance."""
+
+_UNREPEATABLE: Final = frozenset(
+    {
+        *("index_add", "index_add_", "index_reduce", "index_reduce_", "scatter_add", "scatter_add_"),
+        *("scatter_reduce", "scatter_reduce_", "cumsum", "cumsum_", "bincount", "histc"),
+    }
+)
+"""Operators of a forward that a card's threads may add up in another order each time, by PyTorch's note on
+`torch.use_deterministic_algorithms`. With whole numbers no order shows."""
 
 
 class OpFacts:
@@ -48,6 +57,7 @@ class OpFacts:
         "random",
         "schema",
         "scratch",
+        "unrepeatable",
         "work",
         "writes",
     )  # fmt: skip
@@ -60,6 +70,7 @@ class OpFacts:
         )
         tags = getattr(func, "tags", ())
         self.random = torch.Tag.nondeterministic_seeded in tags
+        self.unrepeatable = self.name.split(".")[0] in _UNREPEATABLE
         self._quiet = _quiet_arguments(schema) if self.random else ()
         self.work = static_class(schema.name, tags)
         self._refine = refinement(schema.name)

@@ -132,6 +132,7 @@ class Trace:
         path: what path techniques change, as the graph has it.
         rerun_bytes: held all the time once a module runs a second time; see `CudaKernels.rerun_bytes`.
         reads_lengths: of caches that were filled already; see `empty_caches.Seen`.
+        unrepeatable: paths of modules that a card may give other bits each time: see `OpFacts.unrepeatable`.
     """
 
     graph: _core.Graph
@@ -149,6 +150,7 @@ class Trace:
     path: OptimizerPath = AS_IT_IS
     rerun_bytes: int = 0
     reads_lengths: bool = False
+    unrepeatable: frozenset[str] = frozenset()
 
 
 class CallRecorder:
@@ -486,6 +488,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
         graph, paths, written, foreign, changes.python_random, changes, method, recorder.output_bytes,
         recorder.idle_state_bytes,
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
+        unrepeatable=frozenset(paths[number][0] for number in recorder.unrepeatable_modules),
     )  # fmt: skip
 
 

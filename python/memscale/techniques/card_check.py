@@ -13,9 +13,10 @@ comes out of `backward()` all the same, before any optimizer's step. An optimize
 backward settles before each step that comes behind a recompute, and so waits for the card more than once; so
 do backwards that run at the same time, or within each other, where they take turns on a card.
 
-Not compared: what is captured into a CUDA graph, where no host can read; saves beyond the slots; cards
-without kernels (`optim/cards.py`). Of a backward that fails by itself, a difference only keeps the module
-from being recomputed again. Nothing is recomputed once more to find a likely cause: what that needs is gone.
+Not compared: modules with operators that a card does not repeat (`OpFacts.unrepeatable`); what is captured
+into a CUDA graph, where no host can read; saves beyond the slots; cards without kernels (`optim/cards.py`).
+Of a backward that fails by itself, a difference only keeps the module from being recomputed again. Nothing
+is recomputed once more to find a likely cause: what that needs is gone.
 """
 
 from __future__ import annotations

@@ -298,3 +298,28 @@ class TestOptimizers:
 
         found = names(self.trace(lambda parameters: Own(parameters, lr=0.1)))
         assert not any(name.startswith("_foreach") for name in found)
+
+
+class Adds(nn.Module):
+    """Adds rows up as indices say, which a card does in any order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = torch.arange(len(x), device=x.device) // 2
+        return x + torch.zeros_like(x).index_add(0, index, x.tanh())
+
+
+class Counts(nn.Module):
+    """The same of whole numbers, whose order does not show."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = torch.ones(len(x), dtype=torch.long, device=x.device)
+        count = torch.zeros(len(x), dtype=torch.long, device=x.device).index_add(0, ones.cumsum(0) - 1, ones)
+        return x.tanh() * count[:, None]
+
+
+def test_modules_that_a_card_gives_other_bits_each_time_are_known() -> None:
+    model: Any = nn.Sequential(nn.Sequential(nn.Linear(8, 8), Adds()), Counts(), nn.Linear(8, 8))
+    model.register_forward_hook(lambda module, args, made: {"loss": made.mean()})
+    x = torch.randn(4, 8)
+    assert traced(model, x).unrepeatable == {"", "0", "0.1"}
+    assert not traced(model, x, target=CPU).unrepeatable
