@@ -155,6 +155,8 @@ class Images:
         if issubclass(kind, torch.Generator):
             before = value.get_state()
             return _Image(value, lambda: value.get_state().tolist(), lambda: _set_state(value, before), [])
+        if issubclass(kind, random.SystemRandom):  # it has no state
+            return None
         if issubclass(kind, random.Random):
             state = value.getstate()
             return _Image(value, value.getstate, lambda: value.setstate(state), [])

@@ -15,8 +15,9 @@ its recompute gets that back:
 Values are compared by identity, plain ones by value. Only what differs is exchanged, and what was there
 before the recompute is put back after it.
 
-Not seen: classes, globals, thread-locals, files. The values of a recompute are compared with those of its
-forward for that reason (`recompute_check`).
+Beside these come places of the process that the forward changes (`process_tables`). Not seen: what else
+changes there, and files. The values of a recompute are compared with those of its forward for that reason
+(`recompute_check`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import enum
 import functools
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Protocol
@@ -34,9 +35,19 @@ import torch
 from torch import Tensor, nn
 
 from memscale.core.value_images import is_plain, slots_of
+from memscale.techniques import process_tables
 from memscale.techniques.forward_slot import StandIn
-
-_ABSENT: Final = object()
+from memscale.techniques.process_tables import ABSENT as _ABSENT
+from memscale.techniques.process_tables import (
+    Generator,
+    Kept,
+    Name,
+    Weak,
+    is_gone,
+    keeper,
+    strengthened,
+    weakened,
+)
 
 _DEPTH = 4
 """Containers inside of containers that are looked into."""
@@ -55,6 +66,9 @@ _OPAQUE: Final = _PLAIN | {
     torch.Generator, type, ModuleType, BuiltinFunctionType, range, slice, enum.EnumMeta,
 }  # fmt: skip
 """Types of values that hold nothing that is looked at here."""
+
+_OPAQUE_IN_PROCESS: Final = _OPAQUE - {torch.Generator}
+"""The same behind places of the process. One that hangs on a module which uses it is planned around."""
 
 _NOT_LOOKED_INTO: Final = frozenset(
     {"torch", "memscale", "threading", "_thread", "logging", "concurrent", "multiprocessing", "asyncio",
@@ -281,6 +295,10 @@ class _Cell:
         return self.held is not _ABSENT and _differs(self.read(), self.held)
 
 
+_SINGLE: Final = (_Cell, Name)
+"""Tables of one value."""
+
+
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether somebody else than the transformers library wants to be told of a module's calls.
 
@@ -300,12 +318,14 @@ class AttributeTables:
 
     Args:
         modules: whose attributes are read; not those of their children.
+        kept: places of the process that are read, too.
     """
 
-    __slots__ = ("_tables",)
+    __slots__ = ("_of_process", "_tables")
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], kept: Sequence[Kept] = ()) -> None:
         self._tables: list[_Table] = []
+        self._of_process: list[_Table] = []
         seen = set(map(id, modules))
         level: list[Any] = []
         for module in modules:
@@ -314,14 +334,45 @@ class AttributeTables:
                 self._tables.append(table)
                 level += [value for value in table.parts() if type(value) not in _OPAQUE]
         self._tables.append(_Registries(modules))
+        self._walk(level, seen, self._enter, _OPAQUE)
+        if kept:
+            self._add_kept(kept, seen)
+
+    def _walk(
+        self, level: list[Any], seen: set[int], enter: Callable[[Any], Iterable[Any]], opaque: frozenset[Any]
+    ) -> None:
+        """Writes values down, and what hangs on them."""
         most = len(self._tables) + _MOST
         for _ in range(_DEPTH):
             found: list[Any] = []
             for value in level:
                 if id(value) not in seen and len(self._tables) < most:
                     seen.add(id(value))
-                    found += [part for part in self._enter(value) if type(part) not in _OPAQUE]
+                    found += [part for part in enter(value) if type(part) not in opaque]
             level = found
+
+    def _add_kept(self, kept: Sequence[Kept], seen: set[int]) -> None:
+        first = len(self._tables)
+        level: list[Any] = []
+        for place in kept:
+            for table in place.tables():
+                level += self._add(table)
+            level += place.values()
+        level = [value for value in level if type(value) not in _OPAQUE_IN_PROCESS]
+        self._walk(level, seen, self._enter_in_process, _OPAQUE_IN_PROCESS)
+        self._of_process = self._tables[first:]
+        del self._tables[first:]
+        for table in self._of_process:
+            if not isinstance(table, Generator):
+                table.held = weakened(table.held, isinstance(table, _SINGLE))
+
+    def _enter_in_process(self, value: Any) -> Iterable[Any]:
+        table = keeper(value)
+        if table is not None:
+            return self._add(table)
+        if isinstance(value, (dict, list, set, deque)) and len(value) > process_tables.LARGE:
+            return ()
+        return self._enter(value)
 
     def _enter(self, value: Any) -> Iterable[Any]:
         """Writes one value down, and returns what it holds."""
@@ -372,17 +423,21 @@ class AttributeTables:
 
     def differing(self) -> list[_Table]:
         """Containers that hold something else now."""
-        return [table for table in self._tables if table.differs()]
+        return [table for table in (*self._tables, *self._of_process) if table.differs()]
 
     def restore(self, stack: ExitStack, differing: Sequence[_Table]) -> None:
         """Puts back what containers held. What all of them hold now comes again when `stack` closes.
 
         Of all of them: a recompute that stops early leaves what it has set, and not yet reset.
         """
-        for table in self._tables:
+        for table in (*self._tables, *self._of_process):
             stack.callback(table.write, table.read())
+        of_process = set(map(id, self._of_process))
         for table in differing:
-            table.write(table.held)
+            if id(table) not in of_process or isinstance(table, Generator):
+                table.write(table.held)
+            elif not is_gone(table.held):
+                table.write(strengthened(table.held, isinstance(table, _SINGLE)))
 
 
 def _differs(now: Any, before: Any) -> bool:
@@ -390,7 +445,7 @@ def _differs(now: Any, before: Any) -> bool:
         return False
     kind = type(now)
     if kind is not type(before):
-        return True
+        return not (type(before) is Weak and before.is_of(now))
     if kind in _PLAIN:
         return bool(now != before)
     # A bound method is made anew whenever it is asked for.

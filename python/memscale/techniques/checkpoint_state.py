@@ -6,9 +6,9 @@
     around the second      restored        all of it back, and afterwards the present state again
 
 What can be put back is put back: generators, buffers, training flags, `requires_grad`, parameters bound anew,
-attributes and what hangs on them (`attribute_tables`), autocast, PyTorch's settings and modes
-(`torch_settings`), context variables. What cannot be put back (contents of weights and of tensors from
-outside) must not have changed, which is checked.
+attributes and what hangs on them (`attribute_tables`), places of the process that the forward is known to
+change (`process_tables`), autocast, PyTorch's settings and modes (`torch_settings`), context variables. What
+cannot be put back (contents of weights and of tensors from outside) must not have changed, which is checked.
 
 What is put back lies in the modules' registries, where other threads look, too: `exchange_lock`.
 """
@@ -32,6 +32,7 @@ from memscale.core.uninterrupted import uninterrupted
 from memscale.techniques.attribute_tables import AttributeTables, has_foreign_hooks
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
+from memscale.techniques.process_tables import Kept
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.techniques.torch_settings import TorchSettings
 from memscale.weights.places import lasting_address
@@ -90,6 +91,7 @@ class Body:
         python_random: the forward may draw from Python's or NumPy's generator.
         foreign: tensors from outside model and arguments that it reads.
         check: of its recomputes.
+        kept: places of the process that it changes.
         device_kinds: devices whose generators and autocast count.
     """
 
@@ -100,9 +102,11 @@ class Body:
         python_random: bool = False,
         foreign: Sequence[weakref.ref[Tensor]] = (),
         check: RecomputeCheck = UNCHECKED,
+        kept: Sequence[Kept] = (),
     ) -> None:
         self.path = path
         self.check = check
+        self.kept = tuple(kept)
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
         self.python_random = python_random
         self._has_told_of_hooks = False
@@ -186,7 +190,7 @@ class State:
         state.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
         with lock_of([*parts, *(owner for owner, _ in body.buffers)]):
             state._note_modules(parts, body.buffers)
-            state.attributes = AttributeTables(parts)
+            state.attributes = AttributeTables(parts, body.kept)
         state.context = contextvars.copy_context()
         state.settings = TorchSettings()
         state.autocast = [_autocast_state(kind) for kind in body.device_kinds]

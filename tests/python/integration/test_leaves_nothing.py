@@ -36,6 +36,9 @@ class _NoImages:
     def __init__(self, model: nn.Module) -> None:
         pass
 
+    def changed(self) -> list[Any]:
+        return []
+
     def restore(self) -> None:
         pass
 
