@@ -25,6 +25,7 @@ from memscale.core.iterators import copy_of, is_iterator
 from memscale.core.reached_code import CACHE, INERT, Place, bound_by, is_library, reached_from
 from memscale.core.value_images import ABSENT, Images, content_of, is_plain, same_as
 from memscale.techniques.process_tables import Kept, KeptAttribute, KeptByFunction, KeptName
+from memscale.techniques.torch_settings import users_modes
 
 _STATE: Final = (
     dict, list, tuple, set, UserDict, UserList, weakref.WeakKeyDictionary, weakref.WeakSet,
@@ -117,7 +118,7 @@ class ProcessImages:
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
-        hung = list(_hung_on(model, modules))
+        hung = [*_hung_on(model, modules), *users_modes()]
         kinds = map(type, (*modules, *hung))
         reached = reached_from(dict.fromkeys(kind for kind in kinds if not is_library(kind.__module__)))
         reached.leave_out(modules)

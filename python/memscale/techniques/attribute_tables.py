@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -66,6 +67,9 @@ _OPAQUE: Final = _PLAIN | {
     torch.Generator, type, ModuleType, BuiltinFunctionType, range, slice, enum.EnumMeta,
 }  # fmt: skip
 """Types of values that hold nothing that is looked at here."""
+
+_OF_MODES: Final = ("__torch_function__", "__torch_dispatch__")
+"""What PyTorch calls of a mode."""
 
 _OPAQUE_IN_PROCESS: Final = _OPAQUE - {torch.Generator}
 """The same behind places of the process. One that hangs on a module which uses it is planned around."""
@@ -319,11 +323,14 @@ class AttributeTables:
     Args:
         modules: whose attributes are read; not those of their children.
         kept: places of the process that are read, too.
+        modes: of the program, in force: what they count, they count once.
     """
 
     __slots__ = ("_of_process", "_tables")
 
-    def __init__(self, modules: Sequence[nn.Module], kept: Sequence[Kept] = ()) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], kept: Sequence[Kept] = (), modes: Sequence[Any] = ()
+    ) -> None:
         self._tables: list[_Table] = []
         self._of_process: list[_Table] = []
         seen = set(map(id, modules))
@@ -335,8 +342,8 @@ class AttributeTables:
                 level += [value for value in table.parts() if type(value) not in _OPAQUE]
         self._tables.append(_Registries(modules))
         self._walk(level, seen, self._enter, _OPAQUE)
-        if kept:
-            self._add_kept(kept, seen)
+        if kept or modes:
+            self._add_kept(kept, modes, seen)
 
     def _walk(
         self, level: list[Any], seen: set[int], enter: Callable[[Any], Iterable[Any]], opaque: frozenset[Any]
@@ -351,9 +358,10 @@ class AttributeTables:
                     found += [part for part in enter(value) if type(part) not in opaque]
             level = found
 
-    def _add_kept(self, kept: Sequence[Kept], seen: set[int]) -> None:
+    def _add_kept(self, kept: Sequence[Kept], modes: Sequence[Any], seen: set[int]) -> None:
         first = len(self._tables)
-        level: list[Any] = []
+        level: list[Any] = [*modes]
+        level += [inspect.unwrap(getattr(type(mode), name, None)) for mode in modes for name in _OF_MODES]  # type: ignore[arg-type]
         for place in kept:
             for table in place.tables():
                 level += self._add(table)

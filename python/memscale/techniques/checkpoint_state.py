@@ -35,7 +35,7 @@ from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.process_tables import Kept
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
-from memscale.techniques.torch_settings import TorchSettings
+from memscale.techniques.torch_settings import TorchSettings, has_modes, users_modes, without_modes
 from memscale.weights.places import lasting_address
 
 BufferRef = tuple[nn.Module, str]
@@ -198,23 +198,30 @@ class State:
         """
         state = cls()
         state.path, state.check = body.path, body.check
-        alive = [ref() for ref in body.foreign]
-        state.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
-        with lock_of([*parts, *(owner for owner, _ in body.buffers)]):
-            state._note_modules(parts, body.buffers)
-            if state.foreign:
-                state._copy_attributes(parts)
-            state.attributes = AttributeTables(parts, body.kept)
-        state.context = contextvars.copy_context()
         state.settings = TorchSettings()
-        state.autocast = [_autocast_state(kind) for kind in body.device_kinds]
-        state.cpu_rng = torch.get_rng_state()
+        modes = users_modes()
+        with without_modes() if modes else nullcontext():
+            state._read(body, parts, leaves, modes)
+        return state
+
+    def _read(
+        self, body: Body, parts: Sequence[nn.Module], leaves: Sequence[Any], modes: Sequence[Any]
+    ) -> None:
+        alive = [ref() for ref in body.foreign]
+        self.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
+        with lock_of([*parts, *(owner for owner, _ in body.buffers)]):
+            self._note_modules(parts, body.buffers)
+            if self.foreign:
+                self._copy_attributes(parts)
+            self.attributes = AttributeTables(parts, body.kept, modes)
+        self.context = contextvars.copy_context()
+        self.autocast = [_autocast_state(kind) for kind in body.device_kinds]
+        self.cpu_rng = torch.get_rng_state()
         if "cuda" in body.device_kinds:
             devices = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
-            state.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
+            self.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
         if body.python_random:
-            state.python_rng = _python_rng()
-        return state
+            self.python_rng = _python_rng()
 
     def _note_modules(self, parts: Sequence[nn.Module], changing: Sequence[BufferRef]) -> None:
         """What is in the modules; of buffers that the call changes, copies."""
@@ -247,6 +254,10 @@ class State:
 
     def forget_unused_rng(self) -> None:
         """After the call: a generator that did not move need not be replayed."""
+        with without_modes() if has_modes() else nullcontext():
+            self._forget_unused_rng()
+
+    def _forget_unused_rng(self) -> None:
         if self.cpu_rng is not None and torch.equal(self.cpu_rng, torch.get_rng_state()):
             self.cpu_rng = None
         for device, before in list(self.cuda_rng.items()):
@@ -262,6 +273,8 @@ class State:
         changed = [item for item in self.copies if _stamp(item[2]) != item[3]]
         exchanges = bool(differing or changed) or self._has_gone()
         with self._lock() if exchanges else nullcontext(), ExitStack() as stack:
+            if has_modes():
+                stack.enter_context(without_modes())
             for kind, dtype, enabled, cached in self.autocast:
                 if enabled or _autocast_state(kind)[2]:
                     stack.enter_context(
