@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -378,6 +379,14 @@ class _FakeModel:
         """The fake of a real tensor, or None for one that the model does not hold."""
         return self.fakes.get(id(tensor))
 
+    def name_foreign(self, recorder: GraphRecorder) -> None:
+        """Makes what the recorder has found to be from outside the real tensors, where it saw their fakes."""
+        reals = {id(fake): self.reals[key] for key, fake in self.fakes.items()}
+        for buffer, ref in recorder.foreign.items():
+            real = reals.get(id(ref()))
+            if real is not None:
+                recorder.foreign[buffer] = weakref.ref(real)
+
     def declare_reals(self, recorder: GraphRecorder) -> None:
         """Makes the recorder take a real tensor, where one slips through, for its fake.
 
@@ -579,6 +588,7 @@ def _trace(
         with released.stepping(optimizers):
             _step(recorder, step, optimizers, parameters)
         tracer.settle(recorder, model, changes, forward)
+        fakes.name_foreign(recorder)
         del batch, forward
     trace = tracer.finish(recorder, calls, changes, "static")
     trace.has_drawn = recorder.has_drawn

@@ -166,7 +166,10 @@ class Images:
             held = copy.deepcopy(bits.state)
             return _Image(value, lambda: str(bits.state), lambda: setattr(bits, "state", held), [])
         if issubclass(kind, (dict, list, set, deque)):
-            return _container(value) if is_plain(kind) else None
+            if is_plain(kind):
+                return _container(value)
+            is_readable = issubclass(kind, dict) and not issubclass(kind, OrderedDict)
+            return _own_reading(value) if is_readable else None
         if _is_ours(value):
             return None
         if kind is FunctionType:
@@ -297,6 +300,24 @@ def _slotted(value: Any, names: list[str]) -> _Image:
         return all(only_filled(item, getattr(value, name, ABSENT)) for name, item in held.items())
 
     return _Image(value, look, put_back, [item for item in held.values() if item is not ABSENT], filled)
+
+
+def _own_reading(value: dict[Any, Any]) -> _Image:
+    """A dictionary whose class reads or writes its own way: what it has as a dictionary, behind that."""
+    held = dict(dict.items(value))
+
+    def look() -> Any:
+        return [(id(key), same_as(item)) for key, item in dict.items(value)]
+
+    def put_back() -> None:
+        dict.clear(value)
+        dict.update(value, held)
+
+    def filled() -> bool:
+        now = dict(dict.items(value))
+        return all(only_filled(item, now.get(key, ABSENT)) for key, item in held.items())
+
+    return _Image(value, look, put_back, list(held.values()), filled)
 
 
 def _container(value: Any) -> _Image | None:

@@ -25,8 +25,9 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import sys
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
@@ -151,6 +152,66 @@ class _Mapping:
             if self.without
             else keys
         )
+
+
+class _OwnReading(_Mapping):
+    """A dictionary whose class reads or writes its own way: what it has as a dictionary, behind that."""
+
+    __slots__ = ()
+
+    def read(self) -> dict[Any, Any]:
+        """What it holds."""
+        return dict(dict.items(self.place))
+
+    def write(self, values: dict[Any, Any]) -> None:
+        """Makes it hold these, where it does not."""
+        for key in self._differing(values):
+            if key in values:
+                dict.__setitem__(self.place, key, values[key])
+            else:
+                dict.__delitem__(self.place, key)
+
+    def _differing(self, values: dict[Any, Any]) -> list[Any]:
+        present = self.read()
+        keys = [key for key, value in values.items() if _differs(present.get(key, _ABSENT), value)]
+        return keys + [key for key in present if key not in values]
+
+
+class _Array:
+    """The contents of a small array of NumPy.
+
+    They are put back in place: what PyTorch has made of its memory sees what is there, as without a plan.
+    """
+
+    __slots__ = ("held", "place")
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+        self.held = self.read()
+
+    def read(self) -> Any:
+        """What it holds."""
+        return self.place.copy()
+
+    def parts(self) -> Iterable[Any]:
+        """Nothing that is looked at."""
+        return ()
+
+    def write(self, values: Any) -> None:
+        """Makes it hold these, where it does not."""
+        if self.place.tobytes() != values.tobytes():
+            self.place[...] = values
+
+    def differs(self) -> bool:
+        """Whether it holds anything else than it held."""
+        return bool(self.place.tobytes() != self.held.tobytes())
+
+
+def _is_small_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value) is not numpy.ndarray or value.dtype.hasobject:
+        return False
+    return bool(value.flags.writeable and value.nbytes <= process_tables.SMALL_BYTES)
 
 
 class _Registries:
@@ -302,6 +363,9 @@ class _Cell:
 _SINGLE: Final = (_Cell, Name)
 """Tables of one value."""
 
+_WHOLE: Final = (Generator, _Array)
+"""Tables of something that holds no other values."""
+
 
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether somebody else than the transformers library wants to be told of a module's calls.
@@ -324,12 +388,17 @@ class AttributeTables:
         modules: whose attributes are read; not those of their children.
         kept: places of the process that are read, too.
         modes: of the program, in force: what they count, they count once.
+        tensors: that the modules read beside parameters and buffers. Attributes of these are read, too.
     """
 
     __slots__ = ("_of_process", "_tables")
 
     def __init__(
-        self, modules: Sequence[nn.Module], kept: Sequence[Kept] = (), modes: Sequence[Any] = ()
+        self,
+        modules: Sequence[nn.Module],
+        kept: Sequence[Kept] = (),
+        modes: Sequence[Any] = (),
+        tensors: Iterable[Tensor] = (),
     ) -> None:
         self._tables: list[_Table] = []
         self._of_process: list[_Table] = []
@@ -341,6 +410,7 @@ class AttributeTables:
                 self._tables.append(table)
                 level += [value for value in table.parts() if type(value) not in _OPAQUE]
         self._tables.append(_Registries(modules))
+        self._tables += [_Mapping(tensor.__dict__) for tensor in tensors if type(tensor) in _OWN_TENSORS]
         self._walk(level, seen, self._enter, _OPAQUE)
         if kept or modes:
             self._add_kept(kept, modes, seen)
@@ -371,7 +441,7 @@ class AttributeTables:
         self._of_process = self._tables[first:]
         del self._tables[first:]
         for table in self._of_process:
-            if not isinstance(table, Generator):
+            if not isinstance(table, _WHOLE):
                 table.held = weakened(table.held, isinstance(table, _SINGLE))
 
     def _enter_in_process(self, value: Any) -> Iterable[Any]:
@@ -390,7 +460,9 @@ class AttributeTables:
         if kind in _PROXIES or kind is weakref.ref:
             return self._enter_referred(value, kind)
         if issubclass(kind, dict):
-            return self._add(_Mapping(value)) if is_plain(kind) else ()
+            if is_plain(kind):
+                return self._add(_Mapping(value))
+            return () if issubclass(kind, OrderedDict) else self._add(_OwnReading(value))
         if issubclass(kind, (list, set, deque)):
             return self._add(_Elements(value)) if is_plain(kind) else ()
         if kind is CellType:
@@ -419,7 +491,7 @@ class AttributeTables:
         if issubclass(kind, tuple):
             return value  # type: ignore[no-any-return]
         if issubclass(kind, type) or kind.__module__.partition(".")[0] in _NOT_LOOKED_INTO:
-            return ()
+            return self._add(_Array(value)) if _is_small_array(value) else ()
         place = getattr(value, "__dict__", None)
         parts = self._add(_Mapping(place)) if type(place) is dict else ()
         names = _slots_of(kind)  # type: ignore[arg-type]
@@ -442,7 +514,7 @@ class AttributeTables:
             stack.callback(table.write, table.read())
         of_process = set(map(id, self._of_process))
         for table in differing:
-            if id(table) not in of_process or isinstance(table, Generator):
+            if id(table) not in of_process or isinstance(table, _WHOLE):
                 table.write(table.held)
             elif not is_gone(table.held):
                 table.write(strengthened(table.held, isinstance(table, _SINGLE)))

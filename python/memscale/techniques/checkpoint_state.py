@@ -157,6 +157,7 @@ class State:
         "cuda_rng",
         "flags",
         "foreign",
+        "kinds",
         "path",
         "python_rng",
         "registries",
@@ -180,6 +181,7 @@ class State:
         # (where it is, its name there, tensor, stamp, copy) of small ones that the call reads.
         self.copies: list[tuple[dict[str, Any], str, Tensor, Stamp, Tensor]] = []
         self.flags: list[tuple[nn.Module, bool]] = []
+        self.kinds: list[type[nn.Module]] = []  # of the same modules
         self.foreign: list[tuple[Tensor, Stamp]] = []
         # (registry, name, tensor, stamp, requires_grad) of every parameter and buffer, down to the leaves.
         self.tensors: list[tuple[dict[str, Any], str, Tensor, Stamp, bool]] = []
@@ -213,7 +215,7 @@ class State:
             self._note_modules(parts, body.buffers)
             if self.foreign:
                 self._copy_attributes(parts)
-            self.attributes = AttributeTables(parts, body.kept, modes)
+            self.attributes = AttributeTables(parts, body.kept, modes, [tensor for tensor, _ in self.foreign])
         self.context = contextvars.copy_context()
         self.autocast = [_autocast_state(kind) for kind in body.device_kinds]
         self.cpu_rng = torch.get_rng_state()
@@ -226,6 +228,7 @@ class State:
     def _note_modules(self, parts: Sequence[nn.Module], changing: Sequence[BufferRef]) -> None:
         """What is in the modules; of buffers that the call changes, copies."""
         copied = {(id(module._buffers), name) for module, name in changing}
+        self.kinds = list(map(type, parts))
         for module in parts:
             self.flags.append((module, module.training))
             for registry in (module._parameters, module._buffers):
@@ -314,6 +317,8 @@ class State:
         """
         if self.buffers or any(module.training != training for module, training in self.flags):
             return True
+        if [type(module) for module, _ in self.flags] != self.kinds:
+            return True
         if any(tuple(registry.keys()) != names for registry, names in self.registries):
             return True
         if any(_bound(registry, name) is not None for registry, name in self.vacant):
@@ -359,6 +364,10 @@ class State:
             if module.training != training:
                 stack.callback(setattr, module, "training", module.training)
                 module.training = training
+        for (module, _), kind in zip(self.flags, self.kinds, strict=True):
+            if type(module) is not kind:
+                stack.callback(setattr, module, "__class__", type(module))
+                module.__class__ = kind
         changed = self._changed_places()
         for registry, names in self.registries:
             if tuple(registry.keys()) != names:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,21 @@ WIDTH = 16
 LARGE = 10_000
 
 
+class Lowered(dict[str, float]):
+    """Reads and writes its own way."""
+
+    def __getitem__(self, key: str) -> float:
+        return super().__getitem__(key.lower())
+
+    def __setitem__(self, key: str, value: float) -> None:
+        super().__setitem__(key.lower(), value)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
 class Block(nn.Module):
     """Reads numbers of tensors that nobody trains."""
 
@@ -27,6 +43,11 @@ class Block(nn.Module):
         self.attribute = torch.ones(())
         self.large: Tensor
         self.register_buffer("scale", torch.ones(1))
+        self.array, self.own, self.gate = (
+            np.ones(4, dtype="float32"),
+            Lowered(scale=1.0),
+            torch.ones(4 * WIDTH),
+        )
         self.register_buffer("large", torch.ones(LARGE))
 
     def factor(self) -> float:
@@ -34,6 +55,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.tanh(self.up(x)) * self.factor())
+
+
+class Computes(Block):
+    """Reads what fakes have, too."""
+
+    def factor(self) -> Any:
+        return float(self.array[0]) * self.own["SCALE"] * getattr(self.gate, "scale", 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x) + self.gate) * self.factor())
 
 
 def trained(
@@ -75,6 +106,32 @@ def test_a_small_tensor_is_copied(name: str) -> None:
 
     plain = trained(False, set_to(0.5), set_to(3.0))
     assert all(map(torch.equal, plain, trained(True, set_to(0.5), set_to(3.0))))
+
+
+OTHERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "array": (lambda block: block.array.fill(0.5), lambda block: block.array.fill(3.0)),
+    "dictionary": (
+        lambda block: block.own.__setitem__("Scale", 0.5),
+        lambda block: block.own.__setitem__("SCALE", 3.0),
+    ),
+    "attribute of a tensor": (
+        lambda block: setattr(block.gate, "scale", 0.5),
+        lambda block: delattr(block.gate, "scale"),
+    ),
+    "tensor that a sum reads": (lambda block: block.gate.fill_(0.5), lambda block: block.gate.fill_(3.0)),
+    "class of a child": (
+        lambda block: setattr(block.up, "__class__", Doubled),
+        lambda block: setattr(block.up, "__class__", nn.Linear),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_else_holds_for_a_forward(kind: str) -> None:
+    def values(wrapped: bool) -> list[Any]:
+        return trained(wrapped, *OTHERS[kind], build=Computes)
+
+    assert all(map(torch.equal, values(False), values(True)))
 
 
 def test_of_a_large_one_backward_tells() -> None:
