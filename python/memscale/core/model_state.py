@@ -259,7 +259,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
     Yields:
         The changes, complete when the block has ended.
     """
-    process = ProcessImages(model)
+    process = ProcessImages(model, contents)
     values = Images(contents, model.modules())
     images = _images_of(model, values)
     weights = WeightImages(model)

@@ -53,6 +53,8 @@ class _StateImages(Images):
                 return
             if hasattr(kind, "__len__") and len(value) > _MANY:
                 return
+        elif self.bindings and issubclass(kind, nn.Module):
+            pass
         elif kind is not FunctionType and is_library(kind.__module__) and not _is_numpy_generator(kind):
             return
         super()._take(value, depth, most)
@@ -114,16 +116,17 @@ class ProcessImages:
 
     Args:
         model: its own modules are looked at elsewhere (`model_state`).
+        contents: what runs computes for real: put back what parameters of others have for data, too.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, contents: bool = False) -> None:
         modules = list(model.modules())
         hung = [*_hung_on(model, modules), *users_modes()]
         kinds = map(type, (*modules, *hung))
         reached = reached_from(dict.fromkeys(kind for kind in kinds if not is_library(kind.__module__)))
         reached.leave_out(modules)
         reached.reach(*hung)
-        self._images = _StateImages(contents=False, modules=modules)
+        self._images = _StateImages(contents=False, modules=modules, bindings=contents)
         self._bound = [(place, place.globals.get(place.name, ABSENT)) for place in reached.places.values()]
         self._classes = [_ClassBindings(kind) for kind in reached.classes.values()]
         self._caches = [(cache, cache.cache_info()) for cache in reached.caches]
