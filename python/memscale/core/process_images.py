@@ -53,7 +53,7 @@ class _StateImages(Images):
                 return
             if hasattr(kind, "__len__") and len(value) > _MANY:
                 return
-        elif self.bindings and issubclass(kind, nn.Module):
+        elif self.bindings and issubclass(kind, (nn.Module, nn.Parameter)):
             pass
         elif kind is not FunctionType and is_library(kind.__module__) and not _is_numpy_generator(kind):
             return

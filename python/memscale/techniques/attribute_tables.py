@@ -510,14 +510,25 @@ class AttributeTables:
 
         Of all of them: a recompute that stops early leaves what it has set, and not yet reset.
         """
-        for table in (*self._tables, *self._of_process):
-            stack.callback(table.write, table.read())
+        tables = [*self._tables, *self._of_process]
+        stack.callback(_write_back, [(table, table.read()) for table in tables])
         of_process = set(map(id, self._of_process))
         for table in differing:
             if id(table) not in of_process or isinstance(table, _WHOLE):
                 table.write(table.held)
             elif not is_gone(table.held):
                 table.write(strengthened(table.held, isinstance(table, _SINGLE)))
+
+
+def _write_back(present: list[tuple[_Table, Any]]) -> None:
+    """Makes tables hold what they held before a recompute, the last one first, whatever one of them raises."""
+    try:
+        while present:
+            table, values = present.pop()
+            table.write(values)
+    finally:
+        if present:
+            _write_back(present)
 
 
 def _differs(now: Any, before: Any) -> bool:
