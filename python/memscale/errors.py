@@ -117,12 +117,13 @@ class PolicyFallbackNeeded(MemScaleError):  # noqa: N818 - the name is part of t
     """
 
 
-class RecomputeError(MemScaleError):
-    """A recomputed module did not do the same as in its forward.
+class RecomputeError(MemScaleError, RuntimeError):
+    """A recomputed module did not do the same as in its forward, or cannot.
 
     Raised in backward instead of a wrong gradient. The module depends on something that MemScale cannot put
-    back (a file, a clock, a foreign library's random numbers): make its forward repeatable, or leave it out
-    as the message says. Gradients of this step are incomplete: drop them (`zero_grad`) before another one.
+    back (a file, a clock, a foreign library's random numbers, a tensor that was changed in place since): make
+    its forward repeatable, or leave it out as the message says. Gradients of this step are incomplete: drop
+    them (`zero_grad`) before another one. It is also a `RuntimeError`, as autograd's own errors are.
 
     Attributes:
         module: path of the module, or "net.0 to net.3" for children of a chain that are recomputed as one;

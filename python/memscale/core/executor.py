@@ -22,7 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,7 @@ from memscale.techniques.forward_slot import ForwardSlot
 from memscale.techniques.loss_scale import LossScale, enter, forget, scale_for
 from memscale.techniques.plain_copies import Ours
 from memscale.techniques.replicas import ReplicaGuard
+from memscale.techniques.torch_settings import PresentModes, has_modes, without_modes
 
 EXECUTOR = "_memscale_executor"
 
@@ -189,7 +190,7 @@ class Executor(Ours):
                 # A model from `from_pretrained` is in evaluation mode until the loop calls train().
                 facts = self._facts(training=None if self.model.training else True)
                 facts.grads_present |= grads_present
-                self._plan_for(*sample, facts)
+                self._plan_for(*sample, facts, PresentModes())
         except HooksRefusedError as error:
             self._cannot_plan(error)
         except BaseException:
@@ -277,6 +278,17 @@ class Executor(Ours):
             args: positional part of the batch.
             kwargs: keyword part.
         """
+        modes = PresentModes()
+        with without_modes() if has_modes() else nullcontext():
+            self._before_forward(forward, args, kwargs, modes)
+
+    def _before_forward(
+        self,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        modes: PresentModes,
+    ) -> None:
         for switch in self.in_force.switches:
             switch.hold()
         self.in_force.about_to_run()
@@ -304,7 +316,7 @@ class Executor(Ours):
                 if not alone or self.open.are_of_others:
                     self._tell_of_threads()
                     return
-                self._plan_for(args, kwargs, facts)
+                self._plan_for(args, kwargs, facts, modes)
         except (BudgetError, VerificationError):
             self.stop()  # the model is left untouched
             raise
@@ -353,6 +365,10 @@ class Executor(Ours):
 
     def after_forward(self, output: Any) -> None:
         """Remembers the output, to see before the next forward whether it is still held."""
+        with without_modes() if has_modes() else nullcontext():
+            self._after_forward(output)
+
+    def _after_forward(self, output: Any) -> None:
         me = threading.get_ident()
         if not self.open.waiting:
             others = [(thread, refs) for thread, refs in [*self._outputs.items()] if thread != me]
@@ -455,12 +471,14 @@ class Executor(Ours):
 
     # ---- planning --------------------------------------------------------------------------------
 
-    def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> None:
+    def _plan_for(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts, modes: PresentModes
+    ) -> None:
         """Plans and attaches for one batch. On any error the model keeps what it had."""
         signature = self._signature_of(args, kwargs, facts)
         planned = self._known.get(signature)
         if planned is None or not facts.staying <= {name for name, _ in planned.places}:
-            with self.bare():
+            with self.bare(), modes.on():
                 planned = make_plan(self.model, self.config, args, kwargs, facts)
             before = None if self.planned is None else self.planned.trace.graph.digest
             self._learn(signature, planned, before == planned.trace.graph.digest)

@@ -214,14 +214,17 @@ class InForce:
             boundary = None if offload is None else Boundary(offload, moved, ahead_bytes)
             check = self._new_check(planned, *(choice.module for choice in run))
             facts = self._written(planned, run), planned.trace.python_random, self._foreign(planned, run)
+            in_process = planned.trace.changes.in_process
             if len(run) == 1:
                 kept = frozenset(map(_operation, run[0].kept))
                 module = self.model.get_submodule(path)
-                parts.append(CheckpointAttachment(module, path, *facts, kept, boundary, check))
+                parts.append(CheckpointAttachment(module, path, *facts, kept, boundary, check, in_process))
             else:
                 chain, _, first = path.rpartition(".")
                 last = run[-1].module.rpartition(".")[2]
-                chains.setdefault(chain, []).append(ChainRun(first, last, *facts, boundary, check))
+                chains.setdefault(chain, []).append(
+                    ChainRun(first, last, *facts, boundary, check, in_process)
+                )
         for chain, runs in chains.items():
             # The executor must go on seeing the batches of a model that is a chain itself.
             watch = None if chain else self.watch

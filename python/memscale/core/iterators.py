@@ -19,6 +19,11 @@ def is_iterator(value: Any) -> bool:
     return hasattr(kind, "__next__") and not issubclass(kind, (io.IOBase, *weakref.ProxyTypes))
 
 
+def is_taken_from(value: Any) -> bool:
+    """Whether it is an iterator of Python's own: nothing in it tells where it is."""
+    return type(value).__module__ in ("builtins", "itertools") and is_iterator(value)
+
+
 class Untouched:
     """In place of an iterator that cannot be copied: a dry run must not take from it."""
 
@@ -48,6 +53,27 @@ def copy_of(iterator: Any) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on those of itertools
-            return copy.copy(iterator)
+            own = is_taken_from(iterator) and not hasattr(type(iterator), "__copy__")
+            return _made_again(iterator) if own else copy.copy(iterator)
     except Exception:
         return iterator
+
+
+def _made_again(iterator: Any) -> Any:
+    """A copy of an iterator of Python's own with copies of those that it takes from in turn.
+
+    A plain copy of `itertools.cycle` takes from the same one as the original.
+    """
+    reduced = iterator.__reduce__()
+    made = reduced[0](*_inner(reduced[1]))
+    if len(reduced) > 2 and reduced[2] is not None:
+        made.__setstate__(_inner(reduced[2]))
+    return made
+
+
+def _inner(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple(map(_inner, value))
+    if type(value) is list:
+        return list(value)
+    return copy_of(value) if is_iterator(value) else value

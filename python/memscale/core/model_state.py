@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,6 +25,7 @@ from memscale.core.uninterrupted import uninterrupted
 from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled, same_as
 from memscale.core.weight_images import WeightImages
 from memscale.optim.released import set_gradient
+from memscale.techniques.process_tables import Kept
 
 _TORCH_DICTS = frozenset(
     {"_parameters", "_buffers", "_modules", "forward", "_memscale_executor", "__reduce_ex__", "__deepcopy__"}
@@ -53,6 +54,7 @@ class Changes:
             first forward filled, and a recompute finds them filled.
         python_random: whether Python's or NumPy's global generator had moved.
         draws_again: a second forward draws random numbers as often as the first.
+        in_process: places outside of the modules that had changed, or that code of the forward binds.
         settled: after `settle`: attributes that changed again in a second forward, like `attributes`.
     """
 
@@ -62,6 +64,7 @@ class Changes:
     filled: set[str] = field(default_factory=set)
     python_random: bool = False
     draws_again: bool = True
+    in_process: Sequence[Kept] = ()
     settled: dict[str, list[str]] | None = None
 
 
@@ -256,7 +259,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
     Yields:
         The changes, complete when the block has ended.
     """
-    process = ProcessImages(model)
+    process = ProcessImages(model, contents)
     values = Images(contents, model.modules())
     images = _images_of(model, values)
     weights = WeightImages(model)
@@ -289,6 +292,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
             changes.python_random = random.getstate() != python_rng
             if numpy is not None:
                 changes.python_random |= str(numpy.random.get_state()) != str(numpy_rng)
+            changes.in_process = process.changed()
             _keep_lasting(changes, images)
             for path, image in images.items():
                 changes.buffers += [(path, name) for name in image.changed_buffers()]

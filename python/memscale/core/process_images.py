@@ -22,8 +22,10 @@ import torch
 from torch import nn
 
 from memscale.core.iterators import copy_of, is_iterator
-from memscale.core.reached_code import CACHE, INERT, Place, is_library, reached_from
-from memscale.core.value_images import ABSENT, Images, content_of, is_plain
+from memscale.core.reached_code import CACHE, INERT, Place, bound_by, is_library, reached_from
+from memscale.core.value_images import ABSENT, Images, content_of, is_plain, same_as
+from memscale.techniques.process_tables import Kept, KeptAttribute, KeptByFunction, KeptName
+from memscale.techniques.torch_settings import users_modes
 
 _STATE: Final = (
     dict, list, tuple, set, UserDict, UserList, weakref.WeakKeyDictionary, weakref.WeakSet,
@@ -51,9 +53,26 @@ class _StateImages(Images):
                 return
             if hasattr(kind, "__len__") and len(value) > _MANY:
                 return
+        elif self.bindings and issubclass(kind, (nn.Module, nn.Parameter)):
+            pass
         elif kind is not FunctionType and is_library(kind.__module__) and not _is_numpy_generator(kind):
             return
         super()._take(value, depth, most)
+
+    def leading_to_changed(self) -> set[int]:
+        """The ids of values that have changed, or that hold one that has."""
+        changed = {key for key, image in self.images.items() if image is not None and image.changed()}
+        held_by: dict[int, list[int]] = {}
+        if changed:
+            for key, image in self.images.items():
+                for child in () if image is None else image.children:
+                    held_by.setdefault(id(child), []).append(key)
+        pending = list(changed)
+        while pending:
+            new = [key for key in held_by.get(pending.pop(), ()) if key not in changed]
+            changed.update(new)
+            pending += new
+        return changed
 
 
 def _is_numpy_generator(kind: type) -> bool:
@@ -66,6 +85,16 @@ class _ClassBindings:
     def __init__(self, kind: type) -> None:
         self.kind = kind
         self.before = dict(vars(kind))
+
+    def changed(self, leading: set[int]) -> list[str]:
+        """Names that are bound to something else, or whose values are among these."""
+        now, before = vars(self.kind), self.before
+        return [
+            name
+            for name in now.keys() | before.keys()
+            if not name.startswith("__")
+            and (now.get(name, ABSENT) is not before.get(name, ABSENT) or id(before.get(name)) in leading)
+        ]
 
     def restore(self) -> None:
         now = vars(self.kind)
@@ -87,20 +116,22 @@ class ProcessImages:
 
     Args:
         model: its own modules are looked at elsewhere (`model_state`).
+        contents: what runs computes for real: put back what parameters of others have for data, too.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, contents: bool = False) -> None:
         modules = list(model.modules())
-        hung = list(_hung_on(model, modules))
+        hung = [*_hung_on(model, modules), *users_modes()]
         kinds = map(type, (*modules, *hung))
         reached = reached_from(dict.fromkeys(kind for kind in kinds if not is_library(kind.__module__)))
         reached.leave_out(modules)
         reached.reach(*hung)
-        self._images = _StateImages(contents=False, modules=modules)
+        self._images = _StateImages(contents=False, modules=modules, bindings=contents)
         self._bound = [(place, place.globals.get(place.name, ABSENT)) for place in reached.places.values()]
         self._classes = [_ClassBindings(kind) for kind in reached.classes.values()]
         self._caches = [(cache, cache.cache_info()) for cache in reached.caches]
         self._empty: list[dict[str, Any]] = []  # attributes of functions and tensors
+        self._functions = [*reached.functions, *reached.caches]
         for value in hung:
             self._take(value)
         for _, value in self._bound:
@@ -144,6 +175,35 @@ class ProcessImages:
             for cell in function.__closure__ or ():
                 if is_iterator(content_of(cell)):
                     cell.cell_contents = copy_of(content_of(cell))
+
+    def changed(self) -> list[Kept]:
+        """Where something is otherwise than before, or may be for the time of a forward: its code binds it.
+
+        Iterators are left out: what has been taken from one cannot be given back.
+        """
+        leading = self._images.leading_to_changed()
+        bound = {
+            (id(function.__globals__), name)
+            for function in self._functions
+            if type(function) is FunctionType
+            for name in bound_by(function.__code__)
+        }
+        found: list[Kept] = []
+        for place, value in self._bound:
+            now = place.globals.get(place.name, ABSENT)
+            is_bound = same_as(now) != same_as(value) or (id(place.globals), place.name) in bound
+            if (is_bound or id(value) in leading) and not is_iterator(value):
+                found.append(KeptName(*place))
+        for bindings in self._classes:
+            found += [KeptAttribute(bindings.kind, name) for name in bindings.changed(leading)]
+        filled = set(map(id, filter(None, self._empty)))
+        for function in self._functions:
+            places = [function, attributes := function.__dict__]
+            if type(function) is FunctionType:
+                places += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            if id(attributes) in filled or not leading.isdisjoint(map(id, places)):
+                found.append(KeptByFunction(function))
+        return found
 
     def restore(self) -> None:
         """Binds and fills everything as before."""

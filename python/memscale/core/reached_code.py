@@ -17,7 +17,7 @@ import sysconfig
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dis import opmap
+from dis import get_instructions, opmap
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -90,6 +90,15 @@ def _names(code: CodeType) -> tuple[frozenset[str], bool, bool]:
             names |= inner
             binds, sets = binds or found[0], sets or found[1]
     return frozenset(names), binds, sets
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def bound_by(code: CodeType) -> frozenset[str]:
+    """The names of globals that a function, or one inside it, binds."""
+    if not _names(code)[1]:
+        return frozenset()
+    found = {item.argval for item in get_instructions(code) if item.opname == "STORE_GLOBAL"}
+    return frozenset(found.union(*(bound_by(inner) for inner in code.co_consts if type(inner) is CodeType)))
 
 
 class Reached:

@@ -28,8 +28,9 @@ from memscale.core import kernels, tracer
 from memscale.core.cuda_semantics import CudaKernels, Emulation, is_backward
 from memscale.core.fake_results import mode_of_fakes
 from memscale.core.graph_builder import GraphRecorder
+from memscale.core.quiet_fakes import quiet_fakes
 from memscale.core.target import Target
-from memscale.core.trace_static import StaticRecorder, quiet_fakes
+from memscale.core.trace_static import StaticRecorder
 
 
 class Meter(Protocol):

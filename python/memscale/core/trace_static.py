@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from memscale.core.fake_results import mode_of_fakes
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
 from memscale.core.leaves import tell, told_of, what_to_tell
+from memscale.core.quiet_fakes import quiet_fakes
 from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
@@ -378,6 +379,14 @@ class _FakeModel:
         """The fake of a real tensor, or None for one that the model does not hold."""
         return self.fakes.get(id(tensor))
 
+    def name_foreign(self, recorder: GraphRecorder) -> None:
+        """Makes what the recorder has found to be from outside the real tensors, where it saw their fakes."""
+        reals = {id(fake): self.reals[key] for key, fake in self.fakes.items()}
+        for buffer, ref in recorder.foreign.items():
+            real = reals.get(id(ref()))
+            if real is not None:
+                recorder.foreign[buffer] = weakref.ref(real)
+
     def declare_reals(self, recorder: GraphRecorder) -> None:
         """Makes the recorder take a real tensor, where one slips through, for its fake.
 
@@ -452,29 +461,6 @@ class _SwappedPlain:
 
 def _geometry(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
     return tensor.shape, tensor.stride(), int(tensor.storage_offset())
-
-
-@contextmanager
-def _no_search_for_nans() -> Iterator[None]:
-    """Anomaly mode asks every gradient for values, which fakes have not."""
-    if not torch.is_anomaly_enabled():
-        yield
-        return
-    with torch.autograd.set_detect_anomaly(True, check_nan=False):
-        yield
-
-
-@contextmanager
-def quiet_fakes() -> Iterator[None]:
-    """PyTorch logs a traceback for an operator without a fake kernel; the caller reports that in a line."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    try:
-        logger.setLevel(logging.CRITICAL)
-        with _no_search_for_nans():
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _step(
@@ -553,8 +539,7 @@ def _trace(
         stack.enter_context(sharding.whole(model))
         stack.enter_context(silent(model))
         stack.enter_context(fakes.swapped())
-        if emulation is not None:
-            stack.enter_context(emulation.active())
+        stack.enter_context(nullcontext() if emulation is None else emulation.active())
         batch = tree_map_only(Tensor, fakes.of_batch, real_batch)
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
@@ -588,10 +573,11 @@ def _trace(
         with released.stepping(optimizers):
             _step(recorder, step, optimizers, parameters)
         tracer.settle(recorder, model, changes, forward)
+        fakes.name_foreign(recorder)
         del batch, forward
     trace = tracer.finish(recorder, calls, changes, "static")
     trace.has_drawn = recorder.has_drawn
     trace.optimizer_switches = free_switches(step.optimizer, step.target.foreach)
-    trace.notes += [note for optimizer in optimizers for note in optimizer.notes]
-    trace.notes += buckets.notes + [sharding.NOTE] * sharding.has_units(model)
+    told = [note for optimizer in optimizers for note in optimizer.notes] + buckets.notes
+    trace.notes += told + [sharding.NOTE] * sharding.has_units(model)
     return trace

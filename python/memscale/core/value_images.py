@@ -22,7 +22,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
+from memscale.core.iterators import copy_of, is_taken_from
 from memscale.core.leaves import parts_of
 
 DEPTH = 8
@@ -105,10 +107,15 @@ class Images:
     Args:
         contents: keep copies of tensors, for blocks that compute for real.
         modules: that are looked at elsewhere. Others, in lists where PyTorch does not find them, are objects.
+        bindings: what parameters of these have for data is put back, for the same blocks. What is written
+            into it is undone elsewhere (`undone_writes`).
     """
 
-    def __init__(self, contents: bool, modules: Iterable[nn.Module] = ()) -> None:
+    def __init__(
+        self, contents: bool, modules: Iterable[nn.Module] = (), bindings: bool | None = None
+    ) -> None:
         self.contents = contents
+        self.bindings = contents if bindings is None else bindings
         self.modules = {id(module): module for module in modules}
         self.images: dict[int, _Image | None] = {}
 
@@ -124,6 +131,11 @@ class Images:
             return
         image = self._image(value)
         self.images[id(value)] = image
+        if image is not None and any(map(is_taken_from, image.children)):
+            _lend(value)
+        if self.bindings and issubclass(type(value), nn.Module):  # however deep
+            for parameter in nn.Module.parameters(value):
+                self._take(parameter, 1, most)
         for child in image.children if image is not None else ():
             self._take(child, depth - 1, most)
 
@@ -155,6 +167,8 @@ class Images:
         if issubclass(kind, torch.Generator):
             before = value.get_state()
             return _Image(value, lambda: value.get_state().tolist(), lambda: _set_state(value, before), [])
+        if issubclass(kind, random.SystemRandom):  # it has no state
+            return None
         if issubclass(kind, random.Random):
             state = value.getstate()
             return _Image(value, value.getstate, lambda: value.setstate(state), [])
@@ -164,7 +178,10 @@ class Images:
             held = copy.deepcopy(bits.state)
             return _Image(value, lambda: str(bits.state), lambda: setattr(bits, "state", held), [])
         if issubclass(kind, (dict, list, set, deque)):
-            return _container(value) if is_plain(kind) else None
+            if is_plain(kind):
+                return _container(value)
+            is_readable = issubclass(kind, dict) and not issubclass(kind, OrderedDict)
+            return _own_reading(value) if is_readable else None
         if _is_ours(value):
             return None
         if kind is FunctionType:
@@ -182,7 +199,9 @@ class Images:
         return None
 
     def _tensor(self, value: Tensor) -> _Image | None:
-        if not self.contents or isinstance(value, nn.Parameter):
+        if isinstance(value, nn.Parameter):
+            return _bound_data(value) if self.bindings else None
+        if not self.contents:
             return None
         if value.layout is not torch.strided:
             return _Image(value, lambda: None, lambda: None, parts_of(value))
@@ -192,6 +211,44 @@ class Images:
             value.data.copy_(held)
 
         return _Image(value, lambda: torch.equal(value.detach(), held), put_back, [])
+
+
+def _bound_data(value: nn.Parameter) -> _Image | None:
+    """Which memory a parameter has."""
+    if value.layout is not torch.strided or isinstance(value, FakeTensor):
+        return None
+    held = value.data
+
+    def look() -> Any:
+        return value.dtype, value.shape, value.stride(), value.data_ptr()
+
+    def put_back() -> None:
+        value.data = held
+
+    return _Image(value, look, put_back, [])
+
+
+def _lend(value: Any) -> None:
+    """Puts copies of iterators into a container, an object or a closure. Its image puts these back."""
+    if type(value) is FunctionType:
+        for cell in value.__closure__ or ():
+            if is_taken_from(content_of(cell)):
+                cell.cell_contents = copy_of(content_of(cell))
+        return
+    if issubclass(type(value), (list, deque)):
+        for place, item in enumerate(value):
+            if is_taken_from(item):
+                value[place] = copy_of(item)
+        return
+    attributes: dict[Any, Any] | None = value if issubclass(type(value), dict) else attributes_of(value)
+    if attributes is not None:
+        for name, item in list(dict.items(attributes)):
+            if is_taken_from(item):
+                dict.__setitem__(attributes, name, copy_of(item))
+        return
+    for name in slots_of(type(value)):
+        if is_taken_from(getattr(value, name, None)):
+            object.__setattr__(value, name, copy_of(getattr(value, name)))
 
 
 _READS: Final = ("__iter__", "__len__", "__getitem__", "keys", "values", "items")
@@ -295,6 +352,24 @@ def _slotted(value: Any, names: list[str]) -> _Image:
         return all(only_filled(item, getattr(value, name, ABSENT)) for name, item in held.items())
 
     return _Image(value, look, put_back, [item for item in held.values() if item is not ABSENT], filled)
+
+
+def _own_reading(value: dict[Any, Any]) -> _Image:
+    """A dictionary whose class reads or writes its own way: what it has as a dictionary, behind that."""
+    held = dict(dict.items(value))
+
+    def look() -> Any:
+        return [(id(key), same_as(item)) for key, item in dict.items(value)]
+
+    def put_back() -> None:
+        dict.clear(value)
+        dict.update(value, held)
+
+    def filled() -> bool:
+        now = dict(dict.items(value))
+        return all(only_filled(item, now.get(key, ABSENT)) for key, item in held.items())
+
+    return _Image(value, look, put_back, list(held.values()), filled)
 
 
 def _container(value: Any) -> _Image | None:

@@ -15,17 +15,20 @@ its recompute gets that back:
 Values are compared by identity, plain ones by value. Only what differs is exchanged, and what was there
 before the recompute is put back after it.
 
-Not seen: classes, globals, thread-locals, files. The values of a recompute are compared with those of its
-forward for that reason (`recompute_check`).
+Beside these come places of the process that the forward changes (`process_tables`). Not seen: what else
+changes there, and files. The values of a recompute are compared with those of its forward for that reason
+(`recompute_check`).
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import inspect
+import sys
 import weakref
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Protocol
@@ -34,9 +37,19 @@ import torch
 from torch import Tensor, nn
 
 from memscale.core.value_images import is_plain, slots_of
+from memscale.techniques import process_tables
 from memscale.techniques.forward_slot import StandIn
-
-_ABSENT: Final = object()
+from memscale.techniques.process_tables import ABSENT as _ABSENT
+from memscale.techniques.process_tables import (
+    Generator,
+    Kept,
+    Name,
+    Weak,
+    is_gone,
+    keeper,
+    strengthened,
+    weakened,
+)
 
 _DEPTH = 4
 """Containers inside of containers that are looked into."""
@@ -55,6 +68,12 @@ _OPAQUE: Final = _PLAIN | {
     torch.Generator, type, ModuleType, BuiltinFunctionType, range, slice, enum.EnumMeta,
 }  # fmt: skip
 """Types of values that hold nothing that is looked at here."""
+
+_OF_MODES: Final = ("__torch_function__", "__torch_dispatch__")
+"""What PyTorch calls of a mode."""
+
+_OPAQUE_IN_PROCESS: Final = _OPAQUE - {torch.Generator}
+"""The same behind places of the process. One that hangs on a module which uses it is planned around."""
 
 _NOT_LOOKED_INTO: Final = frozenset(
     {"torch", "memscale", "threading", "_thread", "logging", "concurrent", "multiprocessing", "asyncio",
@@ -133,6 +152,66 @@ class _Mapping:
             if self.without
             else keys
         )
+
+
+class _OwnReading(_Mapping):
+    """A dictionary whose class reads or writes its own way: what it has as a dictionary, behind that."""
+
+    __slots__ = ()
+
+    def read(self) -> dict[Any, Any]:
+        """What it holds."""
+        return dict(dict.items(self.place))
+
+    def write(self, values: dict[Any, Any]) -> None:
+        """Makes it hold these, where it does not."""
+        for key in self._differing(values):
+            if key in values:
+                dict.__setitem__(self.place, key, values[key])
+            else:
+                dict.__delitem__(self.place, key)
+
+    def _differing(self, values: dict[Any, Any]) -> list[Any]:
+        present = self.read()
+        keys = [key for key, value in values.items() if _differs(present.get(key, _ABSENT), value)]
+        return keys + [key for key in present if key not in values]
+
+
+class _Array:
+    """The contents of a small array of NumPy.
+
+    They are put back in place: what PyTorch has made of its memory sees what is there, as without a plan.
+    """
+
+    __slots__ = ("held", "place")
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+        self.held = self.read()
+
+    def read(self) -> Any:
+        """What it holds."""
+        return self.place.copy()
+
+    def parts(self) -> Iterable[Any]:
+        """Nothing that is looked at."""
+        return ()
+
+    def write(self, values: Any) -> None:
+        """Makes it hold these, where it does not."""
+        if self.place.tobytes() != values.tobytes():
+            self.place[...] = values
+
+    def differs(self) -> bool:
+        """Whether it holds anything else than it held."""
+        return bool(self.place.tobytes() != self.held.tobytes())
+
+
+def _is_small_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value) is not numpy.ndarray or value.dtype.hasobject:
+        return False
+    return bool(value.flags.writeable and value.nbytes <= process_tables.SMALL_BYTES)
 
 
 class _Registries:
@@ -281,6 +360,13 @@ class _Cell:
         return self.held is not _ABSENT and _differs(self.read(), self.held)
 
 
+_SINGLE: Final = (_Cell, Name)
+"""Tables of one value."""
+
+_WHOLE: Final = (Generator, _Array)
+"""Tables of something that holds no other values."""
+
+
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether somebody else than the transformers library wants to be told of a module's calls.
 
@@ -300,12 +386,22 @@ class AttributeTables:
 
     Args:
         modules: whose attributes are read; not those of their children.
+        kept: places of the process that are read, too.
+        modes: of the program, in force: what they count, they count once.
+        tensors: that the modules read beside parameters and buffers. Attributes of these are read, too.
     """
 
-    __slots__ = ("_tables",)
+    __slots__ = ("_of_process", "_tables")
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        kept: Sequence[Kept] = (),
+        modes: Sequence[Any] = (),
+        tensors: Iterable[Tensor] = (),
+    ) -> None:
         self._tables: list[_Table] = []
+        self._of_process: list[_Table] = []
         seen = set(map(id, modules))
         level: list[Any] = []
         for module in modules:
@@ -314,14 +410,47 @@ class AttributeTables:
                 self._tables.append(table)
                 level += [value for value in table.parts() if type(value) not in _OPAQUE]
         self._tables.append(_Registries(modules))
+        self._tables += [_Mapping(tensor.__dict__) for tensor in tensors if type(tensor) in _OWN_TENSORS]
+        self._walk(level, seen, self._enter, _OPAQUE)
+        if kept or modes:
+            self._add_kept(kept, modes, seen)
+
+    def _walk(
+        self, level: list[Any], seen: set[int], enter: Callable[[Any], Iterable[Any]], opaque: frozenset[Any]
+    ) -> None:
+        """Writes values down, and what hangs on them."""
         most = len(self._tables) + _MOST
         for _ in range(_DEPTH):
             found: list[Any] = []
             for value in level:
                 if id(value) not in seen and len(self._tables) < most:
                     seen.add(id(value))
-                    found += [part for part in self._enter(value) if type(part) not in _OPAQUE]
+                    found += [part for part in enter(value) if type(part) not in opaque]
             level = found
+
+    def _add_kept(self, kept: Sequence[Kept], modes: Sequence[Any], seen: set[int]) -> None:
+        first = len(self._tables)
+        level: list[Any] = [*modes]
+        level += [inspect.unwrap(getattr(type(mode), name, None)) for mode in modes for name in _OF_MODES]  # type: ignore[arg-type]
+        for place in kept:
+            for table in place.tables():
+                level += self._add(table)
+            level += place.values()
+        level = [value for value in level if type(value) not in _OPAQUE_IN_PROCESS]
+        self._walk(level, seen, self._enter_in_process, _OPAQUE_IN_PROCESS)
+        self._of_process = self._tables[first:]
+        del self._tables[first:]
+        for table in self._of_process:
+            if not isinstance(table, _WHOLE):
+                table.held = weakened(table.held, isinstance(table, _SINGLE))
+
+    def _enter_in_process(self, value: Any) -> Iterable[Any]:
+        table = keeper(value)
+        if table is not None:
+            return self._add(table)
+        if isinstance(value, (dict, list, set, deque)) and len(value) > process_tables.LARGE:
+            return ()
+        return self._enter(value)
 
     def _enter(self, value: Any) -> Iterable[Any]:
         """Writes one value down, and returns what it holds."""
@@ -331,7 +460,9 @@ class AttributeTables:
         if kind in _PROXIES or kind is weakref.ref:
             return self._enter_referred(value, kind)
         if issubclass(kind, dict):
-            return self._add(_Mapping(value)) if is_plain(kind) else ()
+            if is_plain(kind):
+                return self._add(_Mapping(value))
+            return () if issubclass(kind, OrderedDict) else self._add(_OwnReading(value))
         if issubclass(kind, (list, set, deque)):
             return self._add(_Elements(value)) if is_plain(kind) else ()
         if kind is CellType:
@@ -360,7 +491,7 @@ class AttributeTables:
         if issubclass(kind, tuple):
             return value  # type: ignore[no-any-return]
         if issubclass(kind, type) or kind.__module__.partition(".")[0] in _NOT_LOOKED_INTO:
-            return ()
+            return self._add(_Array(value)) if _is_small_array(value) else ()
         place = getattr(value, "__dict__", None)
         parts = self._add(_Mapping(place)) if type(place) is dict else ()
         names = _slots_of(kind)  # type: ignore[arg-type]
@@ -372,17 +503,32 @@ class AttributeTables:
 
     def differing(self) -> list[_Table]:
         """Containers that hold something else now."""
-        return [table for table in self._tables if table.differs()]
+        return [table for table in (*self._tables, *self._of_process) if table.differs()]
 
     def restore(self, stack: ExitStack, differing: Sequence[_Table]) -> None:
         """Puts back what containers held. What all of them hold now comes again when `stack` closes.
 
         Of all of them: a recompute that stops early leaves what it has set, and not yet reset.
         """
-        for table in self._tables:
-            stack.callback(table.write, table.read())
+        tables = [*self._tables, *self._of_process]
+        stack.callback(_write_back, [(table, table.read()) for table in tables])
+        of_process = set(map(id, self._of_process))
         for table in differing:
-            table.write(table.held)
+            if id(table) not in of_process or isinstance(table, _WHOLE):
+                table.write(table.held)
+            elif not is_gone(table.held):
+                table.write(strengthened(table.held, isinstance(table, _SINGLE)))
+
+
+def _write_back(present: list[tuple[_Table, Any]]) -> None:
+    """Makes tables hold what they held before a recompute, the last one first, whatever one raises."""
+    try:
+        while present:
+            table, values = present.pop()
+            table.write(values)
+    finally:
+        if present:
+            _write_back(present)
 
 
 def _differs(now: Any, before: Any) -> bool:
@@ -390,7 +536,7 @@ def _differs(now: Any, before: Any) -> bool:
         return False
     kind = type(now)
     if kind is not type(before):
-        return True
+        return not (type(before) is Weak and before.is_of(now))
     if kind in _PLAIN:
         return bool(now != before)
     # A bound method is made anew whenever it is asked for.

@@ -31,6 +31,7 @@ from memscale.techniques.checkpoint_state import Body, BufferRef, all_below
 from memscale.techniques.checkpointing import Region, came_later, runs_plain
 from memscale.techniques.compiled import checkpoints_when_compiled
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.process_tables import Kept
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 
 
@@ -46,6 +47,7 @@ class ChainRun:
         foreign: tensors from outside model and arguments that any of them reads.
         boundary: the input leaves the device until the recompute; None: it stays.
         check: of its recomputes.
+        in_process: places of the process that any of them changes.
     """
 
     first: str
@@ -55,6 +57,7 @@ class ChainRun:
     foreign: Sequence[weakref.ref[Tensor]] = ()
     boundary: Boundary | None = None
     check: RecomputeCheck = UNCHECKED
+    in_process: Sequence[Kept] = ()
 
 
 class _Run:
@@ -181,7 +184,8 @@ class ChainAttachment:
             raise AttachError(f"module {self.path!r} has an empty child")
         head = f"{self.path}." if self.path else ""
         path = f"{head}{run.first} to {head}{run.last}"
-        return children, Body(path, run.buffers, run.python_random, run.foreign, run.check)
+        facts = run.buffers, run.python_random, run.foreign, run.check, run.in_process
+        return children, Body(path, *facts)
 
     def undo(self) -> None:
         """Restores the chain's forward."""

@@ -6,9 +6,9 @@
     around the second      restored        all of it back, and afterwards the present state again
 
 What can be put back is put back: generators, buffers, training flags, `requires_grad`, parameters bound anew,
-attributes and what hangs on them (`attribute_tables`), autocast, PyTorch's settings and modes
-(`torch_settings`), context variables. What cannot be put back (contents of weights and of tensors from
-outside) must not have changed, which is checked.
+attributes and what hangs on them (`attribute_tables`), places of the process that the forward is known to
+change (`process_tables`), autocast, PyTorch's settings and modes (`torch_settings`), context variables. What
+cannot be put back (contents of weights and of tensors from outside) must not have changed, which is checked.
 
 What is put back lies in the modules' registries, where other threads look, too: `exchange_lock`.
 """
@@ -20,20 +20,22 @@ import logging
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memscale.core.uninterrupted import uninterrupted
+from memscale.errors import RecomputeError
 from memscale.techniques.attribute_tables import AttributeTables, has_foreign_hooks
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
+from memscale.techniques.process_tables import Kept
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
-from memscale.techniques.torch_settings import TorchSettings
+from memscale.techniques.torch_settings import TorchSettings, has_modes, users_modes, without_modes
 from memscale.weights.places import lasting_address
 
 BufferRef = tuple[nn.Module, str]
@@ -73,13 +75,19 @@ def _stamp(tensor: Tensor) -> Stamp:
     return tensor._version, lasting_address(tensor) if has_storage else 0
 
 
-def _check_stamp(tensor: Tensor, stamp: Stamp, path: str) -> None:
-    if _stamp(tensor) != stamp:
-        check_version(tensor, stamp[0], path)
-        raise RuntimeError(
-            f"a tensor that module {path!r} reads was given other data between forward and backward "
-            "(`.data = ...`): the checkpointed forward cannot be run again on what it read"
-        )
+def _is_small(tensor: Tensor) -> bool:
+    """Whether what a tensor holds may be copied for each call that reads it: scalars, mostly."""
+    return (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and tensor.numel() * tensor.element_size() <= _SMALL_BYTES
+    )
+
+
+_SMALL_BYTES: Final = 4096
+"""Of a tensor that is copied before each call: no plan counts these."""
 
 
 class Body:
@@ -90,6 +98,7 @@ class Body:
         python_random: the forward may draw from Python's or NumPy's generator.
         foreign: tensors from outside model and arguments that it reads.
         check: of its recomputes.
+        kept: places of the process that it changes.
         has_cards: the process has cards.
         device_kinds: devices whose generators and autocast count.
     """
@@ -101,9 +110,11 @@ class Body:
         python_random: bool = False,
         foreign: Sequence[weakref.ref[Tensor]] = (),
         check: RecomputeCheck = UNCHECKED,
+        kept: Sequence[Kept] = (),
     ) -> None:
         self.path = path
         self.check = check
+        self.kept = tuple(kept)
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
         self.python_random = python_random
         self._has_told_of_hooks = False
@@ -141,11 +152,14 @@ class State:
         "attributes",
         "autocast",
         "buffers",
+        "check",
         "context",
+        "copies",
         "cpu_rng",
         "cuda_rng",
         "flags",
         "foreign",
+        "kinds",
         "path",
         "python_rng",
         "registries",
@@ -165,7 +179,11 @@ class State:
         self.cuda_rng: dict[int, Tensor] = {}
         self.python_rng: Any = None
         self.path = ""
+        self.check = UNCHECKED
+        # (where it is, its name there, tensor, stamp, copy) of small ones that the call reads.
+        self.copies: list[tuple[dict[str, Any], str, Tensor, Stamp, Tensor]] = []
         self.flags: list[tuple[nn.Module, bool]] = []
+        self.kinds: list[type[nn.Module]] = []  # of the same modules
         self.foreign: list[tuple[Tensor, Stamp]] = []
         # (registry, name, tensor, stamp, requires_grad) of every parameter and buffer, down to the leaves.
         self.tensors: list[tuple[dict[str, Any], str, Tensor, Stamp, bool]] = []
@@ -183,25 +201,36 @@ class State:
             leaves: its arguments.
         """
         state = cls()
-        state.path = body.path
-        alive = [ref() for ref in body.foreign]
-        state.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
-        with lock_of([*parts, *(owner for owner, _ in body.buffers)]):
-            state._note_modules(parts, body.buffers)
-            state.attributes = AttributeTables(parts)
-        state.context = contextvars.copy_context()
+        state.path, state.check = body.path, body.check
         state.settings = TorchSettings()
-        state.autocast = [_autocast_state(kind) for kind in body.device_kinds]
-        state.cpu_rng = torch.get_rng_state()
+        modes = users_modes()
+        with without_modes() if modes else nullcontext():
+            state._read(body, parts, leaves, modes)
+        return state
+
+    def _read(
+        self, body: Body, parts: Sequence[nn.Module], leaves: Sequence[Any], modes: Sequence[Any]
+    ) -> None:
+        alive = [ref() for ref in body.foreign]
+        self.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
+        with lock_of([*parts, *(owner for owner, _ in body.buffers)]):
+            self._note_modules(parts, body.buffers)
+            if self.foreign:
+                self._copy_attributes(parts)
+            self.attributes = AttributeTables(parts, body.kept, modes, [tensor for tensor, _ in self.foreign])
+        self.context = contextvars.copy_context()
+        self.autocast = [_autocast_state(kind) for kind in body.device_kinds]
+        self.cpu_rng = torch.get_rng_state()
         if "cuda" in body.device_kinds:
             devices = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
-            state.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
+            self.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
         if body.python_random:
-            state.python_rng = _python_rng()
-        return state
+            self.python_rng = _python_rng()
 
     def _note_modules(self, parts: Sequence[nn.Module], changing: Sequence[BufferRef]) -> None:
         """What is in the modules; of buffers that the call changes, copies."""
+        copied = {(id(module._buffers), name) for module, name in changing}
+        self.kinds = list(map(type, parts))
         for module in parts:
             self.flags.append((module, module.training))
             for registry in (module._parameters, module._buffers):
@@ -210,15 +239,30 @@ class State:
                     if value is None:
                         self.vacant.append((registry, name))
                     else:
-                        self.tensors.append((registry, name, value, _stamp(value), value.requires_grad))
+                        stamp = _stamp(value)
+                        self.tensors.append((registry, name, value, stamp, value.requires_grad))
+                        if _is_small(value) and (id(registry), name) not in copied:
+                            self.copies.append((registry, name, value, stamp, value.clone()))
         with torch.no_grad():
             for module, name in changing:
                 value = module._buffers[name]
                 if value is not None:
                     self.buffers.append((module, name, value.clone()))
 
+    def _copy_attributes(self, parts: Sequence[nn.Module]) -> None:
+        """Copies small tensors from outside that are plain attributes."""
+        small = {id(tensor): stamp for tensor, stamp in self.foreign if _is_small(tensor)}
+        for module in parts if small else ():
+            for name, value in module.__dict__.items():
+                if isinstance(value, Tensor) and id(value) in small:
+                    self.copies.append((module.__dict__, name, value, small[id(value)], value.clone()))
+
     def forget_unused_rng(self) -> None:
         """After the call: a generator that did not move need not be replayed."""
+        with without_modes() if has_modes() else nullcontext():
+            self._forget_unused_rng()
+
+    def _forget_unused_rng(self) -> None:
         if self.cpu_rng is not None and torch.equal(self.cpu_rng, torch.get_rng_state()):
             self.cpu_rng = None
         for device, before in list(self.cuda_rng.items()):
@@ -231,8 +275,11 @@ class State:
     def restored(self) -> Iterator[None]:
         """Puts the state back for the recompute, and the present one back afterwards."""
         differing = self.attributes.differing()
-        exchanges = bool(differing) or self._has_gone()
+        changed = [item for item in self.copies if _stamp(item[2]) != item[3]]
+        exchanges = bool(differing or changed) or self._has_gone()
         with self._lock() if exchanges else nullcontext(), ExitStack() as stack:
+            if has_modes():
+                stack.enter_context(without_modes())
             for kind, dtype, enabled, cached in self.autocast:
                 if enabled or _autocast_state(kind)[2]:
                     stack.enter_context(
@@ -247,10 +294,13 @@ class State:
             if self.python_rng is not None:
                 stack.callback(_set_python_rng, _python_rng())
                 _set_python_rng(self.python_rng)
-            self._check_contents()
+            self._check_contents({id(tensor) for _, _, tensor, _, _ in changed})
             if exchanges:
                 self._restore_modules(stack)
             self.attributes.restore(stack, differing)
+            for place, name, _, _, before in changed:
+                stack.callback(place.__setitem__, name, place[name])
+                place[name] = before.clone()
             self.settings.restore(stack)
             try:
                 yield
@@ -269,6 +319,8 @@ class State:
         """
         if self.buffers or any(module.training != training for module, training in self.flags):
             return True
+        if [type(module) for module, _ in self.flags] != self.kinds:
+            return True
         if any(tuple(registry.keys()) != names for registry, names in self.registries):
             return True
         if any(_bound(registry, name) is not None for registry, name in self.vacant):
@@ -282,14 +334,28 @@ class State:
         owners = (module for module, *_ in self.buffers)
         return lock_of([*(module for module, _ in self.flags), *owners])
 
-    def _check_contents(self) -> None:
-        """A weight that plain autograd need not have saved is read again here, so it must be the same."""
+    def _check_contents(self, copied: Collection[int]) -> None:
+        """A weight that plain autograd need not have saved is read again here, so it must be the same.
+
+        Args:
+            copied: ids of tensors that have changed, and of which there are copies.
+        """
         for tensor, stamp in self.foreign:
-            _check_stamp(tensor, stamp, self.path)
+            if _stamp(tensor) != stamp and id(tensor) not in copied:
+                raise self._error(tensor, stamp)
         changed = self._changed_places()
         for registry, name, tensor, stamp, _ in self.tensors:
-            if (id(registry), name) not in changed:
-                _check_stamp(tensor, stamp, self.path)
+            if _stamp(tensor) != stamp and id(tensor) not in copied and (id(registry), name) not in changed:
+                raise self._error(tensor, stamp)
+
+    def _error(self, tensor: Tensor, stamp: Stamp) -> RecomputeError:
+        """What to raise for a tensor that has changed since the call: autograd's words where it has some."""
+        what = f"a tensor that module {self.path!r} reads was given other data (`.data = ...`)"
+        try:
+            check_version(tensor, stamp[0], self.path)
+        except RuntimeError as error:
+            what = str(error)
+        return self.check.fail(RecomputeError(what, self.path, None, _CHANGED))
 
     def _changed_places(self) -> set[tuple[int, str]]:
         return {(id(module._buffers), name) for module, name, _ in self.buffers}
@@ -300,6 +366,10 @@ class State:
             if module.training != training:
                 stack.callback(setattr, module, "training", module.training)
                 module.training = training
+        for (module, _), kind in zip(self.flags, self.kinds, strict=True):
+            if type(module) is not kind:
+                stack.callback(setattr, module, "__class__", type(module))
+                module.__class__ = kind
         changed = self._changed_places()
         for registry, names in self.registries:
             if tuple(registry.keys()) != names:
@@ -323,6 +393,9 @@ class State:
             stack.callback(module._buffers.__setitem__, name, module._buffers[name])
             # A copy of the copy: a second backward (retain_graph) starts from the same value again.
             module._buffers[name] = before.clone()
+
+
+_CHANGED: Final = "a tensor that its forward reads has changed between forward and backward"
 
 
 def _bound(registry: dict[str, Any], name: str) -> Any:
@@ -380,7 +453,7 @@ def _add_below(module: nn.Module, found: dict[nn.Module, None]) -> None:
             _add_below(child, found)
 
 
-never_compiled(check_version, _stamp, _check_stamp, Body, State)
+never_compiled(check_version, _stamp, _is_small, Body, State)
 never_compiled(
     _autocast_state, _python_rng, _set_python_rng, _same_python_rng, _loaded_numpy, all_below, _add_below
 )

@@ -50,6 +50,7 @@ from memscale.techniques.compiled import checkpoints_when_compiled, never_compil
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
 from memscale.techniques.given_caches import are_filled
 from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
+from memscale.techniques.process_tables import Kept as KeptPlace
 from memscale.techniques.recompute import Recompute, Stop, error_of, is_parameter, origin_of
 from memscale.techniques.recompute_check import (
     OTHER_AGAIN,
@@ -493,6 +494,7 @@ class CheckpointAttachment:
             safe to keep is computed again, so any set gives the same gradients.
         boundary: as for `Region`.
         check: of its recomputes.
+        in_process: places of the process that it changes.
     """
 
     name = "checkpoint"
@@ -507,6 +509,7 @@ class CheckpointAttachment:
         kept: Kept = frozenset(),
         boundary: Boundary | None = None,
         check: RecomputeCheck = UNCHECKED,
+        in_process: Sequence[KeptPlace] = (),
     ) -> None:
         self.module = module
         self.path = path
@@ -516,6 +519,7 @@ class CheckpointAttachment:
         self.foreign = list(foreign)
         self.kept = kept
         self.boundary = boundary
+        self.in_process = in_process
 
     def attach(self) -> None:
         """Replaces `module.forward`.
@@ -524,7 +528,7 @@ class CheckpointAttachment:
             AttachError: the module does not let its forward be replaced.
         """
         self.slot = ForwardSlot(self.module, self.path)
-        body = Body(self.path, self.buffers, self.python_random, self.foreign, self.check)
+        body = Body(self.path, self.buffers, self.python_random, self.foreign, self.check, self.in_process)
         operations = KeptOperations(self.kept) if self.kept else None
         present = self.slot.present
         self.slot.put(CheckpointedForward(self.module, present, body, operations, self.boundary))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memscale.core import model_state
-from memscale.core.trace_static import quiet_fakes
+from memscale.core.quiet_fakes import quiet_fakes
 from memscale.core.weight_images import WeightImages
 from memscale.techniques.row_dropout import Drop, called_as, dropouts_of
 from memscale.techniques.row_proof import NotRowWiseError, Proof, storage_key
@@ -167,7 +167,7 @@ def prove(module: nn.Module, run: Callable[..., Any]) -> RowFacts:
                 break
         else:
             raise NotRowWiseError(reason)
-    if changes.attributes or changes.buffers or changes.python_random:
+    if changes.attributes or changes.buffers or changes.python_random or changes.in_process:
         raise NotRowWiseError("it changes its own state")
     return facts
 

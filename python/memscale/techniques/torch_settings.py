@@ -17,8 +17,8 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -165,9 +165,8 @@ class TorchSettings:
             if present != value and _UNREADABLE not in (present, value):
                 stack.callback(flag.write, present)
                 flag.write(value)
-        _exchange(stack, self._functions, _function_modes, _c._push_on_torch_function_stack,
-                  _c._pop_torch_function_stack)  # fmt: skip
-        _exchange(stack, self._dispatch, _dispatch_modes, _dispatch._push_mode, _dispatch._pop_mode)
+        _exchange(stack, self._functions, *_FUNCTIONS)
+        _exchange(stack, self._dispatch, *_DISPATCH)
         self._restore_cached(stack)
 
     def _restore_cached(self, stack: ExitStack) -> None:
@@ -191,9 +190,58 @@ def _dispatch_modes() -> _Modes:
     return tuple(_dispatch._get_current_dispatch_mode_stack())
 
 
+_FUNCTIONS: Final = _function_modes, _c._push_on_torch_function_stack, _c._pop_torch_function_stack
+_DISPATCH: Final = _dispatch_modes, _dispatch._push_mode, _dispatch._pop_mode
+"""How each stack of modes is read and changed."""
+
+
 def _is_users(mode: Any) -> bool:
     """Whether a mode is a program's own, and not part of how PyTorch or MemScale look at a step."""
     return not type(mode).__module__.startswith(("memscale.", "torch._", "torch.fx."))
+
+
+_OBSERVERS: Final = ("torch.utils.flop_counter", "torch.utils._debug_mode", "torch.distributed._tools")
+"""Modules of PyTorch whose modes count or write down what runs, and change nothing of it."""
+
+
+def _only_looks_on(mode: Any) -> bool:
+    return type(mode).__module__.startswith(_OBSERVERS)
+
+
+def has_modes() -> bool:
+    """Whether any mode is in force."""
+    return bool(_c._len_torch_function_stack() or _c._len_torch_dispatch_stack())
+
+
+def users_modes() -> list[Any]:
+    """The modes in force that are a program's own."""
+    if not has_modes():
+        return []
+    modes = *_function_modes(), *_dispatch_modes()
+    return [mode for mode in modes if _is_users(mode) and not type(mode).__module__.startswith("torch.")]
+
+
+class PresentModes:
+    """The modes that are in force when this is made."""
+
+    def __init__(self) -> None:
+        self._functions, self._dispatch = _function_modes(), _dispatch_modes()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Has them in force for a block, but for those that only look on: it is no part of their step."""
+        with ExitStack() as stack:
+            _exchange(stack, self._functions, *_FUNCTIONS)
+            _exchange(stack, self._dispatch, *_DISPATCH)
+            yield
+
+
+def without_modes() -> ExitStack:
+    """Takes all modes off for a block, if they are a program's: it runs nothing of the program."""
+    stack = ExitStack()
+    _exchange(stack, (), *_FUNCTIONS)
+    _exchange(stack, (), *_DISPATCH)
+    return stack
 
 
 def _exchange(
@@ -203,8 +251,13 @@ def _exchange(
     push: Callable[[Any], Any],
     pop: Callable[[], Any],
 ) -> None:
-    """Exchanges the thread's modes until `stack` closes, but for those in which a step is looked at."""
+    """Exchanges the thread's modes until `stack` closes, but for those in which a step is looked at.
+
+    Those that only look on are taken off.
+    """
     present = read()
+    if wanted and any(map(_only_looks_on, wanted)):
+        wanted = tuple(mode for mode in wanted if not _only_looks_on(mode))
     if len(present) == len(wanted) and all(map(operator.is_, present, wanted)):
         return
     if not all(map(_is_users, present + wanted)):

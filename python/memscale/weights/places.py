@@ -31,6 +31,8 @@ def _known() -> list[Stream]:
 def lasting_address(tensor: Tensor) -> int:
     """The address of a tensor's storage; of a streamed weight, which comes and goes, of that at home."""
     address: int = tensor.untyped_storage()._cdata
+    if not streams:
+        return address
     for stream in _known():
         if address in stream.places:
             unit, weight = stream.places[address]

@@ -33,8 +33,11 @@ def nets() -> ModuleType:
 class _NoImages:
     """In place of `ProcessImages`: nothing is restored."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, contents: bool) -> None:
         pass
+
+    def changed(self) -> list[Any]:
+        return []
 
     def restore(self) -> None:
         pass

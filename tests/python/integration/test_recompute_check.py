@@ -126,11 +126,11 @@ class FlipsOneBit(Block):
         )
 
 
-OWN = random.Random(0)
+OWN = random.SystemRandom()
 
 
 class DrawsFromItsOwn(Block):
-    """A random generator that nobody replays."""
+    """Random numbers that nobody can draw again: they are the system's."""
 
     def defect(self, h: Tensor) -> Tensor:
         return h * (1.0 + OWN.random())
