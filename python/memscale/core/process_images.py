@@ -197,7 +197,7 @@ class ProcessImages:
         for bindings in self._classes:
             found += [KeptAttribute(bindings.kind, name) for name in bindings.changed(leading)]
         filled = set(map(id, filter(None, self._empty)))
-        for function in self._functions:
+        for function in self._functions if leading or filled else ():
             places = [function, attributes := function.__dict__]
             if type(function) is FunctionType:
                 places += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
