@@ -31,6 +31,7 @@ import torch
 
 from core_samples import chain, noted
 from leak_blocks import BLOCK_CALLS, BLOCK_ERRORS
+from leak_card import CARD_CALLS, CARD_ERRORS
 from leak_optim import OPTIM_CALLS, OPTIM_ERRORS
 from memscale import _core
 from memscale.errors import MemScaleError
@@ -213,6 +214,7 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "Snapshot.replay": lambda _: SNAPSHOT.replay(0, limits={"capacity_bytes": None}),
     "Snapshot.top_frames": lambda _: SNAPSHOT.top_frames(0, at_peak=True, count=5),
     **OPTIM_CALLS,
+    **CARD_CALLS,
 }
 
 
@@ -279,6 +281,7 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
     "error: fingerprint of a sparse tensor": lambda _: refused(lambda: _core.fingerprint(SPARSE)),
     "error: rule": lambda _: refused(lambda: _core.rule_text("x")),
     **{f"error: {name}": lambda _, call=call: refused(call) for name, call in OPTIM_ERRORS.items()},
+    **CARD_ERRORS,
 }
 
 ALL_TESTS = LEAK_TESTS | EXTRA_TESTS

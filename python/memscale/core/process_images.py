@@ -132,6 +132,9 @@ class ProcessImages:
         self._caches = [(cache, cache.cache_info()) for cache in reached.caches]
         self._empty: list[dict[str, Any]] = []  # attributes of functions and tensors
         self._functions = [*reached.functions, *reached.caches]
+        bases = dict.fromkeys(base for kind in map(type, modules) for base in kind.__mro__)
+        own = [base for base in bases if not is_library(base.__module__)]
+        self._methods = [item for base in own for item in vars(base).values() if type(item) is FunctionType]
         for value in hung:
             self._take(value)
         for _, value in self._bound:
@@ -177,15 +180,14 @@ class ProcessImages:
                     cell.cell_contents = copy_of(content_of(cell))
 
     def changed(self) -> list[Kept]:
-        """Where something is otherwise than before, or may be for the time of a forward: its code binds it.
+        """Where something is otherwise than before, or may be for the time of a forward: a method binds it.
 
         Iterators are left out: what has been taken from one cannot be given back.
         """
         leading = self._images.leading_to_changed()
         bound = {
             (id(function.__globals__), name)
-            for function in self._functions
-            if type(function) is FunctionType
+            for function in self._methods
             for name in bound_by(function.__code__)
         }
         found: list[Kept] = []
@@ -197,7 +199,7 @@ class ProcessImages:
         for bindings in self._classes:
             found += [KeptAttribute(bindings.kind, name) for name in bindings.changed(leading)]
         filled = set(map(id, filter(None, self._empty)))
-        for function in self._functions:
+        for function in self._functions if leading or filled else ():
             places = [function, attributes := function.__dict__]
             if type(function) is FunctionType:
                 places += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]

@@ -69,9 +69,6 @@ _OPAQUE: Final = _PLAIN | {
 }  # fmt: skip
 """Types of values that hold nothing that is looked at here."""
 
-_OF_MODES: Final = ("__torch_function__", "__torch_dispatch__")
-"""What PyTorch calls of a mode."""
-
 _OPAQUE_IN_PROCESS: Final = _OPAQUE - {torch.Generator}
 """The same behind places of the process. One that hangs on a module which uses it is planned around."""
 
@@ -387,7 +384,7 @@ class AttributeTables:
     Args:
         modules: whose attributes are read; not those of their children.
         kept: places of the process that are read, too.
-        modes: of the program, in force: what they count, they count once.
+        modes: `TorchFunctionMode` of the program, in force: what they count, they count once.
         tensors: that the modules read beside parameters and buffers. Attributes of these are read, too.
     """
 
@@ -430,8 +427,7 @@ class AttributeTables:
 
     def _add_kept(self, kept: Sequence[Kept], modes: Sequence[Any], seen: set[int]) -> None:
         first = len(self._tables)
-        level: list[Any] = [*modes]
-        level += [inspect.unwrap(getattr(type(mode), name, None)) for mode in modes for name in _OF_MODES]  # type: ignore[arg-type]
+        level: list[Any] = [*modes, *(inspect.unwrap(type(mode).__torch_function__) for mode in modes)]
         for place in kept:
             for table in place.tables():
                 level += self._add(table)

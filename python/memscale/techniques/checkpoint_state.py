@@ -27,6 +27,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 
 from memscale.core.uninterrupted import uninterrupted
 from memscale.errors import RecomputeError
@@ -205,7 +206,9 @@ class State:
         state.settings = TorchSettings()
         modes = users_modes()
         with without_modes() if modes else nullcontext():
-            state._read(body, parts, leaves, modes)
+            # Not those of operators: they may follow tensors, and what a recompute makes lives on.
+            functions = [mode for mode in modes if isinstance(mode, TorchFunctionMode)]
+            state._read(body, parts, leaves, functions)
         return state
 
     def _read(

@@ -161,7 +161,8 @@ def test_equal_to_the_same_compile_without(run: tuple[Case, Way, str, bool]) -> 
     assert_equal(plain, planned)
     assert active(model)  # compiled by "eager" it has no effect, and a line in the log says so
     at_first = 0 if sample or way in SEEN_FROM_OUTSIDE else MOST_BREAKS
-    assert planned_breaks <= (2 + at_first) * breaks + at_first
+    caches = int(case is GPT2)  # what keeps nothing in place of them takes one more
+    assert planned_breaks <= (2 + at_first) * breaks + at_first + caches
     assert planned_graphs <= (1 + at_first) * graphs + (1 if breaks else 0)
 
 
