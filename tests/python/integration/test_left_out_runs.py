@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+import tallies
 from memscale import AsyncOffloadConfig, Config
 from memscale.core.executor import Executor
 from memscale.core.plan import Plan
@@ -25,13 +25,10 @@ STEPS = 3
 X = torch.linspace(-1, 1, 8 * 16 * 32).view(8, 16, 32)
 
 
-RUNS: Counter[int] = Counter()
-"""Forwards by the `id` of the block: outside of the model, where nobody puts anything back."""
-
-
 @pytest.fixture(autouse=True)
 def nothing_has_run() -> None:
-    RUNS.clear()
+    """Forwards are counted by the `id` of the block."""
+    tallies.clear()
 
 
 class Block(nn.Module):
@@ -40,7 +37,7 @@ class Block(nn.Module):
         self.up, self.drop, self.down = nn.Linear(32, 64), nn.Dropout(0.1), nn.Linear(64, 32)
 
     def forward(self, x: Tensor) -> Tensor:
-        RUNS[id(self)] += torch.is_grad_enabled() and type(x) is Tensor  # not those of a trace
+        tallies.add(id(self), torch.is_grad_enabled() and type(x) is Tensor)  # not those of a trace
         result: Tensor = x + self.down(self.drop(torch.tanh(self.up(x))))
         return result
 
@@ -112,7 +109,7 @@ class TestBits:
     def test_what_is_left_out_runs_once(self, fields: dict[str, Any], twice: list[int]) -> None:
         plain, model = Model(), wrapped(**fields)
         assert_equal(train(model), train(plain))
-        times = [RUNS[id(block)] for block in model.h]
+        times = [tallies.of(id(block)) for block in model.h]
         last = max(twice, default=-1)  # nothing is saved behind the last one's: it may be worth no recompute
         assert [count for i, count in enumerate(times) if i not in twice] == [STEPS] * (4 - len(twice))
         assert all(times[i] == 2 * STEPS for i in twice if i != last) and times[last] >= STEPS
@@ -137,7 +134,7 @@ class TestBits:
         model, plain = wrapped(Deciding(), exclude="h.1"), Deciding()
         assert_equal(train(model), train(plain))
         assert plan_of(model).profile == "empirical" and "h.1" not in recomputed(model)
-        assert RUNS[id(model.h[1])] < RUNS[id(model.h[0])]
+        assert tallies.of(id(model.h[1])) < tallies.of(id(model.h[0]))
 
 
 class TestOffload:

@@ -7,7 +7,6 @@ import copy
 import gc
 import logging
 import weakref
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 import memscale
+import tallies
 from memscale import Config
 from memscale.techniques.use_cache import CacheSwitch
 from zoo.models import Case, case
@@ -49,29 +49,27 @@ def enabled(case: Case, **settings: bool) -> nn.Module:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """How often each normalisation runs, by the module's id: in the class, beneath all that stands in."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-    counter: Counter[int] = Counter()
     for kind in (nn.LayerNorm, LlamaRMSNorm, T5LayerNorm):
 
         def counting(self: nn.Module, *args: Any, original: Any = kind.forward) -> Any:
-            counter[id(self)] += 1
+            tallies.add(id(self))
             return original(self, *args)
 
         monkeypatch.setattr(kind, "forward", counting)
-    return counter
 
 
-def most_runs(model: nn.Module, case: Case, runs: Counter[int]) -> int:
+def most_runs(model: nn.Module, case: Case) -> int:
     """Most runs of one module in one step, for which there is a plan already."""
     for number in range(2):
         model.zero_grad()
-        runs.clear()
+        tallies.clear()
         case.loss(call(model, case.batch(number))).backward()
-    return max(runs.values())
+    return tallies.highest()
 
 
 NAMES = ["gpt2", "llama", "t5", "bert", "vit"]
@@ -80,7 +78,7 @@ NAMES = ["gpt2", "llama", "t5", "bert", "vit"]
 @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
 @pytest.mark.parametrize("sample", [False, True], ids=["deferred", "sample"])
 @pytest.mark.parametrize("name", NAMES)
-def test_replaced(name: str, sample: bool, reentrant: bool, runs: Counter[int]) -> None:
+def test_replaced(name: str, sample: bool, reentrant: bool, runs: None) -> None:
     """No module runs more than twice, and `detach` switches the model's own checkpoints on again."""
     subject = case(name)
     model = enabled(subject, use_reentrant=reentrant)
@@ -88,10 +86,10 @@ def test_replaced(name: str, sample: bool, reentrant: bool, runs: Counter[int]) 
     memscale.wrap(model, SMALLEST, subject.batch(0) if sample else None)
     subject.loss(call(model, subject.batch(0))).backward()
     assert model._memscale_executor.plan.active and not any(flags(model).values())
-    assert most_runs(model, subject, runs) == 2
+    assert most_runs(model, subject) == 2
     memscale.detach(model)
     assert flags(model) == before
-    assert most_runs(model, subject, runs) == 2
+    assert most_runs(model, subject) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,13 +105,13 @@ def test_equal(name: str) -> None:
     assert_same(reference(subject, Loop(steps=3)), train(own, Loop(steps=3), SMALLEST))
 
 
-def test_switched_on_after_wrap(runs: Counter[int]) -> None:
+def test_switched_on_after_wrap(runs: None) -> None:
     """A trainer does so when its training begins."""
     subject = case("gpt2")
     model = memscale.wrap(built(subject), SMALLEST, subject.batch(0))
     switch_on(model)
     on = flags(model)
-    assert most_runs(model, subject, runs) == 2 and not any(flags(model).values())
+    assert most_runs(model, subject) == 2 and not any(flags(model).values())
     memscale.detach(model)
     assert flags(model) == on
 
@@ -132,13 +130,13 @@ def test_some_layers_only() -> None:
     assert flags(model) == before
 
 
-def test_left_alone_where_nothing_need_be_done(runs: Counter[int]) -> None:
+def test_left_alone_where_nothing_need_be_done(runs: None) -> None:
     subject = case("gpt2")
     model = enabled(subject)
     before = flags(model)
     memscale.wrap(model, AMPLE, subject.batch(0))
     assert not model._memscale_executor.plan.active and flags(model) == before
-    assert most_runs(model, subject, runs) == 2
+    assert most_runs(model, subject) == 2
 
 
 def test_left_alone_where_checkpointing_is_switched_off() -> None:
