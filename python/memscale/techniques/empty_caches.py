@@ -288,7 +288,7 @@ class _Hooks:
         with self.lock:
             self.users += 1
             module = sys.modules.get("transformers.cache_utils")
-            if self.users == 1 and hasattr(module, "CacheLayerMixin"):
+            if not self.undo and hasattr(module, "CacheLayerMixin"):  # it may come after the first user
                 self._put(module)
 
     def end(self) -> None:

@@ -12,6 +12,7 @@ import functools
 import io
 import json
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -205,6 +206,22 @@ def test_the_cache_of_a_forward_holds_no_memory() -> None:
     assert all(
         not isinstance(value, Tensor) for layer in output.cache.layers for value in vars(layer).values()
     )
+
+
+def test_transformers_may_come_after_the_first_wrapped_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.Sequential(
+        *(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(3))
+    )
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, "transformers.cache_utils")
+        memscale.wrap(layers, TIGHT, sample_input=torch.randn(32, 16))
+    assert checkpointed(layers)
+    model = memscale.wrap(made(llama), TIGHT, sample_input=CAUSAL)
+    cache = model(**CAUSAL).cache
+    assert all(not isinstance(value, Tensor) for layer in cache.layers for value in vars(layer).values())
+    assert not differing(gradients(made(llama), CAUSAL), gradients(model, CAUSAL))
+    memscale.detach(layers)
+    memscale.detach(model)
 
 
 def test_generate_in_the_middle_of_training(wrap: Callable[..., nn.Module]) -> None:
