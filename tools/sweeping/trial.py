@@ -45,7 +45,8 @@ class Plain:
         steps: bits of each step.
         unrepeatable: names of tensors that plain PyTorch gives other bits the second time.
         peak: measured, in bytes.
-        remains: the trained model as `remains.of_model` describes it.
+        built: the untrained model as `remains.of_model` describes it.
+        remains: the trained one.
         finite: whether every loss is a number.
     """
 
@@ -54,6 +55,7 @@ class Plain:
     steps: list[Digests] = field(default_factory=list)
     unrepeatable: list[str] = field(default_factory=list)
     peak: int = 0
+    built: Described = field(default_factory=dict)
     remains: Described = field(default_factory=dict)
     finite: bool = True
 
@@ -67,7 +69,8 @@ class Planned:
         left: (stage, one line) of everything that planning or a wrapped run left behind.
         fakes: (stage, where) of each tensor without data that is alive.
         steps: bits of each step, as of `Plain`.
-        remains: the detached model.
+        built: the untrained model.
+        remains: the detached one.
         peak: measured, in bytes.
         budget: in bytes.
         predicted: of the plan.
@@ -85,6 +88,7 @@ class Planned:
     left: list[tuple[str, str]] = field(default_factory=list)
     fakes: list[tuple[str, str]] = field(default_factory=list)
     steps: list[Digests] = field(default_factory=list)
+    built: Described = field(default_factory=dict)
     remains: Described = field(default_factory=dict)
     peak: int = 0
     budget: int = 0
@@ -166,6 +170,7 @@ def _failure_of(library: Library, name: str, recipe: Recipe) -> str:
 def _run_plain(found: Plain, library: Library, name: str, recipe: Recipe) -> None:
     for run in range(2):
         made, optimizer = built(library, name, recipe)
+        found.built = remains.of_model(made.model)
         gc.collect()
         steps = [train_step(made, optimizer, number) for number in range(STEPS)]
         if run == 0:
@@ -188,6 +193,7 @@ def planned(
     found = Planned(budget=max(1, int(peak * share)))
     found.deferred = bool(zlib.crc32(name.encode()) & 1) if deferred is None else deferred
     made, optimizer = built(library, name, recipe)
+    found.built = remains.of_model(made.model)
     config = memscale.Config(memory_budget=found.budget, enable_logging=False)
     with _warnings(found.log):
         _predict(found, made, optimizer, config)

@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 from sweeping import digests, remains
-from sweeping.libraries import around_contexts, around_loops, around_losses, around_modules
+from sweeping.libraries import around_contexts, around_loops, around_losses, around_modules, torchvision_ops
 from sweeping.libraries.around_loop import SITUATIONS, Loop, Situation
 from sweeping.libraries.around_models import KINDS, Kind
 from sweeping.peaks import peak_bytes
 from sweeping.trial import Plain, Planned, one_line
+
+torchvision_ops.declare_if_present()  # transformers imports it
 
 DISTRIBUTIONS = ("torch", "transformers", "peft")
 

@@ -8,10 +8,18 @@ need in training, is written in Python; `roi_align` has a version in Python in t
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 from torch import Tensor
 
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+
+
+def declare_if_present() -> None:
+    """For libraries that can do without torchvision."""
+    if importlib.util.find_spec("torchvision") is not None:
+        declare()
 
 
 def declare() -> None:

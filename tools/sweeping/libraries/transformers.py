@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 from sweeping.libraries import torchvision_ops
 
-if importlib.util.find_spec("torchvision") is not None:
-    torchvision_ops.declare()  # some files of models import it
+torchvision_ops.declare_if_present()  # some files of models import it
 
 import transformers
 
