@@ -22,7 +22,8 @@ from sweeping.libraries.around_models import KINDS, Kind
 from sweeping.peaks import peak_bytes
 from sweeping.trial import Plain, Planned, one_line
 
-torchvision_ops.declare_if_present()  # transformers imports it
+if torchvision_ops.is_installed():
+    torchvision_ops.declare()  # transformers imports it
 
 DISTRIBUTIONS = ("torch", "transformers", "peft")
 

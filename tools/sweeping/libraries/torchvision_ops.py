@@ -16,10 +16,8 @@ from torch import Tensor
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 
 
-def declare_if_present() -> None:
-    """For libraries that can do without torchvision."""
-    if importlib.util.find_spec("torchvision") is not None:
-        declare()
+def is_installed() -> bool:
+    return importlib.util.find_spec("torchvision") is not None
 
 
 def declare() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from sweeping.libraries import torchvision_ops
 
-torchvision_ops.declare_if_present()  # some files of models import it
+if torchvision_ops.is_installed():
+    torchvision_ops.declare()  # some files of models import it
 
 import transformers
 
