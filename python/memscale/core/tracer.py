@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from memscale import _core
 from memscale.core import kernels, model_state, sharding, streamed_weights
+from memscale.core.copied_tensors import bytes_of_copies
 from memscale.core.graph_builder import GraphRecorder
 from memscale.core.leaves import storage_bytes, tensors_of
 from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
@@ -472,10 +473,12 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
     _note_buffers_of_others(recorder)
     modules = dict(calls.modules)
     stateful = _with_state(recorder, calls, changes)
+    copied = _copied_bytes(recorder, calls, written)
     for number, (path, _) in enumerate(calls.modules):
         state = _RNG_STATE_BYTES if number in recorder.random_modules else 0
         buffers = [modules[owner]._buffers[name] for owner, name in written.get(path, [])]
         state += storage_bytes([buffer for buffer in buffers if buffer is not None])
+        state += copied.get(path, 0)
         flags = _core.MODULE_PYTHON_STATE if path in stateful else 0
         if flags or state:
             graph.mark_module(number, flags, state)
@@ -490,6 +493,26 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
         unrepeatable=frozenset(paths[number][0] for number in recorder.unrepeatable_modules),
     )  # fmt: skip
+
+
+def _copied_bytes(
+    recorder: GraphRecorder, calls: CallRecorder, written: dict[str, list[BufferPath]]
+) -> dict[str, int]:
+    """Per module path, what copies take of small tensors that it reads: buffers, and tensors from outside.
+
+    Buffers that change while it runs are kept anyway. On a card nothing is copied.
+    """
+    found: dict[str, int] = {}
+    for path, module in calls.modules if recorder.cuda is None else ():
+        for name, buffer in module._buffers.items():
+            count = bytes_of_copies([buffer])
+            for around in _with_those_around(path) if count else ():
+                if (path, name) not in written.get(around, ()):
+                    found[around] = found.get(around, 0) + count
+    for number, read in recorder.foreign_reads if recorder.cuda is None else ():
+        path, _ = calls.modules[number]
+        found[path] = found.get(path, 0) + bytes_of_copies([recorder.foreign[read]()])
+    return found
 
 
 def _with_state(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Changes) -> set[str]:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from memscale.core.copied_tensors import is_copied
 from memscale.core.uninterrupted import uninterrupted
 from memscale.errors import RecomputeError
 from memscale.techniques.attribute_tables import AttributeTables, has_foreign_hooks
@@ -74,21 +75,6 @@ def check_version(tensor: Tensor, version: int, path: str, origin: str = "") -> 
 def _stamp(tensor: Tensor) -> Stamp:
     has_storage = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
     return tensor._version, lasting_address(tensor) if has_storage else 0
-
-
-def _is_small(tensor: Tensor) -> bool:
-    """Whether what a tensor holds may be copied for each call that reads it: scalars, mostly."""
-    return (
-        type(tensor) is Tensor
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not tensor.requires_grad
-        and tensor.numel() * tensor.element_size() <= _SMALL_BYTES
-    )
-
-
-_SMALL_BYTES: Final = 4096
-"""Of a tensor that is copied before each call: no plan counts these."""
 
 
 class Body:
@@ -244,7 +230,7 @@ class State:
                     else:
                         stamp = _stamp(value)
                         self.tensors.append((registry, name, value, stamp, value.requires_grad))
-                        if _is_small(value) and (id(registry), name) not in copied:
+                        if is_copied(value) and (id(registry), name) not in copied:
                             self.copies.append((registry, name, value, stamp, value.clone()))
         with torch.no_grad():
             for module, name in changing:
@@ -254,7 +240,7 @@ class State:
 
     def _copy_attributes(self, parts: Sequence[nn.Module]) -> None:
         """Copies small tensors from outside that are plain attributes."""
-        small = {id(tensor): stamp for tensor, stamp in self.foreign if _is_small(tensor)}
+        small = {id(tensor): stamp for tensor, stamp in self.foreign if is_copied(tensor)}
         for module in parts if small else ():
             for name, value in module.__dict__.items():
                 if isinstance(value, Tensor) and id(value) in small:
@@ -456,7 +442,7 @@ def _add_below(module: nn.Module, found: dict[nn.Module, None]) -> None:
             _add_below(child, found)
 
 
-never_compiled(check_version, _stamp, _is_small, Body, State)
+never_compiled(check_version, _stamp, is_copied, Body, State)
 never_compiled(
     _autocast_state, _python_rng, _set_python_rng, _same_python_rng, _loaded_numpy, all_below, _add_below
 )

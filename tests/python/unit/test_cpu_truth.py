@@ -86,6 +86,40 @@ def test_a_transposed_gradient_is_copied_once() -> None:
     assert abs(predicted - truth) <= 1024  # a second copy would be 256 KiB
 
 
+class Tabled(nn.Module):
+    """A block that reads small tables, which are copied where it is to be recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(48, 96), nn.Linear(96, 48)
+        self.table: Tensor
+        self.register_buffer("table", torch.ones(96))
+        self.large: Tensor
+        self.register_buffer("large", torch.ones(4096))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x) * self.table) * self.large[:96])
+
+
+def test_small_buffers_that_a_checkpoint_copies_are_counted() -> None:
+    model = nn.Sequential(*(Tabled() for _ in range(6)), nn.Flatten(0), nn.Linear(16 * 64 * 48, 1)).train()
+    batch = torch.zeros(16, 64, 48)
+    before = sum(item.nbytes for item in [*model.parameters(), *model.buffers(), batch])
+
+    def step() -> None:
+        model(batch).sum().backward()
+        model.zero_grad()
+
+    config = memscale.Config(memory_budget=1, enable_logging=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    memscale.wrap(model, config, sample_input=batch, optimizer=optimizer)
+    step()
+    plan = model.__dict__["_memscale_executor"].planned.plan
+    measured = before + peak_bytes(step)
+    assert len(plan.active) > 4
+    assert 0 <= plan.predicted.allocated_peak_bytes - measured < 96 * 4  # one table of one block
+
+
 def test_the_assumed_loss_counts_among_what_a_loop_may_drop() -> None:
     """A squared error keeps one value per element in its result's storage; other losses one value."""
     model = nn.Conv2d(3, 5, 3, padding=1)
