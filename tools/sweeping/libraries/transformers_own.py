@@ -164,7 +164,12 @@ OWN: dict[str, Own] = {
     "PPOCRV5ServerDetConfig": _PP_OCR_DET,
     "PPOCRV6MediumDetConfig": _PP_OCR_DET,
     "DeepseekOcr2SamVisionConfig": {"downsample_channels": [32, 64]},
-    "ClapAudioConfig": {"spec_size": 128, "num_mel_bins": 32},
+    "ClapAudioConfig": {
+        "spec_size": 128,
+        "num_mel_bins": 32,
+        "patch_embeds_hidden_size": 16,
+        "hidden_size": 128,
+    },
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
     "BambaConfig": {"attn_layer_indices": [1]},
     "ReformerConfig": {
