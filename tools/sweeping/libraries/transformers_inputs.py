@@ -202,6 +202,7 @@ _HINTS: tuple[tuple[str, Description], ...] = (
             "attention_mask",
             "decoder_input_values",
             "image_attention_mask",
+            "input_features_mask",
         )
     ),
     (r"and 'NoneType'", {"add": "attention_mask"}),

@@ -173,8 +173,8 @@ OWN: dict[str, Own] = {
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
     "BambaConfig": {"attn_layer_indices": [1]},
     "ReformerConfig": {
-        "axial_pos_shape": [4, 6],
-        "axial_pos_embds_dim": [32, 32],
+        "axial_pos_shape": (4, 6),
+        "axial_pos_embds_dim": (32, 32),
         "local_attn_chunk_length": 8,
         "lsh_attn_chunk_length": 8,
         "num_buckets": 4,
