@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from sweeping.libraries import torchvision_ops
 if torchvision_ops.is_installed():
     torchvision_ops.declare()  # some files of models import it
 
+import torch
 import transformers
 
 from sweeping.libraries import transformers_config as sizes
@@ -39,7 +42,7 @@ PARTS = tuple(
 
 transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
-_ABSTRACT = re.compile(r"(PreTrainedModel|PretrainedModel)$")
+_ABSTRACT = re.compile(r"Pre[Tt]rained")
 _NO_MODEL = re.compile(r"(Config|Processor|Tokenizer|Cache|Output|Layer|Mixin)$")
 
 
@@ -74,26 +77,45 @@ def attempts(name: str) -> Attempts:
     """Configurations × batches; what an error asks for is tried next."""
     kind = _class(name)
     said = ""
-    for style in sizes.STYLES:
-        if style == "sections" and "split_with_sizes" not in said:
+    for number, (style, asked) in enumerate(sizes.STYLES.items()):
+        if not re.search(asked, said):
             continue
         try:
             config = sizes.tiny(kind, style)
         except Exception:
             said += yield {"style": style, "batch": {}}  # building it says why
             continue
-        for batch in inputs.batches(kind, config):
+        few = None if number < 2 else 4  # there is an end to tries
+        for first, batch in enumerate(itertools.islice(inputs.batches(kind, config), few)):
             tried: Description | None = batch
+            heard = ""
             while tried is not None:
                 error = yield {"style": style, "batch": tried}
-                said += error
-                tried = inputs.mended(tried, error)
+                heard += error
+                tried = inputs.mended(kind, tried, error)
+            said += heard
+            sections = number < 2 and "size at dimension -1" in heard  # no batch of this style goes better
+            if first == 0 and (sections or not _builds(kind, config)):
+                break
+
+
+def _builds(kind: Any, config: Any) -> bool:
+    """Whether a failure is about a batch, and not about the configuration."""
+    try:
+        kind(config)
+    except Exception:
+        return False
+    return True
 
 
 def make(name: str, recipe: Recipe) -> Made:
     kind = _class(name)
     config = sizes.tiny(kind, recipe["style"])
-    model = kind(config).float().train()
+    try:
+        model = kind(config).float().train()
+    except ImportError as error:
+        wanted = re.search(r"requires the (\w+)|No module named '(\w+)", str(error))
+        raise Unsupported(f"needs {wanted.group(1) or wanted.group(2)}" if wanted else str(error)) from None
     return Made(model, lambda step: ((), inputs.batch(kind, config, recipe["batch"], step)), usual_loss)
 
 
@@ -102,8 +124,24 @@ def _class(name: str) -> Any:
     kind = getattr(transformers, class_name, None) or getattr(
         importlib.import_module(f"transformers.models.{family}"), class_name
     )
+    missing = getattr(kind, "_backends", None)
+    if missing and not hasattr(kind, "forward"):
+        raise Unsupported(f"needs {', '.join(missing)}")
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise Unsupported("not a model but a part or a function")
     if getattr(kind, "config_class", None) is None:
         raise Unsupported("has no configuration of its own")
+    if kind.forward is torch.nn.Module.forward:
+        raise Unsupported("has no forward")
+    for wanted, reason in _NEEDS.items():
+        if wanted in inspect.signature(kind.forward).parameters:
+            raise Unsupported(reason)
     return kind
+
+
+_NEEDS = {
+    "inference_session": "needs an inference session",
+    "shared_kv_states": "needs keys and values of another model",
+    "context_input_ids": "needs a retriever",
+}
+"""Parameter of a forward → why such a class is not trained alone."""

@@ -44,6 +44,7 @@ class Ask:
     def images(self) -> Tensor:
         size = self.description.get("image") or self.field("image_size", "input_size", default=IMAGE)
         height, width = pair(size)
+        height //= 2 if "SegGpt" in self.name else 1  # it puts two pictures one above the other
         channels = self.field("num_channels", "in_channels", "in_chans", default=3)
         return self.floats(BATCH, channels, height, width)
 
@@ -70,6 +71,8 @@ def pair(size: Any) -> tuple[int, int]:
 def text(ask: Ask) -> Tensor:
     if "MultipleChoice" in ask.name:
         return ask.ids(BATCH, 2, ask.length)
+    if "codes" in ask.description:
+        return ask.ids(BATCH, ask.length, ask.description["codes"], low=0, high=20)
     ids = ask.ids(BATCH, ask.length)
     placed = ask.description.get("tokens", {})
     at = 1
@@ -86,7 +89,30 @@ def text(ask: Ask) -> Tensor:
 
 
 def mask(ask: Ask) -> Tensor:
+    if {"input_ids", "input_features"} & set(ask.description["names"]) == {"input_features"}:
+        return torch.ones(BATCH, features(ask).shape[1], dtype=torch.long)
     return torch.ones(BATCH, ask.length, dtype=torch.long)
+
+
+def features(ask: Ask) -> Tensor:
+    bins = int(
+        ask.field(
+            "num_chroma",
+            "feature_projection_input_dim",
+            "num_mel_bins",
+            "feature_size",
+            "input_feat_per_channel",
+            "n_mels",
+            "input_dim",
+            default=16,
+        )
+    )
+    frames = 2 * int(ask.field("max_source_positions", default=FRAMES // 2))
+    if ask.description.get("sound") == "frames first":
+        return ask.floats(BATCH, frames, bins)
+    if ask.description.get("sound") == "one channel":
+        return ask.floats(BATCH, 1, frames, bins)
+    return ask.floats(BATCH, bins, frames)
 
 
 def boxes(ask: Ask) -> Tensor:
@@ -147,19 +173,37 @@ def video(ask: Ask) -> Tensor:
 
 
 def images_or_more(ask: Ask) -> Tensor:
-    in_patches = {"image_grid_thw", "grid_thw"} & set(ask.description["names"])
+    in_patches = {"image_grid_thw", "grid_thw", "image_grid_hw"} & set(ask.description["names"])
     shape = ask.description.get("pixels", "patches" if in_patches else "images")
     if shape == "video" or (shape == "images" and re.search("Video|Vivit|Timesformer", ask.name)):
         return video(ask)
     if shape == "pairs":
         return torch.stack([ask.images(), ask.images()], 1)
+    if shape == "tiles":
+        return ask.images()[:, None, None].repeat(1, 1, int(ask.field("max_num_tiles", default=4)), 1, 1, 1)
     if shape == "one more":
         return ask.images()[:, None]
-    if shape == "patches":
-        channels, patch = (
-            ask.field("num_channels", "in_channels", default=3),
-            int(ask.field("patch_size", default=16)),
-        )
-        frames = ask.field("temporal_patch_size", default=1)
-        return ask.floats(BATCH * 16, channels * frames * patch * patch)
+    if "target_sizes" in ask.description["names"]:  # patches of all pictures side by side
+        patch = pair(ask.field("patch_size", default=16))[0]
+        return ask.floats(1, 3, patch, BATCH * PATCHES * patch)
+    if "spatial_shapes" in ask.description["names"]:
+        return patches(ask).view(BATCH, PATCHES, -1)
+    if shape.startswith("patch"):
+        return patches(ask, shape)
     return ask.images()
+
+
+PATCHES = 16
+"""Of a picture that comes in patches, four by four."""
+
+
+def patches(ask: Ask, shape: str = "patches") -> Tensor:
+    """Patches of all pictures, one after the other: flat, or small pictures."""
+    channels = int(ask.field("num_channels", "in_channels", "in_chans", default=3))
+    patch = pair(ask.field("patch_size", default=16))
+    if shape != "patches":
+        few = ask.floats(BATCH * PATCHES, channels, *patch)
+        return few[None] if shape.endswith("one") else few
+    frames = int(ask.field("temporal_patch_size", "patch_temporal", default=1))
+    width = ask.description.get("patch width") or channels * frames * patch[0] * patch[1]
+    return ask.floats(BATCH * PATCHES, width)

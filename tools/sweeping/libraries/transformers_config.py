@@ -14,12 +14,20 @@ from typing import Any
 
 from sweeping.libraries.transformers_own import OWN
 
-STYLES = ("in place", "anew", "sections")
-"""How: fields of the default are changed, so that what follows from them stays as it is; or the class is
-given the small fields, so that it derives the rest again; or as the first, with sections of rotary positions
-named."""
+STYLES = {
+    "in place": "",
+    "anew": "",
+    "sections": "split_with_sizes|has no len|expanded size",
+    "filled": r"NoneType|empty\(\)",
+    "even": "channels|normalized_shape|running_mean|mat1|must match",
+    "wide": "channels|running_mean",
+}
+"""How, and what an earlier error must say for it to be worth a try: fields of the default are changed, so
+that what follows from them stays as it is; or the class is given the small fields, so that it derives the
+rest again; or as the first, with sections of rotary positions named, with numbers where the default has none,
+with all widths divided by the same, or with all widths as they are."""
 
-WIDTH, HEADS, LAYERS, VOCABULARY, POSITIONS = 64, 4, 2, 99, 96
+WIDTH, HEADS, LAYERS, VOCABULARY, POSITIONS, IMAGE = 64, 4, 2, 99, 96, 64
 
 _RULES: tuple[tuple[str, int], ...] = (
     (r"(^|_)vocab_size$|^n_vocab$|_vocab_size_|^vocab_size", VOCABULARY),
@@ -29,7 +37,9 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(num_|n_)?(key_value_heads|kv_heads|global_kv_heads)$|num_key_value_heads$", 2),
     (r"heads?(_num)?$|^n_head$|_n_heads$", HEADS),
     (r"(_layers|^layers|n_layers?|^depth|_depth|num_(.*_)?blocks)$", LAYERS),
-    (r"(top_?k|experts_per_tok|experts_per_token|num_selected_experts|topk_method_k)$", 2),
+    (r"(attn|attention)_layer_period$|^layer_group_size$|^full_attention_interval$", LAYERS),
+    (r"(attn|attention)_layer_offset$", LAYERS - 1),
+    (r"(top_?k|moe_k|experts_per_tok|experts_per_token|num_selected_experts|topk_method_k)$", 2),
     (r"(num|n)_(.*_)?experts$|^moe_num_experts$|^num_local_experts$", 4),
     (r"^(n_group|topk_group|n_shared_experts)$", 1),
     (r"(_rank|_lora_dim)$", 8),
@@ -41,7 +51,8 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(num|n)_codebooks$", 4),
     (r"^num_mel_bins$|^n_mels$|mel_bins$", 16),
     (r"(num|n)_(.*_)?(queries|query_tokens|latents|query)$|^num_latents$", 10),
-    (r"^image_size$|_image_size$|^input_size$", 64),
+    (r"^image_size$|_image_size$|^input_size$", IMAGE),
+    (r"^mm_tokens_per_image$", 16),
     (r"^patch_size$", 8),
     (r"^(chunk_size|mamba_chunk_size)$", 8),
     (r"^(num_)?groups$|_groups$", 4),
@@ -60,7 +71,7 @@ _KEPT = re.compile(
     r".*_id|.*_index|.*_ids|num_frames|tubelet_size|temporal_patch_size|spatial_merge_size|"
     r"conv_kernel.*|.*kernel.*|.*stride.*|.*_ratio.*|.*_factor.*|.*scale.*|conv_dim_out|num_conv_pos.*|"
     r"bos|eos|pad|sampling_rate|.*_pdrop|.*prob.*|.*drop.*|num_feature_levels|.*_points|dilation|"
-    r"use_.*|rms.*|layer_norm.*|initializer.*|.*loss.*|.*cost.*|_.*)$"
+    r"num_encoder_blocks|use_.*|rms.*|layer_norm.*|initializer.*|.*loss.*|.*cost.*|_.*)$"
 )
 
 
@@ -70,7 +81,10 @@ def tiny(kind: Any, style: str) -> Any:
     if own is not None:
         return own(kind.config_class, shrink) if callable(own) else shrink(kind.config_class(), **own)
     config = kind.config_class()
-    shrink(config)
+    widths = {"wide": 1, "even": _common_divisor(config)}.get(style)
+    if style == "filled":
+        _fill(config)
+    shrink(config, widths)
     if style == "sections":
         _name_sections(config)
     return _anew(kind.config_class, config) if style == "anew" else config
@@ -80,24 +94,54 @@ def _name_sections(config: Any) -> None:
     """For models whose code has sections of its own for widths that are not tiny."""
     for inner in (config, *(value for value in vars(config).values() if is_config(value))):
         if isinstance(getattr(inner, "rope_parameters", None), dict):
-            inner.rope_parameters = {**inner.rope_parameters, "mrope_section": [2, 3, 3]}
+            total = int(8 * inner.rope_parameters.get("partial_rotary_factor", 1))
+            sections = [total // 4, total // 4, total - 2 * (total // 4)]
+            inner.rope_parameters = {**inner.rope_parameters, "mrope_section": sections}
 
 
-def shrink(config: Any, **fixed: Any) -> Any:
-    """Makes a configuration small, in place; `fixed` fields are set to what is given."""
+def _common_divisor(config: Any) -> int:
+    """What makes 16 of the least of the lists' widths, here and in configurations inside."""
+    least = [
+        min(value)
+        for name, value in vars(config).items()
+        if isinstance(value, (list, tuple)) and _SIZES.search(name) and all(type(n) is int for n in value)
+        if value and min(value) >= 16
+    ]
+    inner = [_common_divisor(value) for value in vars(config).values() if is_config(value)]
+    return max(1, min([*(size // 16 for size in least), *(by for by in inner if by > 1)], default=1))
+
+
+def _fill(config: Any) -> None:
+    """Numbers for fields that have none."""
+    hints = inspect.get_annotations(type(config))
     for name, value in list(vars(config).items()):
+        if is_config(value):
+            _fill(value)
+        elif value is None and "int" in str(hints.get(name, "")) and not _KEPT.match(name):
+            _set(config, name, _by_rule(name))
+
+
+def shrink(config: Any, widths: int | None = None, **fixed: Any) -> Any:
+    """Makes a configuration small, in place; `fixed` fields are set to what is given.
+
+    Widths are divided by `widths` if it is given.
+    """
+    before = dict(vars(config))
+    own = OWN.get(type(config).__name__)
+    fixed = {**(own if isinstance(own, dict) else {}), **fixed}
+    for name, value in before.items():
         if name in fixed or name.startswith("_"):
             continue
         if is_config(value):
-            shrink(value)
+            shrink(value, widths)
             continue
-        small = _small(name, value, config)
+        small = _small(name, value, before, widths)
         if small is not None and small != value:
             _set(config, name, small)
     for name, value in fixed.items():
         setattr(config, name, value)
     _special_tokens(config)
-    _follow(config)
+    _follow(config, before)
     return config
 
 
@@ -114,13 +158,15 @@ def _set(config: Any, name: str, value: Any) -> None:
         return
 
 
-def _small(name: str, value: Any, config: Any) -> Any:
-    """The value to use, or None to leave it."""
+def _small(name: str, value: Any, before: dict[str, Any], widths: int | None) -> Any:
+    """The value to use, or None to leave it; `before` are all fields as they were."""
     if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
         return _small_rope(value)
     if name in ("attn_layer_indices", "attention_layers_idx") and isinstance(value, list):
         return [LAYERS - 1]
-    if re.search(r"layer_types$|layers_block_type$", name) and isinstance(value, (list, tuple)):
+    if re.search(r"layer_types$|layers_block_type$|^block_types$|^attn_layers$", name) and isinstance(
+        value, (list, tuple)
+    ):
         return _few_kinds(value)
     if _KEPT.match(name):
         return None
@@ -128,14 +174,18 @@ def _small(name: str, value: Any, config: Any) -> Any:
         return None
     if isinstance(value, int):
         small = _by_rule(name)
+        if small == WIDTH and widths is not None:
+            return None if value % widths else value // widths
         if small is None or value <= small:
             return None
         if "key_value_heads" in name or "kv_heads" in name:
-            heads = getattr(config, "num_attention_heads", HEADS)
-            return HEADS if value == heads or (heads == HEADS and value > 16) else 2
+            heads = before.get(re.sub("key_value|kv", "attention", name), before.get("num_attention_heads"))
+            return HEADS if value == heads else 2
         return small
+    if name == "backbone_feature_sizes":
+        return [[item // 16 for item in sizes] for sizes in value]
     if isinstance(value, (list, tuple)) and value and all(type(item) is int for item in value):
-        return _small_list(name, value)
+        return _small_list(name, value, widths)
     return None
 
 
@@ -143,20 +193,28 @@ def _by_rule(name: str) -> int | None:
     return next((value for pattern, value in _RULES_COMPILED if pattern.search(name)), None)
 
 
-def _small_list(name: str, value: Any) -> Any:
+_SIZES = re.compile(r"(sizes|dims?|channels|widths|hidden_size|embed_dim|channel_list|embed_dim_per_stage)$")
+
+
+def _small_list(name: str, value: Any, widths: int | None) -> Any:
     if re.search(r"depths|layers|blocks", name) and not re.search(r"indic|indexes|ids", name):
         return type(value)(min(item, 1) for item in value)
     if re.search(r"heads$", name):
         return type(value)(min(item, 2) for item in value)
-    if re.search(r"(sizes|dims?|channels|widths|hidden_size|embed_dim)$", name) and min(value) >= 16:
-        by = max(1, min(value) // 16)
-        return type(value)(item // by for item in value)
+    if name in ("image_size", "input_size") and min(value) > IMAGE:
+        return [IMAGE * item // max(value) for item in value]
+    if _SIZES.search(name) and min(value) >= 16:
+        by = widths or max(1, min(value) // 16)
+        return [item // by if item % by == 0 else max(8, item // by // 8 * 8) for item in value]
     return None
 
 
 def _few_kinds(kinds: Any) -> Any:
     """One layer of each kind, two at least, in the order in which they come."""
     few = list(dict.fromkeys(kinds))
+    attention = [kind for kind in few if "attention" in str(kind)]
+    if attention and not set(attention) & set(few[:LAYERS]):
+        few = [few[0], attention[0]]
     return (few + list(kinds))[: max(LAYERS, len(few))] if len(few) <= LAYERS else few[:LAYERS]
 
 
@@ -196,14 +254,38 @@ def _special_tokens(config: Any) -> None:
         ):
             _set(config, name, [free])
             free -= 1
+    for name in ("image_token_id", "image_token_index", "video_token_id"):
+        if name in vars(config) and vars(config)[name] is None and hasattr(config, "vision_config"):
+            _set(config, name, free)
+            free -= 1
     if getattr(config, "pad_token_id", 0) is None:
         _set(config, "pad_token_id", 0)
-    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", 0) is None:
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and getattr(config, "decoder_start_token_id", None) is None
+    ):
         _set(config, "decoder_start_token_id", 1)
 
 
-def _follow(config: Any) -> None:
-    """Fields that must agree with others."""
+def _follow(config: Any, before: dict[str, Any]) -> None:
+    """Fields that must agree with others, and those that have no default."""
+    now = vars(config)
+    width, heads = (now.get(name) for name in ("hidden_size", "num_attention_heads"))
+    if "head_dim" in now and now["head_dim"] is None and isinstance(width, int) and isinstance(heads, int):
+        _set(config, "head_dim", width // heads)
+    if before.get("head_dim") and before["head_dim"] == before.get("qk_rope_head_dim"):
+        _set(config, "head_dim", now["qk_rope_head_dim"])  # rotary positions read it
+    for name in ("codebook_dim", "pooler_output_size"):
+        if before.get(name) and before[name] == before.get("hidden_size"):
+            _set(config, name, width)
+    if "prediction_length" in now and now["prediction_length"] is None:
+        _set(config, "prediction_length", 4)
+    if {"expand", "num_heads", "head_dim"} <= set(now):
+        _set(config, "num_heads", int(now["expand"] * width) // now["head_dim"])
+    if {"window_size", "spatial_merge_size", "patch_size"} <= set(now):
+        _set(config, "window_size", 2 * now["spatial_merge_size"] * now["patch_size"])
+    if now.get("_out_indices") and isinstance(now.get("num_hidden_layers"), int):
+        _set_stages(config, len(now["_out_indices"]))
     layers = getattr(config, "num_hidden_layers", None)
     if not isinstance(layers, int):
         return
@@ -216,6 +298,15 @@ def _follow(config: Any) -> None:
             )
         ):
             _set(config, name, value[:layers])
+
+
+def _set_stages(config: Any, count: int) -> None:
+    """As many layers as a backbone gives maps of; those above the stem are given."""
+    layers = max(LAYERS, count)
+    _set(config, "num_hidden_layers", layers)
+    config.stage_names = ["stem", *(f"stage{number}" for number in range(1, layers + 1))]
+    config._out_indices = list(range(layers + 1))[-count:]
+    config._out_features = [config.stage_names[index] for index in config._out_indices]
 
 
 def _anew(kind: Any, config: Any) -> Any:

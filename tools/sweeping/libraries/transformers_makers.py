@@ -12,15 +12,18 @@ from torch import Tensor
 from sweeping.libraries.transformers_ask import (
     BATCH,
     FRAMES,
+    PATCHES,
     SOUND,
     Ask,
     boxes,
     class_labels,
+    features,
     images_or_more,
     labels,
     mask,
     masks,
     pair,
+    patches,
     text,
     video,
 )
@@ -39,18 +42,6 @@ def _sound(ask: Ask) -> Tensor:
         )
     samples = ask.description.get("samples", SOUND)
     return ask.floats(BATCH, *([1] if ask.description.get("sound") == "channel" else []), samples)
-
-
-def _features(ask: Ask) -> Tensor:
-    bins = int(
-        ask.field("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim", default=16)
-    )
-    frames = 2 * int(ask.field("max_source_positions", default=FRAMES // 2))
-    if ask.description.get("sound") == "frames first":
-        return ask.floats(BATCH, frames, bins)
-    if ask.description.get("sound") == "one channel":
-        return ask.floats(BATCH, 1, frames, bins)
-    return ask.floats(BATCH, bins, frames)
 
 
 def _series(ask: Ask) -> Tensor:
@@ -84,6 +75,10 @@ def _future_times(ask: Ask) -> Tensor:
 
 
 def _hidden(ask: Ask) -> Tensor:
+    if "grid_thw" in ask.description["names"]:  # a tower that calls its patches so
+        return patches(ask)
+    if "hidden channels" in ask.description:
+        return ask.floats(BATCH, ask.description["hidden channels"], 16, 16)
     return ask.floats(BATCH, ask.length, int(ask.field("hidden_size", "d_model", default=64)))
 
 
@@ -108,7 +103,7 @@ MAKERS: dict[str, _Maker] = {
     "image_grid_thw": _grid,
     "grid_thw": _grid,
     "input_values": _sound,
-    "input_features": _features,
+    "input_features": features,
     "bbox": boxes,
     "start_positions": lambda ask: torch.tensor([1] * BATCH),
     "end_positions": lambda ask: torch.tensor([3] * BATCH),
@@ -149,7 +144,11 @@ MAKERS: dict[str, _Maker] = {
     "input_points": lambda ask: torch.rand(BATCH, 1, 2, 2, generator=ask.generator) * 30,
     "qformer_input_ids": lambda ask: ask.ids(BATCH, 8),
     "states": lambda ask: ask.floats(BATCH, 6, int(ask.field("state_dim", default=17))),
-    "actions": lambda ask: ask.floats(BATCH, 6, int(ask.field("act_dim", default=4))),
+    "actions": lambda ask: (
+        ask.floats(BATCH, int(ask.field("chunk_size")), int(ask.field("max_action_dim")))
+        if ask.field("max_action_dim")
+        else ask.floats(BATCH, 6, int(ask.field("act_dim", default=4)))
+    ),
     "rewards": lambda ask: ask.floats(BATCH, 6, 1),
     "returns_to_go": lambda ask: ask.floats(BATCH, 6, 1),
     "timesteps": lambda ask: torch.arange(6).expand(BATCH, -1),
@@ -178,6 +177,35 @@ MAKERS: dict[str, _Maker] = {
     "audio_features": lambda ask: ask.floats(BATCH, FRAMES, 64),
     "inputs": lambda ask: _inputs_of_perceiver(ask),
     "decoder_input_values": lambda ask: ask.floats(BATCH, 12, int(ask.field("num_mel_bins", default=16))),
+    "image_grid_hw": lambda ask: _grid(ask)[:, 1:],
+    "target_sizes": lambda ask: _grid(ask)[:, 1:],
+    "spatial_shapes": lambda ask: _grid(ask)[:, 1:],
+    "merge_sizes": lambda ask: torch.tensor([2] * BATCH),
+    "image_merge_sizes": lambda ask: torch.tensor([2] * BATCH),
+    "pixel_attention_mask": lambda ask: torch.ones(BATCH, PATCHES, dtype=torch.long),
+    "aspect_ratio_ids": lambda ask: torch.ones(BATCH, 1, dtype=torch.long),
+    "aspect_ratio_mask": lambda ask: torch.ones(
+        BATCH, 1, int(ask.field("max_num_tiles", default=4)), dtype=torch.long
+    ),
+    "chunk_sample_lengths": lambda ask: torch.tensor([SOUND] * BATCH),
+    "state": lambda ask: ask.floats(BATCH, int(ask.field("max_state_dim", default=32))),
+    "codes": lambda ask: ask.ids(BATCH, int(ask.field("num_quantizers", default=4)), 8, low=0, high=20),
+    "input_features_mask": lambda ask: mask(ask),
+    "image_attention_mask": lambda ask: torch.ones(BATCH, ask.length, 2, dtype=torch.long),
+    "codebook_idx": lambda ask: 1,
+    "spkr_id": lambda ask: torch.zeros(BATCH, 1, dtype=torch.long),
+    "lang_id": lambda ask: torch.zeros(BATCH, 1, dtype=torch.long),
+    "past_values_padding": lambda ask: torch.zeros_like(_series(ask), dtype=torch.long),
+    "freq": lambda ask: torch.zeros(BATCH, 1, dtype=torch.long),
+    "image_embeds_position_mask": lambda ask: (
+        ((torch.arange(ask.length) > 0) & (torch.arange(ask.length) <= int(ask.field("latent_query_num"))))
+        .long()
+        .expand(BATCH, -1)
+    ),
+    "spectrogram_labels": lambda ask: ask.floats(BATCH, 2 * ask.length, int(ask.field("num_mel_bins"))),
+    "duration_labels": lambda ask: torch.full((BATCH, ask.length), 2),
+    "pitch_labels": lambda ask: ask.floats(BATCH, ask.length, 1),
+    "energy_labels": lambda ask: ask.floats(BATCH, ask.length, 1),
     "is_longer": lambda ask: torch.tensor([[True]] * BATCH),
 }
 """Parameter of a forward → what to give for it."""

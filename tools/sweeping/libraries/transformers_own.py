@@ -49,9 +49,163 @@ def _vision_text(kind: Any, shrink: Any) -> Any:
     return kind.from_vision_text_configs(_vit(shrink), _bert(shrink), projection_dim=64)
 
 
+def _letters(count: int, before: str, after: str) -> dict[str, int]:
+    """Names of tokens of pictures, with their numbers in letters."""
+    found = {"<image>": 98}
+    for number in range(count):
+        letters = "".join("ABCDEFGHIJ"[int(digit)] for digit in str(number))
+        found[before + letters + after] = 40 + number
+    return found
+
+
+def _sapiens(kind: Any, shrink: Any) -> Any:
+    from transformers import Sapiens2HeadConfig
+
+    config = shrink(kind())
+    config.num_key_value_heads_per_layer = [2] * config.num_hidden_layers
+    config.head_config = Sapiens2HeadConfig(
+        upsample_out_channels=[16, 16],
+        upsample_kernel_sizes=[4, 4],
+        conv_out_channels=[16],
+        conv_kernel_sizes=[1],
+        scale_conv_out_channels=[16],
+        scale_conv_kernel_sizes=[1],
+        scale_final_hidden_sizes=[16, 1],
+    )
+    config.head_config._init_scale_final_input_size(
+        image_size=config.image_size, patch_size=config.patch_size
+    )
+    return config
+
+
+def _perception(kind: Any, shrink: Any) -> Any:
+    from transformers import TimmWrapperConfig
+
+    model = {"embed_dim": 64, "depth": 2, "num_heads": 4, "img_size": 64, "patch_size": 16}
+    tower = TimmWrapperConfig(architecture="vit_pe_core_tiny_patch16_384", model_args=model)
+    return shrink(kind(vision_config=tower), projector_pooling_ratio=2)
+
+
+def _with_text_in_qformer(kind: Any, shrink: Any) -> Any:
+    config = shrink(kind())
+    config.qformer_config.use_qformer_text_input = True
+    return config
+
+
+def _block(sizes: dict[str, int]) -> dict[str, Any]:
+    """Sizes, strides and paddings of the asymmetric convolutions of PP-OCR."""
+    found: dict[str, Any] = {"reduce_channel": [1, 1, 0], "return_channel": [1, 1, 0]}
+    for ratio, size in sizes.items():
+        half = size // 2
+        found |= {
+            f"vertical_long_to_small_conv_{ratio}": [[size, 1], [1, 1], [half, 0]],
+            f"horizontal_small_to_long_conv_{ratio}": [[1, size], [1, 1], [0, half]],
+            f"symmetric_conv_long_{ratio}": [[size, size], [1, 1], [half, half]],
+        }
+    return found
+
+
+_PP_OCR_DET: dict[str, Any] = {
+    "intraclass_block_config": _block({"longratio": 7, "midratio": 5, "shortratio": 3}),
+    "scale_factor_list": [1, 2, 4, 8],
+    "kernel_list": [3, 2, 2],
+}
+_SEW: dict[str, Any] = {
+    "conv_dim": [32, 32],
+    "conv_stride": [5, 2],
+    "conv_kernel": [10, 3],
+    "num_feat_extract_layers": 2,
+}
+_EFFICIENT: dict[str, Any] = {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320}
+
 OWN: dict[str, Own] = {
     "EncoderDecoderConfig": _encoder_decoder,
     "VisionEncoderDecoderConfig": _vision_encoder_decoder,
     "SpeechEncoderDecoderConfig": _speech_encoder_decoder,
     "VisionTextDualEncoderConfig": _vision_text,
+    "XmodConfig": {"default_language": "en_XX"},
+    "Granite4VisionConfig": {
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[-2, 0]],
+        "spatial_target_layers": [1],
+    },
+    "ChameleonConfig": {"vocabulary_map": _letters(32, "IMGIMG", "Z")},
+    "Emu3Config": {"vocabulary_map": {"<image>": 90, "<|extra_200|>": 91}},
+    "Qwen4ExpTextConfig": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
+    "LwDetrConfig": {
+        "projector_scale_factors": [1.0],
+        "projector_in_channels": [64],
+        "projector_out_channels": 64,
+        "num_feature_levels": 1,
+    },
+    "PerceiverConfig": {"num_self_attention_heads": 1, "num_cross_attention_heads": 1},
+    "LiltConfig": {"hidden_size": 96},
+    "TimmBackboneConfig": {"backbone": "resnet10t", "use_pretrained_backbone": False},
+    "Llama4VisionConfig": {
+        "intermediate_size": 256,
+        "projector_input_dim": 64,
+        "projector_output_dim": 64,
+        "vision_output_dim": 64,
+    },
+    "Sapiens2Config": _sapiens,
+    "PerceptionLMConfig": _perception,
+    "Blip2TextModelWithProjection": _with_text_in_qformer,
+    "Blip2ForImageTextRetrieval": _with_text_in_qformer,
+    "T5GemmaEncoderModel": {"is_encoder_decoder": False},
+    "DiffusionGemmaTextConfig": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64},
+    "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
+    "ShieldGemma2Config": {"yes_token_index": 5, "no_token_index": 6},
+    "PPOCRV5ServerDetConfig": _PP_OCR_DET,
+    "PPOCRV6MediumDetConfig": _PP_OCR_DET,
+    "DeepseekOcr2SamVisionConfig": {"downsample_channels": [32, 64]},
+    "ClapAudioConfig": {
+        "spec_size": 128,
+        "num_mel_bins": 32,
+        "patch_embeds_hidden_size": 16,
+        "hidden_size": 128,
+    },
+    "SuperPointConfig": {"keypoint_decoder_dim": 65},
+    "BambaConfig": {"attn_layer_indices": [1]},
+    "ReformerConfig": {
+        "axial_pos_shape": (4, 6),
+        "axial_pos_embds_dim": (32, 32),
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8,
+        "num_buckets": 4,
+    },
+    "ReformerModelWithLMHead": {"is_decoder": True},
+    "Qwen3OmniMoeTalkerTextConfig": {"shared_expert_intermediate_size": 64},
+    "DetrConfig": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
+    "ConditionalDetrConfig": {"encoder_attention_heads": 8, "decoder_attention_heads": 8},
+    "ViltForImagesAndTextClassification": {"num_images": 2, "modality_type_vocab_size": 3},
+    "SEWConfig": _SEW,
+    "SEWDConfig": _SEW,
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"]},
+    "EfficientNetConfig": _EFFICIENT,
+    "AlignVisionConfig": _EFFICIENT,
+    "AlignConfig": {"projection_dim": 320},
+    "LayoutLMv3Config": {"coordinate_size": 10, "shape_size": 12},
+    "BridgeTowerConfig": {"contrastive_hidden_size": 64},
+    "MimiConfig": {"codebook_dim": 64, "vector_quantization_hidden_dimension": 64},
+    "GraniteSpeech5EncoderConfig": {"context_size": 16},
+    "GraniteSpeech5Config": {"context_size": 16},
+    "ZambaConfig": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "CohereCompassTextConfig": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    },
+    "DPTConfig": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
+    "DepthProConfig": {"intermediate_hook_ids": [1, 0]},
+    "DbrxAttentionConfig": {"rope_theta": 10000.0},
+    "SwinConfig": {"window_size": 2},
+    "LevitConfig": {"patch_size": 16},
+    "JanusVQVAEConfig": {"num_patches": 4},
+    "DonutSwinConfig": {"window_size": 2},
+    "Step3p7TextConfig": {"sliding_window": 8},
+    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"]},
 }
