@@ -6,7 +6,7 @@
 
 Each model has a process of its own in which MemScale comes first; plain PyTorch trains it in another.
 tools/sweeping says what is compared. Rows are appended to FILE as they come; those that are in it already, of
-the same commit and versions, are kept. Ends with 1 if a bit is wrong, MemScale raises what plain PyTorch does
+the same commit and versions or, with --keep, of any, are kept: a sweep can go on where another ended. Ends with 1 if a bit is wrong, MemScale raises what plain PyTorch does
 not, or anything is left behind.
 """
 
@@ -34,6 +34,7 @@ def _orders() -> tuple[Orders, Path | None]:
     parser.add_argument("--share", type=float, default=0.6, help="budget as a share of the plain peak")
     parser.add_argument("--json", type=Path, default=rows.ROOT / "build" / "sweep.jsonl", help="file of rows")
     parser.add_argument("--again", action="store_true", help="also what is in the file already")
+    parser.add_argument("--keep", action="store_true", help="rows of other commits count as in the file")
     parser.add_argument(
         "--unconfirmed", action="store_true", help="do not see failures again in a new process"
     )
@@ -61,6 +62,7 @@ def _orders() -> tuple[Orders, Path | None]:
         jobs=args.jobs,
         limit=args.limit,
         again=args.again,
+        keep=args.keep,
         retry=args.retry,
         share=args.share,
         confirm=not args.unconfirmed,

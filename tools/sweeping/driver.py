@@ -44,6 +44,7 @@ class Orders:
         jobs: how many models at a time.
         limit: seconds for each process.
         again: also what is there already.
+        keep: what was run with another commit or other versions counts as there.
         retry: of that, what failed or could not be swept.
         share: the budget as a share of the plain peak.
         confirm: failures are seen again in a process started anew before they count.
@@ -59,6 +60,7 @@ class Orders:
     jobs: int = 1
     limit: float = 120.0
     again: bool = False
+    keep: bool = False
     retry: bool = False
     share: float = 0.6
     confirm: bool = True
@@ -110,8 +112,10 @@ class Sweep:
 
     def _is_known(self, item: tuple[str, str]) -> bool:
         row = self.known.get(item)
-        same = row is not None and row.commit == self.commit and row.versions == self._versions[item[0]]
-        if row is None or not same or self.orders.again:
+        if row is None or self.orders.again:
+            return False
+        same = row.commit == self.commit and row.versions == self._versions[item[0]]
+        if not (same or self.orders.keep):
             return False
         return not (self.orders.retry and row.status in (FAILED, NOT_SWEPT))
 

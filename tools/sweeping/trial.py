@@ -32,7 +32,7 @@ STEPS = 3
 """Compared bit by bit; then comes one whose peak is measured, and one after `detach`."""
 
 _LEARNING_RATE = 1e-3
-_ATTEMPTS = 24
+_ATTEMPTS = 40
 
 
 @dataclass
@@ -149,6 +149,8 @@ def plain(library: Library, name: str) -> dict[str, Any]:
             recipe = attempts.send(error)
     except StopIteration:
         pass
+    except Unsupported as error:  # it knows better than what the attempts ended with
+        reasons = [str(error)]
     except Exception as error:
         reasons.append(one_line(error))
     if found.recipe is None:

@@ -104,6 +104,11 @@ class StaticRecorder(GraphRecorder):
         small = tensor.numel() <= _KNOWN_ELEMENTS and not tensor.is_cuda
         return _may_be_real(tensor) or (small and tensor.untyped_storage()._cdata in self._known)
 
+    def _is_from_outside(self, tensor: Tensor) -> bool:
+        """Whether a real tensor is none that the forward made, such as a zero to which it adds losses."""
+        buffer = self.buffer_of(tensor)
+        return tensor.is_leaf or buffer is None or buffer in self.foreign
+
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         """Runs an operation for real if all it works on is real and small, on fakes otherwise."""
         if self.has_told:
@@ -127,7 +132,7 @@ class StaticRecorder(GraphRecorder):
         args = _without_masks(func, args)
         operands = tensors_of(args) + tensors_of(kwargs.values())
         for tensor in operands:
-            if not isinstance(tensor, FakeTensor) and tensor.requires_grad:
+            if not isinstance(tensor, FakeTensor) and tensor.requires_grad and self._is_from_outside(tensor):
                 self.others[id(tensor)] = tensor
         if any(isinstance(tensor, FakeTensor) or not self._is_known(tensor) for tensor in operands):
             for tensor in self.written(func, info, args, kwargs) if self._known and info.writes else ():
@@ -543,6 +548,7 @@ def _trace(
         batch = tree_map_only(Tensor, fakes.of_batch, real_batch)
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
+        stack.callback(recorder.others.clear)  # their graphs may hold the recorder
         parameters = list(model.parameters())
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         calls.declare_residents(batch, step)
