@@ -6,8 +6,8 @@
 
 Each model has a process of its own in which MemScale comes first; plain PyTorch trains it in another.
 tools/sweeping says what is compared. Rows are appended to FILE as they come; those that are in it already, of
-the same commit and versions or, with --keep, of any, are kept: a sweep can go on where another ended. Ends with 1 if a bit is wrong, MemScale raises what plain PyTorch does
-not, or anything is left behind.
+the same commit and versions or, with --keep, of any, are kept: a sweep can go on where another ended. Ends
+with 1 if a bit is wrong, MemScale raises what plain PyTorch does not, or anything is left behind.
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ def _left_on_model(plain: dict[str, Any], planned: dict[str, Any]) -> list[str]:
         name
         for run in (plain, planned)
         for name in run["remains"]
+        if name in plain["remains"] or name not in plain["built"]
         if run["remains"][name] != run["built"].get(name)
     ]
     gone = [name for name in plain["remains"] if name not in planned["remains"]]

@@ -187,7 +187,7 @@ def predict_graph(path: str, devices: Iterable[Hardware], config: Config) -> lis
     except (OSError, ValueError, MemScaleError) as error:
         raise UsageError(f"cannot read the graph {path!r}: {one_line(error)}") from error
     modules = [(module[0], module[1]) for module in graph.modules()]
-    trace = Trace(graph, modules, {}, {}, False, Changes(), "graph file")
+    trace = Trace(graph, modules, {}, {}, frozenset(), Changes(), "graph file")
     found = []
     for hardware in devices:
         engine = DecisionEngine(config.effective(), hardware, _budget(config, hardware))

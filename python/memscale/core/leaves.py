@@ -102,6 +102,17 @@ def coordinate_bytes(tensors: Iterable[Tensor]) -> int:
     return size
 
 
+def gradient_of(tensor: Tensor) -> tuple[int, int]:
+    """Which gradient a tensor has, and how often it has been written."""
+    gradient = tensor.grad if tensor.is_leaf else None  # PyTorch warns who asks others
+    return (0, 0) if gradient is None else (id(gradient), gradient._version)
+
+
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Whether anything is called when a tensor gets a gradient."""
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the distinct storages behind some tensors."""
     sizes: dict[int, int] = {}

@@ -289,7 +289,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
             stack.callback(values.restore)
             for image in reversed(images.values()):
                 stack.callback(image.restore)
-            changes.python_random = random.getstate() != python_rng
+            changes.python_random = process.replays_generators or random.getstate() != python_rng
             if numpy is not None:
                 changes.python_random |= str(numpy.random.get_state()) != str(numpy_rng)
             changes.in_process = process.changed()
@@ -337,3 +337,19 @@ def parent_path(path: str, known: dict[str, int]) -> int:
         if path in known:
             return known[path]
     return -1
+
+
+@contextmanager
+def training_flags(model: nn.Module, training: bool | None) -> Iterator[None]:
+    """Runs the block with `model.train(training)`, or with the flags as they are."""
+    if training is None:
+        yield
+        return
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(training)
+        yield
+    finally:
+        with uninterrupted():
+            for module, flag in flags:
+                module.training = flag

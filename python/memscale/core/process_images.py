@@ -12,8 +12,8 @@ import random
 import sys
 import threading
 import weakref
-from collections import OrderedDict, UserDict, UserList
-from collections.abc import Iterator
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -22,8 +22,19 @@ import torch
 from torch import nn
 
 from memscale.core.iterators import copy_of, is_iterator
-from memscale.core.reached_code import CACHE, INERT, Place, bound_by, is_library, reached_from
-from memscale.core.value_images import ABSENT, Images, content_of, is_plain, same_as
+from memscale.core.reached_code import (
+    CACHE,
+    INERT,
+    ON_CREATION,
+    Place,
+    is_library,
+    is_of_library,
+    names_of,
+    reached_from,
+    strings_of,
+    writes_of,
+)
+from memscale.core.value_images import ABSENT, Images, attributes_of, content_of, is_plain, same_as
 from memscale.techniques.process_tables import Kept, KeptAttribute, KeptByFunction, KeptName
 from memscale.techniques.torch_settings import users_modes
 
@@ -39,7 +50,19 @@ _MANY: Final = 10_000
 """Containers above this size are data, not caches: to copy one for each plan costs more than the trace."""
 
 _CODE: Final = (*INERT, FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
+_SETTERS: Final = frozenset({"setattr", "delattr"})
+
+_FUNCTIONS: Final = (FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
+
+_FILLABLE: Final = frozenset({
+    dict, list, set, deque, OrderedDict, defaultdict, Counter, weakref.WeakKeyDictionary, weakref.WeakSet,
+    weakref.WeakValueDictionary,
+})  # fmt: skip
+
 _DECORATED: Final = frozenset({FunctionType, CACHE, type, str})
+_STATES_OF_GENERATORS: Final = frozenset({"getstate", "setstate", "get_state", "set_state"})
+"""Methods by which code puts a generator back itself: it may end where it began although it was used."""
+
 _REGISTRIES: Final = frozenset({"_parameters", "_buffers", "_modules", "_memscale_executor"})
 
 
@@ -86,6 +109,10 @@ class _ClassBindings:
         self.kind = kind
         self.before = dict(vars(kind))
 
+    def values(self) -> list[tuple[str, Any]]:
+        """Its names, but for those with a meaning to Python, with what they were bound to."""
+        return [(name, value) for name, value in self.before.items() if not name.startswith("__")]
+
     def changed(self, leading: set[int]) -> list[str]:
         """Names that are bound to something else, or whose values are among these."""
         now, before = vars(self.kind), self.before
@@ -111,6 +138,71 @@ def _same(one: Any, other: Any) -> bool:
     return one is other
 
 
+class _MayChange:
+    """What the code of a model can change, by what it names: more than it does change.
+
+    Something that is set, used and set back within a forward looks unchanged, and still a recompute has to
+    find it as its own call did, and has to leave it alone.
+
+    Args:
+        functions: of the program that are reached. Libraries reach, and name, too much.
+        methods: of modules, of libraries, too: what they bind counts.
+    """
+
+    def __init__(self, functions: Sequence[FunctionType], methods: Sequence[FunctionType]) -> None:
+        self._own = set(map(id, functions))
+        self._globals: set[tuple[int, str]] = set()
+        self._filled: set[tuple[int, str]] = set()
+        self._setting: set[tuple[int, str]] = set()  # used where attributes are set
+        self._set: set[str] = set()
+        self._used: set[str] = set()  # where containers are filled
+        for function in functions:
+            writes, names = writes_of(function.__code__), names_of(function.__code__)
+            self._set |= writes.attributes
+            if writes.attributes or not _SETTERS.isdisjoint(names):
+                self._setting.update((id(function.__globals__), name) for name in names)
+            if writes.fills:
+                self._used.update(names)
+                self._filled.update((id(function.__globals__), name) for name in names)
+
+        if any(not _SETTERS.isdisjoint(names_of(function.__code__)) for function in functions):
+            self._set.update(*(strings_of(function.__code__) for function in functions))
+        for function in (*functions, *methods):
+            writes = writes_of(function.__code__)
+            self._globals.update((id(function.__globals__), name) for name in writes.globals)
+
+    def place(self, place: Place, value: Any) -> bool:
+        """What a name is bound to, or what that holds."""
+        key = id(place.globals), place.name
+        if key in self._globals:
+            return True
+        if is_of_library(place.globals.get("__name__")):
+            return False
+        if self.attribute(place.name, value):
+            return True
+        if type(value) in _FILLABLE:
+            return key in self._filled
+        if issubclass(type(value), (threading.local, SimpleNamespace)):  # what it has may come and go
+            return key in self._setting
+        attributes = None if issubclass(type(value), _CODE) else attributes_of(value)
+        return bool(attributes) and not self._set.isdisjoint(attributes or ())
+
+    def attribute(self, name: str, value: Any) -> bool:
+        """What a name of a class, or of a Python module, is bound to, or what that holds."""
+        if name in self._set and not issubclass(type(value), _FUNCTIONS):
+            return True
+        return name in self._used and type(value) in _FILLABLE
+
+    def held_by(self, function: Any) -> bool:
+        """What a function has closed over, and binds or fills."""
+        if id(function) not in self._own or not function.__closure__:
+            return False
+        writes = writes_of(function.__code__)
+        return bool(writes.cells) or (
+            writes.fills and any(type(content_of(cell)) in _FILLABLE for cell in function.__closure__)
+        )
+
+
 class ProcessImages:
     """What the code of a model can reach in the process, as it is now.
 
@@ -130,11 +222,13 @@ class ProcessImages:
         self._bound = [(place, place.globals.get(place.name, ABSENT)) for place in reached.places.values()]
         self._classes = [_ClassBindings(kind) for kind in reached.classes.values()]
         self._caches = [(cache, cache.cache_info()) for cache in reached.caches]
+        self.replays_generators = not reached.names.isdisjoint(_STATES_OF_GENERATORS)
         self._empty: list[dict[str, Any]] = []  # attributes of functions and tensors
         self._functions = [*reached.functions, *reached.caches]
         bases = dict.fromkeys(base for kind in map(type, modules) for base in kind.__mro__)
         own = [base for base in bases if not is_library(base.__module__)]
         self._methods = [item for base in own for item in vars(base).values() if type(item) is FunctionType]
+        self._own = [item for item in reached.own_functions() if item.__name__ not in ON_CREATION]
         for value in hung:
             self._take(value)
         for _, value in self._bound:
@@ -180,30 +274,32 @@ class ProcessImages:
                     cell.cell_contents = copy_of(content_of(cell))
 
     def changed(self) -> list[Kept]:
-        """Where something is otherwise than before, or may be for the time of a forward: a method binds it.
+        """Where something is otherwise than before, or may be for the time of a forward: code can change it.
 
         Iterators are left out: what has been taken from one cannot be given back.
         """
         leading = self._images.leading_to_changed()
-        bound = {
-            (id(function.__globals__), name)
-            for function in self._methods
-            for name in bound_by(function.__code__)
-        }
+        may_change = _MayChange(self._own, self._methods)
         found: list[Kept] = []
         for place, value in self._bound:
             now = place.globals.get(place.name, ABSENT)
-            is_bound = same_as(now) != same_as(value) or (id(place.globals), place.name) in bound
+            is_bound = same_as(now) != same_as(value) or may_change.place(place, value)
             if (is_bound or id(value) in leading) and not is_iterator(value):
                 found.append(KeptName(*place))
         for bindings in self._classes:
-            found += [KeptAttribute(bindings.kind, name) for name in bindings.changed(leading)]
+            names = dict.fromkeys(bindings.changed(leading))
+            if not is_of_library(bindings.kind.__module__):
+                names |= {
+                    name: None for name, value in bindings.values() if may_change.attribute(name, value)
+                }
+            found += [KeptAttribute(bindings.kind, name) for name in names]
         filled = set(map(id, filter(None, self._empty)))
-        for function in self._functions if leading or filled else ():
+        for function in self._functions:
             places = [function, attributes := function.__dict__]
             if type(function) is FunctionType:
                 places += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-            if id(attributes) in filled or not leading.isdisjoint(map(id, places)):
+            is_other = id(attributes) in filled or not leading.isdisjoint(map(id, places))
+            if is_other or may_change.held_by(function):
                 found.append(KeptByFunction(function))
         return found
 

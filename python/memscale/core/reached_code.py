@@ -48,8 +48,13 @@ INERT: Final = (
 """Types whose objects lead nowhere and are not changed inside, but for tensors' elements."""
 
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, deque)
-_ON_CREATION: Final = frozenset({"__init__", "__new__", "__init_subclass__", "__class_getitem__"})
+ON_CREATION: Final = frozenset({"__init__", "__new__", "__init_subclass__", "__class_getitem__"})
 _DIRECT: Final = frozenset({FunctionType, CACHE, type, ModuleType})
+
+
+def is_of_library(module: object) -> bool:
+    """Whether a Python module, by its name, was installed or belongs to Python or PyTorch."""
+    return is_library(module) or _is_installed(_package(module))
 
 
 class Place(NamedTuple):
@@ -92,13 +97,70 @@ def _names(code: CodeType) -> tuple[frozenset[str], bool, bool]:
     return frozenset(names), binds, sets
 
 
+def names_of(code: CodeType) -> frozenset[str]:
+    """The names that a function and those inside it use."""
+    return _names(code)[0]
+
+
 @functools.lru_cache(maxsize=1 << 14)
-def bound_by(code: CodeType) -> frozenset[str]:
-    """The names of globals that a function, or one inside it, binds."""
-    if not _names(code)[1]:
-        return frozenset()
-    found = {item.argval for item in get_instructions(code) if item.opname == "STORE_GLOBAL"}
-    return frozenset(found.union(*(bound_by(inner) for inner in code.co_consts if type(inner) is CodeType)))
+def strings_of(code: CodeType) -> frozenset[str]:
+    """The constants of a function and those inside it that may be names."""
+    found = {item for item in code.co_consts if type(item) is str and item.isidentifier()}
+    inner = (strings_of(item) for item in code.co_consts if type(item) is CodeType)
+    return frozenset(found.union(*inner))
+
+
+class Writes(NamedTuple):
+    """What the code of a function, or of one inside it, may change.
+
+    Attributes:
+        globals: names that it binds in its Python module.
+        attributes: names of attributes that it sets or deletes, of whatever.
+        cells: names that it has closed over and binds.
+        fills: it stores items, or names a method by which containers change.
+    """
+
+    globals: frozenset[str]
+    attributes: frozenset[str]
+    cells: frozenset[str]
+    fills: bool
+
+
+_NO_WRITES: Final = Writes(frozenset(), frozenset(), frozenset(), False)
+
+_STORES: Final = frozenset({
+    opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"], opmap["STORE_ATTR"], opmap["DELETE_ATTR"],
+    opmap["STORE_SUBSCR"], opmap["DELETE_SUBSCR"], opmap["STORE_DEREF"],
+})  # fmt: skip
+_FILLING: Final = frozenset({
+    "append", "appendleft", "extend", "insert", "pop", "popleft", "popitem", "remove", "discard", "add",
+    "clear", "update", "setdefault", "put", "get", "put_nowait", "get_nowait",
+})  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def writes_of(code: CodeType) -> Writes:
+    """What a function may change, by its byte code."""
+    found = _NO_WRITES
+    fills = not _FILLING.isdisjoint(code.co_names)
+    if fills or not _STORES.isdisjoint(code.co_code[::2]):
+        items = [(item.opname, item.argval) for item in get_instructions(code)]
+        found = Writes(
+            frozenset(name for op, name in items if op.endswith("_GLOBAL") and op[:4] != "LOAD"),
+            frozenset(name for op, name in items if op in ("STORE_ATTR", "DELETE_ATTR")),
+            frozenset(name for op, name in items if op == "STORE_DEREF").intersection(code.co_freevars),
+            fills or any(op.endswith("_SUBSCR") and op[:6] != "BINARY" for op, _ in items),
+        )
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            inner = writes_of(constant)
+            found = Writes(
+                found.globals | inner.globals,
+                found.attributes | inner.attributes,
+                found.cells | inner.cells.intersection(code.co_freevars),
+                found.fills or inner.fills,
+            )
+    return found
 
 
 class Reached:
@@ -126,6 +188,10 @@ class Reached:
         self._created: set[int] = set()
         self._seen: dict[int, Any] = {}  # with the values, so that their ids stay their own
         self._todo: deque[Any] = deque()
+
+    def own_functions(self) -> list[FunctionType]:
+        """Those that are the program's own, and no library's."""
+        return [item for item in self.functions if not is_of_library(item.__globals__.get("__name__"))]
 
     def _is_foreign(self, module: object) -> bool:
         package = _package(module)
@@ -225,7 +291,7 @@ class Reached:
             if is_created:
                 self._created.add(id(base))
             for name, value in list(vars(base).items()):
-                if name in self.names or (name.startswith("__") and (is_created or name not in _ON_CREATION)):
+                if name in self.names or (name.startswith("__") and (is_created or name not in ON_CREATION)):
                     self._todo.append(value)
                 elif not is_known and not issubclass(type(value), INERT):
                     self.unnamed.setdefault(name, []).append(base)
@@ -256,7 +322,10 @@ class _Remembered:
         reached = Reached(roots)
         for module_ref, name, code_ref in self._places:
             module = module_ref()
-            if module is None or (code_ref is not None and vars(module).get(name) is not code_ref()):
+            if module is None:
+                return None
+            value, known = vars(module).get(name), None if code_ref is None else code_ref()
+            if value is not known and (code_ref is not None or _is_code(value)):
                 return None
             reached.places[id(vars(module)), name] = Place(vars(module), name)
         reached.functions = [value for value in (ref() for ref in self._functions) if value is not None]
@@ -285,7 +354,11 @@ def _nothing() -> None:
 
 
 def _ref_if_code(value: Any) -> Any:
-    return weakref.ref(value) if type(value) in _DIRECT else None
+    return weakref.ref(value) if _is_code(value) else None
+
+
+def _is_code(value: Any) -> bool:
+    return type(value) in _DIRECT or issubclass(type(value), type)
 
 
 _remembered: OrderedDict[tuple[int, ...], _Remembered] = OrderedDict()

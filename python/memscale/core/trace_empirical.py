@@ -34,6 +34,7 @@ from memscale.core.undone_writes import UndoneWrites
 from memscale.core.uninterrupted import uninterrupted
 from memscale.errors import AttachError
 from memscale.optim.masters import as_told
+from memscale.techniques.checkpoint_state import Draws
 from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
 
 
@@ -165,7 +166,7 @@ def _blocks_checkpointed(model: nn.Module, left_out: LeftOut) -> Iterator[None]:
     try:
         for path, block in repeated_blocks(model, left_out):
             owners = [(owner, name) for owner in block.modules() for name in owner._buffers]
-            attachment = CheckpointAttachment(block, path, owners, python_random=True)
+            attachment = CheckpointAttachment(block, path, owners, draws=Draws(True, True))
             with uninterrupted(), suppress(AttachError):
                 attachment.attach()
                 attached.append(attachment)
@@ -235,7 +236,7 @@ def _traced(
     blocks: AbstractContextManager[None],
 ) -> tracer.Trace:
     with ExitStack() as stack:
-        stack.enter_context(tracer.training_flags(model, step.training))
+        stack.enter_context(model_state.training_flags(model, step.training))
         stack.enter_context(buffer_contents(model))
         stack.enter_context(silent(model))
         stack.enter_context(as_told(model, step.path.half))

@@ -104,6 +104,11 @@ class StaticRecorder(GraphRecorder):
         small = tensor.numel() <= _KNOWN_ELEMENTS and not tensor.is_cuda
         return _may_be_real(tensor) or (small and tensor.untyped_storage()._cdata in self._known)
 
+    def __exit__(self, *unused: Any) -> None:
+        """Lets go of tensors from outside: their graphs may hold the recorder."""
+        self.others.clear()
+        super().__exit__(*unused)  # type: ignore[no-untyped-call]
+
     def _is_from_outside(self, tensor: Tensor) -> bool:
         """Whether a real tensor is none that the forward made, such as a zero to which it adds losses."""
         buffer = self.buffer_of(tensor)
@@ -540,7 +545,7 @@ def _trace(
     watch.add(fakes.mode)
     buckets = GradientBuckets(model)
     with model_state.preserved(model) as changes, tracer.no_collection(), quiet_fakes(), ExitStack() as stack:
-        stack.enter_context(tracer.training_flags(model, step.training))
+        stack.enter_context(model_state.training_flags(model, step.training))
         stack.enter_context(sharding.whole(model))
         stack.enter_context(silent(model))
         stack.enter_context(fakes.swapped())
@@ -548,7 +553,6 @@ def _trace(
         batch = tree_map_only(Tensor, fakes.of_batch, real_batch)
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
-        stack.callback(recorder.others.clear)  # their graphs may hold the recorder
         parameters = list(model.parameters())
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         calls.declare_residents(batch, step)

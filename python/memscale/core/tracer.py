@@ -32,7 +32,7 @@ from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.core.target import CPU, Target
 from memscale.core.uninterrupted import uninterrupted
-from memscale.core.weight_images import WeightImages
+from memscale.core.weight_images import GradientImages, WeightImages
 from memscale.errors import ProfileError
 from memscale.techniques.attribute_tables import has_foreign_hooks
 from memscale.techniques.forward_slot import StandIn
@@ -121,7 +121,7 @@ class Trace:
         modules: graph module id → (path, class name).
         written_buffers: path → buffers in and below that module that its forward changes.
         foreign_reads: path → tensors from outside model and batch that are read in and below that module.
-        python_random: the forward draws from Python's or NumPy's generator.
+        random: paths of modules inside which random numbers are drawn.
         changes: Python attributes that the forward changes.
         method: "static" or "empirical".
         output_bytes: storages of the model's output and of the loss, which the trace assumes to live until
@@ -140,7 +140,7 @@ class Trace:
     modules: list[tuple[str, str]]
     written_buffers: dict[str, list[BufferPath]]
     foreign_reads: dict[str, list[weakref.ref[Tensor]]]
-    python_random: bool
+    random: frozenset[str]
     changes: model_state.Changes
     method: str
     output_bytes: int = 0
@@ -161,7 +161,8 @@ class CallRecorder:
         modules: by their number in the graph: path and module.
         buffer_owners: by their number in the graph: where registered buffers are.
         path: what path techniques change.
-        exchanged: after `attached`: paths of modules whose parameters were exchanged, see `WeightImages`.
+        exchanged: after `attached`: paths of modules whose parameters were exchanged, or their gradients in
+            forward, see `weight_images`.
     """
 
     def __init__(self, model: nn.Module, recorder: GraphRecorder) -> None:
@@ -241,7 +242,7 @@ class CallRecorder:
                 self._hook(module, number, undo)
             self.recorder.modules_are_known(known)
             yield
-            self.exchanged = weights.exchanged()
+            self.exchanged |= weights.exchanged()
         finally:
             with uninterrupted():
                 for restore in reversed(undo):
@@ -249,9 +250,13 @@ class CallRecorder:
 
     def run(self, step: StepFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward of the model, which is a call of the root whether or not the step goes through it."""
-        if step.forward is None:
-            return step.run(self.model, args, kwargs)
-        return self._recorded(step.forward, number=0)(*args, **kwargs)
+        gradients = GradientImages(self.model)
+        try:
+            if step.forward is None:
+                return step.run(self.model, args, kwargs)
+            return self._recorded(step.forward, number=0)(*args, **kwargs)
+        finally:
+            self.exchanged |= gradients.exchanged()
 
     def _hook(self, module: nn.Module, number: int, undo: list[Callable[[], None]]) -> None:
         own = module.__dict__.get("forward")
@@ -487,8 +492,9 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
     foreign: dict[str, list[weakref.ref[Tensor]]] = {}
     for number, buffer in sorted(recorder.foreign_reads):
         foreign.setdefault(paths[number][0], []).append(recorder.foreign[buffer])
+    random = frozenset(paths[number][0] for number in recorder.random_modules)
     return Trace(
-        graph, paths, written, foreign, changes.python_random, changes, method, recorder.output_bytes,
+        graph, paths, written, foreign, random, changes, method, recorder.output_bytes,
         recorder.idle_state_bytes,
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
         unrepeatable=frozenset(paths[number][0] for number in recorder.unrepeatable_modules),
@@ -580,19 +586,3 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextmanager
-def training_flags(model: nn.Module, training: bool | None) -> Iterator[None]:
-    """Runs the block with `model.train(training)`, or with the flags as they are."""
-    if training is None:
-        yield
-        return
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(training)
-        yield
-    finally:
-        with uninterrupted():
-            for module, flag in flags:
-                module.training = flag

@@ -26,8 +26,9 @@ from memscale.core import model_state, sharding
 from memscale.core.double_run import BOUND, Errors, double_batch, errors_of, errors_of_each, in_double
 from memscale.core.gradient_buckets import silent
 from memscale.core.loss import loss_of
+from memscale.core.model_state import training_flags
 from memscale.core.trace_empirical import buffer_contents, copied_batch
-from memscale.core.tracer import StepFacts, training_flags
+from memscale.core.tracer import StepFacts
 from memscale.errors import VerificationError
 from memscale.techniques import global_hooks
 

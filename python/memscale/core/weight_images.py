@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that a forward exchanges: `self.weight.data = …`, as constraints on norms do, or `self.weight = …`.
 
-A recompute would read other weights than the first, and exchange them again.
+A recompute would read other weights than the first, and exchange them again. The same with gradients: a
+forward that runs a backward of its own (local losses), or clears a gradient.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from memscale.core import sharding
+from memscale.core.leaves import gradient_of
 from memscale.weights.places import lasting_address
 
 
@@ -44,6 +46,22 @@ class WeightImages:
         for held in self._held:
             if lasting_address(held.parameter) != lasting_address(held.data):
                 held.parameter.data = held.data
+
+
+class GradientImages:
+    """The gradients of a model's parameters before a forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._held = [
+            (path, parameter, gradient_of(parameter))
+            for path, module in model.named_modules()
+            for parameter in module._parameters.values()
+            if parameter is not None
+        ]
+
+    def exchanged(self) -> set[str]:
+        """Paths of modules of which a parameter has another gradient now."""
+        return {path for path, parameter, before in self._held if gradient_of(parameter) != before}
 
 
 def _has_storage(parameter: nn.Parameter) -> bool:

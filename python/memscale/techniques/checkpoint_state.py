@@ -17,24 +17,27 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import random
-import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from memscale.core.copied_tensors import is_copied
+from memscale.core.leaves import gradient_of, has_gradient_hooks
 from memscale.core.uninterrupted import uninterrupted
 from memscale.errors import RecomputeError
+from memscale.optim.released import set_gradient
+from memscale.techniques import python_generators
 from memscale.techniques.attribute_tables import AttributeTables, has_foreign_hooks
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
+from memscale.techniques.late_hooks import hooks_taken_off
 from memscale.techniques.process_tables import Kept
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.techniques.torch_settings import TorchSettings, has_modes, users_modes, without_modes
@@ -62,19 +65,37 @@ def check_version(tensor: Tensor, version: int, path: str, origin: str = "") -> 
     Raises:
         RuntimeError: it has changed.
     """
-    if tensor._version != version:
+    if version_of(tensor) != version:
         whose = origin or f"used by module {path!r}"
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
             f"[{tensor.type()} {list(tensor.shape)}], {whose}, is at version "
-            f"{tensor._version}; "
+            f"{version_of(tensor)}; "
             f"expected version {version} instead"
         )
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has been changed in place; of one from inference mode nobody knows."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def _stamp(tensor: Tensor) -> Stamp:
     has_storage = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
-    return tensor._version, lasting_address(tensor) if has_storage else 0
+    return version_of(tensor), lasting_address(tensor) if has_storage else 0
+
+
+class Draws(NamedTuple):
+    """From which generators a forward draws, as far as is known before it runs.
+
+    Those are replayed even where they end where they began, as behind `torch.random.fork_rng()`.
+    """
+
+    of_torch: bool = False
+    of_python: bool = False  # or NumPy's
+
+
+NO_DRAWS: Final = Draws()
 
 
 class Body:
@@ -82,7 +103,7 @@ class Body:
 
     Attributes:
         path: of the module, for errors.
-        python_random: the forward may draw from Python's or NumPy's generator.
+        draws: from which generators it draws.
         foreign: tensors from outside model and arguments that it reads.
         check: of its recomputes.
         kept: places of the process that it changes.
@@ -94,7 +115,7 @@ class Body:
         self,
         path: str,
         buffers: Sequence[BufferRef] = (),
-        python_random: bool = False,
+        draws: Draws = NO_DRAWS,
         foreign: Sequence[weakref.ref[Tensor]] = (),
         check: RecomputeCheck = UNCHECKED,
         kept: Sequence[Kept] = (),
@@ -103,7 +124,7 @@ class Body:
         self.check = check
         self.kept = tuple(kept)
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
-        self.python_random = python_random
+        self.draws = draws
         self._has_told_of_hooks = False
         self.foreign = tuple(foreign)
         self.has_cards = torch.cuda.is_available()
@@ -144,11 +165,16 @@ class State:
         "copies",
         "cpu_rng",
         "cuda_rng",
+        "draws",
         "flags",
         "foreign",
+        "generators",
+        "gradients",
+        "has_graded",
+        "has_hooked",
         "kinds",
+        "next_hook",
         "path",
-        "python_rng",
         "registries",
         "settings",
         "tensors",
@@ -164,7 +190,8 @@ class State:
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []
         self.cpu_rng: Tensor | None = None
         self.cuda_rng: dict[int, Tensor] = {}
-        self.python_rng: Any = None
+        self.draws = NO_DRAWS
+        self.has_graded, self.has_hooked = False, True  # until the call is over
         self.path = ""
         self.check = UNCHECKED
         # (where it is, its name there, tensor, stamp, copy) of small ones that the call reads.
@@ -207,14 +234,20 @@ class State:
             if self.foreign:
                 self._copy_attributes(parts)
             self.attributes = AttributeTables(parts, body.kept, modes, [tensor for tensor, _ in self.foreign])
+        self.next_hook = RemovableHandle.next_id
+        self.gradients = [
+            (tensor, gradient_of(tensor))
+            for _, _, tensor, _, requires_grad in self.tensors
+            if requires_grad and tensor.is_leaf
+        ]
         self.context = contextvars.copy_context()
         self.autocast = [_autocast_state(kind) for kind in body.device_kinds]
         self.cpu_rng = torch.get_rng_state()
         if "cuda" in body.device_kinds:
             devices = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
             self.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
-        if body.python_random:
-            self.python_rng = _python_rng()
+        self.draws = body.draws
+        self.generators: python_generators.States | None = python_generators.present()
 
     def _note_modules(self, parts: Sequence[nn.Module], changing: Sequence[BufferRef]) -> None:
         """What is in the modules; of buffers that the call changes, copies."""
@@ -232,11 +265,14 @@ class State:
                         self.tensors.append((registry, name, value, stamp, value.requires_grad))
                         if is_copied(value) and (id(registry), name) not in copied:
                             self.copies.append((registry, name, value, stamp, value.clone()))
+        clones: dict[int, Tensor] = {}  # a buffer may have several names
         with torch.no_grad():
             for module, name in changing:
                 value = module._buffers[name]
                 if value is not None:
-                    self.buffers.append((module, name, value.clone()))
+                    if id(value) not in clones:
+                        clones[id(value)] = value.clone()
+                    self.buffers.append((module, name, clones[id(value)]))
 
     def _copy_attributes(self, parts: Sequence[nn.Module]) -> None:
         """Copies small tensors from outside that are plain attributes."""
@@ -246,29 +282,48 @@ class State:
                 if isinstance(value, Tensor) and id(value) in small:
                     self.copies.append((module.__dict__, name, value, small[id(value)], value.clone()))
 
-    def forget_unused_rng(self) -> None:
-        """After the call: a generator that did not move need not be replayed."""
-        with without_modes() if has_modes() else nullcontext():
-            self._forget_unused_rng()
+    def after(self) -> None:
+        """What the call has done decides what a recompute needs and may do."""
+        self.has_hooked = RemovableHandle.next_id != self.next_hook
+        self.has_graded = any(gradient_of(tensor) != before for tensor, before in self.gradients)
+        if not self.draws.of_python and self.generators is not None and self.generators.are_present():
+            self.generators = None
+        if not self.draws.of_torch:
+            with without_modes() if has_modes() else nullcontext():
+                self._forget_unused_rng()
 
     def _forget_unused_rng(self) -> None:
+        """A generator that nobody is known to use and that did not move need not be replayed."""
         if self.cpu_rng is not None and torch.equal(self.cpu_rng, torch.get_rng_state()):
             self.cpu_rng = None
         for device, before in list(self.cuda_rng.items()):
             if torch.equal(before, torch.cuda.get_rng_state(device)):
                 del self.cuda_rng[device]
-        if self.python_rng is not None and _same_python_rng(self.python_rng, _python_rng()):
-            self.python_rng = None
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Puts the state back for the recompute, and the present one back afterwards."""
+        """Puts the state back for the recompute, and the present one back afterwards.
+
+        All of the present one: a recompute ends with the last tensor that is wanted, before its code has put
+        back by itself what it has set.
+
+        Raises:
+            RecomputeError: the forward cannot run again without doing something twice.
+        """
+        if self.has_graded and any(has_gradient_hooks(tensor) for tensor, _ in self.gradients):
+            what = f"the forward of module {self.path!r} changes gradients of parameters"
+            raise self.check.fail(RecomputeError(what, self.path, None, _GRADED))
         differing = self.attributes.differing()
         changed = [item for item in self.copies if _stamp(item[2]) != item[3]]
         exchanges = bool(differing or changed) or self._has_gone()
         with self._lock() if exchanges else nullcontext(), ExitStack() as stack:
             if has_modes():
                 stack.enter_context(without_modes())
+            if self.has_hooked:
+                stack.enter_context(hooks_taken_off())
+            self._hide_gradients(stack)
+            stack.callback(_Present(self.flags, self.registries, self.tensors).put_back)
+            stack.callback(_AutocastPresent(kind for kind, *_ in self.autocast).put_back)
             for kind, dtype, enabled, cached in self.autocast:
                 if enabled or _autocast_state(kind)[2]:
                     stack.enter_context(
@@ -280,12 +335,12 @@ class State:
             for device, before in self.cuda_rng.items():
                 stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
                 torch.cuda.set_rng_state(before, device)
-            if self.python_rng is not None:
-                stack.callback(_set_python_rng, _python_rng())
-                _set_python_rng(self.python_rng)
+            if self.generators is not None:
+                stack.callback(python_generators.present().put_back)
+                self.generators.put_back()
             self._check_contents({id(tensor) for _, _, tensor, _, _ in changed})
             if exchanges:
-                self._restore_modules(stack)
+                self._restore_modules()
             self.attributes.restore(stack, differing)
             for place, name, _, _, before in changed:
                 stack.callback(place.__setitem__, name, place[name])
@@ -296,6 +351,14 @@ class State:
             finally:
                 with uninterrupted():
                     stack.close()
+
+    def _hide_gradients(self, stack: ExitStack) -> None:
+        """Gradients that have come since the call, or that its forward has changed once already."""
+        for tensor, _ in self.gradients:
+            gradient = tensor.grad
+            if gradient is not None or self.has_graded:
+                stack.callback(set_gradient, tensor, gradient)
+                tensor.grad = None
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Calls a function with the context variables of the first run. What it sets of them is lost."""
@@ -349,40 +412,95 @@ class State:
     def _changed_places(self) -> set[tuple[int, str]]:
         return {(id(module._buffers), name) for module, name, _ in self.buffers}
 
-    def _restore_modules(self, stack: ExitStack) -> None:
+    def _restore_modules(self) -> None:
         """The same weights, flags and buffers as in the first run, whatever has been bound or set since."""
-        for module, training in self.flags:
-            if module.training != training:
-                stack.callback(setattr, module, "training", module.training)
-                module.training = training
-        for (module, _), kind in zip(self.flags, self.kinds, strict=True):
-            if type(module) is not kind:
-                stack.callback(setattr, module, "__class__", type(module))
-                module.__class__ = kind
+        for (module, training), kind in zip(self.flags, self.kinds, strict=True):
+            _set_flags(module, training, kind)
         changed = self._changed_places()
         for registry, names in self.registries:
             if tuple(registry.keys()) != names:
-                stack.callback(_refill, registry, dict(registry))
                 _refill(registry, {name: registry.get(name) for name in names})
         for registry, name in self.vacant:
             if registry[name] is not None:
-                stack.callback(registry.__setitem__, name, registry[name])
                 registry[name] = None
         for registry, name, tensor, _, requires_grad in self.tensors:
             if (id(registry), name) in changed:
                 continue
-            present = _bound(registry, name)
-            if present is not tensor:
-                stack.callback(registry.__setitem__, name, present)
+            if _bound(registry, name) is not tensor:
                 registry[name] = tensor
             if tensor.requires_grad != requires_grad and tensor.is_leaf:
-                stack.callback(tensor.requires_grad_, tensor.requires_grad)
                 tensor.requires_grad_(requires_grad)
+        copies: dict[int, Tensor] = {}
         for module, name, before in self.buffers:
-            stack.callback(module._buffers.__setitem__, name, module._buffers[name])
-            # A copy of the copy: a second backward (retain_graph) starts from the same value again.
-            module._buffers[name] = before.clone()
+            present = module._buffers[name]
+            if id(present) not in copies:
+                # A copy of the copy: a second backward (retain_graph) starts from the same value again.
+                copies[id(present)] = before.clone()
+            module._buffers[name] = copies[id(present)]
+        for registry, name, tensor, *_ in self.tensors if copies else ():
+            if id(tensor) in copies and _bound(registry, name) is tensor:  # the same buffer by another name
+                registry[name] = copies[id(tensor)]
 
+
+class _Present:
+    """What modules have before a recompute: flags, what is registered, and who requires gradients."""
+
+    def __init__(
+        self,
+        flags: Sequence[tuple[nn.Module, bool]],
+        registries: Sequence[tuple[dict[str, Any], tuple[str, ...]]],
+        tensors: Sequence[tuple[dict[str, Any], str, Tensor, Stamp, bool]],
+    ) -> None:
+        self._flags = [(module, module.training, type(module)) for module, _ in flags]
+        # A scripted module's registry gives other objects each time.
+        self._registries = [
+            (registry, dict(registry)) for registry, _ in registries if isinstance(registry, dict)
+        ]
+        self._leaves = [(item[2], item[2].requires_grad) for item in tensors if item[2].is_leaf]
+
+    def put_back(self) -> None:
+        for module, training, kind in self._flags:
+            _set_flags(module, training, kind)
+        for registry, before in self._registries:
+            if registry.keys() != before.keys() or any(registry[name] is not before[name] for name in before):
+                _refill(registry, before)
+        for tensor, requires_grad in self._leaves:
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+
+
+def _set_flags(module: nn.Module, training: bool, kind: type[nn.Module]) -> None:
+    if module.training != training:
+        module.training = training
+    if type(module) is not kind:
+        module.__class__ = kind
+
+
+class _AutocastPresent:
+    """Autocast before a recompute, which may have entered it without leaving it."""
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        self._nesting = _autocast_nesting()
+        self._states = [_autocast_state(kind) for kind in kinds]
+
+    def put_back(self) -> None:
+        for _ in range(_autocast_nesting() - self._nesting):
+            torch.autocast_decrement_nesting()
+        for state in self._states:
+            kind, dtype, enabled, cached = state
+            if _autocast_state(kind) != state:
+                torch.set_autocast_enabled(kind, enabled)
+                torch.set_autocast_dtype(kind, dtype)
+                torch.set_autocast_cache_enabled(cached)
+
+
+def _autocast_nesting() -> int:
+    """How many contexts of autocast are open."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+_GRADED: Final = "it runs a backward of its own, for which hooks on parameters would fire twice"
 
 _CHANGED: Final = "a tensor that its forward reads has changed between forward and backward"
 
@@ -406,25 +524,6 @@ def _autocast_state(kind: str) -> tuple[str, torch.dtype, bool, bool]:
     )
 
 
-def _python_rng() -> tuple[Any, Any]:
-    numpy = _loaded_numpy()
-    return random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def _set_python_rng(state: tuple[Any, Any]) -> None:
-    random.setstate(state[0])
-    if state[1] is not None:
-        _loaded_numpy().random.set_state(state[1])
-
-
-def _same_python_rng(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-    return a[0] == b[0] and str(a[1]) == str(b[1])
-
-
-def _loaded_numpy() -> Any:
-    return sys.modules.get("numpy")
-
-
 def all_below(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Modules and what they contain, each once."""
     found: dict[nn.Module, None] = {}
@@ -442,7 +541,5 @@ def _add_below(module: nn.Module, found: dict[nn.Module, None]) -> None:
             _add_below(child, found)
 
 
-never_compiled(check_version, _stamp, is_copied, Body, State)
-never_compiled(
-    _autocast_state, _python_rng, _set_python_rng, _same_python_rng, _loaded_numpy, all_below, _add_below
-)
+never_compiled(check_version, version_of, _stamp, is_copied, Body, State)
+never_compiled(_autocast_state, all_below, _add_below)

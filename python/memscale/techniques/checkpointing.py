@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import checkpoint
 
@@ -45,7 +46,16 @@ from memscale.core.leaves import is_sparse
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
 from memscale.techniques import global_hooks
-from memscale.techniques.checkpoint_state import Body, BufferRef, State, all_below, check_version
+from memscale.techniques.checkpoint_state import (
+    NO_DRAWS,
+    Body,
+    BufferRef,
+    Draws,
+    State,
+    all_below,
+    check_version,
+    version_of,
+)
 from memscale.techniques.compiled import checkpoints_when_compiled, never_compiled
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
 from memscale.techniques.given_caches import are_filled
@@ -190,7 +200,9 @@ class Region:
         observer = self.observer = _observed.by
         self.boundary = boundary if observer is None else None
         self.leaves, self.spec = _flatten(call)
-        self.versions = [(i, leaf._version) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
+        self.versions = [
+            (i, version_of(leaf)) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)
+        ]
         if observer is not None:
             self.leaves = [observer.on_hold(leaf) if type(leaf) is Tensor else leaf for leaf in self.leaves]
         with self.unseen():
@@ -241,7 +253,7 @@ class Region:
             self.body.check.learn(self.flow, len(self.saves))
             self.flow = None
         with self.unseen():
-            self.state.forget_unused_rng()
+            self.state.after()
         if self.boundary is not None:
             self.send_away(self.boundary)
         return result
@@ -439,12 +451,14 @@ def recompute_in_progress() -> tuple[float, int]:
 def runs_plain() -> bool:
     """Whether a forward saves nothing, or is transformed by functorch, which brings its own saves.
 
-    Or is written down by `torch.jit.trace` and exporters to ONNX, which see no values behind placeholders.
+    Or is written down by `torch.jit.trace` and exporters to ONNX, which see no values behind placeholders; or
+    runs with derivatives in forward direction, which backward, where the recompute runs, need not have.
     """
     return (
         not torch.is_grad_enabled()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
     )
 
 
@@ -487,7 +501,7 @@ class CheckpointAttachment:
         module: whose forward is to run twice.
         path: its qualified name.
         buffers: registered buffers that the forward changes.
-        python_random: it may draw from Python's or NumPy's generator.
+        draws: from which generators it draws.
         foreign: tensors from outside model and arguments that it reads.
         kept: operations whose outputs wait for the recompute, so that it need not compute them again; by
             name (`kernels.facts(func).name`) and by how many of that name a call has run before. What is not
@@ -504,7 +518,7 @@ class CheckpointAttachment:
         module: nn.Module,
         path: str,
         buffers: Sequence[BufferRef] = (),
-        python_random: bool = False,
+        draws: Draws = NO_DRAWS,
         foreign: Sequence[weakref.ref[Tensor]] = (),
         kept: Kept = frozenset(),
         boundary: Boundary | None = None,
@@ -515,7 +529,7 @@ class CheckpointAttachment:
         self.path = path
         self.check = check
         self.buffers = buffers
-        self.python_random = python_random
+        self.draws = draws
         self.foreign = list(foreign)
         self.kept = kept
         self.boundary = boundary
@@ -528,7 +542,7 @@ class CheckpointAttachment:
             AttachError: the module does not let its forward be replaced.
         """
         self.slot = ForwardSlot(self.module, self.path)
-        body = Body(self.path, self.buffers, self.python_random, self.foreign, self.check, self.in_process)
+        body = Body(self.path, self.buffers, self.draws, self.foreign, self.check, self.in_process)
         operations = KeptOperations(self.kept) if self.kept else None
         present = self.slot.present
         self.slot.put(CheckpointedForward(self.module, present, body, operations, self.boundary))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
@@ -88,6 +89,26 @@ def _read_determinism() -> tuple[bool, bool]:
     return _c._get_deterministic_algorithms(), _c._get_deterministic_algorithms_warn_only()
 
 
+def _read_warnings() -> tuple[Any, ...]:
+    """The filters of Python's warnings: one that raises an error would do so in backward."""
+    return tuple(warnings.filters)
+
+
+def _write_warnings(value: tuple[Any, ...]) -> None:
+    warnings.filters[:] = value  # type: ignore[index]  # a list, whatever its stub says
+    mutated: Any = vars(warnings).get("_filters_mutated") or vars(warnings).get("_filters_mutated_lock_held")
+    if mutated is not None:
+        mutated()
+
+
+def _read_anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+def _write_anomaly(value: tuple[bool, bool]) -> None:
+    torch.set_anomaly_enabled(*value)
+
+
 def _write_determinism(value: tuple[bool, bool]) -> None:
     _c._set_deterministic_algorithms(value[0], warn_only=value[1])
 
@@ -117,6 +138,8 @@ def _present_flags() -> tuple[_Flag, ...]:
         _Flag(torch.get_default_dtype, _c._set_default_dtype),
         _Flag(_read_determinism, _write_determinism),
         _Flag(torch.get_num_threads, torch.set_num_threads),
+        _Flag(_read_anomaly, _write_anomaly),
+        _Flag(_read_warnings, _write_warnings),
     ]
     cards = torch.backends.cuda.is_built()
     pairs = _PAIRS + _CARD_PAIRS * cards
@@ -143,6 +166,12 @@ def _read(flag: _Flag) -> Any:
 _FLAGS = _present_flags()
 
 
+def _write_flags(wanted: list[Any]) -> None:
+    for flag, value in zip(_FLAGS, wanted, strict=True):
+        if value is not _UNREADABLE and _read(flag) not in (value, _UNREADABLE):
+            flag.write(value)
+
+
 class TorchSettings:
     """The settings that a call found."""
 
@@ -160,11 +189,10 @@ class TorchSettings:
         Args:
             stack: of the recompute. What it entered before this keeps what is in force now.
         """
-        for flag, value in zip(_FLAGS, self._flags, strict=True):
-            present = _read(flag)
-            if present != value and _UNREADABLE not in (present, value):
-                stack.callback(flag.write, present)
-                flag.write(value)
+        present = [_read(flag) for flag in _FLAGS]
+        stack.callback(_write_flags, present)  # a recompute that ends early has not put back what it set
+        if present != self._flags:
+            _write_flags(self._flags)
         _exchange(stack, self._functions, *_FUNCTIONS)
         _exchange(stack, self._dispatch, *_DISPATCH)
         self._restore_cached(stack)
