@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 import weakref
-from collections import OrderedDict, UserDict, UserList
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from memscale.core.flat_contents import is_flat
 from memscale.core.iterators import copy_of, is_iterator
 from memscale.core.reached_code import CACHE, INERT, Place, bound_by, is_library, reached_from
 from memscale.core.value_images import ABSENT, Images, content_of, is_plain, same_as
@@ -28,12 +29,13 @@ from memscale.techniques.process_tables import Kept, KeptAttribute, KeptByFuncti
 from memscale.techniques.torch_settings import users_modes
 
 _STATE: Final = (
-    dict, list, tuple, set, UserDict, UserList, weakref.WeakKeyDictionary, weakref.WeakSet,
+    dict, list, tuple, set, deque, UserDict, UserList, ChainMap, weakref.WeakKeyDictionary, weakref.WeakSet,
     weakref.WeakValueDictionary, threading.local, SimpleNamespace, random.Random, torch.Generator, MethodType,
+    memoryview,
 )  # fmt: skip
 """Classes of libraries whose objects a program uses to keep something. Others are not looked into."""
 
-_CONTAINERS: Final = (dict, list, tuple, set)
+_CONTAINERS: Final = (dict, list, tuple, set, deque)
 
 _MANY: Final = 10_000
 """Containers above this size are data, not caches: to copy one for each plan costs more than the trace."""
@@ -51,9 +53,9 @@ class _StateImages(Images):
         if issubclass(kind, _STATE):
             if issubclass(kind, _CONTAINERS) and not is_plain(kind):
                 return
-            if hasattr(kind, "__len__") and len(value) > _MANY:
+            if hasattr(kind, "__len__") and kind is not memoryview and len(value) > _MANY:
                 return
-        elif self.bindings and issubclass(kind, (nn.Module, nn.Parameter)):
+        elif is_flat(value) or (self.bindings and issubclass(kind, (nn.Module, nn.Parameter))):
             pass
         elif kind is not FunctionType and is_library(kind.__module__) and not _is_numpy_generator(kind):
             return
