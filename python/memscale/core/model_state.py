@@ -22,7 +22,7 @@ from torch import nn
 from memscale.core.iterators import copy_of, is_iterator
 from memscale.core.process_images import ProcessImages
 from memscale.core.uninterrupted import uninterrupted
-from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled, same_as
+from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled, same_as, slots_of
 from memscale.core.weight_images import WeightImages
 from memscale.optim.released import set_gradient
 from memscale.techniques.process_tables import Kept
@@ -144,16 +144,32 @@ class _ModuleImage:
         self.module = module
         self.kind = kind
         self.images = images
-        self.own = {key: value for key, value in module.__dict__.items() if key not in _TORCH_DICTS}
+        self.slots = slots_of(type(module))
+        self.own = self._attributes()
         self.iterators = {key for key, value in self.own.items() if is_iterator(value)}
         for key in self.iterators:
-            module.__dict__[key] = copy_of(self.own[key])
+            self._bind(key, copy_of(self.own[key]))
         for key, value in self.own.items():
             images.take(value, 1 if key in _HOOKS else DEPTH)
         self.buffers = dict(module._buffers)
         # A scripted module's registries are none, and their names are fixed.
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module._modules)
         self.registered = [(place, dict(place)) for place in registries if isinstance(place, dict)]
+
+    def _attributes(self) -> dict[str, Any]:
+        """What its dictionary holds, and its class's slots."""
+        own = {key: value for key, value in self.module.__dict__.items() if key not in _TORCH_DICTS}
+        for name in self.slots:
+            value = getattr(self.module, name, ABSENT)
+            if value is not ABSENT:
+                own[name] = value
+        return own
+
+    def _bind(self, name: str, value: Any) -> None:
+        if name in self.slots:  # PyTorch would register a module or a parameter
+            object.__setattr__(self.module, name, value)
+        else:
+            self.module.__dict__[name] = value
 
     def changed(self) -> set[str]:
         """Names of attributes that are bound to something else, or whose value changed inside.
@@ -168,7 +184,7 @@ class _ModuleImage:
         return self._those(_is_other, self.images.flipped) | self.kind.flipped()
 
     def _those(self, differs: Callable[[Any, Any], bool], inside: Callable[[Any], bool]) -> set[str]:
-        now = {key: value for key, value in self.module.__dict__.items() if key not in _TORCH_DICTS}
+        now = self._attributes()
         names = _differing(self.own, now, differs, inside) | self.iterators
         names |= self.buffers.keys() - self.module._buffers.keys()
         for place, before in self.registered:
@@ -188,9 +204,13 @@ class _ModuleImage:
     def restore(self) -> None:
         """Binds everything as before."""
         self.kind.restore()
-        for key in [key for key in self.module.__dict__ if key not in _TORCH_DICTS and key not in self.own]:
-            del self.module.__dict__[key]
-        self.module.__dict__.update(self.own)
+        for key in self._attributes().keys() - self.own.keys():
+            if key in self.slots:
+                object.__delattr__(self.module, key)
+            else:
+                del self.module.__dict__[key]
+        for key, value in self.own.items():
+            self._bind(key, value)
         for place, before in self.registered:
             place.clear()
             place.update(before)

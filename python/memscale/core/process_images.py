@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 import weakref
-from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from memscale.core.flat_contents import is_flat
 from memscale.core.iterators import copy_of, is_iterator
 from memscale.core.reached_code import (
     CACHE,
@@ -39,12 +40,13 @@ from memscale.techniques.process_tables import Kept, KeptAttribute, KeptByFuncti
 from memscale.techniques.torch_settings import users_modes
 
 _STATE: Final = (
-    dict, list, tuple, set, UserDict, UserList, weakref.WeakKeyDictionary, weakref.WeakSet,
+    dict, list, tuple, set, deque, UserDict, UserList, ChainMap, weakref.WeakKeyDictionary, weakref.WeakSet,
     weakref.WeakValueDictionary, threading.local, SimpleNamespace, random.Random, torch.Generator, MethodType,
+    memoryview,
 )  # fmt: skip
 """Classes of libraries whose objects a program uses to keep something. Others are not looked into."""
 
-_CONTAINERS: Final = (dict, list, tuple, set)
+_CONTAINERS: Final = (dict, list, tuple, set, deque)
 
 _MANY: Final = 10_000
 """Containers above this size are data, not caches: to copy one for each plan costs more than the trace."""
@@ -74,9 +76,9 @@ class _StateImages(Images):
         if issubclass(kind, _STATE):
             if issubclass(kind, _CONTAINERS) and not is_plain(kind):
                 return
-            if hasattr(kind, "__len__") and len(value) > _MANY:
+            if hasattr(kind, "__len__") and kind is not memoryview and len(value) > _MANY:
                 return
-        elif self.bindings and issubclass(kind, (nn.Module, nn.Parameter)):
+        elif is_flat(value) or (self.bindings and issubclass(kind, (nn.Module, nn.Parameter))):
             pass
         elif kind is not FunctionType and is_library(kind.__module__) and not _is_numpy_generator(kind):
             return
@@ -180,7 +182,7 @@ class _MayChange:
             return False
         if self.attribute(place.name, value):
             return True
-        if type(value) in _FILLABLE:
+        if _is_fillable(value):
             return key in self._filled
         if issubclass(type(value), (threading.local, SimpleNamespace)):  # what it has may come and go
             return key in self._setting
@@ -191,7 +193,7 @@ class _MayChange:
         """What a name of a class, or of a Python module, is bound to, or what that holds."""
         if name in self._set and not issubclass(type(value), _FUNCTIONS):
             return True
-        return name in self._used and type(value) in _FILLABLE
+        return name in self._used and _is_fillable(value)
 
     def held_by(self, function: Any) -> bool:
         """What a function has closed over, and binds or fills."""
@@ -199,8 +201,12 @@ class _MayChange:
             return False
         writes = writes_of(function.__code__)
         return bool(writes.cells) or (
-            writes.fills and any(type(content_of(cell)) in _FILLABLE for cell in function.__closure__)
+            writes.fills and any(map(_is_fillable, map(content_of, function.__closure__)))
         )
+
+
+def _is_fillable(value: Any) -> bool:
+    return type(value) in _FILLABLE or is_flat(value)
 
 
 class ProcessImages:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images of ordinary Python values, to see whether running code changed them and to put them back.
 
-Containers are compared by the identity of their items, objects by their `__dict__` or slots, random
-generators by their state, tensors by their version, functions by what they have closed over. Eight levels
-deep is enough for what hangs on modules; what lies deeper, is not one of these kinds, or comes after a
-hundred thousand others behind the same value, is not looked at.
+Containers are compared by the identity of their items, objects by their `__dict__` and slots, random
+generators by their state, tensors by their version, functions by what they have closed over; arrays of NumPy
+and what else holds bytes by its contents (`flat_contents`). Eight levels deep is enough for what hangs on
+modules; what lies deeper, is not one of these kinds, or comes after a hundred thousand others behind the same
+value, is not looked at, nor are bytes above 128 MiB in all.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memscale.core.flat_contents import flat_contents, is_flat, size_of, viewed_by
 from memscale.core.iterators import copy_of, is_taken_from
 from memscale.core.leaves import parts_of
 
 DEPTH = 8
 _MOST = 100_000  # values behind one: a module that holds a data set is not to make planning slow
+_MOST_BYTES = 128 << 20  # of copies of arrays and the like: a data set is not to be there twice
 _OPAQUE = (
     type,
     BuiltinFunctionType,
@@ -118,6 +121,7 @@ class Images:
         self.bindings = contents if bindings is None else bindings
         self.modules = {id(module): module for module in modules}
         self.images: dict[int, _Image | None] = {}
+        self._bytes_left = _MOST_BYTES
 
     def take(self, value: Any, depth: int = DEPTH) -> None:
         """Takes the image of a value and of what it holds."""
@@ -182,21 +186,33 @@ class Images:
                 return _container(value)
             is_readable = issubclass(kind, dict) and not issubclass(kind, OrderedDict)
             return _own_reading(value) if is_readable else None
+        if is_flat(value):
+            return self._flat(value)
+        if kind is memoryview:
+            return _Image(value, lambda: None, lambda: None, [viewed_by(value)])
         if _is_ours(value):
             return None
         if kind is FunctionType:
             return _function(value)
         if issubclass(kind, (MethodType, functools.partial)):
             return _Image(value, lambda: None, lambda: None, _parts_of(value))
-        attributes = attributes_of(value)
+        attributes, names = attributes_of(value), slots_of(kind)
+        if names:
+            return _slotted(value, names, attributes)
         if attributes is not None:
             return _container(attributes)
-        names = slots_of(kind)
-        if names:
-            return _slotted(value, names)
         if issubclass(kind, tuple):
             return _Image(value, lambda: None, lambda: None, list(value))
         return None
+
+    def _flat(self, value: Any) -> _Image | None:
+        contents = flat_contents(value, self._bytes_left)
+        if contents is None:
+            return None
+        self._bytes_left -= size_of(contents)
+        attributes = attributes_of(value)  # of a subclass
+        children = [*contents.parts(), *([attributes] if attributes else ())]
+        return _Image(value, contents.differs, lambda: contents.write(contents.held), children)
 
     def _tensor(self, value: Tensor) -> _Image | None:
         if isinstance(value, nn.Parameter):
@@ -245,7 +261,6 @@ def _lend(value: Any) -> None:
         for name, item in list(dict.items(attributes)):
             if is_taken_from(item):
                 dict.__setitem__(attributes, name, copy_of(item))
-        return
     for name in slots_of(type(value)):
         if is_taken_from(getattr(value, name, None)):
             object.__setattr__(value, name, copy_of(getattr(value, name)))
@@ -332,10 +347,11 @@ def slots_of(kind: type) -> list[str]:
         for name in [names] if isinstance(names, str) else names:
             private = name.startswith("__") and not name.endswith("__")
             found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
-    return [name for name in found if name != "__weakref__"]
+    return [name for name in found if name not in ("__weakref__", "__dict__")]
 
 
-def _slotted(value: Any, names: list[str]) -> _Image:
+def _slotted(value: Any, names: list[str], attributes: dict[str, Any] | None) -> _Image:
+    """An object with slots, and with a dictionary where one of its classes has no slots."""
     held = {name: getattr(value, name, ABSENT) for name in names}
 
     def look() -> Any:
@@ -351,7 +367,8 @@ def _slotted(value: Any, names: list[str]) -> _Image:
     def filled() -> bool:
         return all(only_filled(item, getattr(value, name, ABSENT)) for name, item in held.items())
 
-    return _Image(value, look, put_back, [item for item in held.values() if item is not ABSENT], filled)
+    children: list[Any] = [item for item in held.values() if item is not ABSENT]
+    return _Image(value, look, put_back, children if attributes is None else [*children, attributes], filled)
 
 
 def _own_reading(value: dict[Any, Any]) -> _Image:

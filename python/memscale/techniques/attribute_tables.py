@@ -6,11 +6,13 @@ its forward and resets it at the end; backward comes later. So a call notes what
 its recompute gets that back:
 
     module.__dict__      without PyTorch's registries: parameters and buffers see `checkpoint_state`
+    module's slots       of its class
     children             which modules, under which names, in which order
     its forward hooks    one that has come since belongs to later forwards
     its tensors          attributes of parameters and buffers
     what hangs on it     dictionaries, lists, sets, objects (a configuration, say), what functions have
-                         closed over, modules that are referred to; each by what it holds itself
+                         closed over, modules that are referred to; each by what it holds itself; small
+                         arrays of NumPy and of Python and `bytearray` by their contents
 
 Values are compared by identity, plain ones by value. Only what differs is exchanged, and what was there
 before the recompute is put back after it.
@@ -25,7 +27,6 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
+from memscale.core.flat_contents import FLAT, flat_contents, viewed_by
 from memscale.core.value_images import is_plain, slots_of
 from memscale.techniques import process_tables
 from memscale.techniques.forward_slot import StandIn
@@ -172,43 +174,6 @@ class _OwnReading(_Mapping):
         present = self.read()
         keys = [key for key, value in values.items() if _differs(present.get(key, _ABSENT), value)]
         return keys + [key for key in present if key not in values]
-
-
-class _Array:
-    """The contents of a small array of NumPy.
-
-    They are put back in place: what PyTorch has made of its memory sees what is there, as without a plan.
-    """
-
-    __slots__ = ("held", "place")
-
-    def __init__(self, place: Any) -> None:
-        self.place = place
-        self.held = self.read()
-
-    def read(self) -> Any:
-        """What it holds."""
-        return self.place.copy()
-
-    def parts(self) -> Iterable[Any]:
-        """Nothing that is looked at."""
-        return ()
-
-    def write(self, values: Any) -> None:
-        """Makes it hold these, where it does not."""
-        if self.place.tobytes() != values.tobytes():
-            self.place[...] = values
-
-    def differs(self) -> bool:
-        """Whether it holds anything else than it held."""
-        return bool(self.place.tobytes() != self.held.tobytes())
-
-
-def _is_small_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    if numpy is None or type(value) is not numpy.ndarray or value.dtype.hasobject:
-        return False
-    return bool(value.flags.writeable and value.nbytes <= process_tables.SMALL_BYTES)
 
 
 class _Registries:
@@ -360,7 +325,7 @@ class _Cell:
 _SINGLE: Final = (_Cell, Name)
 """Tables of one value."""
 
-_WHOLE: Final = (Generator, _Array)
+_WHOLE: Final = (Generator, *FLAT)
 """Tables of something that holds no other values."""
 
 
@@ -403,9 +368,8 @@ class AttributeTables:
         level: list[Any] = []
         for module in modules:
             table = _Mapping(module.__dict__, _REGISTRIES)
-            if table.held:
-                self._tables.append(table)
-                level += [value for value in table.parts() if type(value) not in _OPAQUE]
+            parts = [*(self._add(table) if table.held else ()), *self._slots(module)]
+            level += [value for value in parts if type(value) not in _OPAQUE]
         self._tables.append(_Registries(modules))
         self._tables += [_Mapping(tensor.__dict__) for tensor in tensors if type(tensor) in _OWN_TENSORS]
         self._walk(level, seen, self._enter, _OPAQUE)
@@ -483,15 +447,24 @@ class AttributeTables:
 
     def _enter_object(self, value: Any, kind: type) -> Iterable[Any]:
         if issubclass(kind, nn.Module):
-            return self._add(_Mapping(value.__dict__, _REGISTRIES))
+            return [*self._add(_Mapping(value.__dict__, _REGISTRIES)), *self._slots(value)]
         if issubclass(kind, tuple):
             return value  # type: ignore[no-any-return]
+        # Streams may get what other threads write. Where a forward writes to one, it is not recomputed.
+        table = flat_contents(value, process_tables.SMALL_BYTES, streams=False)
+        parts = () if table is None else self._add(table)
+        if kind is memoryview:
+            return (viewed_by(value),)
         if issubclass(kind, type) or kind.__module__.partition(".")[0] in _NOT_LOOKED_INTO:
-            return self._add(_Array(value)) if _is_small_array(value) else ()
+            return parts
         place = getattr(value, "__dict__", None)
-        parts = self._add(_Mapping(place)) if type(place) is dict else ()
-        names = _slots_of(kind)  # type: ignore[arg-type]
-        return [*parts, *self._add(_Slots(value, names))] if names else parts
+        if type(place) is dict:
+            parts = [*parts, *self._add(_Mapping(place))]
+        return [*parts, *self._slots(value)]
+
+    def _slots(self, value: Any) -> Iterable[Any]:
+        names = _slots_of(type(value))  # type: ignore[arg-type]
+        return self._add(_Slots(value, names)) if names else ()
 
     def _add(self, table: _Table) -> Iterable[Any]:
         self._tables.append(table)

@@ -23,6 +23,8 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from memscale.core.flat_contents import flat_contents
+
 ABSENT: Final = object()
 """Stands for a value that is not there."""
 
@@ -296,7 +298,11 @@ def _bits(generator: Any) -> Any:
 
 
 def keeper(value: Any) -> Any:
-    """A table for what only places of the process are looked at for: generators, thread-locals. Else None."""
+    """A table for what only places of the process are looked at for: generators, thread-locals, streams.
+
+    Returns:
+        None for all else.
+    """
     if isinstance(value, (torch.Generator, random.Random)) and not isinstance(value, random.SystemRandom):
         return Generator(value)
     if isinstance(value, threading.local):
@@ -304,4 +310,4 @@ def keeper(value: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
         return Generator(value)
-    return None
+    return flat_contents(value, SMALL_BYTES)

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import array
 import contextvars
 import copy
 import gc
 import importlib
+import io
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import caching_nets
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -398,3 +402,124 @@ def test_generators_are_not_used_up(entry: Callable[[nn.Module, Tensor], None]) 
     with pytest.raises(ProfileError, match="cannot be copied"):
         entry(model, torch.randn(8, 16))
     assert list(scales) == [number / 2 for number in range(9)]
+
+
+DEQUE, BYTES, INTEGERS, NUMBERS = deque[int](maxlen=100), bytearray(), array.array("i"), np.zeros(2)
+TEXT, BINARY, OBJECTS, VIEWED = io.StringIO(newline="\r\n"), io.BytesIO(b"ab"), np.array([[], 0], object), [0]
+
+
+class WritesToGlobals(nn.Module):
+    """Keeps a count in every kind of global that holds no attributes, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def keep(self) -> float:
+        DEQUE.append(1)
+        BYTES.append(1)
+        INTEGERS.append(1)
+        NUMBERS[0] += 1
+        OBJECTS[0].append(1)
+        OBJECTS[1] += 1
+        TEXT.write("a\n")
+        BINARY.write(b"c")
+        counts = (len(DEQUE), len(BYTES), len(INTEGERS), NUMBERS[0], OBJECTS[1], TEXT.tell(), BINARY.tell())
+        return float(sum(counts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)) * self.keep())
+
+
+class Slotted(WritesToGlobals):
+    __slots__ = ("calls", "last")
+    calls: int
+    last: int
+
+    def keep(self) -> float:
+        self.last = self.calls = getattr(self, "calls", 0) + 1
+        return self.calls
+
+
+class WritesToItsOwn(WritesToGlobals):
+    """The same in what hangs on the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.integers, self.numbers = bytearray(4), array.array("i"), np.zeros((2, 3)).T
+        self.text, self.binary, self.view = io.StringIO(), io.BytesIO(), memoryview(bytearray(2))
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(2))
+        self.seen_numbers = self.seen.numpy()
+
+    def keep(self) -> float:
+        self.bytes += b"a"
+        self.integers.append(1)
+        self.numbers[1, 1] += 1
+        self.view[0] += 1
+        self.text.write("a")
+        self.binary.write(b"a")
+        self.seen_numbers[0] += 1
+        return sum(self.state())
+
+    def state(self) -> list[float]:
+        lengths = [len(self.bytes), len(self.integers), self.text.tell(), len(self.binary.getvalue())]
+        return [*lengths, self.numbers.sum(), self.view[0], float(self.seen_numbers[0])]
+
+
+def state_of_globals() -> list[Any]:
+    """What the globals hold."""
+    values: list[Any] = [
+        list(DEQUE),
+        bytes(BYTES),
+        list(INTEGERS),
+        NUMBERS.tolist(),
+        copy.deepcopy(OBJECTS.tolist()),
+    ]
+    return [*values, TEXT.getvalue(), TEXT.tell(), BINARY.getvalue(), BINARY.tell()]
+
+
+def state_of_block(block: Any) -> list[Any]:
+    own = block.state() if isinstance(block, WritesToItsOwn) else []
+    return [*own, getattr(block, "calls", 0), hasattr(block, "last")]
+
+
+def clear_globals() -> None:
+    DEQUE.clear()
+    BYTES.clear()
+    del INTEGERS[:]
+    NUMBERS[:] = 0
+    OBJECTS[0].clear()
+    OBJECTS[1] = 0
+    TEXT.seek(0)
+    TEXT.truncate()
+    BINARY.seek(0)
+    BINARY.truncate(2)
+
+
+@pytest.mark.parametrize("kind", [WritesToGlobals, WritesToItsOwn, Slotted])
+@pytest.mark.parametrize("entry", [predict, wrap, wrap_by_a_real_step])
+def test_contents_of_arrays_bytes_and_streams(
+    entry: Callable[[nn.Module, Tensor], None], kind: type[nn.Module]
+) -> None:
+    def run(planned: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model, seen = nn.Sequential(*(kind() for _ in range(3))), list[Any]()
+        x = torch.randn(64, 16)
+        before = [state_of_globals(), *map(state_of_block, model)]
+        versions = [buffer._version for buffer in model.buffers()]
+        if planned:
+            entry(model, x)
+            assert [state_of_globals(), *map(state_of_block, model)] == before
+            assert [buffer._version for buffer in model.buffers()] == versions
+        for _ in range(2):
+            loss = model(x).square().mean()
+            loss.backward()
+            seen += [loss.item(), state_of_globals(), *map(state_of_block, model)]
+            seen += [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+        return seen
+
+    clear_globals()
+    planned = run(planned=True)
+    clear_globals()
+    assert run(planned=False) == planned

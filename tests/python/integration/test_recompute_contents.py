@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,7 @@ class Block(nn.Module):
             Lowered(scale=1.0),
             torch.ones(4 * WIDTH),
         )
+        self.bytes, self.numbers = bytearray(b"a"), array.array("f", [1.0])
         self.register_buffer("large", torch.ones(LARGE))
 
     def factor(self) -> float:
@@ -60,8 +62,12 @@ class Block(nn.Module):
 class Computes(Block):
     """Reads what fakes have, too."""
 
+    __slots__ = ("rate",)
+    rate: float
+
     def factor(self) -> Any:
-        return float(self.array[0]) * self.own["SCALE"] * getattr(self.gate, "scale", 1.0)
+        scale = float(self.array[0]) * self.own["SCALE"] * getattr(self.gate, "scale", 1.0)
+        return scale * len(self.bytes) * self.numbers[0] * getattr(self, "rate", 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.tanh(self.up(x) + self.gate) * self.factor())
@@ -109,7 +115,16 @@ def test_a_small_tensor_is_copied(name: str) -> None:
 
 
 OTHERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "array": (lambda block: block.array.fill(0.5), lambda block: block.array.fill(3.0)),
+    "array of NumPy": (lambda block: block.array.fill(0.5), lambda block: block.array.fill(3.0)),
+    "slot of its class": (
+        lambda block: setattr(block, "rate", 0.5),
+        lambda block: delattr(block, "rate"),
+    ),
+    "bytes": (lambda block: block.bytes.extend(b"bc"), lambda block: block.bytes.__delitem__(slice(1, 3))),
+    "array": (
+        lambda block: block.numbers.__setitem__(0, 0.5),
+        lambda block: block.numbers.__setitem__(0, 3.0),
+    ),
     "dictionary": (
         lambda block: block.own.__setitem__("Scale", 0.5),
         lambda block: block.own.__setitem__("SCALE", 3.0),
