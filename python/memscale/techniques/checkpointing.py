@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
 from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import checkpoint
 
@@ -451,14 +452,15 @@ def recompute_in_progress() -> tuple[float, int]:
 def runs_plain() -> bool:
     """Whether a forward saves nothing, or is transformed by functorch, which brings its own saves.
 
-    Or is written down by `torch.jit.trace` and exporters to ONNX, which see no values behind placeholders; or
-    runs with derivatives in forward direction, which backward, where the recompute runs, need not have.
+    Or is written down by `torch.jit.trace`, `torch.fx.symbolic_trace` and exporters to ONNX, which see no values
+    behind placeholders; or runs with derivatives in forward direction, which backward, where the recompute runs, need not have.
     """
     return (
         not torch.is_grad_enabled()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
+        or getattr(_symbolic_trace, "_is_fx_tracing_flag", False)
     )
 
 

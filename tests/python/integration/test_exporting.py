@@ -33,3 +33,12 @@ def test_a_wrapped_model_is_exported_as_it_is(planned: bool) -> None:
     model = _wrapped(x if planned else None)
     exported = torch.export.export(model, (x,))
     assert torch.equal(exported.module()(x), model(x))
+
+
+def test_what_holds_a_wrapped_model_is_written_down_once() -> None:
+    x = torch.randn(4, 8)
+    holder = nn.Sequential(_wrapped(x), nn.Linear(8, 8))
+    graph = torch.fx.symbolic_trace(holder)
+    calls = [node for node in graph.graph.nodes if node.op == "call_module"]
+    assert len(calls) == 4 * 4 + 1
+    assert torch.equal(graph(x), holder(x))
