@@ -452,8 +452,9 @@ def recompute_in_progress() -> tuple[float, int]:
 def runs_plain() -> bool:
     """Whether a forward saves nothing, or is transformed by functorch, which brings its own saves.
 
-    Or is written down by `torch.jit.trace`, `torch.fx.symbolic_trace` and exporters to ONNX, which see no values
-    behind placeholders; or runs with derivatives in forward direction, which backward, where the recompute runs, need not have.
+    Or is written down by `torch.jit.trace`, `torch.fx.symbolic_trace` or an exporter to ONNX, which see no
+    values behind placeholders; or runs with derivatives in forward direction, which backward, where the
+    recompute runs, need not have.
     """
     return (
         not torch.is_grad_enabled()
