@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 MOST = 1 << 15
 """Calls that are remembered; then all are forgotten. One takes about a kilobyte."""
@@ -255,3 +256,22 @@ def _make(made: _Made, mode: Any, args: Sequence[Any]) -> Tensor:
         if made.of >= 0:
             meta.set_(args[made.of].untyped_storage(), offset, shape, stride)
     return FakeTensor(mode, meta, device)
+
+
+def on_copies(func: Any, args: Any, kwargs: Any, copy_of: Callable[[Tensor], Tensor]) -> Any:
+    """Runs an operation on copies of real tensors. Where it returns one of them, the tensor is returned.
+
+    PyTorch's mode of fakes does not serve: where only a number comes with real tensors (`mul_(0.9)`), it runs
+    on their own memory, whatever their size.
+    """
+    originals: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = copy = copy_of(tensor)
+            originals[id(copy)] = tensor
+        return copies[id(tensor)]
+
+    result = func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
+    return tree_map_only(Tensor, lambda made: originals.get(id(made), made), result)

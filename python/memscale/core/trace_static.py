@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -38,6 +38,8 @@ from memscale.core.quiet_fakes import quiet_fakes
 from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
+from memscale.core.tensor_hooks import forget_hooks
+from memscale.core.tensor_versions import Versions
 from memscale.core.uninterrupted import uninterrupted
 from memscale.optim.masters import told_dtypes
 from memscale.optim.released import set_gradient
@@ -96,9 +98,15 @@ class StaticRecorder(GraphRecorder):
         self.has_drawn = False
         self.has_told = False
         self.others: dict[int, Tensor] = {}
+        self.versions = Versions()  # of somebody else's tensors that were not written to after all
         # Storages of real floating-point tensors made of ones alone. With a weak reference to each, or
         # another tensor's storage could come to lie where one has been.
         self._known: dict[int, StorageWeakRef] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        """Ends the block."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.versions.restore()
 
     def _is_known(self, tensor: Tensor) -> bool:
         small = tensor.numel() <= _KNOWN_ELEMENTS and not tensor.is_cuda
@@ -133,11 +141,15 @@ class StaticRecorder(GraphRecorder):
             for tensor in self.written(func, info, args, kwargs) if self._known and info.writes else ():
                 self._known.pop(tensor.untyped_storage()._cdata, None)  # holds what nobody knows
             if info.writes and operands and not any(isinstance(tensor, FakeTensor) for tensor in operands):
-                return _on_copies(func, args, kwargs, torch.empty_like)  # fakes
+                self._note_versions(func, info, args, kwargs)
+                return fake_results.on_copies(func, args, kwargs, torch.empty_like)  # fakes
             return super().execute(func, info, args, kwargs)
         if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
+            self._note_versions(func, info, args, kwargs)
             with unset_fake_temporarily():
-                return _on_copies(func, args, kwargs, Tensor.clone)  # somebody else's is not to be changed
+                return fake_results.on_copies(
+                    func, args, kwargs, Tensor.clone
+                )  # somebody else's is not to be changed
         if not operands or any(tensor.is_cuda for tensor in operands):
             made = _made_of_nothing(func, args, kwargs)
             if not all(map(_may_be_real, tensors_of(made))) and not _is_mask(func, tensors_of(made)):
@@ -152,24 +164,23 @@ class StaticRecorder(GraphRecorder):
             self._known.update((storage._cdata, StorageWeakRef(storage)) for storage in storages)
         return result
 
+    def unrecorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operation that leaves no record, and writes to nobody else's tensors either."""
+        info = kernels.facts(func)
+        if info.writes and any(
+            self.buffer_of(tensor) in self.foreign for tensor in self.written(func, info, args, kwargs)
+        ):
+            operands = tensors_of(args) + tensors_of(kwargs.values())
+            self._note_versions(func, info, args, kwargs)
+            if not any(isinstance(tensor, FakeTensor) for tensor in operands):
+                with unset_fake_temporarily():
+                    return fake_results.on_copies(func, args, kwargs, Tensor.clone)
+        return super().unrecorded(func, args, kwargs)
 
-def _on_copies(func: Any, args: Any, kwargs: Any, copy_of: Callable[[Tensor], Tensor]) -> Any:
-    """Runs an operation on copies of real tensors. Where it returns one of them, the tensor is returned.
-
-    PyTorch's mode of fakes does not serve: where only a number comes with real tensors (`mul_(0.9)`), it runs
-    on their own memory, whatever their size.
-    """
-    originals: dict[int, Tensor] = {}
-    copies: dict[int, Tensor] = {}
-
-    def copied(tensor: Tensor) -> Tensor:
-        if id(tensor) not in copies:
-            copies[id(tensor)] = copy = copy_of(tensor)
-            originals[id(copy)] = tensor
-        return copies[id(tensor)]
-
-    result = func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
-    return tree_map_only(Tensor, lambda made: originals.get(id(made), made), result)
+    def _note_versions(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> None:
+        for tensor in self.written(func, info, args, kwargs):
+            if not isinstance(tensor, FakeTensor):
+                self.versions.note(tensor)
 
 
 _ONE_DTYPE = {"aten::index_put": 2, "aten::index_put_": 2, "aten::index_add": 3, "aten::index_add_": 3}
@@ -423,6 +434,7 @@ class _FakeModel:
             yield
         finally:
             with uninterrupted():
+                forget_hooks(self.fakes.values())
                 for attribute in plain:
                     attribute.undo()
                 for place, name, value in reversed(undo):
