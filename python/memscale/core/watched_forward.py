@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,12 @@ def _is_exported() -> bool:
     """Whether `torch.export` runs the model, on fakes, which are nothing to plan for."""
     asked = getattr(torch.compiler, "is_exporting", None)
     return asked is not None and asked()
+
+
+def _is_written_down() -> bool:
+    """Whether `torch.fx` runs the model to write its graph down: what a plan ran would be in there, too."""
+    symbolic = sys.modules.get("torch.fx._symbolic_trace")
+    return bool(getattr(symbolic, "_is_fx_tracing_flag", False))  # PyTorch's own question warns when asked
 
 
 class WatchedForward(StandIn):
@@ -50,7 +57,7 @@ class WatchedForward(StandIn):
             return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.passive or self.executor.idle or runs_plain():
+        if self.passive or self.executor.idle or runs_plain() or _is_written_down():
             half = self.executor.half
             if half is not None and not (self.passive or self.executor.idle):
                 return half.evaluate(self.original, args, kwargs)
