@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
 
 MOST = 1 << 15
 """Calls that are remembered; then all are forgotten. One takes about a kilobyte."""
@@ -255,3 +256,51 @@ def _make(made: _Made, mode: Any, args: Sequence[Any]) -> Tensor:
         if made.of >= 0:
             meta.set_(args[made.of].untyped_storage(), offset, shape, stride)
     return FakeTensor(mode, meta, device)
+
+
+def on_copies(func: Any, args: Any, kwargs: Any, copy_of: Callable[[Tensor], Tensor]) -> Any:
+    """Runs an operation on copies of real tensors. Where it returns one of them, the tensor is returned.
+
+    PyTorch's mode of fakes does not serve: where only a number comes with real tensors (`mul_(0.9)`), it runs
+    on their own memory, whatever their size.
+    """
+    originals: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = copy = copy_of(tensor)
+            originals[id(copy)] = tensor
+        return copies[id(tensor)]
+
+    result = func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
+    return tree_map_only(Tensor, lambda made: originals.get(id(made), made), result)
+
+
+_ONE_DTYPE = {"aten::index_put": 2, "aten::index_put_": 2, "aten::index_add": 3, "aten::index_add_": 3}
+"""Operations whose kernels want the argument at this place in the dtype of the first; fakes take any."""
+
+
+def check_dtypes(func: Any, args: Any) -> None:
+    """Raises where a kernel would, and the fakes would not, for arguments of two dtypes."""
+    place = _ONE_DTYPE.get(func._schema.name)
+    if place is not None and len(args) > place and args[0].dtype is not args[place].dtype:
+        dtypes = f"{args[0].dtype} and {args[place].dtype}"
+        raise RuntimeError(f"{func._schema.name}: dtypes {dtypes} do not match")
+
+
+_INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+
+
+def without_masks(func: Any, args: Any) -> Any:
+    """Real masks among the indices as numbers: how many elements they choose is known, but not to a fake."""
+    if func._schema.name not in _INDEXING or not isinstance(args[0], FakeTensor):
+        return args
+    indices: list[Tensor | None] = []
+    for index in args[1]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8) or isinstance(index, FakeTensor):
+            indices.append(index)
+            continue
+        with unset_fake_temporarily():
+            indices.extend(index.nonzero(as_tuple=True))
+    return (args[0], indices, *args[2:])

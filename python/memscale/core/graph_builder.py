@@ -287,7 +287,7 @@ class GraphRecorder(TorchDispatchMode):
             return args[0].fake_device  # PyTorch's engine asks more often than it runs an operation
         kwargs = kwargs or {}
         if self.paused:
-            return None if kernels.is_fused_step(func, args) else fake_results.run(func, args, kwargs)
+            return self.unrecorded(func, args, kwargs)
         self.numbers.settle()
         saved, self._saved_by_op = self._saved_by_op, set()
         func = self.accumulation.in_place(func, args)
@@ -434,6 +434,10 @@ class GraphRecorder(TorchDispatchMode):
         self.open_modules.pop()
         self._open_calls.pop()
         self.graph.end_call(call)
+
+    def unrecorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operation that leaves no record."""
+        return None if kernels.is_fused_step(func, args) else fake_results.run(func, args, kwargs)
 
     def written(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> list[Tensor]:
         """Tensors that an operation changes in place, by its schema."""

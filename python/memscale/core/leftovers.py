@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import threading
 import traceback
 import weakref
@@ -32,6 +33,10 @@ from memscale.core.value_images import attributes_of, slots_of
 from memscale.errors import ProfileError
 
 _CACHE: Final = type(functools.lru_cache(len))
+
+
+_OWN_CACHES: Final = (("torch.nested._internal.nested_tensor", "_dummy_instance"),)
+"""PyTorch's caches of one value each, which anyone may fill first: (module, name)."""
 
 
 class LeftoverError(ProfileError):
@@ -74,6 +79,7 @@ def none_left() -> Iterator[Watch]:
         LeftoverError: something is left in a place that cannot be put back. It is removed all the same.
     """
     watch = Watch()
+    caches = _own_caches()
     _frozen.enter()
     error: BaseException | None = None
     try:
@@ -83,11 +89,23 @@ def none_left() -> Iterator[Watch]:
         raise
     finally:
         try:
+            _put_back_caches(caches)
             _forget_frames(error)
             _prove(watch, error)
         finally:
             error = None
             _frozen.leave()
+
+
+def _own_caches() -> list[Any]:
+    return [getattr(sys.modules.get(place), name, None) for place, name in _OWN_CACHES]
+
+
+def _put_back_caches(before: list[Any]) -> None:
+    """Binds PyTorch's own caches as before. The next one who needs a value makes it."""
+    for (place, name), value in zip(_OWN_CACHES, before, strict=True):
+        if getattr(sys.modules.get(place), name, value) is not value:
+            setattr(sys.modules[place], name, value)
 
 
 class _Frozen:
@@ -155,18 +173,33 @@ def _forget_frames(error: BaseException | None) -> None:
 def _prove(watch: Watch, error: BaseException | None) -> None:
     """Removes what is left. What the block has raised counts for more than a place that nobody knows."""
     torch.clear_autocast_cache()
-    gc.collect()
-    if not watch.left():
+    left = _collected(watch)
+    if not left:
         return
     kept = _Search().remove(watch)
-    gc.collect()
-    if error is None and watch.left():
+    left = _collected(watch)
+    if error is None and left:
         kept.append("a place that the garbage collector does not know")
     if kept:
+        outcome = "They are still there" if left else "They have been removed"
         raise LeftoverError(
-            f"planning left tensors without data in {', '.join(dict.fromkeys(kept))}. They have been "
-            "removed, but what was there before is not known: run one forward with real data before planning"
+            f"planning left tensors without data in {', '.join(dict.fromkeys(kept))}. {outcome}, and what "
+            "was there before is not known: run one forward with real data before planning"
         ) from error
+
+
+def _collected(watch: Watch) -> int:
+    """Collects garbage as long as that removes any of what is watched. Returns how much is left.
+
+    A node of an autograd graph shows the collector its hooks only when no later node leads to it. So of
+    blocks whose hooks hold nodes (`register_multi_grad_hook`), each goes a collection after the next one.
+    """
+    gc.collect()
+    before, left = -1, len(watch.left())
+    while left and left != before:
+        gc.collect()
+        before, left = left, len(watch.left())
+    return left
 
 
 class _Search:

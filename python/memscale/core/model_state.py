@@ -21,6 +21,7 @@ from torch import nn
 
 from memscale.core.iterators import copy_of, is_iterator
 from memscale.core.process_images import ProcessImages
+from memscale.core.tensor_hooks import HookImages
 from memscale.core.uninterrupted import uninterrupted
 from memscale.core.value_images import ABSENT, DEPTH, Images, only_filled, same_as, slots_of
 from memscale.core.weight_images import WeightImages
@@ -269,7 +270,7 @@ def _keep_lasting(changes: Changes, images: dict[str, _ModuleImage]) -> None:
 
 @contextmanager
 def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
-    """Puts attributes, buffer bindings, gradients and random generators back at the end.
+    """Puts attributes, buffer bindings, gradients, hooks and random generators back at the end.
 
     Args:
         model: whatever hangs on its modules is looked at, eight levels deep. Where a module holds an
@@ -283,6 +284,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
     values = Images(contents, model.modules())
     images = _images_of(model, values)
     weights = WeightImages(model)
+    hooks = HookImages((*model.parameters(), *model.buffers()))
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     cpu_rng = torch.get_rng_state()
     cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -304,6 +306,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
                 stack.callback(numpy.random.set_state, numpy_rng)
             for parameter, grad in grads:
                 stack.callback(set_gradient, parameter, grad)
+            stack.callback(hooks.restore)
             stack.callback(weights.restore)
             stack.callback(process.restore)
             stack.callback(values.restore)

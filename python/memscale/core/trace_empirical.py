@@ -29,6 +29,7 @@ from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.core.loss import loss_of
 from memscale.core.natural_ends import NaturalEnds
 from memscale.core.target import Target
+from memscale.core.tensor_versions import Versions
 from memscale.core.trace_static import DRAWS, HIGHEST_DRAW
 from memscale.core.undone_writes import UndoneWrites
 from memscale.core.uninterrupted import uninterrupted
@@ -179,15 +180,16 @@ def _blocks_checkpointed(model: nn.Module, left_out: LeftOut) -> Iterator[None]:
 
 @contextmanager
 def buffer_contents(model: nn.Module) -> Iterator[None]:
-    """Puts the contents of every buffer back at the end of the block."""
+    """Puts the contents and the version of every buffer back at the end of the block."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    versions = Versions(buffer for buffer, _ in before)
     try:
         yield
     finally:
         with uninterrupted():
             for buffer, value in before:
-                # Through .data: no new version for graphs that already hold the buffer.
                 buffer.data.copy_(value)
+            versions.restore()  # for graphs that already hold buffers
 
 
 def trace_empirical(

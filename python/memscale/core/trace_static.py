@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -38,6 +38,8 @@ from memscale.core.quiet_fakes import quiet_fakes
 from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
+from memscale.core.tensor_hooks import forget_hooks
+from memscale.core.tensor_versions import Versions
 from memscale.core.uninterrupted import uninterrupted
 from memscale.optim.masters import told_dtypes
 from memscale.optim.released import set_gradient
@@ -96,23 +98,26 @@ class StaticRecorder(GraphRecorder):
         self.has_drawn = False
         self.has_told = False
         self.others: dict[int, Tensor] = {}
+        self.versions = Versions()  # of somebody else's tensors that were not written to after all
         # Storages of real floating-point tensors made of ones alone. With a weak reference to each, or
         # another tensor's storage could come to lie where one has been.
         self._known: dict[int, StorageWeakRef] = {}
+        # Those of all real tensors that the forward made.
+        self._made: dict[int, StorageWeakRef] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        """Ends the block, and lets go of tensors from outside: their graphs may hold the recorder."""
+        self.others.clear()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.versions.restore()
 
     def _is_known(self, tensor: Tensor) -> bool:
         small = tensor.numel() <= _KNOWN_ELEMENTS and not tensor.is_cuda
         return _may_be_real(tensor) or (small and tensor.untyped_storage()._cdata in self._known)
 
-    def __exit__(self, *unused: Any) -> None:
-        """Lets go of tensors from outside: their graphs may hold the recorder."""
-        self.others.clear()
-        super().__exit__(*unused)  # type: ignore[no-untyped-call]
-
     def _is_from_outside(self, tensor: Tensor) -> bool:
         """Whether a real tensor is none that the forward made, such as a zero to which it adds losses."""
-        buffer = self.buffer_of(tensor)
-        return tensor.is_leaf or buffer is None or buffer in self.foreign
+        return tensor.untyped_storage()._cdata not in self._made
 
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         """Runs an operation for real if all it works on is real and small, on fakes otherwise."""
@@ -133,8 +138,8 @@ class StaticRecorder(GraphRecorder):
         return result
 
     def _execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
-        _check_dtypes(func, args)
-        args = _without_masks(func, args)
+        fake_results.check_dtypes(func, args)
+        args = fake_results.without_masks(func, args)
         operands = tensors_of(args) + tensors_of(kwargs.values())
         for tensor in operands:
             if not isinstance(tensor, FakeTensor) and tensor.requires_grad and self._is_from_outside(tensor):
@@ -143,11 +148,15 @@ class StaticRecorder(GraphRecorder):
             for tensor in self.written(func, info, args, kwargs) if self._known and info.writes else ():
                 self._known.pop(tensor.untyped_storage()._cdata, None)  # holds what nobody knows
             if info.writes and operands and not any(isinstance(tensor, FakeTensor) for tensor in operands):
-                return _on_copies(func, args, kwargs, torch.empty_like)  # fakes
+                self._note_versions(func, info, args, kwargs)
+                return fake_results.on_copies(func, args, kwargs, torch.empty_like)  # fakes
             return super().execute(func, info, args, kwargs)
         if info.writes and any(self.buffer_of(tensor) in self.foreign for tensor in operands):
+            self._note_versions(func, info, args, kwargs)
             with unset_fake_temporarily():
-                return _on_copies(func, args, kwargs, Tensor.clone)  # somebody else's is not to be changed
+                return fake_results.on_copies(
+                    func, args, kwargs, Tensor.clone
+                )  # somebody else's is not to be changed
         if not operands or any(tensor.is_cuda for tensor in operands):
             made = _made_of_nothing(func, args, kwargs)
             if not all(map(_may_be_real, tensors_of(made))) and not _is_mask(func, tensors_of(made)):
@@ -157,40 +166,33 @@ class StaticRecorder(GraphRecorder):
             if func._schema.name in DRAWS and result.numel() == 1:
                 result.fill_(self.draw)
                 self.has_drawn = True
+        before = {tensor.untyped_storage()._cdata for tensor in operands}
+        storages = [tensor.untyped_storage() for tensor in tensors_of(result)]
+        made = {
+            storage._cdata: StorageWeakRef(storage) for storage in storages if storage._cdata not in before
+        }
+        self._made.update(made)
         if _is_mask(func, tensors_of(result)) or not all(map(_may_be_real, operands)):
-            storages = [tensor.untyped_storage() for tensor in tensors_of(result)]
             self._known.update((storage._cdata, StorageWeakRef(storage)) for storage in storages)
         return result
 
+    def unrecorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operation that leaves no record, and writes to nobody else's tensors either."""
+        info = kernels.facts(func)
+        if info.writes and any(
+            self.buffer_of(tensor) in self.foreign for tensor in self.written(func, info, args, kwargs)
+        ):
+            operands = tensors_of(args) + tensors_of(kwargs.values())
+            self._note_versions(func, info, args, kwargs)
+            if not any(isinstance(tensor, FakeTensor) for tensor in operands):
+                with unset_fake_temporarily():
+                    return fake_results.on_copies(func, args, kwargs, Tensor.clone)
+        return super().unrecorded(func, args, kwargs)
 
-def _on_copies(func: Any, args: Any, kwargs: Any, copy_of: Callable[[Tensor], Tensor]) -> Any:
-    """Runs an operation on copies of real tensors. Where it returns one of them, the tensor is returned.
-
-    PyTorch's mode of fakes does not serve: where only a number comes with real tensors (`mul_(0.9)`), it runs
-    on their own memory, whatever their size.
-    """
-    originals: dict[int, Tensor] = {}
-    copies: dict[int, Tensor] = {}
-
-    def copied(tensor: Tensor) -> Tensor:
-        if id(tensor) not in copies:
-            copies[id(tensor)] = copy = copy_of(tensor)
-            originals[id(copy)] = tensor
-        return copies[id(tensor)]
-
-    result = func(*tree_map_only(Tensor, copied, args), **tree_map_only(Tensor, copied, kwargs))
-    return tree_map_only(Tensor, lambda made: originals.get(id(made), made), result)
-
-
-_ONE_DTYPE = {"aten::index_put": 2, "aten::index_put_": 2, "aten::index_add": 3, "aten::index_add_": 3}
-"""Operations whose kernels want the argument at this place in the dtype of the first; fakes take any."""
-
-
-def _check_dtypes(func: Any, args: Any) -> None:
-    place = _ONE_DTYPE.get(func._schema.name)
-    if place is not None and len(args) > place and args[0].dtype is not args[place].dtype:
-        dtypes = f"{args[0].dtype} and {args[place].dtype}"
-        raise RuntimeError(f"{func._schema.name}: dtypes {dtypes} do not match")
+    def _note_versions(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> None:
+        for tensor in self.written(func, info, args, kwargs):
+            if not isinstance(tensor, FakeTensor):
+                self.versions.note(tensor)
 
 
 def _is_mask(func: Any, made: list[Tensor]) -> bool:
@@ -205,23 +207,6 @@ def _made_of_nothing(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return None
-
-
-_INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
-
-
-def _without_masks(func: Any, args: Any) -> Any:
-    """Real masks among the indices as numbers: how many elements they choose is known, but not to a fake."""
-    if func._schema.name not in _INDEXING or not isinstance(args[0], FakeTensor):
-        return args
-    indices: list[Tensor | None] = []
-    for index in args[1]:
-        if index is None or index.dtype not in (torch.bool, torch.uint8) or isinstance(index, FakeTensor):
-            indices.append(index)
-            continue
-        with unset_fake_temporarily():
-            indices.extend(index.nonzero(as_tuple=True))
-    return (args[0], indices, *args[2:])
 
 
 class _RealPlaceholder:
@@ -433,6 +418,7 @@ class _FakeModel:
             yield
         finally:
             with uninterrupted():
+                forget_hooks(self.fakes.values())
                 for attribute in plain:
                     attribute.undo()
                 for place, name, value in reversed(undo):

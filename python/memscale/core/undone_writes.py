@@ -18,12 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memscale.core import kernels
 from memscale.core.leaves import is_sparse, tensors_of
+from memscale.core.tensor_versions import Versions
 
 _autograd: Any = torch.autograd
 
 
 class UndoneWrites(TorchDispatchMode):
-    """A block whose in-place writes to memory from before it are undone at its end, without a new version.
+    """A block whose in-place writes to memory from before it are undone at its end, versions included.
 
     The memory is copied as a whole, before it is written to for the first time.
     """
@@ -33,6 +34,7 @@ class UndoneWrites(TorchDispatchMode):
         self._made: dict[int, StorageWeakRef] = {}  # in the block, by address
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._sparse: dict[int, tuple[Tensor, Tensor]] = {}  # may get other parts
+        self._versions = Versions()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation."""
@@ -60,6 +62,7 @@ class UndoneWrites(TorchDispatchMode):
         for tensor, before in self._sparse.values():  # `.data` would get other parts, and not the tensor
             with torch.no_grad(), _autograd._unsafe_preserve_version_counter(tensor):
                 tensor.copy_(before)
+        self._versions.restore()
         self._before.clear()
         self._sparse.clear()
         self._made.clear()
@@ -73,11 +76,14 @@ class UndoneWrites(TorchDispatchMode):
             is_real = not tensor.is_meta and not isinstance(tensor, FakeTensor)
             if is_real and is_sparse(tensor) and id(tensor) not in self._sparse:
                 self._sparse[id(tensor)] = (tensor, tensor.detach().clone())
+                self._versions.note(tensor)
             return
         storage = tensor.untyped_storage()
         made = self._made.get(storage._cdata)
-        if (made is None or made.expired()) and storage._cdata not in self._before:
-            self._before[storage._cdata] = (storage, storage.clone())
+        if made is None or made.expired():
+            self._versions.note(tensor)  # each time: what shares memory need not share its version
+            if storage._cdata not in self._before:
+                self._before[storage._cdata] = (storage, storage.clone())
 
 
 def _has_memory(tensor: Tensor) -> bool:

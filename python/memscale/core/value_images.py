@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memscale.core.flat_contents import flat_contents, is_flat, size_of, viewed_by
 from memscale.core.iterators import copy_of, is_taken_from
 from memscale.core.leaves import parts_of
+from memscale.core.tensor_versions import Versions
 
 DEPTH = 8
 _MOST = 100_000  # values behind one: a module that holds a data set is not to make planning slow
@@ -122,6 +123,7 @@ class Images:
         self.modules = {id(module): module for module in modules}
         self.images: dict[int, _Image | None] = {}
         self._bytes_left = _MOST_BYTES
+        self._versions = Versions()
 
     def take(self, value: Any, depth: int = DEPTH) -> None:
         """Takes the image of a value and of what it holds."""
@@ -163,6 +165,7 @@ class Images:
         for image in self.images.values():
             if image is not None and image.changed():
                 image.put_back()
+        self._versions.restore()
 
     def _image(self, value: Any) -> _Image | None:
         kind = type(value)
@@ -222,6 +225,7 @@ class Images:
         if value.layout is not torch.strided:
             return _Image(value, lambda: None, lambda: None, parts_of(value))
         held = value.detach().clone()
+        self._versions.note(value)
 
         def put_back() -> None:
             value.data.copy_(held)

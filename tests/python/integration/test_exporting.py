@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.fx
 from torch import nn
 
 import memscale
@@ -35,10 +36,20 @@ def test_a_wrapped_model_is_exported_as_it_is(planned: bool) -> None:
     assert torch.equal(exported.module()(x), model(x))
 
 
-def test_what_holds_a_wrapped_model_is_written_down_once() -> None:
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_module_that_holds_a_wrapped_model_has_its_graph_once(planned: bool) -> None:
+    class Outer(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.inner(x)
+            return output
+
     x = torch.randn(4, 8)
-    holder = nn.Sequential(_wrapped(x), nn.Linear(8, 8))
-    graph = torch.fx.symbolic_trace(holder)
-    calls = [node for node in graph.graph.nodes if node.op == "call_module"]
-    assert len(calls) == 4 * 4 + 1
-    assert torch.equal(graph(x), holder(x))
+    model = _wrapped(x if planned else None)
+    traced = torch.fx.symbolic_trace(Outer(model))
+    names = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert len(names) == len(set(names)) == 16
+    assert torch.equal(traced(x), model(x))

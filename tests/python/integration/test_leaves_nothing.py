@@ -37,6 +37,8 @@ def nets() -> ModuleType:
 class _NoImages:
     """In place of `ProcessImages`: nothing is restored."""
 
+    replays_generators = False
+
     def __init__(self, model: nn.Module, contents: bool) -> None:
         pass
 
@@ -523,3 +525,124 @@ def test_contents_of_arrays_bytes_and_streams(
     planned = run(planned=True)
     clear_globals()
     assert run(planned=False) == planned
+
+
+AVERAGE, COUNT = torch.ones(100), torch.zeros(3, dtype=torch.int64)
+
+
+class Writes(nn.Module):
+    """Writes in place to tensors of every kind, and has something that a second forward looks at."""
+
+    def __init__(self, needs_values: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.needs_values, self.calls = needs_values, 0
+        self.scale: Tensor
+        self.register_buffer("scale", torch.ones(16))
+        self.plain, self.held, self.teacher = torch.ones(16), [torch.ones(4)], [nn.Linear(16, 16)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        AVERAGE.mul_(0.5)
+        COUNT.add_(1)
+        self.held[0].mul_(0.5)
+        self.scale[:3].mul_(0.9)
+        self.plain.data.mul_(0.9)
+        self.plain.mul_(0.9)
+        with torch.no_grad():
+            self.teacher[0].weight.mul_(0.9)
+            torch._foreach_mul_([self.teacher[0].bias, self.up.bias], 0.9)
+        factor = x.detach().mean().item() if self.needs_values else 1.0
+        return x + self.down(torch.tanh(self.up(x * self.scale * self.plain))) * factor
+
+    def tensors(self) -> list[Tensor]:
+        own = [*self.parameters(), *self.buffers(), self.plain, *self.held]
+        return [*own, *self.teacher[0].parameters(), AVERAGE, COUNT]
+
+
+@pytest.mark.parametrize("needs_values", [False, True])
+@pytest.mark.parametrize("entry", [predict, wrap])
+def test_tensors_have_their_contents_and_versions(
+    entry: Callable[[nn.Module, Tensor], None], needs_values: bool
+) -> None:
+    model = nn.Sequential(*(Writes(needs_values) for _ in range(3)))
+    tensors: list[Tensor] = [tensor for block in model for tensor in block.tensors()]
+    before = [(tensor._version, tensor.detach().clone()) for tensor in tensors]
+    entry(model, torch.randn(8, 16))
+    for tensor, (version, value) in zip(tensors, before, strict=True):
+        assert torch.equal(tensor, value)
+        assert tensor._version == version
+
+
+def test_a_backward_that_waits_while_planning_runs_for_real() -> None:
+    class Decays(Writes):
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale.mul_(0.9)
+            return x + self.down(torch.tanh(self.up(x * self.scale))) * x.detach().mean().item()
+
+    model, x = nn.Sequential(*(Decays(True) for _ in range(3))), torch.randn(8, 16)
+    loss = model(x).square().mean()
+    predict(model, x)
+    loss.backward()
+    assert all(
+        p.grad is not None for block in model for p in (*block.up.parameters(), *block.down.parameters())
+    )
+
+
+@pytest.mark.parametrize("needs_values", [False, True])
+@pytest.mark.parametrize("entry", [predict, wrap])
+def test_hooks_on_tensors_that_a_forward_registers(
+    entry: Callable[[nn.Module, Tensor], None], needs_values: bool
+) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+            self.up.bias.register_hook(torch.neg)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.up(x)
+            hooked = [hidden] if needs_values else [hidden, self.up.weight]  # `autograd.grad` forbids leaves
+            torch.autograd.graph.register_multi_grad_hook(hooked, lambda gradients: None)
+            self.up.bias.register_hook(torch.neg)
+            self.down.weight.register_post_accumulate_grad_hook(lambda weight: None)
+            return x + self.down(torch.tanh(hidden)) * (x.detach().mean().item() if needs_values else 1)
+
+    def hooks() -> list[Any]:
+        return [
+            [
+                list((registry or {}).items())
+                for registry in (p._backward_hooks, p._post_accumulate_grad_hooks)
+            ]
+            for p in model.parameters()
+        ]
+
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    before = hooks()
+    entry(model, torch.randn(8, 16))
+    if entry is wrap:
+        memscale.detach(model)
+    assert not fakes_alive()
+    assert hooks() == before
+
+
+@pytest.mark.parametrize("entry", [predict, wrap])
+def test_a_jagged_tensor_in_a_process_that_has_made_none(
+    monkeypatch: pytest.MonkeyPatch, entry: Callable[[nn.Module, Tensor], None]
+) -> None:
+    """PyTorch keeps the first of its own."""
+    from torch.nested._internal import nested_tensor
+
+    monkeypatch.setattr(nested_tensor, "_dummy_instance", None)
+    monkeypatch.setattr(leftovers._Search, "remove", _no_search)
+
+    class Ragged(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = torch.nested.nested_tensor([x[:3], x[3:]], layout=torch.jagged)
+            return super().forward(rows).values()
+
+    model = Ragged(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+    x = torch.randn(64, 16)
+    entry(model, x)
+    model(x).square().mean().backward()
+    assert not fakes_alive()

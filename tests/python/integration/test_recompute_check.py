@@ -15,13 +15,28 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+import tallies
 from memscale import _core
 from memscale.errors import RecomputeError
 from memscale.techniques import recompute_check
 
 WIDTH = 16
 
-WORLD: dict[str, Any] = {}
+
+class World:
+    """Flags that a recompute does not put back: in the environment."""
+
+    def __contains__(self, name: str) -> bool:
+        return tallies.of(name) > 0
+
+    def __setitem__(self, name: str, value: bool) -> None:
+        tallies.add(name)
+
+    def clear(self) -> None:
+        tallies.clear()
+
+
+WORLD = World()
 """What defective blocks read, where no code looks."""
 
 LOCAL = threading.local()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+import tallies
 from matrix.architectures import Architecture
 from matrix.techniques import TECHNIQUES, Technique, forced
 from memscale.errors import MemScaleError
@@ -28,14 +29,11 @@ class Wrong(ValueError):
 class Failing(Block):
     """Fails at a call whose number is given, in a function that is called by another one."""
 
-    at = 0
-    calls = 0
-
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        if Failing.at:
-            Failing.calls += 1
-            if Failing.calls == Failing.at:
+        if tallies.of("fails at"):
+            tallies.add("calls")  # which a recompute does not put back
+            if tallies.of("calls") == tallies.of("fails at"):
                 self.look(y)
         return torch.tanh(y)
 
@@ -58,18 +56,18 @@ FIRST, RECOMPUTE = 2, 3
 
 @pytest.fixture(autouse=True)
 def no_failure() -> Iterator[None]:
-    Failing.at = Failing.calls = 0
+    tallies.clear()
     yield
-    Failing.at = Failing.calls = 0
+    tallies.clear()
 
 
 @contextmanager
 def fails_at(call: int) -> Iterator[None]:
-    Failing.at, Failing.calls = call, 0
+    tallies.add("fails at", call)
     try:
         yield
     finally:
-        Failing.at = 0
+        tallies.clear()
 
 
 def step(subject: nn.Module, number: int = 0) -> list[Tensor]:
@@ -153,7 +151,7 @@ def test_out_of_memory_stays_out_of_memory() -> None:
     class Full(Block):
         def forward(self, x: Tensor) -> Tensor:
             y = super().forward(x)
-            if Failing.at:
+            if tallies.of("fails at"):
                 raise torch.cuda.OutOfMemoryError("the card is full")
             return y
 
