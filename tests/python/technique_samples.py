@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memscale.core.kernels import facts
 from memscale.techniques.base import Attachment
-from memscale.techniques.checkpoint_state import Draws
+from memscale.techniques.checkpoint_state import Uses
 from memscale.techniques.checkpointing import CheckpointAttachment
 from memscale.techniques.use_cache import CacheSwitch
 from zoo import blocks as odd
@@ -200,7 +200,7 @@ def selective(model: nn.Module, path: str, kept: frozenset[Operation] = frozense
     """An attachment for a module of a model, as the executor would make it."""
     module = model.get_submodule(path)
     buffers = [(owner, name) for owner in module.modules() for name in owner._buffers]
-    return CheckpointAttachment(module, path, buffers, draws=Draws(True, True), kept=kept)
+    return CheckpointAttachment(module, path, buffers, uses=Uses(True, True), kept=kept)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from memscale.techniques.base import (
 )
 from memscale.techniques.bf16_weights import Bf16Weights
 from memscale.techniques.chains import ChainAttachment, ChainRun
-from memscale.techniques.checkpoint_state import BufferRef, Draws
+from memscale.techniques.checkpoint_state import BufferRef, Uses
 from memscale.techniques.checkpointing import CheckpointAttachment
 from memscale.techniques.gradient_offload import GradientOffload
 from memscale.techniques.offloading import OffloadAttachment
@@ -213,7 +213,7 @@ class InForce:
                 continue
             boundary = None if offload is None else Boundary(offload, moved, ahead_bytes)
             check = self._new_check(planned, *(choice.module for choice in run))
-            facts = self._written(planned, run), _draws(planned, run), self._foreign(planned, run)
+            facts = self._written(planned, run), _uses(planned, run), self._foreign(planned, run)
             in_process = planned.trace.changes.in_process
             if len(run) == 1:
                 kept = frozenset(map(_operation, run[0].kept))
@@ -287,10 +287,10 @@ class InForce:
         return list({id(read()): read for read in reads}.values())
 
 
-def _draws(planned: Planned, run: list[Choice]) -> Draws:
+def _uses(planned: Planned, run: list[Choice]) -> Uses:
     trace = planned.trace
-    of_torch = not trace.random.isdisjoint(choice.module for choice in run)
-    return Draws(of_torch, trace.changes.python_random)
+    draws = not trace.random.isdisjoint(choice.module for choice in run)
+    return Uses(draws, trace.changes.python_random, trace.changes.uses_gradients)
 
 
 _Key = tuple[str, str]

@@ -53,7 +53,8 @@ class Changes:
         buffers: (module path, buffer name) whose binding had changed.
         filled: after `settle`: paths of modules that are not in `attributes`: they have caches, which the
             first forward filled, and a recompute finds them filled.
-        python_random: whether Python's or NumPy's global generator had moved.
+        python_random: whether Python's or NumPy's global generator had moved, or is put back by the code.
+        uses_gradients: the program's code names gradients, or a backward.
         draws_again: a second forward draws random numbers as often as the first.
         in_process: places outside of the modules that had changed, or that code of the forward binds.
         settled: after `settle`: attributes that changed again in a second forward, like `attributes`.
@@ -64,6 +65,7 @@ class Changes:
     buffers: list[tuple[str, str]] = field(default_factory=list)
     filled: set[str] = field(default_factory=set)
     python_random: bool = False
+    uses_gradients: bool = False
     draws_again: bool = True
     in_process: Sequence[Kept] = ()
     settled: dict[str, list[str]] | None = None
@@ -315,6 +317,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
             changes.python_random = process.replays_generators or random.getstate() != python_rng
             if numpy is not None:
                 changes.python_random |= str(numpy.random.get_state()) != str(numpy_rng)
+            changes.uses_gradients = process.uses_gradients
             changes.in_process = process.changed()
             _keep_lasting(changes, images)
             for path, image in images.items():

@@ -52,6 +52,7 @@ _MANY: Final = 10_000
 """Containers above this size are data, not caches: to copy one for each plan costs more than the trace."""
 
 _CODE: Final = (*INERT, FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
+_GRADIENTS: Final = frozenset({"grad", "backward", "zero_grad"})
 _SETTERS: Final = frozenset({"setattr", "delattr"})
 
 _FUNCTIONS: Final = (FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
@@ -235,6 +236,8 @@ class ProcessImages:
         own = [base for base in bases if not is_library(base.__module__)]
         self._methods = [item for base in own for item in vars(base).values() if type(item) is FunctionType]
         self._own = [item for item in reached.own_functions() if item.__name__ not in ON_CREATION]
+        named = (names_of(item.__code__) for item in (*self._own, *self._methods))
+        self.uses_gradients = any(not names.isdisjoint(_GRADIENTS) for names in named)
         for value in hung:
             self._take(value)
         for _, value in self._bound:

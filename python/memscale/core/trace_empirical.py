@@ -35,7 +35,7 @@ from memscale.core.undone_writes import UndoneWrites
 from memscale.core.uninterrupted import uninterrupted
 from memscale.errors import AttachError
 from memscale.optim.masters import as_told
-from memscale.techniques.checkpoint_state import Draws
+from memscale.techniques.checkpoint_state import Uses
 from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
 
 
@@ -167,7 +167,7 @@ def _blocks_checkpointed(model: nn.Module, left_out: LeftOut) -> Iterator[None]:
     try:
         for path, block in repeated_blocks(model, left_out):
             owners = [(owner, name) for owner in block.modules() for name in owner._buffers]
-            attachment = CheckpointAttachment(block, path, owners, draws=Draws(True, True))
+            attachment = CheckpointAttachment(block, path, owners, uses=Uses(True, True, True))
             with uninterrupted(), suppress(AttachError):
                 attachment.attach()
                 attached.append(attachment)

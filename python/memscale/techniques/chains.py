@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memscale.errors import AttachError
 from memscale.offload.engine import Boundary
-from memscale.techniques.checkpoint_state import NO_DRAWS, Body, BufferRef, Draws, all_below
+from memscale.techniques.checkpoint_state import NO_USES, Body, BufferRef, Uses, all_below
 from memscale.techniques.checkpointing import Region, came_later, runs_plain
 from memscale.techniques.compiled import checkpoints_when_compiled
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
@@ -43,7 +43,7 @@ class ChainRun:
         first: name of the first child in the chain, such as "3".
         last: name of the last one.
         buffers: registered buffers that any of them changes.
-        draws: from which generators one of them draws.
+        uses: what else any of them uses.
         foreign: tensors from outside model and arguments that any of them reads.
         boundary: the input leaves the device until the recompute; None: it stays.
         check: of its recomputes.
@@ -53,7 +53,7 @@ class ChainRun:
     first: str
     last: str
     buffers: Sequence[BufferRef] = ()
-    draws: Draws = NO_DRAWS
+    uses: Uses = NO_USES
     foreign: Sequence[weakref.ref[Tensor]] = ()
     boundary: Boundary | None = None
     check: RecomputeCheck = UNCHECKED
@@ -184,7 +184,7 @@ class ChainAttachment:
             raise AttachError(f"module {self.path!r} has an empty child")
         head = f"{self.path}." if self.path else ""
         path = f"{head}{run.first} to {head}{run.last}"
-        facts = run.buffers, run.draws, run.foreign, run.check, run.in_process
+        facts = run.buffers, run.uses, run.foreign, run.check, run.in_process
         return children, Body(path, *facts)
 
     def undo(self) -> None:

@@ -85,17 +85,18 @@ def _stamp(tensor: Tensor) -> Stamp:
     return version_of(tensor), lasting_address(tensor) if has_storage else 0
 
 
-class Draws(NamedTuple):
-    """From which generators a forward draws, as far as is known before it runs.
+class Uses(NamedTuple):
+    """What a forward uses beside modules and arguments, as far as is known before it runs.
 
-    Those are replayed even where they end where they began, as behind `torch.random.fork_rng()`.
+    Such a generator is replayed even where it ends where it began, as behind `torch.random.fork_rng()`.
     """
 
-    of_torch: bool = False
-    of_python: bool = False  # or NumPy's
+    torch_generators: bool = False
+    python_generators: bool = False  # or NumPy's
+    gradients: bool = False  # of parameters; or it runs a backward of its own
 
 
-NO_DRAWS: Final = Draws()
+NO_USES: Final = Uses()
 
 
 class Body:
@@ -103,7 +104,7 @@ class Body:
 
     Attributes:
         path: of the module, for errors.
-        draws: from which generators it draws.
+        uses: what else it uses.
         foreign: tensors from outside model and arguments that it reads.
         check: of its recomputes.
         kept: places of the process that it changes.
@@ -115,7 +116,7 @@ class Body:
         self,
         path: str,
         buffers: Sequence[BufferRef] = (),
-        draws: Draws = NO_DRAWS,
+        uses: Uses = NO_USES,
         foreign: Sequence[weakref.ref[Tensor]] = (),
         check: RecomputeCheck = UNCHECKED,
         kept: Sequence[Kept] = (),
@@ -124,7 +125,7 @@ class Body:
         self.check = check
         self.kept = tuple(kept)
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
-        self.draws = draws
+        self.uses = uses
         self._has_told_of_hooks = False
         self.foreign = tuple(foreign)
         self.has_cards = torch.cuda.is_available()
@@ -165,7 +166,6 @@ class State:
         "copies",
         "cpu_rng",
         "cuda_rng",
-        "draws",
         "flags",
         "foreign",
         "generators",
@@ -178,6 +178,7 @@ class State:
         "registries",
         "settings",
         "tensors",
+        "uses",
         "vacant",
     )
 
@@ -190,7 +191,7 @@ class State:
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []
         self.cpu_rng: Tensor | None = None
         self.cuda_rng: dict[int, Tensor] = {}
-        self.draws = NO_DRAWS
+        self.uses = NO_USES
         self.has_graded, self.has_hooked = False, True  # until the call is over
         self.path = ""
         self.check = UNCHECKED
@@ -246,7 +247,7 @@ class State:
         if "cuda" in body.device_kinds:
             devices = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
             self.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
-        self.draws = body.draws
+        self.uses = body.uses
         self.generators: python_generators.States | None = python_generators.present()
 
     def _note_modules(self, parts: Sequence[nn.Module], changing: Sequence[BufferRef]) -> None:
@@ -286,9 +287,9 @@ class State:
         """What the call has done decides what a recompute needs and may do."""
         self.has_hooked = RemovableHandle.next_id != self.next_hook
         self.has_graded = any(gradient_of(tensor) != before for tensor, before in self.gradients)
-        if not self.draws.of_python and self.generators is not None and self.generators.are_present():
+        if not self.uses.python_generators and self.generators is not None and self.generators.are_present():
             self.generators = None
-        if not self.draws.of_torch:
+        if not self.uses.torch_generators:
             with without_modes() if has_modes() else nullcontext():
                 self._forget_unused_rng()
 
@@ -321,8 +322,12 @@ class State:
                 stack.enter_context(without_modes())
             if self.has_hooked:
                 stack.enter_context(hooks_taken_off())
-            self._hide_gradients(stack)
-            stack.callback(_Present(self.flags, self.registries, self.tensors).put_back)
+            if self.uses.gradients or self.has_graded:
+                self._hide_gradients(stack)
+            if exchanges:
+                stack.callback(_Present(self.flags, self.registries, self.tensors).put_back)
+            else:
+                stack.callback(self._undo)
             stack.callback(_AutocastPresent(kind for kind, *_ in self.autocast).put_back)
             for kind, dtype, enabled, cached in self.autocast:
                 if enabled or _autocast_state(kind)[2]:
@@ -352,13 +357,21 @@ class State:
                 with uninterrupted():
                     stack.close()
 
+    def _undo(self) -> None:
+        """Takes back what a recompute has set in modules that were as its forward had them."""
+        if self._has_gone():
+            with self._lock():
+                if self._has_gone():
+                    self._restore_modules()
+
     def _hide_gradients(self, stack: ExitStack) -> None:
-        """Gradients that have come since the call, or that its forward has changed once already."""
+        """Gradients that have come since the call, or that its forward has changed once already.
+
+        Not where nobody is known to look: another thread may add to them at the same time.
+        """
         for tensor, _ in self.gradients:
-            gradient = tensor.grad
-            if gradient is not None or self.has_graded:
-                stack.callback(set_gradient, tensor, gradient)
-                tensor.grad = None
+            stack.callback(set_gradient, tensor, tensor.grad)
+            tensor.grad = None
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Calls a function with the context variables of the first run. What it sets of them is lost."""

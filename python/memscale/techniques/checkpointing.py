@@ -48,11 +48,11 @@ from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
 from memscale.techniques import global_hooks
 from memscale.techniques.checkpoint_state import (
-    NO_DRAWS,
+    NO_USES,
     Body,
     BufferRef,
-    Draws,
     State,
+    Uses,
     all_below,
     check_version,
     version_of,
@@ -504,7 +504,7 @@ class CheckpointAttachment:
         module: whose forward is to run twice.
         path: its qualified name.
         buffers: registered buffers that the forward changes.
-        draws: from which generators it draws.
+        uses: what else it uses.
         foreign: tensors from outside model and arguments that it reads.
         kept: operations whose outputs wait for the recompute, so that it need not compute them again; by
             name (`kernels.facts(func).name`) and by how many of that name a call has run before. What is not
@@ -521,7 +521,7 @@ class CheckpointAttachment:
         module: nn.Module,
         path: str,
         buffers: Sequence[BufferRef] = (),
-        draws: Draws = NO_DRAWS,
+        uses: Uses = NO_USES,
         foreign: Sequence[weakref.ref[Tensor]] = (),
         kept: Kept = frozenset(),
         boundary: Boundary | None = None,
@@ -532,7 +532,7 @@ class CheckpointAttachment:
         self.path = path
         self.check = check
         self.buffers = buffers
-        self.draws = draws
+        self.uses = uses
         self.foreign = list(foreign)
         self.kept = kept
         self.boundary = boundary
@@ -545,7 +545,7 @@ class CheckpointAttachment:
             AttachError: the module does not let its forward be replaced.
         """
         self.slot = ForwardSlot(self.module, self.path)
-        body = Body(self.path, self.buffers, self.draws, self.foreign, self.check, self.in_process)
+        body = Body(self.path, self.buffers, self.uses, self.foreign, self.check, self.in_process)
         operations = KeptOperations(self.kept) if self.kept else None
         present = self.slot.present
         self.slot.put(CheckpointedForward(self.module, present, body, operations, self.boundary))

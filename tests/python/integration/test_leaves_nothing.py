@@ -37,7 +37,7 @@ def nets() -> ModuleType:
 class _NoImages:
     """In place of `ProcessImages`: nothing is restored."""
 
-    replays_generators = False
+    replays_generators = uses_gradients = False
 
     def __init__(self, model: nn.Module, contents: bool) -> None:
         pass

@@ -21,7 +21,7 @@ from memscale.core.in_force import runs_of
 from memscale.core.plan import Choice
 from memscale.errors import AttachError, RecomputeError
 from memscale.techniques.chains import ChainAttachment, ChainRun
-from memscale.techniques.checkpoint_state import Draws
+from memscale.techniques.checkpoint_state import Uses
 from memscale.techniques.checkpointing import Region
 from technique_samples import WIDTH, Transformer, attached, plain, seeded, selective, train
 from zoo import blocks as odd
@@ -36,7 +36,7 @@ def run(chain: nn.Module, first: str, last: str) -> ChainRun:
     inside = [chain._modules[name] for name in names[names.index(first) : names.index(last) + 1]]
     modules = {module for child in inside if child is not None for module in child.modules()}
     buffers = [(owner, name) for owner in modules for name in owner._buffers]
-    return ChainRun(first, last, buffers, draws=Draws(True, True))
+    return ChainRun(first, last, buffers, uses=Uses(True, True))
 
 
 def on(model: nn.Module, path: str, *runs: tuple[str, str]) -> ChainAttachment:
