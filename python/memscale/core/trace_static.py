@@ -191,8 +191,8 @@ class StaticRecorder(GraphRecorder):
 
     def _note_versions(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> None:
         for tensor in self.written(func, info, args, kwargs):
-            if not isinstance(tensor, FakeTensor):
-                self.versions.note(tensor)
+            if not isinstance(tensor, FakeTensor) and self._is_from_outside(tensor):
+                self.versions.note(tensor)  # which holds it
 
 
 def _is_mask(func: Any, made: list[Tensor]) -> bool:
