@@ -60,7 +60,7 @@ class GradientImages:
         ]
 
     def exchanged(self) -> set[str]:
-        """Paths of modules of which a parameter has another gradient now."""
+        """Paths of modules with a parameter whose gradient has changed."""
         return {path for path, parameter, before in self._held if gradient_of(parameter) != before}
 
 

@@ -76,7 +76,7 @@ def check_version(tensor: Tensor, version: int, path: str, origin: str = "") -> 
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor has been changed in place; of one from inference mode nobody knows."""
+    """How often a tensor has been changed in place; -1 for one from inference mode, which has no counter."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -309,7 +309,7 @@ class State:
         back by itself what it has set.
 
         Raises:
-            RecomputeError: the forward cannot run again without doing something twice.
+            RecomputeError: a recompute would do something twice.
         """
         if self.has_graded and any(has_gradient_hooks(tensor) for tensor, _ in self.gradients):
             what = f"the forward of module {self.path!r} changes gradients of parameters"

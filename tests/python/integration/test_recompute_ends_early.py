@@ -2,7 +2,7 @@
 """A recompute ends with the last tensor that is wanted, in the middle of the module's code.
 
 What that code has set until then and would have set back, and what it does to tensors that are in use (hooks,
-gradients), is as if it had not run again.
+gradients), is undone.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Forks(Block):
 
 
 class InferenceBuffer(Block):
-    """Reads a tensor from inference mode, of which nobody counts changes."""
+    """Reads a tensor from inference mode, which has no version counter."""
 
     table: Tensor
 
