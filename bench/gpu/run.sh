@@ -2,13 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that needs a CUDA card, in one command and without network:
-#   bench/gpu/run.sh [--minutes N] [--out DIR] [--no-tests]
+#   bench/gpu/run.sh [--minutes N] [--out DIR] [--stages LIST] [--jobs N] [-- PYTEST ARGUMENTS]
 #
-# Builds the extension with meson into a folder of its own, stages the package beside it, runs the GPU tests (those
-# in C where cmocka is found), the optimizer's step of a model of a billion parameters, and then the benchmarks: the
-# registry, every peer that is installed, the frontier, the sweep, the most important first. Rows, logs and pictures
-# go to DIR (default bench/results/gpu-<date>), and rows are flushed as they come, so a run that is cut off leaves
-# what it has done. Without a card the tests are skipped, nothing is measured, and the exit status is 0.
+# Builds the extension with meson into a folder of its own, stages the package beside it, and does the stages of LIST
+# (default "card c tests optimizer benchmarks") in this order, the most important first:
+#   card        the card's memory outside the allocator, its rates and its link
+#   c           the C tests of the GPU suite, where cmocka is found
+#   tests       the GPU tests in Python, N processes at once where pytest-xdist is found
+#   optimizer   the optimizer's step of a model of a billion parameters
+#   benchmarks  the registry, every peer that is installed, the frontier, the sweep
+# Rows, logs and pictures go to DIR (default bench/results/gpu-<date>), and rows are flushed as they come, so a run
+# that is cut off leaves what it has done. Without a card the tests are skipped, nothing is measured, and the exit
+# status is 0.
 #
 # Needs: a C compiler, meson, ninja, and a `python3` (or $PYTHON) with its headers, torch and transformers;
 # pytest and cmocka for the tests, matplotlib for the picture. Nothing is installed, the source tree stays as it is.
@@ -18,13 +23,16 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-python3}
 minutes=25
 out=
-tests=yes
-usage() { sed -n '4,14s/^# \{0,1\}//p' "$0"; }
+stages="card c tests optimizer benchmarks"
+jobs=$(($(nproc) / 2))
+usage() { sed -n '4,20s/^# \{0,1\}//p' "$0"; }
 while [ $# -gt 0 ]; do
   case $1 in
     --minutes) minutes=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
-    --no-tests) tests=no; shift ;;
+    --stages) stages=$2; shift 2 ;;
+    --jobs) jobs=$2; shift 2 ;;
+    --) shift; break ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
   esac
@@ -61,7 +69,7 @@ command -v meson >/dev/null || meson="$python -m mesonbuild.mesonmain"
 # The extension is built for the interpreter that will import it.
 printf '[binaries]\npython = %s\n' "'$(command -v "$python")'" >"$work/native.ini"
 c_tests=false
-[ "$tests" = yes ] && pkg-config --exists cmocka 2>/dev/null && c_tests=true
+case " $stages " in *" c "*) pkg-config --exists cmocka 2>/dev/null && c_tests=true ;; esac
 if [ -f "$work/build/build.ninja" ]; then
   $meson configure "$work/build" -Dtests=$c_tests >"$work/build.log" 2>&1
 else
@@ -84,58 +92,73 @@ $python -c 'import memscale._core as core; print("core", core.version(), core.__
 [ "${PIPESTATUS[0]}" -eq 0 ] || { say "the extension does not load"; exit 1; }
 
 status=0
+asked() { case " $stages " in *" $1 "*) ;; *) return 1 ;; esac; }
 # `timeout` gives what it runs a process group of its own, which no interrupt reaches, unless told otherwise.
 within() { timeout --foreground --signal=INT --kill-after=20 "$@"; }
-# At most half of the time: the benchmarks below are worth more than the last test.
-limit=$(($(seconds_left) / 2))
+# Sets `limit` to a share of the time that is left; fails where that is not worth a start.
+share() { # NAME PARTS
+  limit=$(($(seconds_left) / $2))
+  [ "$limit" -gt 30 ] || { say "no time for $1: $(seconds_left) s are left"; return 1; }
+}
 ended() { # NAME STATUS: 124 is no failure, the time was up
   say "$1 ended with status $2"
   [ "$2" -eq 0 ] || [ "$2" -eq 124 ] || status=$2
 }
-if [ "$tests" = yes ] && [ "$limit" -le 30 ]; then
-  say "no time for tests: $(seconds_left) s are left"
-  tests=no
+python_tests() { # PYTEST ARGUMENTS
+  MEMSCALE_GPU_RESULTS=$out within "$limit" $python -m pytest -v -p no:cacheprovider -o addopts=-ra $timeouts "$@" \
+    2>&1 | tee -ia "$out/tests.log" | { trap '' INT; grep -E '^(FAILED|ERROR|E  )|^=+ |^! '; }
+  # Status 5: none of the tests that were asked for are of this kind.
+  [ "${PIPESTATUS[0]}" -eq 5 ] || ended tests "${PIPESTATUS[0]}"
+}
+card=no
+$python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && card=yes
+
+if asked card && [ $card = yes ] && share "the card" 4; then
+  say "the card, at most $limit s"
+  nvidia-smi >"$out/card.txt" 2>&1
+  within "$limit" $python "$root/bench/gpu/card.py" --out "$out" 2>&1 | tee -i "$out/card.log"
+  ended "the card" "${PIPESTATUS[0]}"
 fi
-if [ "$c_tests" = true ] && [ "$tests" = yes ]; then
+# Tests get at most half of the time each, where benchmarks follow: those are worth more than the last test.
+part=1
+{ asked optimizer || asked benchmarks; } && part=2
+if asked c && [ "$c_tests" != true ]; then
+  say "cmocka is missing: no C tests"
+elif asked c && share "C tests" $part; then
   say "C tests, at most $limit s"
   nvrtc=$(PYTHONPATH=$root/tests/python/gpu $python -c 'import optim_steps; print(optim_steps.nvrtc() or "")')
   MEMSCALE_NVRTC=${MEMSCALE_NVRTC:-$nvrtc} within "$limit" $meson test -C "$work/build" --suite gpu --no-rebuild \
     --print-errorlogs 2>&1 | tee -i "$out/c_tests.log"
   ended "C tests" "${PIPESTATUS[0]}"
-  limit=$(($(seconds_left) / 2))
-elif [ "$tests" = yes ]; then
-  say "cmocka is missing: no C tests"
 fi
-if [ "$tests" = yes ] && [ "$limit" -le 30 ]; then
-  say "no time for tests in Python: $(seconds_left) s are left"
-elif [ "$tests" = yes ] && $python -c 'import pytest' 2>/dev/null; then
-  say "tests, at most $limit s"
-  timeouts=$($python -c 'import pytest_timeout' 2>/dev/null && echo "-o timeout=300")
-  MEMSCALE_GPU_RESULTS=$out within "$limit" \
-    $python -m pytest -v -p no:cacheprovider -o addopts=-ra $timeouts \
-    "$root/tests/python/gpu/test_gpu_optim_kernels.py" "$root/tests/python/gpu/test_gpu_equality.py" \
-    "$root/tests/python/gpu" 2>&1 |
-    tee -i "$out/tests.log" | { trap '' INT; grep -vE ' (PASSED|SKIPPED)'; }
-  ended tests "${PIPESTATUS[0]}"
-elif [ "$tests" = yes ]; then
+if asked tests && ! $python -c 'import pytest' 2>/dev/null; then
   say "pytest is missing: no tests in Python"
+elif asked tests && share "tests in Python" $part; then
+  timeouts=$($python -c 'import pytest_timeout' 2>/dev/null && echo "-o timeout=300")
+  [ $# -gt 0 ] || set -- "$root/tests/python/gpu/test_gpu_optim_kernels.py" \
+    "$root/tests/python/gpu/test_gpu_equality.py" "$root/tests/python/gpu"
+  say "tests that need the card alone, at most $limit s"
+  python_tests -m alone "$@"
+  # Processes beside each other share the card, not its allocator: what a test measures is its own.
+  parallel=
+  [ "$jobs" -gt 1 ] && $python -c 'import xdist' 2>/dev/null && parallel="-n $jobs --dist worksteal"
+  share "other tests" $part && say "the other tests, at most $limit s" && python_tests -m "not alone" $parallel "$@"
 fi
 
-left=$(seconds_left)
-if ! $python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+if [ $card = no ]; then
   say "no CUDA card: nothing is measured"
-elif [ "$left" -le 60 ]; then
-  say "no time for benchmarks: $left s are left"
-else
-  limit=$((left / 4))
+  exit "$status"
+fi
+if asked optimizer && share "the optimizer's step" 4; then
   say "an optimizer's step on a card, streamed through it, and on the host, at most $limit s"
   within "$limit" $python "$root/bench/python/optimizer_card.py" --out "$out" 2>&1 | tee -i "$out/optimizer_card.log"
   ended "the optimizer's step" "${PIPESTATUS[0]}"
-  left=$(seconds_left)
-  say "benchmarks, at most $left s"
+fi
+if asked benchmarks && share benchmarks 1; then
+  say "benchmarks, at most $limit s"
   # They stop by themselves when the time is up; `timeout` is for what hangs.
-  within "$left" $python -m memscale.benchmarks --device cuda --out "$out" \
-    --minutes "$(awk "BEGIN { print ($left - 30) / 60 }")" --peers --frontier --sweep 2>&1 |
+  within "$limit" $python -m memscale.benchmarks --device cuda --out "$out" \
+    --minutes "$(awk "BEGIN { print ($limit - 30) / 60 }")" --peers --frontier --sweep 2>&1 |
     tee -i "$out/benchmarks.log"
   ended benchmarks "${PIPESTATUS[0]}"
 fi

@@ -27,3 +27,17 @@ def clear() -> None:
     """Begins anew."""
     for name in [name for name in os.environ if name.startswith(_PREFIX)]:
         del os.environ[name]
+
+
+class World:
+    """Flags that defective blocks read, where no recompute puts them back."""
+
+    def __contains__(self, name: str) -> bool:
+        return of(name) > 0
+
+    def __setitem__(self, name: str, value: bool) -> None:
+        add(name)
+
+    def clear(self) -> None:
+        """Begins anew."""
+        clear()

@@ -107,6 +107,7 @@ def test_planning_takes_next_to_no_device_memory(name: str) -> None:
     assert torch.cuda.memory_reserved() - reserved <= 20 << 20
 
 
+@pytest.mark.alone
 def test_context_is_within_what_the_plan_assumes(record: Callable[..., None]) -> None:
     """Driver and library memory outside the allocator, by what the card says. Needs a card of one's own."""
     train(LARGE["gpt2"], steps=1, bf16=True, keep=False)

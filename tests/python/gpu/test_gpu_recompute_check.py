@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import tallies
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -21,7 +22,7 @@ from memscale.techniques import card_check
 
 WIDTH = 64
 
-WORLD: dict[str, Any] = {}
+WORLD = tallies.World()
 """What defective blocks read, where no code looks."""
 
 

@@ -23,20 +23,7 @@ from memscale.techniques import recompute_check
 WIDTH = 16
 
 
-class World:
-    """Flags that a recompute does not put back: in the environment."""
-
-    def __contains__(self, name: str) -> bool:
-        return tallies.of(name) > 0
-
-    def __setitem__(self, name: str, value: bool) -> None:
-        tallies.add(name)
-
-    def clear(self) -> None:
-        tallies.clear()
-
-
-WORLD = World()
+WORLD = tallies.World()
 """What defective blocks read, where no code looks."""
 
 LOCAL = threading.local()
