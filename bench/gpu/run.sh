@@ -107,8 +107,8 @@ ended() { # NAME STATUS: 124 is no failure, the time was up
 python_tests() { # PYTEST ARGUMENTS
   MEMSCALE_GPU_RESULTS=$out within "$limit" $python -m pytest -v -p no:cacheprovider -o addopts=-ra $timeouts "$@" \
     2>&1 | tee -ia "$out/tests.log" | { trap '' INT; grep -E '^(FAILED|ERROR|E  )|^=+ |^! '; }
-  # Status 5: none of the tests that were asked for are of this kind.
-  [ "${PIPESTATUS[0]}" -eq 5 ] || ended tests "${PIPESTATUS[0]}"
+  local code=${PIPESTATUS[0]}
+  [ "$code" -eq 5 ] || ended tests "$code" # 5: none of the tests that were asked for is of this kind
 }
 card=no
 $python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && card=yes
