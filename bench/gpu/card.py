@@ -13,6 +13,8 @@ Usage: python bench/gpu/card.py [--out bench/results] [--dry]
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +39,14 @@ def outside() -> int:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved()
+
+
+_EAGER = """
+import torch
+x = torch.ones(8, device="cuda")
+free, total = torch.cuda.mem_get_info()
+print(total - free - torch.cuda.memory_reserved())
+"""
 
 
 def work() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -119,6 +129,12 @@ def main() -> int:
     for name, run in work():
         run()
         add("context", name, outside(), assumed)
+    eager = [sys.executable, "-c", _EAGER]
+    done = subprocess.run(
+        eager, capture_output=True, text=True, env={**os.environ, "CUDA_MODULE_LOADING": "EAGER"}
+    )
+    if done.returncode == 0:
+        add("context", "first tensors, with this process's, all kernels loaded", int(done.stdout))
     for name, found in copies():
         add("link", name, found, 1e6 * detect(torch.device("cuda")).link_bytes_per_us)
     before = detect(torch.device("cuda"))

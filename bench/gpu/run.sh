@@ -7,10 +7,12 @@
 # Builds the extension with meson into a folder of its own, stages the package beside it, and does the stages of LIST
 # (default "card c tests optimizer benchmarks") in this order, the most important first:
 #   card        the card's memory outside the allocator, its rates and its link
+#   scratch     what cuDNN's and other operators allocate; not in the default
 #   c           the C tests of the GPU suite, where cmocka is found
 #   tests       the GPU tests in Python, N processes at once where pytest-xdist is found
 #   optimizer   the optimizer's step of a model of a billion parameters
-#   benchmarks  the registry, every peer that is installed, the frontier, the sweep
+#   benchmarks  the registry, every peer that is installed, the frontier, the sweep; with N > 1 the models at once,
+#               each training alone
 # Rows, logs and pictures go to DIR (default bench/results/gpu-<date>), and rows are flushed as they come, so a run
 # that is cut off leaves what it has done. Without a card the tests are skipped, nothing is measured, and the exit
 # status is 0.
@@ -25,7 +27,7 @@ minutes=25
 out=
 stages="card c tests optimizer benchmarks"
 jobs=$(($(nproc) / 2))
-usage() { sed -n '4,20s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '4,23s/^# \{0,1\}//p' "$0"; }
 while [ $# -gt 0 ]; do
   case $1 in
     --minutes) minutes=$2; shift 2 ;;
@@ -86,7 +88,7 @@ mkdir -p "$work/stage"
 cp -R "$root/python/memscale" "$work/stage/memscale"
 rm -f "$work/stage/memscale/"_core*.so
 cp "$work/build/python/"_core*.so "$work/stage/memscale/" || { say "the build left no extension"; exit 1; }
-export PYTHONPATH=$work/stage
+export PYTHONPATH=$work/stage${PYTHONPATH:+:$PYTHONPATH}
 export MEMSCALE_LIBRARY=$work/build/src/libmemscale.so # for tests/python/gpu/test_gpu_optim_kernels.py
 $python -c 'import memscale._core as core; print("core", core.version(), core.__file__)' | tee -a "$out/run.log"
 [ "${PIPESTATUS[0]}" -eq 0 ] || { say "the extension does not load"; exit 1; }
@@ -118,6 +120,13 @@ if asked card && [ $card = yes ] && share "the card" 4; then
   nvidia-smi >"$out/card.txt" 2>&1
   within "$limit" $python "$root/bench/gpu/card.py" --out "$out" 2>&1 | tee -i "$out/card.log"
   ended "the card" "${PIPESTATUS[0]}"
+fi
+if asked scratch && [ $card = yes ] && share "scratch" 4; then
+  say "what operators allocate, at most $limit s"
+  within "$limit" $python "$root/bench/gpu/scratch.py" --out "$out" --seconds $((limit / 2)) >"$out/scratch.log" 2>&1
+  ended "cuDNN's operators" $?
+  within "$limit" $python "$root/bench/standin/operators.py" "$out/operators.json" >"$out/operators.log" 2>&1
+  ended "other operators" $?
 fi
 # Tests get at most half of the time each, where benchmarks follow: those are worth more than the last test.
 part=1
@@ -154,13 +163,30 @@ if asked optimizer && share "the optimizer's step" 4; then
   within "$limit" $python "$root/bench/python/optimizer_card.py" --out "$out" 2>&1 | tee -i "$out/optimizer_card.log"
   ended "the optimizer's step" "${PIPESTATUS[0]}"
 fi
+benchmarks() { # DIR OPTIONS: they stop by themselves when the time is up; `timeout` is for what hangs
+  local to=$1
+  shift
+  within "$limit" $python -m memscale.benchmarks --device cuda --out "$to" \
+    --minutes "$(awk "BEGIN { print ($limit - 30) / 60 }")" "$@"
+}
 if asked benchmarks && share benchmarks 1; then
   say "benchmarks, at most $limit s"
-  # They stop by themselves when the time is up; `timeout` is for what hangs.
-  within "$limit" $python -m memscale.benchmarks --device cuda --out "$out" \
-    --minutes "$(awk "BEGIN { print ($limit - 30) / 60 }")" --peers --frontier --sweep 2>&1 |
-    tee -i "$out/benchmarks.log"
-  ended benchmarks "${PIPESTATUS[0]}"
+  if [ "$jobs" -gt 1 ]; then
+    export MEMSCALE_BENCH_LOCK=$work/lock # one trains at a time
+    names=$($python -c 'from memscale.benchmarks.registry import BENCHMARK_MODELS as m; print(*(x.name for x in m))')
+    for name in $names; do
+      benchmarks "$out/$name" --models "$name" --peers --frontier >"$out/$name.log" 2>&1 &
+    done
+    benchmarks "$out/sweep" --ways "" --sweep >"$out/sweep.log" 2>&1 &
+    wait
+    for name in $names sweep; do # one table, under one header
+      sed "$([ -f "$out/benchmarks.csv" ] && echo 1d)" "$out/$name/benchmarks.csv" >>"$out/benchmarks.csv"
+      tail -n 40 "$out/$name.log"
+    done
+  else
+    benchmarks "$out" --peers --frontier --sweep 2>&1 | tee -i "$out/benchmarks.log"
+    ended benchmarks "${PIPESTATUS[0]}"
+  fi
 fi
 say "done in $((SECONDS - began)) s, results in $out"
 exit "$status"

@@ -6,6 +6,8 @@
             the timed steps
 
 What is known is written to RESULT after each part, so that a crash in the second leaves the first.
+
+Several benchmarks may share a card: MEMSCALE_BENCH_LOCK names a file that one of them holds while it trains.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ __all__ = ["main", "measure"]
 _PEAK_STEPS = 2
 """Profiled steps after the warm-up."""
 
+_LOCK = "MEMSCALE_BENCH_LOCK"
+
 _OUT_OF_MEMORY = (MemoryError, torch.cuda.OutOfMemoryError)  # its name in PyTorch 2.4 too
 
 
@@ -43,8 +48,9 @@ def measure(job: Job, report: Callable[[dict[str, Any]], None] = lambda found: N
     if job.device == "cuda":
         peaks = memory.cuda_peaks(lambda mark: found.update(_timed(job, mark)))
         found.update(allocated_bytes=peaks.allocated_bytes, reserved_bytes=peaks.reserved_bytes)
-        free, total = torch.cuda.mem_get_info()
-        found.update(outside_bytes=total - free - torch.cuda.memory_reserved())
+        if _LOCK not in os.environ:  # else others may be on the card
+            free, total = torch.cuda.mem_get_info()
+            found.update(outside_bytes=total - free - torch.cuda.memory_reserved())
     else:
         found.update(_timed(job, memory.restart_resident_peak))
         report(found)
@@ -73,9 +79,10 @@ def _timed(job: Job, mark: Callable[[], object]) -> dict[str, Any]:
     base = memory.resident_bytes()
     run, prepare_s = _begin(job)
     found: dict[str, Any] = {"gradients": _gradients(run)}
-    run.train(job.warm_up)
-    mark()
-    run.train(job.steps - job.warm_up)
+    with _alone():
+        run.train(job.warm_up)
+        mark()
+        run.train(job.steps - job.warm_up)
     counted = run.seconds[job.warm_up :]
     low, _, high = statistics.quantiles(counted, n=4) if len(counted) > 1 else (counted[0],) * 3
     return found | {
@@ -89,6 +96,20 @@ def _timed(job: Job, mark: Callable[[], object]) -> dict[str, Any]:
         "engine_bytes": memory.engine_bytes(),
         **_plan_of(run),
     }
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Holds the lock that is named, if one is."""
+    path = os.environ.get(_LOCK)
+    if path is None:
+        yield
+        return
+    import fcntl
+
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _short(job: Job, mark: Callable[[], None]) -> dict[str, Any]:

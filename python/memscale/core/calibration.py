@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 __all__ = ["SWITCH", "cache_file", "calibrated", "forget"]
 
 SWITCH: Final = "MEMSCALE_CALIBRATION"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _STEPS_PER_DOUBLING: Final = 8
 _DISTURBED_SPREAD: Final = 1.6
 _DISTURBED_SHARE: Final = 0.4
 _HOPELESS_SHARE: Final = 0.75  # of the measurements so far: the rest can be spared
 _CUDA_SCALE: Final = 4
+_CUDA_FILL: Final = 8
 _LIMIT_S: Final = 4.0
 """After so long a machine is too busy to be measured. Undisturbed, all of it takes a second or so."""
 
@@ -201,12 +202,12 @@ def _measure(device: torch.device) -> CostRates | None:
     from memscale.core import calibration_measures as measures
 
     clock = measures.Clock(device)
-    scale = _CUDA_SCALE if device.type == "cuda" else 1
+    scale, fill = (_CUDA_SCALE, _CUDA_FILL) if device.type == "cuda" else (1, 1)
     latest = time.monotonic() + _LIMIT_S
     reached: dict[str, float] = {}
     with torch.no_grad():
         for suffix, dtype in (("", torch.float32), ("_half", torch.bfloat16)):
-            samples = measures.Samples(device, dtype, scale)
+            samples = measures.Samples(device, dtype, scale, fill)
             clock.hold(samples.pool)
             for name, make in samples.by_class():
                 best = reached.get(name + suffix, 0.0)

@@ -13,7 +13,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memscale.core import fake_results, wrapped_numbers
+from memscale.core import cuda_recurrent, fake_results, wrapped_numbers
 from memscale.core.cuda_scratch import folded_view, mended
 from memscale.core.leaves import coordinate_bytes, is_sparse, tensors_of
 from memscale.core.scratch import RULES, Scratch, nbytes, scratch_bytes
@@ -232,6 +232,7 @@ def _ctc_gradient(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 _MADE: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
+    **cuda_recurrent.MADE,
     "aten::_grouped_mm": _grouped_product,
     "aten::_ctc_loss": _ctc_loss,
     "aten::_ctc_loss_backward": _ctc_gradient,

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
 from memscale.core import fake_results, kernels, leftovers, model_state, sharding, streamed_weights, tracer
+from memscale.core.cuda_recurrent import layers_of
 from memscale.core.cuda_semantics import emulation_for
 from memscale.core.fake_optimizer import FakeOptimizer, fake_optimizers, free_switches
 from memscale.core.fake_results import mode_of_fakes
@@ -427,9 +428,18 @@ class _FakeModel:
     def _swap_plain(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.fake(value)
-        if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
-            return type(value)(self.fake(item) if isinstance(item, Tensor) else item for item in value)
+        if type(value) in (list, tuple):
+            swapped = [self._swap_item(item) for item in value]
+            if any(new is not item for new, item in zip(swapped, value, strict=True)):
+                return type(value)(swapped)
         return value
+
+    def _swap_item(self, item: Any) -> Any:
+        """A tensor's fake; for a reference to one, as an LSTM keeps, a reference to its fake."""
+        if isinstance(item, Tensor):
+            return self.fake(item)
+        target = item() if type(item) is weakref.ref else None
+        return weakref.ref(self.fake(target)) if isinstance(target, Tensor) else item
 
 
 class _SwappedPlain:
@@ -539,6 +549,7 @@ def _trace(
         batch = tree_map_only(Tensor, fakes.of_batch, real_batch)
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
+        stack.enter_context(layers_of(model))
         parameters = list(model.parameters())
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         calls.declare_residents(batch, step)

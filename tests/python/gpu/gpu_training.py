@@ -38,6 +38,7 @@ class Result:
         plan: MemScale's plan, or None.
         allocated_peak: `torch.cuda.max_memory_allocated`.
         reserved_peak: `torch.cuda.max_memory_reserved`.
+        retries: times that the card was full, and the allocator gave back what it did not use.
     """
 
     losses: list[Tensor] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Result:
     plan: Any = None
     allocated_peak: int = 0
     reserved_peak: int = 0
+    retries: int = 0
 
 
 class ConvNet(nn.Module):
@@ -221,6 +223,7 @@ def train(
         memscale.wrap(model, config_for(budget))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.cuda.reset_peak_memory_stats()
+    retried = torch.cuda.memory_stats()["num_alloc_retries"]
     for _ in range(steps):
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
             output = call(model, batch)
@@ -237,6 +240,7 @@ def train(
         torch.cuda.max_memory_allocated(),
         torch.cuda.max_memory_reserved(),
     )
+    result.retries = torch.cuda.memory_stats()["num_alloc_retries"] - retried
     result.rng = torch.cuda.get_rng_state()
     if keep:
         result.state = {name: value.cpu() for name, value in model.state_dict().items()}

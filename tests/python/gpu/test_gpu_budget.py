@@ -50,6 +50,7 @@ def test_budget_holds(name: str, bf16: bool, record: Callable[..., None]) -> Non
             reserved_bytes=run.reserved_peak,
             predicted_allocated_bytes=predicted.allocated_peak_bytes,
             predicted_reserved_bytes=predicted.reserved_peak_bytes,
+            retries=run.retries + plain.retries,
             fits=run.plan.fits,
             checkpointed=len(run.plan.active),
             profile=run.plan.profile,

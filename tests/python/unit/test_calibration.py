@@ -259,7 +259,7 @@ def test_a_busy_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch, fresh: 
 
 
 def test_every_class_is_measured() -> None:
-    samples = calibration_measures.Samples(CPU, torch.float32, 1)
+    samples = calibration_measures.Samples(CPU, torch.float32, 1, 1)
     assert {name for name, _ in samples.by_class()} == set(CLASSES) - {"other"}
 
 
