@@ -100,7 +100,7 @@ class Clock:
             self.held.append(run(turn))
             return now() - begin
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(_HEAD_START_CYCLES)
         first.record()
         for more in range(_QUEUED):
             self.held.append(run(turn + more))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-_functions: Any = torch._C._VariableFunctions  # type: ignore[attr-defined]
+_functions: Any = torch._C._VariableFunctions
 _MODES: Final[dict[Any, int]] = {
     _functions.rnn_relu: 0,
     _functions.rnn_tanh: 1,
