@@ -9,7 +9,7 @@ right here, from above to below:
     operators                attention    which implementation, and what it saves      cuda_attention
                              results      sizes that a CPU kernel returns otherwise    cuda_scratch.mended
     kernels                  scratch      what is allocated inside, and freed          cuda_scratch,
-                                                                                       cuda_reduce
+                                                                                       cuda_reduce, cuda_probe
                              workspaces   what cuBLAS takes once per thread, and keeps cuda_matrix, here
 
 The last three hold for fake CUDA tensors as well, which a trace on a CUDA build has.
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from memscale import _core
-from memscale.core import cuda_matrix, cuda_scratch
+from memscale.core import cuda_matrix, cuda_probe, cuda_scratch
 from memscale.core.cuda_autocast import CudaAutocast
 from memscale.core.cuda_card import card_of
 from memscale.core.cuda_composites import composites
@@ -57,8 +57,21 @@ class CudaKernels:
         self.card = card_of(target)
         self._taken: set[tuple[str, bool]] = set()
 
-    def scratch(self, schema_name: str, args: Sequence[Any], outputs: Sequence[Tensor]) -> list[Block]:
-        """Blocks that an operation allocates and frees inside."""
+    def scratch(
+        self, func: Any, schema_name: str, args: Sequence[Any], outputs: Sequence[Tensor]
+    ) -> Sequence[Block]:
+        """Blocks that an operation allocates and frees inside: measured on a card that is there, or by rule.
+
+        Args:
+            func: the operator overload.
+            schema_name: of the operator.
+            args: of the call.
+            outputs: the tensors that it returned.
+        """
+        if schema_name in cuda_probe.PROBED and args[0].is_cuda:
+            measured = cuda_probe.blocks(func, args, outputs)
+            if measured is not None:
+                return measured
         return cuda_scratch.blocks(schema_name, args, outputs, self.card)
 
     def workspaces(self, schema_name: str, args: Sequence[Any], in_backward: bool) -> list[int]:

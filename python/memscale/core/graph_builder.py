@@ -334,7 +334,7 @@ class GraphRecorder(TorchDispatchMode):
                 if self.learn_inputs:
                     self._made_in_forward.add(buffer)
         if self.cuda is not None:
-            self._note_on_card(self.cuda, info, args, outputs)
+            self._note_on_card(self.cuda, func, info, args, outputs)
         else:
             self._note_number(info, args, outputs)
         self._note_writes(func, info, args, kwargs)
@@ -350,14 +350,14 @@ class GraphRecorder(TorchDispatchMode):
             self._refuse_second_runs()  # only the global generators are put back
 
     def _note_on_card(
-        self, cuda: CudaKernels, info: kernels.OpFacts, args: Any, outputs: Sequence[Tensor]
+        self, cuda: CudaKernels, func: Any, info: kernels.OpFacts, args: Any, outputs: Sequence[Tensor]
     ) -> None:
         """Enters what the kernel of the operation added last takes: workspaces, which stay, and scratch."""
         if info.unrepeatable and any(tensor.is_floating_point() for tensor in outputs):
             self.unrepeatable_modules.update(self.open_modules)
         for size in cuda.workspaces(info.schema, args, is_backward(self.phase)):
             self.graph.add_late(size, _core.CATEGORY_WORKSPACE)
-        blocks = cuda.scratch(info.schema, args, outputs)
+        blocks = cuda.scratch(func, info.schema, args, outputs)
         alive: list[tuple[int, int]] = []  # buffer, last phase
         for phase in range(max((last for _, _, last in blocks), default=-1) + 1):
             if phase:  # a name of its own: nobody runs it a second time, or counts it as one more

@@ -244,8 +244,20 @@ class Planner:
 
     def _around(self, spared: Spared) -> Surroundings:
         known = self.step.optimizer if self.step.may_change_optimizer else None
-        config, left_out = self.engine.config, self.left_out
-        return Surroundings(self.hardware, config, known, self.link, spared=spared, left_out=left_out)
+        return Surroundings(
+            self.hardware,
+            self.engine.config,
+            known,
+            self.link,
+            spared=spared,
+            left_out=self.left_out,
+            known=self._known,
+        )
+
+    @cached_property
+    def _known(self) -> dict[Any, Any]:
+        """What techniques know of the model's modules; they look at it for every way."""
+        return {}
 
     def _best(self, plain: Tried, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool) -> Tried:
         """The best way to compute the step; see `step_ways`."""

@@ -130,12 +130,12 @@ class _ProgramRecorder(StaticRecorder):
         return buffer
 
     def _note_on_card(
-        self, cuda: CudaKernels, info: kernels.OpFacts, args: Any, outputs: Sequence[Tensor]
+        self, cuda: CudaKernels, func: Any, info: kernels.OpFacts, args: Any, outputs: Sequence[Tensor]
     ) -> None:
         """Workspaces begin when they are taken: a peak that was read before has none."""
         for size in cuda.workspaces(info.schema, args, is_backward(self.phase)):
             self.graph.add_buffer(size, _core.CATEGORY_WORKSPACE)
-        super()._note_on_card(cuda, info, args, outputs)
+        super()._note_on_card(cuda, func, info, args, outputs)
 
 
 def _allocator(target: Target) -> str:

@@ -132,6 +132,7 @@ class Surroundings:
         spared: technique → names of the parts that it is to leave as they are.
         way: names of the techniques that are looked for together.
         left_out: modules and parameters to leave alone.
+        known: what techniques have found out about the model's modules, for other looks of the same plan.
     """
 
     hardware: Hardware
@@ -142,3 +143,4 @@ class Surroundings:
     spared: Mapping[str, frozenset[str]] = field(default_factory=dict)
     way: frozenset[str] = frozenset()
     left_out: LeftOut = NOTHING_LEFT_OUT
+    known: dict[Any, Any] = field(default_factory=dict)

@@ -37,15 +37,22 @@ _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 class _Search:
     """Looks through a model. Modules that are built alike are tried once.
 
+    Args:
+        model: bare.
+        left_out: modules to leave alone.
+        known: what has been found out about modules of this model before.
+
     Attributes:
         reasons: why modules that hold wide layers are no candidates, by path.
     """
 
-    def __init__(self, model: nn.Module, left_out: LeftOut = NOTHING_LEFT_OUT) -> None:
+    def __init__(
+        self, model: nn.Module, left_out: LeftOut = NOTHING_LEFT_OUT, known: dict[Any, Any] | None = None
+    ) -> None:
         self.model = model
         self.left_out = left_out
         self.structure = model_state.structure_of(model)
-        self.known: dict[Any, RowFacts | str] = {}
+        self.known: dict[Any, RowFacts | str] = {} if known is None else known
         self.reasons: dict[str, str] = {}
         self.seen: set[int] = set()
         self.taken: set[int] = set()  # modules of candidates
@@ -123,13 +130,20 @@ def _strange(parts: Sequence[nn.Module], method: str) -> str:
 
 def _attributes(module: nn.Module) -> tuple[Any, ...]:
     """Python attributes of a module and its parts: functions may differ where all else is equal."""
-    plain = (bool, int, float, str, type(None))
     return tuple(
-        (name, value if isinstance(value, plain) else id(value))
+        (name, _by_value(value))
         for part in module.modules()
         for name, value in sorted(part.__dict__.items())
         if name not in _OF_EVERY_MODULE
     )
+
+
+def _by_value(value: Any) -> Any:
+    """What tells a value from another module's: itself where it is plain, or a tuple; else its identity."""
+    plain = (bool, int, float, str, type(None))
+    if isinstance(value, plain) or (isinstance(value, tuple) and all(isinstance(x, plain) for x in value)):
+        return value
+    return id(value)
 
 
 def _examined(module: nn.Module, run: Callable[..., Any]) -> RowFacts | str:
@@ -147,15 +161,18 @@ def _examined(module: nn.Module, run: Callable[..., Any]) -> RowFacts | str:
     return facts
 
 
-def find(model: nn.Module, left_out: LeftOut = NOTHING_LEFT_OUT) -> list[RowTiles]:
+def find(
+    model: nn.Module, left_out: LeftOut = NOTHING_LEFT_OUT, known: dict[Any, Any] | None = None
+) -> list[RowTiles]:
     """What could run in tiles of rows: in each branch of the tree the largest that qualifies.
 
     Args:
         model: bare; is left as it was.
         left_out: modules to leave alone.
+        known: remembers what was found out about modules, from one look at this model to the next.
     """
     with suppress(Exception):
-        return _Search(model, left_out).below(model, "")
+        return _Search(model, left_out, known).below(model, "")
     return []
 
 

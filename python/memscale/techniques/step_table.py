@@ -88,7 +88,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         exact=False,
         asked=False,
         wanted=lambda config: config.enable_tiling,
-        find=lambda model, around: row_search.find(model, around.left_out),
+        find=lambda model, around: row_search.find(model, around.left_out, around.known),
     ),
     StepTechnique(
         name=attention_tiles.NAME,

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +96,10 @@ def test_budget_of_side_stream() -> None:
     assert not run.plan.fits or run.reserved_peak + context_bytes() <= budget
 
 
+CUDNN = ("convnet",)
+"""Models whose convolutions are measured when they are planned: each runs once, by itself."""
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_planning_takes_next_to_no_device_memory(name: str) -> None:
     """The static trace runs on fakes; only small integer tensors (ids, masks) are computed, for a moment."""
@@ -104,7 +111,8 @@ def test_planning_takes_next_to_no_device_memory(name: str) -> None:
     plan = memscale.plan(model, config=config_for(context_bytes() + (256 << 20)), sample_input=batch)
     assert plan.profile == "static", plan.notes
     assert torch.cuda.memory_allocated() == allocated
-    assert torch.cuda.max_memory_allocated() - allocated <= 16 << 20
+    most = plan.smallest_peak_bytes if name in CUDNN else allocated + (16 << 20)
+    assert torch.cuda.max_memory_allocated() <= most
     assert torch.cuda.memory_reserved() - reserved <= 20 << 20
 
 
@@ -170,5 +178,10 @@ def test_simulator_repeats_the_allocator(name: str, record: Callable[..., None])
             simulated_reserved_bytes=stats["reserved_peak_bytes"],
             device_allocs=stats["device_alloc_count"],
         )
+        if stats["reserved_peak_bytes"] != peak and os.environ.get("MEMSCALE_GPU_RESULTS"):
+            words = ("action", "addr", "size", "stream")
+            events = [[event.get(word) for word in words] for event in history]
+            path = Path(os.environ["MEMSCALE_GPU_RESULTS"]) / f"simulator-{name}-{share}.json"
+            path.write_text(json.dumps(events))
         assert not base and not unknown, "the device was not empty at the start"
         assert stats["reserved_peak_bytes"] == peak
