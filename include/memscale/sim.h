@@ -230,7 +230,7 @@ MSC_API const msc_sim_segment_event *msc_sim_segment_events(const msc_sim *sim, 
 /**
  * Puts the segment that is obtained next at `address` (of an expandable segment: its first page), so that a
  * replay breaks ties between equal blocks as the real allocator did, by address. 0 takes that back. Without
- * it addresses rise from segment to segment. That segments do not overlap is the caller's business.
+ * it addresses fall from segment to segment. That segments do not overlap is the caller's business.
  * Errors: EINVAL (not a multiple of 512, or HOST).
  */
 MSC_API msc_status msc_sim_place_next_segment(msc_sim *sim, uint64_t address, msc_error *err);

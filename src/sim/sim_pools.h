@@ -46,7 +46,7 @@ typedef struct msc__sim_pools {
     uint32_t search_count;      /**< requests of the default large pool, modulo 2^32; age of garbage */
     uint64_t garbage_bytes;     /**< reserved bytes above which garbage is collected; 0: never */
     uint64_t mapped_page_count; /**< pages that have memory, in expandable segments */
-    uint64_t next_address;      /**< where the next segment is put; 0: nowhere yet */
+    uint64_t lowest_address;    /**< of all segments, the next one ends there; 0: there was none */
     uint64_t placed_address;    /**< where the caller wants it; 0: anywhere */
     uint64_t call_count;        /**< calls so far, the present one included */
     bool capturing;

@@ -141,8 +141,8 @@ static void count_memory(msc__sim_pools *pools, const msc__sim_restored_segment 
     if (expandable)
         pools->mapped_page_count += mapped / msc__sim_page_bytes(&pools->options, set_index);
     pools->segment_count++;
-    if (segment->address + bytes > pools->next_address)
-        pools->next_address = segment->address + bytes;
+    if (pools->lowest_address == 0 || segment->address < pools->lowest_address)
+        pools->lowest_address = segment->address;
 }
 
 /* As a request does, for the releases that may come before the next one. */

@@ -21,26 +21,25 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-#define FIRST_ADDRESS MSC__SIM_SMALL_SEGMENT_BYTES
+/* Above all segments: the most there is below 2^64 that is a multiple of the smallest segment. */
+#define TOP_ADDRESS (UINT64_MAX - MSC__SIM_SMALL_SEGMENT_BYTES + 1)
 
 /* ---- addresses ---------------------------------------------------------------------------------- */
 
 uint64_t msc__sim_pools_place(msc__sim_pools *pools, uint64_t bytes, uint64_t unit)
 {
-    uint64_t start = pools->next_address == 0 ? FIRST_ADDRESS : pools->next_address;
-    uint64_t past = start % unit;
-    uint64_t end;
+    uint64_t end = pools->lowest_address == 0 ? TOP_ADDRESS : pools->lowest_address;
+    uint64_t start = pools->placed_address;
 
-    if (pools->placed_address != 0)
-        start = pools->placed_address;
-    else if (past != 0 && !msc__add_u64(start, unit - past, &start))
-        return 0;
-    if (!msc__add_u64(start, bytes, &end)) {
-        pools->next_address = UINT64_MAX;
+    if (start == 0) {
+        start = end > bytes ? (end - bytes) / unit * unit : 0;
+        if (start == 0)
+            return 0;
+    } else if (bytes > UINT64_MAX - start) {
         return 0;
     }
-    if (end > pools->next_address)
-        pools->next_address = end;
+    if (start < end)
+        pools->lowest_address = start;
     pools->placed_address = 0;
     pools->segment_count++;
     return start;
@@ -50,7 +49,7 @@ void msc__sim_pools_forget_segment(msc__sim_pools *pools)
 {
     pools->segment_count--;
     if (pools->segment_count == 0)
-        pools->next_address = 0;
+        pools->lowest_address = 0;
 }
 
 /* ---- events ------------------------------------------------------------------------------------- */

@@ -3,10 +3,10 @@
  * Memory and facts of a card that is not there.
  *
  *      addresses   |<- one range of the process, mapped without memory behind it ----------------->|
- *                  [ taken ][ taken ]....[ given back: no access ][ reserved ]         next ->
+ *                  <- lowest         [ reserved ][ given back: no access ]....[ taken ][ taken ]
  *
- * Addresses are handed out in order and never twice, so that whoever keeps a pointer too long is caught by
- * the host's memory protection. Pages are backed by the host on demand: what the program copies to the card
+ * Addresses are handed out from above, as Linux drivers do (seen with 580 and an H100), and never twice, so
+ * that whoever keeps a pointer too long is caught by the host's memory protection. Pages are backed by the host on demand: what the program copies to the card
  * can be read back (a few bytes, usually), and what "kernels" would have written is zero.
  *
  * Invariant: `used` is the sum of the taken chunks and of what was counted; it never exceeds the capacity.
@@ -30,7 +30,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static card_facts facts;
 static size_t used;
-static uintptr_t first, next, last;
+static uintptr_t first, lowest, last;
 static chunk *chunks;
 static size_t chunk_count, chunk_room;
 static chunk ranges[RANGES_MOST]; /* reserved */
@@ -87,8 +87,8 @@ static void begin(void)
         fprintf(stderr, "stand-in CUDA: no address space\n");
         exit(1);
     }
-    first = next = ((uintptr_t)at + RESERVED_ALIGNMENT - 1) & ~(uintptr_t)(RESERVED_ALIGNMENT - 1);
-    last = (uintptr_t)at + span;
+    first = (uintptr_t)at;
+    lowest = last = ((uintptr_t)at + span) & ~(uintptr_t)(RESERVED_ALIGNMENT - 1);
 }
 
 const card_facts *card(void)
@@ -131,9 +131,8 @@ void *card_take(size_t size)
 
     card();
     pthread_mutex_lock(&lock);
-    if (used + taken <= facts.capacity_bytes && next + step <= last) {
-        at = next;
-        next += step;
+    if (used + taken <= facts.capacity_bytes && lowest - first >= step) {
+        at = lowest -= step;
         used += taken;
         back(at, step, PROT_READ | PROT_WRITE);
         remember(at, taken);
@@ -184,11 +183,10 @@ void *card_reserve(size_t size)
 
     card();
     pthread_mutex_lock(&lock);
-    if (next + size <= last && range_count < RANGES_MOST) {
-        at = next;
+    if (lowest - first >= up(size, RESERVED_ALIGNMENT) + RESERVED_ALIGNMENT && range_count < RANGES_MOST) {
+        at = lowest = (lowest - size) & ~(uintptr_t)(RESERVED_ALIGNMENT - 1);
         ranges[range_count++] = (chunk){at, size};
         back(at, size, PROT_READ | PROT_WRITE);
-        next += up(size, RESERVED_ALIGNMENT);
     }
     pthread_mutex_unlock(&lock);
     return (void *)at;
@@ -202,7 +200,7 @@ size_t card_free_bytes(void)
 
 bool card_owns(const void *at)
 {
-    return (uintptr_t)at >= first && (uintptr_t)at < next;
+    return (uintptr_t)at >= lowest && (uintptr_t)at < last;
 }
 
 bool card_holds(const void *at, size_t size)

@@ -416,7 +416,8 @@ class _FakeModel:
                     swapped = self._swap_plain(value)
                     if swapped is not value:
                         plain.append(_SwappedPlain(module.__dict__, name, value, swapped))
-            yield
+            with layers_of(self.model):
+                yield
         finally:
             with uninterrupted():
                 forget_hooks(self.fakes.values())
@@ -549,7 +550,6 @@ def _trace(
         batch = tree_map_only(Tensor, fakes.of_batch, real_batch)
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
-        stack.enter_context(layers_of(model))
         parameters = list(model.parameters())
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         calls.declare_residents(batch, step)

@@ -179,7 +179,7 @@ class OutOfMemory(Exception):
 
 
 class Driver:
-    """The device: addresses that rise until nothing is left, and a limit."""
+    """The device: addresses that fall until nothing is left, and a limit."""
 
     def __init__(self, settings: Settings) -> None:
         capacity = settings.capacity_bytes
@@ -188,21 +188,21 @@ class Driver:
         self.total = self.capacity if total is None else total
         self.used = 0
         self.ranges = 0
-        self.next_address = 0
+        self.lowest = 0
         self.placed = 0
 
     def place(self, size: int, unit: int) -> int:
-        start = self.next_address or 2 << 20
-        start = self.placed or -(-start // unit) * unit
+        end = self.lowest or (1 << 64) - (2 << 20)
+        start = self.placed or (end - size) // unit * unit
         self.placed = 0
-        self.next_address = max(self.next_address, start + size)
+        self.lowest = min(end, start)
         self.ranges += 1
         return start
 
     def forget(self) -> None:
         self.ranges -= 1
         if self.ranges == 0:
-            self.next_address = 0
+            self.lowest = 0
 
     def take(self, size: int) -> bool:
         if self.used + size > self.capacity:

@@ -60,14 +60,15 @@ static inline int ref_fit(const reference *ref, uint32_t stream, bool large, uin
 
 static inline int ref_add_segment(reference *ref, uint32_t stream, bool large, uint64_t size, int state)
 {
-    ref_block block = {.start = ref->next_start, .size = size, .segment = ref->next_start};
+    uint64_t start = (ref->lowest - size) / ref_page(ref, large) * ref_page(ref, large);
+    ref_block block = {.start = start, .size = size, .segment = start};
 
     block.stream = stream;
     block.large = large;
     block.state = state;
-    ref->next_start += size;
-    ref_insert(ref, ref->count, block);
-    return ref->count - 1;
+    ref->lowest = start;
+    ref_insert(ref, 0, block);
+    return 0;
 }
 
 static inline int ref_new_segment(reference *ref, uint32_t stream, bool large, uint64_t size)
@@ -167,9 +168,13 @@ static inline bool ref_unmap(reference *ref, int i)
     return true;
 }
 
+/* A segment that has nothing mapped goes when its last pages do. One that never got any stays. */
 static inline void ref_empty_cache(reference *ref)
 {
+    uint64_t shrunk[REF_MOST_BLOCKS];
+    int shrunk_count = 0;
     int i = 0;
+    int j;
 
     while (i < ref->count) {
         bool whole = !ref_is_split(ref, i);
@@ -178,15 +183,18 @@ static inline void ref_empty_cache(reference *ref)
             ref->stats.device_free_count++;
         } else if (ref->blocks[i].state == REF_FREE && ref->options.expandable_segments &&
                    ref_unmap(ref, i)) {
+            shrunk[shrunk_count++] = ref->blocks[i].segment;
             i = 0;
         } else {
             i++;
         }
     }
     ref_merge(ref);
-    for (i = ref->count - 1; i >= 0; i--)
-        if (ref->blocks[i].state == REF_UNMAPPED && !ref_is_split(ref, i))
-            ref_remove(ref, i);
+    for (j = 0; j < shrunk_count; j++)
+        for (i = ref->count - 1; i >= 0; i--)
+            if (ref->blocks[i].segment == shrunk[j] && ref->blocks[i].state == REF_UNMAPPED &&
+                !ref_is_split(ref, i))
+                ref_remove(ref, i);
     ref_count(ref);
 }
 

@@ -29,14 +29,14 @@ typedef struct reference {
     msc_sim_stats stats;
     ref_block blocks[REF_MOST_BLOCKS];
     int count;
-    uint64_t next_start;
+    uint64_t lowest; /* where the next segment ends */
 } reference;
 
 static inline void ref_init(reference *ref, const msc_sim_options *options)
 {
     memset(ref, 0, sizeof *ref);
     ref->options = *options;
-    ref->next_start = 1000 * REF_MIB;
+    ref->lowest = UINT64_C(1) << 60;
 }
 
 static inline uint64_t ref_up(uint64_t value, uint64_t unit)

@@ -405,8 +405,8 @@ static void placed_segments_break_ties(void **state)
     assert_int_equal(msc_sim_map_blocks(map, &count)[0].id, 2);
     msc_sim_map_destroy(map);
     alloc(3, 20);
-    alloc(4, 20); /* beyond the highest */
-    assert_int_equal(msc_sim_segment_events(sim, &(uint64_t){0})[2].address, 920 * MIB);
+    alloc(4, 20); /* below the lowest */
+    assert_int_equal(msc_sim_segment_events(sim, &(uint64_t){0})[2].address, 280 * MIB);
     assert_int_equal(msc_sim_place_next_segment(sim, 100, &err), MSC_EINVAL);
 }
 

@@ -226,9 +226,10 @@ static void test_segment_differs(void **state)
     assert_true(result.expected.is_there && result.expected.size_bytes == 4194304);
     assert_true(result.got.is_there && result.got.size_bytes == 2097152);
     /* A segment too few in the trace. */
-    result = play_text(WITH(
-        SEGMENT_ALLOC EVENT("alloc", "2097152", "1000") EVENT("alloc", "4194304", "5000000")
-            EVENT("free_requested", "4194304", "5000000") EVENT("free_completed", "4194304", "5000000")));
+    result =
+        play_text(WITH(EVENT("segment_alloc", "1073741824", "2097152") EVENT("alloc", "1073741824", "1000")
+                           EVENT("alloc", "4194304", "5000000") EVENT("free_requested", "4194304", "5000000")
+                               EVENT("free_completed", "4194304", "5000000")));
     assert_int_equal(result.difference, MSC_SNAPSHOT_DIFFERENCE_SEGMENT);
     assert_int_equal(result.difference_event, 2);
     assert_false(result.expected.is_there);
