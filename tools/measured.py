@@ -42,7 +42,18 @@ def figures_of(results: Results) -> dict[str, Figure]:
         FigureError: a row is not there.
     """
     groups: tuple[Callable[[Results], Named], ...] = (
-        *(_host, _standin, _published, _truth, _predict, _by_hand, _budgets, _selective, _planner_of_torch),
+        *(
+            _host,
+            _card,
+            _standin,
+            _published,
+            _truth,
+            _predict,
+            _by_hand,
+            _budgets,
+            _selective,
+            _planner_of_torch,
+        ),
         *(_brute_force, _startup, _simulator, _snapshot, _step_time, _decision, _loss_tile, _mlp_tile),
         *(
             _attention_tile,
@@ -116,6 +127,34 @@ def _standin(results: Results) -> Named:
     yield "standin_allocated_equal", _count(runs.where(allocated_error_bytes=0))
     shares = [abs(int(row["allocated_error_bytes"])) / int(row["allocated_bytes"]) for row in runs]
     yield "standin_allocated_worst", Figure(f"{100 * max(shares):.1f} %", runs)
+
+
+def _card(results: Results) -> Named:
+    """What an H100 measured. Its convolutional net counts since convolutions are measured there."""
+    runs = results.rows("gpu_budget", ("2feb71992e86", "9e84ac7a79cd", "c22b11ccc5ee"))
+    runs = Rows(row for row in runs if row["model"] != "convnet" or row["commit"] == "c22b11ccc5ee")
+
+    def off(kind: str) -> list[float]:
+        return [int(row[f"predicted_{kind}_bytes"]) / int(row[f"{kind}_bytes"]) - 1 for row in runs]
+
+    yield "card_runs", _count(runs)
+    yield "card_allocated_worst", Figure(f"{100 * max(map(abs, off('allocated'))):.2f} %", runs)
+    reserved = off("reserved")
+    yield "card_reserved_equal", Figure(str(sum(share == 0 for share in reserved)), runs)
+    yield "card_reserved_close", Figure(str(sum(abs(share) < 0.01 for share in reserved)), runs)
+    yield "card_reserved_worst", Figure(f"{100 * max(map(abs, reserved)):.0f} %", runs)
+    for name, model in (("bert", "bert-base"), ("gpt2", "gpt2-medium")):
+        ways = {
+            way: results.rows("benchmarks", "9e84ac7a79cd", suite="registry", model=model, way=way)
+            for way in ("plain-fp32", "plain-bf16", "resident")
+        }
+        ours, plain = ways["resident"], ways["plain-fp32"]
+        yield f"card_{name}_plain", Figure(f"{plain.numbers('allocated_bytes')[0] / 1e9:.2f}", plain)
+        yield f"card_{name}", Figure(f"{ours.numbers('allocated_bytes')[0] / 1e9:.2f}", ours)
+        times = ours.numbers("step_ms")[0] / ways["plain-bf16"].numbers("step_ms")[0]
+        yield f"card_{name}_time", Figure(f"{times:.1f}", ours)
+    launch = results.rows("gpu_card", "9e84ac7a79cd").where(name="launch_ns")
+    yield "card_launch", Figure(f"{launch.numbers('measured')[0] / 1000:.0f}", launch)
 
 
 def _model(row: Row) -> str:

@@ -7,7 +7,7 @@
 # Builds the extension with meson into a folder of its own, stages the package beside it, and does the stages of LIST
 # (default "card c tests optimizer benchmarks") in this order, the most important first:
 #   card        the card's memory outside the allocator, its rates and its link
-#   scratch     what cuDNN's and other operators allocate; not in the default
+#   scratch     what cuDNN's operators allocate; not in the default
 #   c           the C tests of the GPU suite, where cmocka is found
 #   tests       the GPU tests in Python, N processes at once where pytest-xdist is found
 #   optimizer   the optimizer's step of a model of a billion parameters
@@ -43,6 +43,7 @@ out=${out:-$root/bench/results/gpu-$(date -u +%Y-%m-%d)}
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
 began=$SECONDS
+case $minutes$jobs in *[!0-9]*) echo "--minutes and --jobs: whole numbers" >&2; exit 2 ;; esac
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
 say() { printf '%s %s\n' "$(date -u +%H:%M:%S)" "$*" | tee -ia "$out/run.log"; }
@@ -50,7 +51,7 @@ seconds_left() { echo $((minutes * 60 - (SECONDS - began))); }
 
 # What is measured is staged outside of git, where it could not tell.
 commit=$(git -C "$root" rev-parse --short=12 HEAD 2>/dev/null)
-if [ -n "$commit" ]; then
+if [ -z "${MEMSCALE_COMMIT:-}" ] && [ -n "$commit" ]; then
   [ -z "$(git -C "$root" status --porcelain -uno 2>/dev/null)" ] || commit=$commit+
   export MEMSCALE_COMMIT=$commit
 fi
@@ -122,11 +123,9 @@ if asked card && [ $card = yes ] && share "the card" 4; then
   ended "the card" "${PIPESTATUS[0]}"
 fi
 if asked scratch && [ $card = yes ] && share "scratch" 4; then
-  say "what operators allocate, at most $limit s"
+  say "what cuDNN's operators allocate, at most $limit s"
   within "$limit" $python "$root/bench/gpu/scratch.py" --out "$out" --seconds $((limit / 2)) >"$out/scratch.log" 2>&1
   ended "cuDNN's operators" $?
-  within "$limit" $python "$root/bench/standin/operators.py" "$out/operators.json" >"$out/operators.log" 2>&1
-  ended "other operators" $?
 fi
 # Tests get at most half of the time each, where benchmarks follow: those are worth more than the last test.
 part=1

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 _functions: Any = torch._C._VariableFunctions
 _MODES: Final[dict[Any, int]] = {
@@ -128,7 +129,8 @@ def _layer(mode: int, source: Tensor, *rest: Any) -> Any:
     is_packed = isinstance(rest[0], Tensor) and isinstance(rest[2], (list, tuple))
     sizes: list[int] = []
     if is_packed:
-        sizes, rest = rest[0].tolist(), (*rest[1:], False)
+        with _disable_current_modes():
+            sizes, rest = rest[0].tolist(), (*rest[1:], False)
     state, weights, has_biases, layers, dropout, training, both, is_batch_first = rest
     hidden, cell = state if mode == _LSTM else (state, None)
     if torch.is_autocast_enabled():

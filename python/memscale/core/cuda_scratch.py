@@ -308,6 +308,8 @@ _SPLIT_BYTES = 17 << 20
 """The most that parts of a result take, where several blocks of threads share the sums of an element."""
 
 _SPLIT_SHARE = 6
+_TILE = 128
+_FEW_TILES = 200
 _SPLIT_SHARE_OF_WEIGHT = 128
 _LEAST_SPLIT_OF_WEIGHT = 2 << 20
 _LEAST_POINTS = 256
@@ -334,8 +336,9 @@ def _convolution_bytes(
         return 0  # PyTorch's own kernels
     per_line = 16 // source.element_size()
     is_last = source.is_contiguous(memory_format=torch.channels_last) and source.shape[1] > 1
-    full = made.numel() * 4
-    split = min(_SPLIT_BYTES, _SPLIT_SHARE * full)
+    channels = made.shape[1]
+    tiles = -(-made.numel() // max(channels, 1) // _TILE) * -(-channels // _TILE)
+    split = min(_SPLIT_BYTES, _SPLIT_SHARE * made.numel() * 4) if tiles <= _FEW_TILES else 0
     if made is weight:
         split = min(_SPLIT_BYTES, max(_LEAST_SPLIT_OF_WEIGHT, _SPLIT_SHARE_OF_WEIGHT * _bytes(weight)))
     padded = [

@@ -29,12 +29,13 @@ __all__ = ["Budget", "Hardware", "budget_bytes", "card_hardware", "detect"]
 
 # What a process holds on a card beside PyTorch's allocator: context, kernels, libraries. Seen with an A100:
 # 0.47 GiB when kernels are loaded as they are needed (the default since CUDA 12.2), 0.92 GiB when all are
-# loaded at the start. With an H100, CUDA 13.0 and driver 580: 527 MiB before the first kernel, 767 MiB with
-# kernels of all kinds, cuBLAS and cuDNN (`bench/results/gpu_card.csv`). What is rounded up holds what
-# MemScale has there: fingerprints of saved tensors, a page of 2 MiB.
+# loaded at the start. With an H100, CUDA 13.0 and driver 580 (`bench/results/gpu_card.csv`): 527 MiB before
+# the first kernel, 767 MiB with kernels of all kinds, cuBLAS and cuDNN, 1.33 GiB when all are loaded at once.
+# What is rounded up holds what MemScale has there: fingerprints of saved tensors, a page of 2 MiB.
 _LAZY_CONTEXT_BYTES: Final = 512 << 20
 _LAZY_HOPPER_CONTEXT_BYTES: Final = 800 << 20
 _EAGER_CONTEXT_BYTES: Final = 1 << 30
+_EAGER_HOPPER_CONTEXT_BYTES: Final = 1536 << 20
 _HOPPER: Final = (9, 0)
 
 _BF16_CPU_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -244,6 +245,7 @@ def _fp32_rate(rates: Rates) -> int:
 
 def _cuda_context_bytes(capability: tuple[int, int]) -> int:
     """What the CUDA context takes, by the card's generation and the way its kernels are loaded."""
-    if os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER":
-        return _EAGER_CONTEXT_BYTES
-    return _LAZY_HOPPER_CONTEXT_BYTES if capability >= _HOPPER else _LAZY_CONTEXT_BYTES
+    eager = os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
+    if capability >= _HOPPER:
+        return _EAGER_HOPPER_CONTEXT_BYTES if eager else _LAZY_HOPPER_CONTEXT_BYTES
+    return _EAGER_CONTEXT_BYTES if eager else _LAZY_CONTEXT_BYTES

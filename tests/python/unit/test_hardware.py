@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from memscale.core import hardware, hardware_host
 from memscale.core.config import Config
 from memscale.core.cost_rates import KINDS, NEVER, TABLE, CostRates, card_cost, host_cost
-from memscale.core.hardware import Budget, Hardware, budget_bytes, detect
+from memscale.core.hardware import Budget, Hardware, budget_bytes, card_hardware, detect
 from memscale.core.hardware_rates import _CARDS, _CLASSES, cpu_rates, gpu_rates
 from memscale.errors import MemScaleError
 
@@ -398,6 +398,13 @@ class TestDetectCuda:
     ) -> None:
         monkeypatch.setenv("CUDA_MODULE_LOADING", value)
         assert detect(torch.device("cuda")).context_bytes == size
+
+    @pytest.mark.parametrize(("value", "size"), [("", 800 << 20), ("EAGER", 1536 << 20)])
+    def test_the_context_of_a_hopper_card(
+        self, value: str, size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_MODULE_LOADING", value)
+        assert card_hardware("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB).context_bytes == size
 
 
 def device(kind: str = "cuda", total: int = 24 * GIB) -> Hardware:
