@@ -91,7 +91,7 @@ def test_other_threads_are_another_entry(fresh: Path, measured: list[Hardware]) 
         lambda text: text[: len(text) // 2],
         lambda text: "[1, 2]",
         lambda text: '"\udcff"',
-        lambda text: text.replace('"format": 1', '"format": 2'),
+        lambda text: text.replace('"format": 2', '"format": 3'),
         lambda text: text.replace('"launch_ns": 1002', '"launch_ns": 0'),
         lambda text: text.replace('"launch_ns": 1002', '"launch_ns": 1.5'),
         lambda text: text.replace('"launch_ns": 1002', '"launch_ns": true'),
