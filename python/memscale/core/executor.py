@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memscale.core import saved_weights
 from memscale.core.callers import Callers
 from memscale.core.config import Config
 from memscale.core.in_force import InForce
@@ -225,6 +226,8 @@ class Executor(Ours):
             self._guard.remove()
         self.model.__dict__.pop(EXECUTOR, None)
         forget(self.model)
+        if not self.open.are_there:  # their backward asks for the weights still
+            saved_weights.forget(self.model)
         if self._slot is not None:
             self._slot.remove()
             self._slot = self.in_force.watch = None
@@ -246,6 +249,7 @@ class Executor(Ours):
             self._guard.put()
             self.model.__dict__[EXECUTOR] = self
             enter(self.model, self.loss_scale)
+            saved_weights.watch(self.model)
             self._watch_optimizers()
             metrics.attach(self)
 
@@ -289,6 +293,7 @@ class Executor(Ours):
         kwargs: dict[str, Any],
         modes: PresentModes,
     ) -> None:
+        saved_weights.stale()
         for switch in self.in_force.switches:
             switch.hold()
         self.in_force.about_to_run()

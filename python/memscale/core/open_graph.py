@@ -107,6 +107,12 @@ class OpenGraphs:
         with self._lock:
             return any(graph.is_open_elsewhere(me) for graph in self._graphs)
 
+    @property
+    def are_there(self) -> bool:
+        """Whether a backward of any thread is still to come, or under way, now."""
+        with self._lock:
+            return any(graph.is_open for graph in self._graphs)
+
     def look(self) -> None:
         """Counts: a forward is about to run."""
         me = threading.get_ident()

@@ -37,6 +37,7 @@ from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensor
 from memscale.core.leaves import tell, told_of, what_to_tell
 from memscale.core.quiet_fakes import quiet_fakes
 from memscale.core.released_gradients import ReleasedGradients
+from memscale.core.saved_weights import exchanged
 from memscale.core.stepped_gradients import SteppedGradients
 from memscale.core.target import Target
 from memscale.core.tensor_hooks import forget_hooks
@@ -416,7 +417,7 @@ class _FakeModel:
                     swapped = self._swap_plain(value)
                     if swapped is not value:
                         plain.append(_SwappedPlain(module.__dict__, name, value, swapped))
-            with layers_of(self.model):
+            with exchanged(), layers_of(self.model):
                 yield
         finally:
             with uninterrupted():
