@@ -193,10 +193,14 @@ def _rank(item: Tried) -> tuple[Any, ...]:
 def far_above(plan: Plan, budget_bytes: int) -> bool:
     """Whether a plan with several techniques is so far above a budget that with fewer of them none fits.
 
-    One that is left out gives back what its engine has in memory, and takes what it let leave.
+    One that is left out gives back what its engine has in memory, and takes what it let leave. A card's
+    context is in both, and is no plan's to change.
     """
-    needed = plan.predicted.device_used_peak_bytes - plan.staging_bytes - plan.path_staging_bytes
-    return not plan.fits and needed > budget_bytes + budget_bytes // _NEAR
+    context = plan.predicted.context_bytes
+    staging = plan.staging_bytes + plan.path_staging_bytes
+    needed = plan.predicted.device_used_peak_bytes - context - staging
+    available = max(0, budget_bytes - context)
+    return not plan.fits and needed > available + available // _NEAR
 
 
 def combined(best: Tried, ways: Sequence[Tried], plain: Plan) -> Plan:
