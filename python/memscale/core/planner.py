@@ -274,7 +274,7 @@ class Planner:
             whole = self._tried(techniques, args, kwargs, cache_off, plain)
             ways.append(whole)
             if techniques is rounds[-1] or not far_above(whole.plan, self.engine.budget.bytes):
-                ways += self._without_each(whole, args, kwargs, cache_off, plain)
+                ways += self._without_each(whole, args, kwargs, cache_off, plain, ways)
             if any(item.plan.fits for item in ways):
                 break
         candidates = ways[1:] if self._asked else ways
@@ -292,12 +292,20 @@ class Planner:
         return [techniques for techniques in rounds if len(techniques) > len(self._asked)]
 
     def _without_each(
-        self, whole: Tried, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool, plain: Tried
+        self,
+        whole: Tried,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        cache_off: bool,
+        plain: Tried,
+        known: Sequence[Tried],
     ) -> list[Tried]:
-        """Without each of the techniques of a way in turn."""
+        """Without each of the techniques of a way in turn; what is known is not tried a second time."""
         ways: list[Tried] = []
         for name in whole.names:
             rest = tuple(item for item in whole.way if item.name != name or item in self._asked)
+            if rest in (item.way for item in known):
+                continue
             if len(whole.names) > 1 + len(self._asked) and len(rest) < len(whole.way):
                 ways.append(self._tried(rest, args, kwargs, cache_off, plain))
         return ways
