@@ -437,11 +437,12 @@ class _FakeModel:
         return value
 
     def _swap_item(self, item: Any) -> Any:
-        """A tensor's fake; for a reference to one, as an LSTM keeps, a reference to its fake."""
+        """A tensor's fake; for a reference to one of the model's, as an LSTM keeps, a reference to its fake."""
         if isinstance(item, Tensor):
             return self.fake(item)
         target = item() if type(item) is weakref.ref else None
-        return weakref.ref(self.fake(target)) if isinstance(target, Tensor) else item
+        known = self.of(target) if isinstance(target, Tensor) else None
+        return item if known is None else weakref.ref(known)
 
 
 class _SwappedPlain:
