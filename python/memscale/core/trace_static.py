@@ -437,7 +437,7 @@ class _FakeModel:
         return value
 
     def _swap_item(self, item: Any) -> Any:
-        """A tensor's fake; for a reference to one of the model's, as an LSTM keeps, a reference to its fake."""
+        """A tensor's fake; of a reference to one of the model's, as an LSTM keeps, one to its fake."""
         if isinstance(item, Tensor):
             return self.fake(item)
         target = item() if type(item) is weakref.ref else None
