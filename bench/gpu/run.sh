@@ -39,11 +39,17 @@ while [ $# -gt 0 ]; do
     *) usage >&2; exit 2 ;;
   esac
 done
+case $minutes$jobs in *[!0-9]*) echo "--minutes and --jobs: whole numbers" >&2; exit 2 ;; esac
+for stage in $stages; do
+  case $stage in
+    card | scratch | c | tests | optimizer | benchmarks) ;;
+    *) echo "--stages: $stage; allowed: card scratch c tests optimizer benchmarks" >&2; exit 2 ;;
+  esac
+done
 out=${out:-$root/bench/results/gpu-$(date -u +%Y-%m-%d)}
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
 began=$SECONDS
-case $minutes$jobs in *[!0-9]*) echo "--minutes and --jobs: whole numbers" >&2; exit 2 ;; esac
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
 say() { printf '%s %s\n' "$(date -u +%H:%M:%S)" "$*" | tee -ia "$out/run.log"; }

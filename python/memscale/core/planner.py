@@ -300,7 +300,7 @@ class Planner:
         plain: Tried,
         known: Sequence[Tried],
     ) -> list[Tried]:
-        """Without each of the techniques of a way in turn; what is known is not tried a second time."""
+        """Without each of the techniques of a way in turn, but for those that are known."""
         ways: list[Tried] = []
         for name in whole.names:
             rest = tuple(item for item in whole.way if item.name != name or item in self._asked)

@@ -30,7 +30,7 @@ class Recorder(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fakes lie on the CPU; what asks for cuDNN is told that it is there."""
+    """The fakes lie on the CPU, and cuDNN accepts them."""
     monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: True)
 
 
