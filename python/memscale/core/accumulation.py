@@ -22,12 +22,16 @@ from torch.utils.hooks import RemovableHandle
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 
+_ZEROS = frozenset({torch.ops.aten.new_zeros.default, torch.ops.aten.zeros.default})
+
 _FILLS = {
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
     torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
     torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
     torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
 }
-"""What backward of `gather`, `index_select`, indexing adds to fresh zeros: in place, but never to fakes."""
+"""What backward of `gather`, `index_select`, indexing, sorting and the like puts into fresh zeros: in place,
+but never with fakes."""
 
 
 class AccumulationWatch:
@@ -53,6 +57,7 @@ class AccumulationWatch:
         self.into_leaf = False
         self.inside_node = False
         self.held: set[int] = set()
+        self._zeros = 0
         self._handles: list[RemovableHandle] = []
 
     def watch(self, loss: Tensor) -> None:
@@ -95,6 +100,7 @@ class AccumulationWatch:
 
     def _begins(self, number: int, *unused: Any) -> None:
         self.on_node(number)
+        self._zeros = 0
         self.between_nodes, self.into_leaf, self.inside_node = False, False, True
 
     def _leaf_begins(self, number: int, *unused: Any) -> None:
@@ -104,10 +110,16 @@ class AccumulationWatch:
         self.after_node(number)
         self.between_nodes, self.into_leaf, self.inside_node = True, False, False
 
+    def made(self, func: Any, result: Any) -> None:
+        """Says what an operation returned: the running node may fill it, if it is zeros."""
+        if self.inside_node and func in _ZEROS:
+            self._zeros = result.untyped_storage()._cdata
+
     def in_place(self, func: Any, args: Any) -> Any:
         """The operation to run instead of `func`: itself, or the addition in place."""
-        if self.inside_node and func in _FILLS and not torch.is_grad_enabled() and _only_holder(args[0]):
-            return _FILLS[func]
+        if self.inside_node and func in _FILLS and not torch.is_grad_enabled():
+            filled = args[0].untyped_storage()._cdata == self._zeros and _only_holder(args[0])
+            return _FILLS[func] if filled else func
         if func is not _ADD or not (self.between_nodes or self.into_leaf) or not isinstance(args[1], Tensor):
             return func
         total, part = args[0], args[1]

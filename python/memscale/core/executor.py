@@ -36,6 +36,7 @@ from memscale.core.in_force import InForce
 from memscale.core.known_optimizers import KnownOptimizers
 from memscale.core.module_attributes import ModuleAttributes
 from memscale.core.open_graph import OpenGraphs
+from memscale.core.output_use import LearnedUse
 from memscale.core.plan import Plan
 from memscale.core.planner import Planned, make_plan
 from memscale.core.profiler import HooksRefusedError
@@ -71,6 +72,9 @@ _MOST_PLANS = 32
 
 _CARRIED_BYTES = 64 * 1024
 """A loss that the loop still names is not worth a new plan: smaller outputs are within the reserve."""
+
+_DROPPED_SHARE = 0.005
+"""Of the predicted peak: what a loop drops before backward is worth a new plan from here on."""
 
 _NOT_ALONE = (
     "another thread is in the middle of a step of this model, or holds an output of it whose backward has "
@@ -115,6 +119,7 @@ class Executor(Ours):
         self._outputs: dict[int, list[weakref.ref[Any]]] = {}  # by the thread that has run the forward
         self.open = OpenGraphs()
         self.callers = Callers()
+        self._learned = LearnedUse()
         self._has_warned_of_open = self._has_told_of_lent_weights = self._has_told_of_threads = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
         self._failures = self._losses = 0
@@ -310,6 +315,7 @@ class Executor(Ours):
             self._losses += 1
             self._signature = None
             self._known.clear()
+        self._learn_use()
         facts = self._facts()
         facts.forward = forward
         signature = self._signature_of(args, kwargs, facts)
@@ -435,7 +441,15 @@ class Executor(Ours):
             staying=self.in_force.staying,
             forwards=self.open.planned,
             differed=self._differed,
+            use=self._learned.use if self.open.planned == 1 else None,
         )
+
+    def _learn_use(self) -> None:
+        """What the step before has shown of the loop: which outputs its loss uses, which it holds."""
+        if self.planned is not None and self.open.seen is not None:
+            peak = self.planned.plan.predicted.allocated_peak_bytes
+            least = max(_CARRIED_BYTES, int(_DROPPED_SHARE * peak))
+            self._learned.learn(self.open.seen, self.planned.trace.use, least)
 
     def _watch_optimizers(self) -> None:
         self._optimizer_hook = before_steps(self, Executor.note_optimizer)
@@ -476,33 +490,58 @@ class Executor(Ours):
 
     # ---- planning --------------------------------------------------------------------------------
 
+    def _found(self, signature: StepSignature) -> tuple[StepSignature, Planned | None]:
+        """A plan from before that covers a step, and what it was made for: of several the smallest."""
+        planned = self._known.get(signature)
+        if planned is not None:
+            return signature, planned
+        covering = [item for item in self._known.items() if item[0].covers(signature)]
+        return min(
+            covering, key=lambda item: item[1].plan.predicted.allocated_peak_bytes, default=(signature, None)
+        )
+
     def _plan_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts, modes: PresentModes
     ) -> None:
         """Plans and attaches for one batch. On any error the model keeps what it had."""
         signature = self._signature_of(args, kwargs, facts)
-        planned = self._known.get(signature)
+        changed = None
+        made_for, planned = self._found(signature)
         if planned is None or not facts.staying <= {name for name, _ in planned.places}:
+            changed = [] if self._signature is None else signature.beyond(self._signature)
             with self.bare(), modes.on():
                 planned = make_plan(self.model, self.config, args, kwargs, facts)
-            before = None if self.planned is None else self.planned.trace.graph.digest
-            self._learn(signature, planned, before == planned.trace.graph.digest)
+            self._learn(signature, planned, self.planned is not None and _is_alike(self.planned, planned))
             if not planned.plan.fits and self.config.strict_budget:
                 raise BudgetError(
                     planned.plan.budget_bytes, planned.plan.smallest_peak_bytes, planned.plan.advice
                 )
+            made_for = signature
         self.in_force.exchange(planned)
         replaced = self.planned
         # A plan may switch the model's own cache and checkpoints: what they are from now on is no other step.
-        signature = self._values.read(replace(signature, attributes=self._attributes.read(self.model)))
+        signature = self._values.read(replace(made_for, attributes=self._attributes.read(self.model)))
         self.planned = self._known[signature] = planned
         if len(self._known) > _MOST_PLANS:
             del self._known[next(iter(self._known))]
         self._signature = signature
         self._is_new = True
-        plan_log.announce(self, replaced, facts)
+        plan_log.announce(self, replaced, changed)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)
+
+
+_ALIKE_SHARE = 0.001
+"""Of the plain peak: two steps that differ by less do the same, as far as plans go."""
+
+
+def _is_alike(before: Planned, now: Planned) -> bool:
+    """Whether two steps are one and the same to a plan: equal, or with peaks that are, nearly."""
+    if before.trace.graph.digest == now.trace.graph.digest:
+        return True
+    peaks = [planned.plan.plain.allocated_peak_bytes for planned in (before, now)]
+    modules = [[item.module for item in planned.plan.active] for planned in (before, now)]
+    return modules[0] == modules[1] and abs(peaks[0] - peaks[1]) <= _ALIKE_SHARE * peaks[0]
 
 
 def _keep_module(ref: weakref.ref[Executor], path: str, reason: str) -> None:

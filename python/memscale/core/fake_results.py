@@ -15,13 +15,15 @@ the next time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
+
+from memscale.core.real_layouts import corrected
 
 MOST = 1 << 15
 """Calls that are remembered; then all are forgotten. One takes about a kilobyte."""
@@ -110,8 +112,8 @@ _UNSEEN: Any = object()
 
 
 def _first(key: tuple[Any, ...], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Runs a call that has not been seen, and remembers it."""
-    result = func(*args, **kwargs)
+    """Runs a call that has not been seen, and remembers what it returns."""
+    result = laid_out(func, args, kwargs)
     if len(_known) >= MOST:
         _known.clear()
     try:
@@ -119,6 +121,25 @@ def _first(key: tuple[Any, ...], func: Any, args: Sequence[Any], kwargs: dict[st
     except _UnusualError:
         _known[key] = None
     return result
+
+
+def laid_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`func(*args, **kwargs)` under a mode of fakes, with the layout that the operator gives its results."""
+    given: list[Tensor] = []
+    _collect((*args, *kwargs.values()), given)
+    relaid = partial(_relaid, of=set(map(_memory, given)))
+    return corrected(func, args, kwargs, func(*args, **kwargs), relaid)
+
+
+def _relaid(fake: Tensor, stride: tuple[int, ...], of: set[int]) -> Tensor:
+    """The fake with other strides: on the memory that it is a view of, or on memory of its own."""
+    if type(fake) is not FakeTensor:
+        return fake
+    with torch._C._DisableTorchDispatch():
+        meta = torch.empty_strided(fake.shape, stride, dtype=fake.dtype, device="meta")
+        if _memory(fake) in of:
+            meta.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, stride)
+    return FakeTensor(fake.fake_mode, meta, fake.fake_device)
 
 
 # ---- what a call was given ---------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from memscale.core.work import is_half, moved_bytes
 from memscale.core.wrapped_numbers import WrappedNumbers, kept_bytes
 
 if TYPE_CHECKING:
+    from memscale.core.output_use import OutputUse
     from memscale.core.streamed_weights import Uses
 
 _DEVICE = torch.ops.prim.device.default
@@ -82,6 +83,7 @@ class GraphRecorder(TorchDispatchMode):
         carried: buffers of the previous step's output, which end when forward returns.
         output_bytes: storages of the model's output and of the loss.
         idle_state_bytes: optimizer state that is counted for parameters to which this step gives no gradient.
+        use: what becomes of the outputs in this trace; `another_use` would leave much of the graph unused.
         held: the output and the loss, which a loop's variables hold until the step is over.
         target: the device that the step is traced for.
         cuda: what its kernels take beside their results, when it is a card.
@@ -123,6 +125,8 @@ class GraphRecorder(TorchDispatchMode):
         self.accumulation = AccumulationWatch(self.origins.node_begins, self.numbers.gone)
         self.output_bytes = self.idle_state_bytes = 0
         self.held: Any = None
+        self.use: OutputUse | None = None
+        self.another_use: OutputUse | None = None
         self.cost_scale = 1.0
         self._buffers: dict[int, int] = {}  # address of a live storage → graph buffer
         self._refs: dict[int, _StorageRef] = {}
@@ -296,6 +300,7 @@ class GraphRecorder(TorchDispatchMode):
             return self.execute(func, info, args, kwargs)
         inputs = self._inputs(args, kwargs)
         result = self.execute(func, info, args, kwargs)
+        self.accumulation.made(func, result)
         outputs = tensors_of(result)
         if not outputs and not info.writes:  # a question about a tensor, no work
             return result

@@ -257,6 +257,12 @@ def _full_statistics(args: Sequence[Any], result: Any) -> Any:
     return (result[0], *(torch.empty_like(part, dtype=weight.dtype) for part in result[1:3]))
 
 
+def _normalised_rows(args: Sequence[Any], result: Any) -> Any:
+    """What is normalised is contiguous."""
+    made, *statistics = _full_statistics(args, result)
+    return (_laid_out(made, torch.contiguous_format), *statistics)
+
+
 def _own_dtype(args: Sequence[Any], result: Any) -> Any:
     """The input's gradient has the input's dtype, the fake one the weight's where that is wider."""
     source, made = args[1], result[0]
@@ -274,24 +280,39 @@ def _row_major(args: Sequence[Any], result: Any) -> Any:
 
 
 def _laid_out(made: Tensor, format: torch.memory_format) -> Tensor:
-    return made if made.is_contiguous(memory_format=format) else made.contiguous(memory_format=format)
+    """With the strides of a memory format, those of dimensions of one element included."""
+    like = torch.empty(made.shape, dtype=made.dtype, device=made.device, memory_format=format)
+    return made if made.stride() == like.stride() else like
 
 
 def _normalised(args: Sequence[Any], result: Any) -> Any:
-    """What is normalised is contiguous or channels_last, the fake one lies as the input does."""
+    """What is normalised is contiguous or channels_last; where the input is both, it is the former."""
     made, *statistics = _full_statistics(args, result)
-    return (_laid_out(made, suggest_memory_format(args[0])), *statistics)
+    format = torch.contiguous_format if args[0].is_contiguous() else suggest_memory_format(args[0])
+    return (_laid_out(made, format), *statistics)
 
 
 def _as_normalised(args: Sequence[Any], result: Any) -> Any:
-    """The input's gradient is laid out as the input would be if it were normalised."""
+    """The input's gradient is contiguous or channels_last; where the input is both, it is the latter."""
     made = result[0]
     return result if made is None else (_laid_out(made, suggest_memory_format(args[1])), *result[1:])
 
 
 def _all_row_major(args: Sequence[Any], result: Any) -> Any:
     """Every result is contiguous, the fake ones lie as the input does."""
-    return result.contiguous() if isinstance(result, Tensor) else tuple(made.contiguous() for made in result)
+    if isinstance(result, Tensor):
+        return _laid_out(result, torch.contiguous_format)
+    return tuple(_laid_out(made, torch.contiguous_format) for made in result)
+
+
+def _as_images(args: Sequence[Any], result: Any) -> Any:
+    """The result is contiguous or channels_last, as the first operand counts; the fake one is contiguous."""
+    return _laid_out(result, suggest_memory_format(args[0])) if args[0].dim() == 4 else result
+
+
+def _as_padded(args: Sequence[Any], result: Any) -> Any:
+    """The padded input's gradient is contiguous or channels_last, as the input counts."""
+    return _laid_out(result, suggest_memory_format(args[1])) if args[1].dim() == 4 else result
 
 
 def _as_gradient(args: Sequence[Any], result: Any) -> Any:
@@ -304,7 +325,7 @@ def _as_gradient(args: Sequence[Any], result: Any) -> Any:
 
 def _whole_loss(args: Sequence[Any], result: Any) -> Any:
     """The kernel writes every element into the loss's storage and then shrinks its shape, not its storage."""
-    reduction = args[2] if len(args) > 2 else 1
+    reduction = next((arg for arg in args[2:] if isinstance(arg, int)), 1)
     if reduction == 0 or result.dim() > 0 or args[0].numel() == 0:
         return result
     return torch.empty(args[0].numel(), dtype=result.dtype, device=result.device)[0]
@@ -312,7 +333,13 @@ def _whole_loss(args: Sequence[Any], result: Any) -> Any:
 
 _MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "mkldnn_rnn_layer": _lstm_workspace,
-    "native_layer_norm": _full_statistics,
+    "native_layer_norm": _normalised_rows,
+    "replication_pad2d": _as_images,
+    "replication_pad2d_backward": _as_padded,
+    "reflection_pad2d_backward": _as_padded,
+    "upsample_nearest2d": _as_images,
+    "upsample_bilinear2d": _as_images,
+    "upsample_bicubic2d": _as_images,
     "native_layer_norm_backward": _row_major,
     "native_batch_norm": _normalised,
     "native_batch_norm_backward": _as_normalised,
@@ -320,7 +347,9 @@ _MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "native_group_norm_backward": _own_dtype,
     "mse_loss": _whole_loss,
     "smooth_l1_loss": _whole_loss,
+    "binary_cross_entropy": _whole_loss,
     "col2im": folded_view,
+    "_log_softmax": _all_row_major,
     "log_sigmoid_forward": _all_row_major,
     "rrelu_with_noise": _all_row_major,
     "glu_backward": _all_row_major,

@@ -9,13 +9,16 @@ dimensions or more, a squared difference from a target of the same shape.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from memscale.core.leaves import tensors_of
+
+if TYPE_CHECKING:
+    from memscale.core.output_use import OutputUse
 
 
 def own_loss(output: Any) -> Tensor | None:
@@ -30,12 +33,21 @@ def own_loss(output: Any) -> Tensor | None:
     return None
 
 
-def loss_of(output: Any) -> Tensor | None:
-    """A scalar to run backward from, or None when nothing in the output requires a gradient."""
+def loss_of(output: Any, use: OutputUse | None = None) -> Tensor | None:
+    """A scalar to run backward from, or None when nothing in the output requires a gradient.
+
+    Args:
+        output: of the model.
+        use: which of its tensors the loop's loss goes through; None: all.
+    """
+    leaves = tensors_of(output)
+    unused = [] if use is None or not use.fits(leaves) else [
+        leaf for leaf, used in zip(leaves, use.used, strict=True) if not used
+    ]  # fmt: skip
     loss = own_loss(output)
-    if loss is not None:
+    if loss is not None and not any(leaf is loss or leaf is loss._base for leaf in unused):
         return loss
-    parts = [_assumed(leaf) for leaf in _differentiable(output)]
+    parts = [_assumed(leaf) for leaf in _differentiable(output) if not any(leaf is one for one in unused)]
     if not parts:
         return None
     total = parts[0]

@@ -17,16 +17,19 @@ import torch
 from memscale.core.callers import is_there
 from memscale.core.graph_task import in_backward
 from memscale.core.leaves import tensors_of
+from memscale.core.output_use import SeenUse
 from memscale.techniques.compiled import never_compiled
 
 
 class _Life:
     """Lives as long as a node of autograd's graph, in the node's own dictionary."""
 
-    __slots__ = ("__weakref__", "has_run", "passing")
+    __slots__ = ("__weakref__", "has_run", "passing", "places", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, seen: SeenUse, places: list[int]) -> None:
         self.has_run = False
+        self.seen = seen
+        self.places = places
         self.passing: weakref.ref[_Pass] | None = None
 
     @property
@@ -50,14 +53,20 @@ class OpenGraph:
 
     Attributes:
         thread: that has run the forward.
+        seen: which of the outputs its backward goes through.
     """
 
     def __init__(self, output: Any) -> None:
         self.thread = threading.get_ident()
         self._lives: list[weakref.ref[_Life]] = []
-        nodes: set[Any] = {leaf.grad_fn for leaf in tensors_of(output)}
-        for node in nodes - {None}:
-            life = _Life()
+        leaves = tensors_of(output)
+        self.seen = SeenUse(leaves)
+        nodes: dict[Any, list[int]] = {}
+        for place, leaf in enumerate(leaves):
+            if leaf.grad_fn is not None:
+                nodes.setdefault(leaf.grad_fn, []).append(place)
+        for node, places in nodes.items():
+            life = _Life(self.seen, places)
             node.metadata[_KEY] = life  # the C++ node's: objects of Python that stand for it come and go
             node.register_prehook(_Begins(life))
             self._lives.append(weakref.ref(life))
@@ -93,12 +102,18 @@ class OpenGraphs:
         self._lock = threading.RLock()
         self._graphs: list[OpenGraph] = []
         self._waiting: dict[int, int] = {}
+        self._seen: dict[int, SeenUse | None] = {}
         self.most = 1
 
     @property
     def waiting(self) -> int:
         """How many of this thread's waited when its latest forward was about to run."""
         return self._waiting.get(threading.get_ident(), 0)
+
+    @property
+    def seen(self) -> SeenUse | None:
+        """What this thread's step before has shown of its outputs, as the latest forward was about to run."""
+        return self._seen.get(threading.get_ident())
 
     @property
     def are_of_others(self) -> bool:
@@ -117,6 +132,8 @@ class OpenGraphs:
         """Counts: a forward is about to run."""
         me = threading.get_ident()
         with self._lock:
+            own = [graph for graph in self._graphs if graph.thread == me and not graph.is_open]
+            self._seen[me] = own[-1].seen if own else None
             self._graphs = [graph for graph in self._graphs if graph.is_open]
             self._waiting[me] = sum(graph.waits for graph in self._graphs if graph.thread == me)
             self.most = max(self.most, self._waiting[me] + 1)
@@ -152,6 +169,7 @@ class _Begins:
         if life is None:
             return
         life.has_run = True
+        life.seen.note(life.places)
         if torch.compiler.is_compiling() or not in_backward():
             return
         passing = _Pass()

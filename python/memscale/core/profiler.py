@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextvars
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,7 +107,7 @@ class MemoryProfiler:
             try:
                 from memscale.core.trace_static import trace_static
 
-                return _in_context(functools.partial(trace_static, model, args, kwargs, step))
+                return _in_context(functools.partial(trace_static, model, args, kwargs), step)
             except LeftoverError:
                 raise  # a real step would not take them away
             except Exception as error:
@@ -129,7 +130,8 @@ class MemoryProfiler:
 
         try:
             passes = self.config.warmup_steps
-            trace = _in_context(functools.partial(trace_empirical, model, args, kwargs, step, passes))
+            traced = functools.partial(trace_empirical, model, args, kwargs, passes=passes)
+            trace = _in_context(traced, step)
         except Exception as error:
             if _NO_HOOKS in str(error):
                 raise HooksRefusedError from None
@@ -155,17 +157,24 @@ def _nested(batch: Any) -> str:
     return "the batch has a nested tensor, and PyTorch does not run these while operations are recorded"
 
 
-def _in_context(traced: Callable[..., Trace]) -> Trace:
-    """The larger trace, in a copy of the context: variables that a forward sets are not set afterwards."""
-    return contextvars.copy_context().run(_largest, traced)
+def _in_context(traced: Callable[..., Trace], step: StepFacts) -> Trace:
+    """The largest trace, in a copy of the context: variables that a forward sets are not set afterwards."""
+    return contextvars.copy_context().run(_largest, traced, step)
 
 
-def _largest(traced: Callable[..., Trace]) -> Trace:
-    """A trace. Where random numbers may drop a layer: of two, with high and low ones, the larger."""
-    trace = traced()
+def _largest(traced: Callable[..., Trace], step: StepFacts) -> Trace:
+    """The trace of the worst that a step may turn out to be.
+
+    A loss may go through one of several outputs alone while the loop holds the others: their graphs stay, and
+    no plan makes up for that. Random numbers may drop layers: of high and low ones, the larger step.
+    """
+    trace = traced(step)
+    if trace.another_use is not None:
+        step = replace(step, use=trace.another_use)
+        trace = traced(step)
     if not trace.has_drawn:
         return trace
-    other = traced(draw=0.0)
+    other = traced(step, draw=0.0)
     return max(trace, other, key=lambda item: _core.replay(item.graph)["peak_bytes"])
 
 

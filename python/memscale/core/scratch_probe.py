@@ -31,11 +31,23 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-_OPERAND_BYTES = 64 << 20
-"""The most that operands and outputs of one run may take."""
+_OPERAND_BYTES = 256 << 20
+"""The most that operands and outputs of one run may take. The step itself will take as much."""
 
 _FLOPS = 2_000_000_000
 """The most that one run of a convolution may compute: some ten milliseconds."""
+
+_IMAGE_FLOPS = 6_000_000_000
+"""The same for the largest part of one image."""
+
+_MOST_FLOPS = 12_000_000_000
+"""The same for a whole image, where nothing less will do."""
+
+_PARTS_MARGIN = 1.06
+"""For backward, whose threads share a long side in other parts than a short one: measured up to 1.054."""
+
+_OFF_LINE = 0.01
+"""How far three parts of an image may be off a line, as a share of the peak."""
 
 _PRODUCT_FLOPS = 4_000_000_000
 """The same for recurrent layers, and for low-precision products where the processor has them."""
@@ -89,8 +101,14 @@ class Shape(NamedTuple):
         return torch.zeros(self.reach, dtype=self.dtype).as_strided(self.size, self.stride)
 
     def cut(self, dimension: int, size: int) -> Shape:
-        """The same with fewer elements along a dimension."""
-        return self._replace(size=(*self.size[:dimension], size, *self.size[dimension + 1 :]))
+        """The same with fewer elements along a dimension, and no gaps where there were none."""
+        step = self.stride[dimension]
+        extent = step * self.size[dimension]
+        stride = tuple(
+            other // extent * step * size if extent and other >= extent and other % extent == 0 else other
+            for other in self.stride
+        )
+        return self._replace(size=(*self.size[:dimension], size, *self.size[dimension + 1 :]), stride=stride)
 
 
 class Call(NamedTuple):
@@ -224,16 +242,24 @@ def _flop_limit(dtype: torch.dtype, usual: int) -> int:
     return usual
 
 
-def _along_batch(call: Call, batched: Sequence[int], flops: int) -> int | None:
-    """Runs the call, or two parts of its batch; `batched` are the positions of the batched operands."""
-    source: Shape = call.args[batched[0]]
+def _along_batch(call: Call, operands: Sequence[int], flops: int, image: _Image) -> int | None:
+    """Runs a convolution, or two parts of its batch; where one image is too large, parts of that.
+
+    Args:
+        call: whole.
+        operands: positions of those that have a batch.
+        flops: of the whole.
+        image: how one image is cut.
+    """
+    source: Shape = call.args[operands[0]]
     batch = source.size[0]
     limit = _flop_limit(source.dtype, _FLOPS)
     parts = max(-(-flops // limit), -(-call.room // _OPERAND_BYTES), 1)
     share = batch // parts
+    places = [(index, 0) for index in operands]
     if share < 1:
-        return None
-    places = [(index, 0) for index in batched]
+        single = call.cut(places, 1)._replace(outputs=call.outputs // batch)
+        return _along_side(single, flops // batch, image, batch)
     large = _peak(call.cut(places, share))
     if share == batch or large is None:
         return large
@@ -241,6 +267,65 @@ def _along_batch(call: Call, batched: Sequence[int], flops: int) -> int | None:
     if small is None:
         return None
     return large + (large - small) * (batch - share) // (share - share // 2)
+
+
+class _Image(NamedTuple):
+    """How a side of an image is made shorter.
+
+    Attributes:
+        source: position of the input among the arguments.
+        gradient: position of the output's gradient; None in forward.
+        strides: of the convolution, one per side or one for all.
+        transposed: whether the output is the larger one.
+    """
+
+    source: int
+    gradient: int | None
+    strides: Sequence[int]
+    transposed: bool
+
+    def shorter(self, call: Call, side: int, steps: int) -> Call | None:
+        """The call with a side that is shorter by so many steps; None where nothing would be left."""
+        stride = self.strides[side % len(self.strides)]
+        of_source, of_gradient = (steps, steps * stride) if self.transposed else (steps * stride, steps)
+        less = {self.source: of_source}
+        if self.gradient is not None:
+            less[self.gradient] = of_gradient
+        for position, elements in less.items():
+            left = call.args[position].size[2 + side] - elements
+            if left < 1:
+                return None
+            call = call.cut([(position, 2 + side)], left)
+        return call
+
+
+def _along_side(call: Call, flops: int, image: _Image, batch: int) -> int | None:
+    """The peak with a batch of which one image is too large to be run: its longest side is made shorter.
+
+    What oneDNN takes, and what unfolding takes, is linear in each side from some length on. Three lengths are
+    run. Where these are not on one line they were too short: then the whole image is run, if that is not for
+    long, or nothing is known.
+    """
+    source: Shape = call.args[image.source]
+    sides = source.size[2:]
+    side = max(range(len(sides)), key=sides.__getitem__)
+    step = 1 if image.transposed else image.strides[side % len(image.strides)]
+    share = min(_flop_limit(source.dtype, _IMAGE_FLOPS) / flops, _OPERAND_BYTES / call.room, 1.0)
+    cuts = [-(-int(sides[side] * (1 - share * part)) // step) for part in (1.0, 0.75, 0.5)]
+    calls = [image.shorter(call, side, steps) for steps in cuts]
+    if None not in calls and len(set(cuts)) == len(cuts):
+        large, middle, small = (None if shorter is None else _peak(shorter) for shorter in calls)
+        if large is None or middle is None or small is None:
+            return None
+        first, second = (large - middle) / (cuts[1] - cuts[0]), (middle - small) / (cuts[2] - cuts[1])
+        if abs(first - second) * cuts[0] <= _OFF_LINE * large:
+            slope = max(first, second)
+            whole = large + slope * cuts[0] + (batch - 1) * slope * sides[side] / step
+            return math.ceil(whole * (1.0 if image.gradient is None else _PARTS_MARGIN))
+    if flops > _MOST_FLOPS or call.room > _OPERAND_BYTES:
+        return None
+    peak = _peak(call)
+    return None if peak is None else peak * batch
 
 
 def _convolution_flops(pivot: int, weight: Shape) -> int:
@@ -251,13 +336,15 @@ def _convolution_flops(pivot: int, weight: Shape) -> int:
 def _convolution(call: Call) -> int | None:
     source, weight, transposed = call.args[0], call.args[1], bool(call.args[6])
     pivot = math.prod(source.size) if transposed else call.outputs // source.dtype.itemsize
-    return _along_batch(call, (0,), _convolution_flops(pivot, weight))
+    image = _Image(0, None, call.args[3], transposed)
+    return _along_batch(call, (0,), _convolution_flops(pivot, weight), image)
 
 
 def _convolution_backward(call: Call) -> int | None:
     grad, source, weight, transposed = call.args[0], call.args[1], call.args[2], bool(call.args[7])
     pivot = math.prod((source if transposed else grad).size)
-    return _along_batch(call, (0, 1), 2 * _convolution_flops(pivot, weight))
+    image = _Image(1, 0, call.args[4], transposed)
+    return _along_batch(call, (0, 1), 2 * _convolution_flops(pivot, weight), image)
 
 
 def _product(call: Call) -> int | None:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 from memscale.core.gradient_buckets import State, states_of
 from memscale.core.leaves import tensors_of
 from memscale.core.module_attributes import Attributes, ModuleAttributes
+from memscale.core.output_use import OutputUse
 from memscale.core.tracer import StepFacts
 from memscale.optim.masters import dtype_of
 from memscale.optim.taken import base_of, is_held
@@ -44,6 +45,7 @@ class StepSignature:
             needs none.
         attributes: plain attributes of the modules, see `ModuleAttributes`.
         hooked: modules below the model that have forward hooks, as bits: what is around them runs once.
+        use: what the loop does with the outputs, where that is not what traces assume.
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -62,13 +64,14 @@ class StepSignature:
     buffers: int = 0
     attributes: Attributes = ()
     hooked: int = 0
+    use: OutputUse | None = None
 
     def covers(self, other: StepSignature) -> bool:
         """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
         same = (self.structure, self.autocast, self.modes, self.optimizer, self.weights)
         if same != (other.structure, other.autocast, other.modes, other.optimizer, other.weights):
             return False
-        if self.attributes != other.attributes:
+        if self.attributes != other.attributes or self.use != other.use:
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
@@ -85,6 +88,33 @@ class StepSignature:
             for mine, theirs in zip(self.layouts, other.layouts, strict=True)
         )
 
+    def beyond(self, plan: StepSignature) -> list[str]:
+        """What of this step a plan for another one does not cover, in words for the log."""
+        found = []
+        for names, words in _WORDS:
+            step = replace(plan, **{name: getattr(self, name) for name in names})
+            if not plan.covers(step):
+                found.append(words)
+        return found
+
+
+_WORDS = (
+    (("shapes", "layouts", "need_gradients", "structure"), "another batch"),
+    (("values",), "other numbers or words among the arguments"),
+    (("modes",), "other training flags or trainable weights"),
+    (("autocast",), "another autocast"),
+    (("attributes",), "attributes of modules"),
+    (("use",), "what the loop does with the outputs"),
+    (("forwards",), "more forwards before a backward"),
+    (("grads_present",), "gradients are kept between forwards"),
+    (("carried",), "the last output is still held"),
+    (("optimizer",), "another optimizer"),
+    (("weights",), "weights of another size"),
+    (("buffers",), "larger buffers"),
+    (("replicas",), "gradient buckets"),
+    (("hooked",), "hooks on modules"),
+)
+"""What of a signature goes together, and how the log says that it has changed."""
 
 _ALIKE = 2
 """New plans in a row that were the same step, until what they were made for counts no more."""
@@ -183,6 +213,7 @@ def signature_of(
         buffers=_buffer_bytes(model),
         replicas=states_of(model),
         forwards=step.forwards,
+        use=step.use,
         attributes=known.read(model, modules),
         hooked=_bits(list(map(has_foreign_hooks, modules[1:]))),
         values=tuple(leaf for leaf in leaves if isinstance(leaf, (int, str)) and not isinstance(leaf, bool)),
@@ -202,13 +233,28 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
     """A nested tensor has a shape per row: all of its elements count."""
     if tensor.is_nested and tensor.layout is torch.strided:
         return tensor.dim(), tensor.numel()
-    return tuple(tensor.shape)
+    return (_rounded(tensor.numel()),) if _is_list(tensor) else tuple(tensor.shape)
 
 
 def _layout(tensor: Tensor) -> tuple[bool, int]:
     if tensor.layout is not torch.strided or not _has_storage(tensor):
         return True, 0
-    return tensor.is_contiguous(), tensor.untyped_storage().nbytes()
+    size = tensor.untyped_storage().nbytes()
+    return tensor.is_contiguous(), _rounded(size) if _is_list(tensor) else size
+
+
+_LONGEST_LIST = 4096
+"""Whole numbers in a row that say where sequences of a packed batch begin; each batch has another number."""
+
+
+def _is_list(tensor: Tensor) -> bool:
+    """Whether a tensor is a short list of whole numbers: no plan depends on how many, to a power of two."""
+    exact = not (tensor.is_floating_point() or tensor.is_complex())
+    return exact and tensor.dim() == 1 and tensor.numel() <= _LONGEST_LIST
+
+
+def _rounded(number: int) -> int:
+    return 1 << max(number - 1, 63).bit_length()
 
 
 def _bits(flags: list[bool]) -> int:

@@ -30,6 +30,7 @@ from memscale.core.leaves import storage_bytes, tensors_of
 from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
+from memscale.core.output_use import OutputUse, held_of
 from memscale.core.target import CPU, Target
 from memscale.core.uninterrupted import uninterrupted
 from memscale.core.weight_images import GradientImages, WeightImages
@@ -90,6 +91,7 @@ class StepFacts:
         forwards: of the model, before the one backward. All of them are traced with the batch at hand.
         differed: paths of modules whose recompute has differed from its forward in this run.
         left_out: what techniques leave alone, `differed` included.
+        use: what the loop does with the outputs; None: not known, see `output_use`.
     """
 
     optimizer: torch.optim.Optimizer | None = None
@@ -106,6 +108,7 @@ class StepFacts:
     forwards: int = 1
     differed: frozenset[str] = frozenset()
     left_out: LeftOut = NOTHING_LEFT_OUT
+    use: OutputUse | None = None
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward."""
@@ -130,6 +133,8 @@ class Trace:
         notes: remarks for the log, such as why the static trace was not possible.
         optimizer_switches: see `fake_optimizer.free_switches`.
         has_drawn: single random numbers were drawn, which may decide what the step does.
+        use: what becomes of the outputs; None with several forwards.
+        another_use: assumed nowhere yet, and it leaves much of the graph unused.
         path: what path techniques change, as the graph has it.
         rerun_bytes: held all the time once a module runs a second time; see `CudaKernels.rerun_bytes`.
         reads_lengths: of caches that were filled already; see `empty_caches.Seen`.
@@ -148,6 +153,8 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     optimizer_switches: tuple[str, ...] = ()
     has_drawn: bool = False
+    use: OutputUse | None = None
+    another_use: OutputUse | None = None
     path: OptimizerPath = AS_IT_IS
     rerun_bytes: int = 0
     reads_lengths: bool = False
@@ -392,9 +399,10 @@ def run_step(
                 output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
-            loss = loss_of(output) if step.forwards == 1 else _sum_of(map(loss_of, output))
-            recorder.output_bytes = storage_bytes(tensors_of((output, loss)))
-            recorder.held = (output, loss)
+            loss = loss_of(output, step.use) if step.forwards == 1 else _sum_of(map(loss_of, output))
+            recorder.held = held_of(recorder, output, loss, step)
+            recorder.output_bytes = storage_bytes(tensors_of(recorder.held))
+            del output
         recorder.forward_is_over()
         recorder.set_phase(_core.PHASE_BACKWARD)
         recorder.learn_inputs = False
@@ -495,7 +503,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
     random = frozenset(paths[number][0] for number in recorder.random_modules)
     return Trace(
         graph, paths, written, foreign, random, changes, method, recorder.output_bytes,
-        recorder.idle_state_bytes,
+        recorder.idle_state_bytes, use=recorder.use, another_use=recorder.another_use,
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
         unrepeatable=frozenset(paths[number][0] for number in recorder.unrepeatable_modules),
     )  # fmt: skip

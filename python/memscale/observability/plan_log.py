@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,13 +43,13 @@ def _why_useless(field: str) -> str:
     return f"{field} ({'offload is off' if missing is None else f'{missing} is not in this version'})"
 
 
-def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> None:
-    """Logs the plan that was just attached.
+def announce(executor: Executor, replaced: Planned | None, changed: Sequence[str] | None) -> None:
+    """Logs the plan that was just attached. One that was found again, or does the same, is no news.
 
     Args:
         executor: has it in force.
         replaced: what was in force before, if anything.
-        facts: what the plan was made for.
+        changed: why a new plan was made, in words; None if one from before was found again.
     """
     planned = executor.planned
     assert planned is not None
@@ -56,10 +57,10 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
     if replaced is None or replaced.trace.method != planned.trace.method:
         _warn_of_recording(planned)
     if replaced is not None:
-        if plan.digest != replaced.plan.digest:
+        if changed is not None and _what_it_does(plan) != _what_it_does(replaced.plan):
             logs.LOGGER.info(
                 "planned anew (%s): peak %s, %d modules checkpointed%s",
-                _what_changed(facts),
+                ", ".join(changed) or "the model has changed",
                 format_bytes(plan.predicted.device_used_peak_bytes),
                 len(plan.active),
                 "".join(f", {step.technique}" for step in plan.steps),
@@ -70,7 +71,7 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
                 "peak above the prediction and the budget, later ones do not",
                 executor.open.waiting,
             )
-        if replaced.plan.fits and not plan.fits:
+        if changed is not None and replaced.plan.fits and not plan.fits:
             _warn_unmet(planned)
         return
     for note in plan.notes:
@@ -94,19 +95,6 @@ def announce(executor: Executor, replaced: Planned | None, facts: StepFacts) -> 
 
 def _what_it_does(plan: Plan) -> tuple[Any, ...]:
     return tuple((item.module, item.techniques) for item in plan.active), tuple(plan.steps)
-
-
-def _what_changed(facts: StepFacts) -> str:
-    parts = []
-    if facts.forwards > 1:
-        parts.append(f"{facts.forwards} forwards before a backward")
-    if facts.grads_present:
-        parts.append("gradients are kept between forwards")
-    if facts.carried_bytes:
-        parts.append(f"the last output is still held, {format_bytes(sum(facts.carried_bytes))}")
-    if facts.optimizer is not None:
-        parts.append(type(facts.optimizer).__name__)
-    return ", ".join(parts) or "changed batch"
 
 
 def announce_return(executor: Executor, optimizer: torch.optim.Optimizer | None) -> None:

@@ -65,6 +65,42 @@ def test_equal_steps_are_planned_once(plans: list[int]) -> None:
     assert len(plans) == 1
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_shapes_that_take_turns_are_planned_once_each(
+    count: int, plans: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(config=memscale.Config(memory_budget="64MiB"))
+    caplog.set_level("INFO", "memscale")
+    for turn in range(12):
+        batch, length = ((16, 8), (8, 16), (4, 32))[turn % count]
+        trainer.step(torch.randn(batch, length, WIDTH))
+    assert len(plans) == count
+    assert "planned anew" not in caplog.text  # all of them fit as they are
+
+
+def test_a_known_plan_that_covers_is_taken(plans: list[int]) -> None:
+    trainer = Trainer()
+    for shape in ((16, 8), (8, 16), (16, 7), (7, 16), (16, 8)):
+        trainer.step(torch.randn(*shape, WIDTH))
+    assert len(plans) == 2
+
+
+def test_where_packed_sequences_begin_asks_for_no_plan(plans: list[int]) -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = Stack()
+
+        def forward(self, x: Tensor, starts: Tensor, longest: int) -> Tensor:
+            return self.layers(x) / len(starts) * longest
+
+    trainer = Trainer(Packed())
+    for turn in range(24):
+        starts = torch.arange(3 + 5 * turn % 17, dtype=torch.int32)
+        trainer.step(rows(64), starts, longest=64 + turn % 11)
+    assert len(plans) <= 5
+
+
 def test_a_larger_batch_is_planned_before_it_runs_a_smaller_one_is_not(plans: list[int]) -> None:
     trainer = Trainer()
     trainer.step(rows(64))

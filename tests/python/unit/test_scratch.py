@@ -86,8 +86,47 @@ def test_batch_beyond_the_limit_follows_a_line(monkeypatch: pytest.MonkeyPatch) 
     assert sizes == {8, 4}
 
 
-def test_single_image_beyond_the_limit_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch_probe, "_FLOPS", 1000)
+LARGE_IMAGES = {
+    "2-d": (torch.Size((1, 32, 64, 48)), torch.Size((64, 32, 3, 3)), 1, 1),
+    "two of them": (torch.Size((2, 32, 64, 48)), torch.Size((64, 32, 3, 3)), 1, 1),
+    "dilated": (torch.Size((1, 64, 64, 32)), torch.Size((32, 64, 3, 3)), 4, 1),
+    "3-d": (torch.Size((1, 16, 32, 16, 16)), torch.Size((32, 16, 3, 3, 3)), 1, 1),
+    "strided": (torch.Size((1, 32, 96, 48)), torch.Size((64, 32, 5, 5)), 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", [*LARGE_IMAGES])
+@pytest.mark.parametrize("backward", [False, True])
+def test_parts_of_an_image_that_is_too_large(
+    name: str, backward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, kernel, dilation, step = LARGE_IMAGES[name]
+    sides = len(size) - 2
+    source, weight = torch.empty(size, device="meta"), torch.empty(kernel, device="meta")
+    rest = [[step] * sides, [dilation * (kernel[2] // 2)] * sides, [dilation] * sides, False, [0] * sides, 1]
+    func, args = aten.convolution.default, (source, weight, None, *rest)
+    made = func(*args)
+    outputs, flops = made.nbytes, 2 * made.numel() // size[0] * kernel[1:].numel()
+    if backward:
+        func, args = (
+            aten.convolution_backward.default,
+            (made, source, weight, None, *rest, [True, True, False]),
+        )
+        outputs, flops = source.nbytes + weight.nbytes, 2 * flops
+    measure = scratch_probe.MEASURES[func._schema.name]
+    whole = measured_scratch(measure, func, args, {}, outputs)
+    scratch_probe._known.clear()
+    for limit in ("_FLOPS", "_SLOW_FLOPS", "_IMAGE_FLOPS"):
+        monkeypatch.setattr(scratch_probe, limit, flops // 2)
+    found = measured_scratch(measure, func, args, {}, outputs)
+    assert whole is not None and found is not None
+    assert whole + outputs <= 1.005 * (found + outputs)
+    assert found + outputs <= 1.1 * (whole + outputs)
+
+
+def test_an_image_that_is_far_too_large_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("_FLOPS", "_IMAGE_FLOPS", "_MOST_FLOPS"):
+        monkeypatch.setattr(scratch_probe, limit, 1000)
     args = convolution(2)
     func = aten.convolution.default
     assert measured_scratch(scratch_probe.MEASURES["aten::convolution"], func, args, {}, 1 << 20) is None
