@@ -155,10 +155,18 @@ MSC_API void msc_offload_destroy(msc_offload *engine);
  * @param out    names the block.
  * Errors: EINVAL; EAGAIN (no tier has room for it, and `err` says which limit: keep the source, nothing has
  * happened); ESTATE. Where the system refuses to pin or the disk is full, later tiers are tried.
- * Cost: does not wait and, once a step has run, allocates nothing.
+ * Cost: does not wait for copies and, once a step has run, allocates nothing. Where a tier grows, it asks the system
+ * for memory or disk space, which takes milliseconds: other calls go on meanwhile.
  */
 MSC_API msc_status msc_offload_put(msc_offload *engine, const void *source, uint64_t bytes, void *stream,
                                    msc_ticket *out, msc_error *err);
+
+/**
+ * As `put`, for a caller that holds a lock of its own, where that need not ask the system.
+ * Errors: as `put`; ETIMEDOUT (no message: it has to, and nothing has happened: call `put`, without that lock).
+ */
+MSC_API msc_status msc_offload_put_now(msc_offload *engine, const void *source, uint64_t bytes, void *stream,
+                                       msc_ticket *out, msc_error *err);
 
 /**
  * Makes `stream` wait until the block is in its tier. After that, in stream order, the source may be freed.

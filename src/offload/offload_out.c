@@ -51,7 +51,8 @@ static bool move_to_memory(msc_offload *engine, msc__block *block)
     if (block->place.tier != MSC_TIER_FILE)
         return false;
     msc__mutex_lock(&engine->mutex);
-    moved = msc__place_take(engine, block->bytes, MSC_TIER_PINNED, MSC_TIER_HOST, &place, NULL) == MSC_OK;
+    moved =
+        msc__place_take(engine, block->bytes, MSC_TIER_PINNED, MSC_TIER_HOST, false, &place, NULL) == MSC_OK;
     if (moved) {
         msc__place_give(engine, &block->place, block->bytes);
         block->place = place;

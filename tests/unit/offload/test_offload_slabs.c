@@ -160,7 +160,8 @@ static void no_block_of_nothing(void **state)
     msc__slabs_destroy(slabs);
 }
 
-static void trim_gives_back_what_is_empty(void **state)
+/* What would be refused gets the place of slabs that are empty, and of no more of them than it needs. */
+static void empty_slabs_make_room(void **state)
 {
     msc_context *ctx = *state;
     msc__slabs *slabs = make(ctx, NULL, 200 * MIB);
@@ -168,20 +169,71 @@ static void trim_gives_back_what_is_empty(void **state)
     msc__slab_block b = take(slabs, 64);
     msc__slab_block c;
 
-    assert_int_equal(msc__slabs_trim(slabs), 0);
-    msc__slabs_give(slabs, a);
     refuses(slabs, 120 * MIB);
-    assert_int_equal(msc__slabs_trim(slabs), 100 * MIB);
-    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 64 * MIB);
+    msc__slabs_give(slabs, a);
+    refuses(slabs, 137 * MIB);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 164 * MIB); /* nothing went in vain */
     c = take(slabs, 120 * MIB);
     assert_int_equal(c.slab, a.slab); /* its number is used again */
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 184 * MIB);
     msc__slabs_give(slabs, b);
     msc__slabs_give(slabs, c);
-    assert_int_equal(msc__slabs_trim(slabs), 184 * MIB);
-    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 0);
-    assert_int_equal(msc__slabs_in_use(slabs).mapped_peak_bytes, 184 * MIB);
-    assert_int_equal(msc__slabs_in_use(slabs).taken_peak_bytes, 120 * MIB + 512);
+    a = take(slabs, 60 * MIB);
+    refuses(slabs, 130 * MIB);
+    b = take(slabs, 75 * MIB); /* the empty one is of the other kind */
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 195 * MIB);
+    msc__slabs_give(slabs, a);
+    msc__slabs_give(slabs, b);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_peak_bytes, 195 * MIB);
     assert_int_equal(msc__slabs_in_use(slabs).block_count, 0);
+    msc__slabs_destroy(slabs);
+}
+
+/* Shapes that grow from step to step have the whole limit each time. */
+static void growing_blocks_have_the_limit(void **state)
+{
+    const uint64_t limit = 1024 * MIB;
+    msc__slabs *slabs = make(*state, NULL, limit);
+    msc__slab_block blocks[10];
+    uint64_t size, count, i;
+
+    for (size = 100 * MIB; size < 130 * MIB; size += MIB) {
+        for (count = 0; count < limit / size && count < 10; count++)
+            blocks[count] = take(slabs, size);
+        refuses(slabs, size);
+        assert_true(msc__slabs_in_use(slabs).mapped_bytes <= limit);
+        for (i = 0; i < count; i++)
+            msc__slabs_give(slabs, blocks[i]);
+    }
+    for (i = 0; i < 1024; i++) /* and then small ones */
+        (void)take(slabs, MIB);
+    refuses(slabs, MIB);
+    msc__slabs_destroy(slabs);
+}
+
+/* Without the system. */
+static void now_asks_for_nothing(void **state)
+{
+    msc__slabs *slabs = make(*state, NULL, 100 * MIB);
+    msc__slab_block block;
+    msc__slab_block small;
+
+    assert_int_equal(msc__slabs_take_now(slabs, MIB, &small, NULL), MSC_ETIMEDOUT);
+    assert_null(small.memory);
+    small = take(slabs, MIB);
+    msc__slabs_give(slabs, small);
+    assert_int_equal(msc__slabs_take_now(slabs, MIB, &small, NULL), MSC_OK);
+    assert_int_equal(msc__slabs_take_now(slabs, 20 * MIB, &block, NULL), MSC_ETIMEDOUT);
+    assert_int_equal(msc__slabs_take_now(slabs, 40 * MIB, &block, NULL), MSC_OK); /* where it fits */
+    assert_int_equal(block.slab, small.slab);
+    assert_int_equal(msc__slabs_take_now(slabs, 90 * MIB, &small, NULL), MSC_EAGAIN);
+    msc__slabs_give(slabs, block);
+    block = take(slabs, 30 * MIB);
+    msc__slabs_give(slabs, block);
+    assert_int_equal(msc__slabs_take_now(slabs, 36 * MIB, &block, NULL), MSC_OK);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 94 * MIB);
+    assert_int_equal(msc__slabs_take_now(slabs, 32 * MIB, &small, NULL), MSC_ETIMEDOUT); /* one is empty */
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 94 * MIB);
     msc__slabs_destroy(slabs);
 }
 
@@ -196,8 +248,8 @@ static void stopped_slabs_map_no_more(void **state)
     block = take(slabs, 1); /* what is there may be used, by any size */
     refuses(slabs, 64 * MIB);
     msc__slabs_give(slabs, block);
-    assert_int_equal(msc__slabs_trim(slabs), 64 * MIB);
-    refuses(slabs, 1);
+    refuses(slabs, 65 * MIB);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_peak_bytes, 64 * MIB);
     msc__slabs_destroy(slabs);
 }
 
@@ -290,8 +342,17 @@ static void slabs_are_pinned(void **state)
     /* Unpinned when it is unmapped, or it could not be pinned again. */
     msc__slabs_give(slabs, small);
     msc__slabs_give(slabs, block);
-    assert_int_equal(msc__slabs_trim(slabs), 64 * MIB);
-    (void)take(slabs, 64 * MIB);
+    assert_int_equal(msc__slabs_take(slabs, 65 * MIB, &block, &err), MSC_ENOMEM);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes,
+                     64 * MIB); /* one more MiB than there is to give back */
+    msc__slabs_destroy(slabs);
+    slabs = make(ctx, device, 1024 * MIB);
+    small = take(slabs, 30 * MIB);
+    block = take(slabs, 34 * MIB);
+    msc__slabs_give(slabs, small);
+    msc__slabs_give(slabs, block);
+    (void)take(slabs, 64 * MIB); /* refused by the system, too, until both are back */
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 64 * MIB);
     msc__slabs_destroy(slabs);
     slabs = make(ctx, device, 1024 * MIB);
     (void)take(slabs, 64 * MIB);
@@ -443,7 +504,9 @@ int main(void)
         context_test(limit_is_exact),
         context_test(limits_below_a_page),
         context_test(no_block_of_nothing),
-        context_test(trim_gives_back_what_is_empty),
+        context_test(empty_slabs_make_room),
+        context_test(growing_blocks_have_the_limit),
+        context_test(now_asks_for_nothing),
         context_test(stopped_slabs_map_no_more),
         context_test(blocks_do_not_overlap),
         context_test(repeated_steps_are_still),

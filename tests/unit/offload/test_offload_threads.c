@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "offload_training.h"
 
 #include "base/thread.h"
+#include "device/device_internal.h"
 
 #define THREADS 4u
 #define ROUNDS 12u
@@ -206,6 +208,99 @@ static void dropped_by_another(void **state)
     free(memory);
 }
 
+/* ---- the system takes its time --------------------------------------------------------------------- */
+
+/* A device whose pins wait until the test lets them go. */
+static struct gate {
+    msc_device_ops ops;
+    const msc_device_ops *host;
+    atomic_bool closed;
+    atomic_uint waiting;
+} gate;
+
+static msc_status pin_at_the_gate(msc_device *device, void *start, uint64_t bytes, msc_error *error)
+{
+    atomic_fetch_add(&gate.waiting, 1);
+    while (atomic_load(&gate.closed))
+        msc__sleep_ns(100000);
+    atomic_fetch_sub(&gate.waiting, 1);
+    return gate.host->pin(device, start, bytes, error);
+}
+
+typedef struct putter {
+    msc_offload *engine;
+    const void *source;
+    uint64_t bytes;
+    msc_ticket ticket;
+    msc_status status;
+    pthread_t thread;
+} putter;
+
+static void *put_one(void *argument)
+{
+    putter *p = argument;
+
+    p->status = msc_offload_put(p->engine, p->source, p->bytes, NULL, &p->ticket, NULL);
+    return NULL;
+}
+
+static void start_putter(putter *p)
+{
+    assert_int_equal(pthread_create(&p->thread, NULL, put_one, p), 0);
+}
+
+/* While a large slab is pinned, others put, get and drop; who needs a slab, too, waits for its turn. */
+static void pinning_holds_up_nobody(void **state)
+{
+    enum { LARGE = 9 << 20 };
+    msc_offload_options options = training_options(MSC_TIER_PINNED);
+    unsigned char *memory = calloc(1, LARGE);
+    putter putters[2];
+    msc_ticket small;
+    training t;
+    int i;
+
+    (void)state;
+    assert_non_null(memory);
+    options.limit_bytes[MSC_TIER_PINNED] = (64u << 20) + 2 * LARGE;
+    training_open(&t, &options, NULL);
+    gate.ops = *t.device->ops;
+    gate.host = t.device->ops;
+    gate.ops.pin = pin_at_the_gate;
+    t.device->ops = &gate.ops;
+    assert_int_equal(msc_offload_put_now(t.engine, memory, 64, NULL, &small, NULL), MSC_ETIMEDOUT);
+    assert_int_equal(msc_offload_counters_now(t.engine).refused_count, 0);
+    assert_int_equal(msc_offload_put(t.engine, memory, 64, NULL, &small, &err), MSC_OK);
+    msc_offload_drop(t.engine, small);
+    atomic_store(&gate.closed, true);
+    for (i = 0; i < 2; i++) {
+        putters[i] = (putter){.engine = t.engine, .source = memory, .bytes = LARGE};
+        start_putter(&putters[i]);
+    }
+    while (atomic_load(&gate.waiting) == 0)
+        msc__sleep_ns(100000);
+    assert_int_equal(msc_offload_put_now(t.engine, memory, LARGE, NULL, &small, NULL), MSC_ETIMEDOUT);
+    for (i = 0; i < 100; i++) { /* the gate stays closed */
+        assert_int_equal(msc_offload_put_now(t.engine, memory, 64, NULL, &small, &err), MSC_OK);
+        assert_int_equal(msc_offload_settle(t.engine, small, NULL, &err), MSC_OK);
+        assert_int_equal(msc_offload_get(t.engine, small, memory + 64, NULL, &err), MSC_OK);
+        assert_int_equal(msc_offload_arrive(t.engine, small, NULL, &err), MSC_OK);
+        msc_offload_drop(t.engine, small);
+    }
+    assert_int_equal(atomic_load(&gate.waiting), 1);
+    assert_true(msc_offload_counters_now(t.engine).taken_bytes[MSC_TIER_PINNED] <=
+                options.limit_bytes[MSC_TIER_PINNED]);
+    atomic_store(&gate.closed, false);
+    for (i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(putters[i].thread, NULL), 0);
+        assert_int_equal(putters[i].status, MSC_OK);
+        assert_int_equal(msc_offload_settle(t.engine, putters[i].ticket, NULL, &err), MSC_OK);
+        msc_offload_drop(t.engine, putters[i].ticket);
+    }
+    training_close(&t);
+    free(memory);
+}
+
 /* ---- the end --------------------------------------------------------------------------------------- */
 
 /* Memory of the program goes as soon as `destroy` returns; a sanitizer sees who touches it afterwards. */
@@ -306,6 +401,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(several_threads),
         cmocka_unit_test(dropped_by_another),
+        cmocka_unit_test(pinning_holds_up_nobody),
         cmocka_unit_test(ends_under_way),
         cmocka_unit_test(gets_behind_what_is_put_off),
     };
