@@ -48,6 +48,7 @@ typedef struct msc_device_faults {
     uint32_t fail_ppm;         /**< share of copies that fail with EDRIVER */
     uint64_t pin_limit_bytes;  /**< pinning beyond this fails, as under `ulimit -l`; 0: no limit */
     uint32_t refuse_pins;      /**< not 0: no host memory can be pinned at all, as in some containers */
+    uint32_t pin_delay_us;     /**< pinning takes this much longer */
 } msc_device_faults;
 
 /**

@@ -254,6 +254,7 @@ static bool make_origin(const msc__py_engine *engine, PyObject *tensor, const ms
 /* Starts the copy of a storage. NULL with an exception, or without one where no tier has room. */
 static msc__py_store *put(msc__py_engine *engine, const msc__py_origin *origin)
 {
+    msc__py_source what = {origin->span.base, origin->span.bytes, origin->stream};
     msc_error err;
     msc_status status;
     msc_ticket ticket;
@@ -261,10 +262,9 @@ static msc__py_store *put(msc__py_engine *engine, const msc__py_origin *origin)
 
     if (engine->offload == NULL)
         return NULL; /* closed meanwhile */
-    status = msc_offload_put(engine->offload, origin->span.base, origin->span.bytes, origin->stream, &ticket,
-                             &err);
+    status = msc__py_engine_copy_out(engine, &what, &ticket, &err);
     if (status != MSC_OK) {
-        if (status != MSC_EAGAIN)
+        if (status != MSC_EAGAIN && status != MSC_ECANCELED)
             msc__py_raise(&err);
         return NULL;
     }

@@ -24,7 +24,7 @@ static int any_fault(const msc_device_faults *faults)
 {
     return faults->seed != 0 || faults->delay_most_ns != 0 || faults->bytes_per_second != 0 ||
            faults->split_ppm != 0 || faults->fail_ppm != 0 || faults->pin_limit_bytes != 0 ||
-           faults->refuse_pins != 0;
+           faults->refuse_pins != 0 || faults->pin_delay_us != 0;
 }
 
 static msc_status check_host(const msc_device_options *options, msc_error *err)
