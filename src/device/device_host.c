@@ -131,6 +131,7 @@ static const msc_device_ops host_ops = {
     .unpin = host_unpin,
     .stream_create = msc__host_stream_create,
     .stream_destroy = msc__host_stream_destroy,
+    .stream_finish = msc__host_stream_finish,
     .event_create = msc__host_event_create,
     .event_destroy = msc__host_event_destroy,
     .event_record = msc__host_event_record,

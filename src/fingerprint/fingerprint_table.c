@@ -113,10 +113,13 @@ static msc_status copy_now(msc_fingerprint_table *table, void *to, const void *f
         status = ops->stream_wait(table->device, table->back, table->event, err);
     if (status == MSC_OK)
         status = ops->copy(table->device, to, from, bytes, kind, table->back, err);
-    if (status == MSC_OK)
-        status = ops->event_record(table->device, table->came, table->back, err);
+    if (status != MSC_OK)
+        return status;
+    status = ops->event_record(table->device, table->came, table->back, err);
     if (status == MSC_OK)
         status = ops->event_wait(table->device, table->came, err);
+    if (status != MSC_OK)
+        ops->stream_finish(table->device, table->back);
     return status;
 }
 
@@ -265,10 +268,13 @@ static msc_status run(msc_fingerprint_table *table, uint32_t slot, msc__fp_launc
         status = ops->stream_wait(table->device, stream, table->event, err);
     if (status == MSC_OK)
         status = ops->launch(table->device, &what, stream, err);
-    if (status == MSC_OK)
-        status = ops->event_record(table->device, table->event, stream, err);
     if (status != MSC_OK)
         return status;
+    status = ops->event_record(table->device, table->event, stream, err);
+    if (status != MSC_OK) {
+        ops->stream_finish(table->device, stream);
+        return status;
+    }
     table->launched = true;
     table->stream = stream;
     return MSC_OK;

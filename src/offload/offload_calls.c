@@ -370,9 +370,20 @@ static msc__block *wait_in(msc_offload *engine, msc__block *block)
     return block;
 }
 
-static msc_status arrive(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
+/* Where a stream cannot be made to wait, this thread does: the destination is about to be the program's again. */
+static msc_status wait_in_stream(const msc_offload *engine, const msc__block *block, void *stream,
+                                 msc_error *err)
 {
     msc_device *device = engine->device;
+    msc_status status = device->ops->stream_wait(device, stream, block->events[MSC__IN_DONE], err);
+
+    if (status != MSC_OK && device->ops->event_wait(device, block->events[MSC__IN_DONE], NULL) != MSC_OK)
+        device->ops->stream_finish(device, engine->in.stream);
+    return status;
+}
+
+static msc_status arrive(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
+{
     msc_status status = MSC_OK;
 
     if (block->in == MSC__IN_NONE)
@@ -380,7 +391,7 @@ static msc_status arrive(msc_offload *engine, msc__block *block, void *stream, m
     if (block->in == MSC__IN_FAILED)
         status = failure(engine, block->out == MSC__OUT_FAILED ? &block->leaving : &block->returning, err);
     else if (msc__has_streams(engine))
-        status = device->ops->stream_wait(device, stream, block->events[MSC__IN_DONE], err);
+        status = wait_in_stream(engine, block, stream, err);
     block->arrived = block->arrived || status == MSC_OK;
     return status;
 }

@@ -317,8 +317,11 @@ bool msc__lane_tells_issue(const msc__lane *lane, const msc__block *block);
 /** Tells what was noted: before whatever waits, or takes long. The mutex is not held. */
 void msc__lane_tell(msc__lane *lane);
 
-/** Waits for an event, having told everything. */
+/** Waits for an event, having told everything. On an error nothing is under way on the lane's stream any more. */
 msc_status msc__lane_await(msc__lane *lane, void *event, msc_error *err);
+
+/** Waits until nothing is under way on the lane's stream: a copy began, and no event can tell of its end. */
+void msc__lane_finish(msc__lane *lane);
 
 /** Notes the first failure of the copy under way. */
 void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, const msc_error *why);
