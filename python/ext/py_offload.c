@@ -103,7 +103,7 @@ static bool open_engine(msc__py_engine *self, const settings *set)
              msc_offload_create(self->ctx, self->device, &set->offload, &self->offload, &err) == MSC_OK;
     Py_END_ALLOW_THREADS
     if (!opened) {
-        msc__py_raise(&err);
+        msc__py_raise_of_device(&err);
         return false;
     }
     self->debug = set->debug != 0;

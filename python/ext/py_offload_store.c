@@ -488,7 +488,7 @@ bool msc__py_store_claim(msc__py_store *store)
     if (store->memory == memory)
         msc__py_store_forget(store);
     if (status != MSC_OK)
-        msc__py_raise(&err);
+        msc__py_raise_of_device(&err);
     return status == MSC_OK;
 }
 
@@ -516,6 +516,6 @@ bool msc__py_store_arrive(msc__py_store *store)
     }
     if (store->memory == memory)
         msc__py_store_forget(store);
-    msc__py_raise(&err);
+    msc__py_raise_of_device(&err);
     return false;
 }

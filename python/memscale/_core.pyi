@@ -10,8 +10,8 @@ Conventions:
 
 Errors:
     Failures of the core raise by kind: wrong or malformed data `ValueError`, host memory `MemoryError`,
-    calls in the wrong order `RuntimeError`, files `OSError`, and everything else
-    `memscale.errors.MemScaleError`. Each such exception has an attribute ``status`` with the name of the
+    calls in the wrong order `RuntimeError`, files `OSError`, memory of a device that is there
+    `torch.OutOfMemoryError`, and everything else `memscale.errors.MemScaleError`. Each such exception has an attribute ``status`` with the name of the
     C status code, such as ``"EFORMAT"``. Arguments of a wrong type raise `TypeError`.
 
 Threads:
@@ -661,7 +661,8 @@ class OffloadEngine:
             RuntimeError: It was changed in place before its copy was complete, or in debug mode at any time;
                 or the engine is closed.
             OSError: It could not be read back.
-            MemScaleError: There is no room for it on the device, or its copy failed.
+            torch.OutOfMemoryError: There is no room for it on the device.
+            MemScaleError: Its copy failed.
         """
 
     def put(self, tensor: Any, /) -> Block | None:
@@ -739,6 +740,7 @@ class Optim:
             is not allowed, named in the message. Nothing has been changed then.
         MemScaleError: The instruction set does not run here, or there is no compiler for the card (status
             ``EUNSUPPORTED``); of a card, in every method, its driver's errors (``EDRIVER``, ``ESTATE``).
+        torch.OutOfMemoryError: A card has no memory for its kernels or, in `norm`, for sums.
     """
 
     @property
@@ -1181,8 +1183,8 @@ class FingerprintTable:
         slots: Fingerprints that are kept at a time.
 
     Raises:
-        MemScaleError: The card has no kernels or no memory (status ``EUNSUPPORTED``, ``EDEVMEM``,
-            ``EDRIVER``).
+        torch.OutOfMemoryError: The card has no memory.
+        MemScaleError: It has no kernels (status ``EUNSUPPORTED``, ``EDRIVER``).
     """
 
     def __init__(self, card: Card, slots: SupportsIndex = 65536) -> None: ...
