@@ -59,6 +59,7 @@ static const msc__py_field setting_fields[] = {
     FIELD("fault_refuse_pins", MSC_PY_BOOL, refuse_pins),
     FIELD("fault_capsules", MSC_PY_BOOL, capsules),
     FIELD("fault_no_library", MSC_PY_BOOL, no_library),
+    FIELD("no_library", MSC_PY_BOOL, no_library),
 };
 
 static const msc__py_record setting_record = {"options", setting_fields, MSC_PY_COUNT(setting_fields)};

@@ -11,8 +11,9 @@ Conventions:
 Errors:
     Failures of the core raise by kind: wrong or malformed data `ValueError`, host memory `MemoryError`,
     calls in the wrong order `RuntimeError`, files `OSError`, memory of a device that is there
-    `torch.OutOfMemoryError`, and everything else `memscale.errors.MemScaleError`. Each such exception has an attribute ``status`` with the name of the
-    C status code, such as ``"EFORMAT"``. Arguments of a wrong type raise `TypeError`.
+    `torch.OutOfMemoryError`, and everything else `memscale.errors.MemScaleError`. Each such exception has an
+    attribute ``status`` with the name of the C status code, such as ``"EFORMAT"``. Arguments of a wrong type
+    raise `TypeError`.
 
 Threads:
     Every object has its own memory, so distinct objects are independent. A finished `Graph` and every
@@ -626,7 +627,8 @@ class OffloadEngine:
         options: By name: ``pinned_bytes``, ``host_bytes``, ``file_bytes`` (limits; 0: not used),
             ``chunk_bytes``, ``staging_count``, ``prefetch_count``, ``prefetch_bytes``, ``trace_count``,
             ``debug``, ``cuda``, ``ordinal``, ``least_bytes`` (smaller storages stay), ``window_bytes``
-            (sources that wait for their copy); ``fault_...``: trouble on purpose, on the host, among it
+            (sources that wait for their copy), ``no_library`` (no function of PyTorch is called by its C++
+            name); ``fault_...``: trouble on purpose, on the host, among it
             ``fault_capsules`` and ``fault_no_library``: tensors are read and made as on other versions of
             PyTorch.
 
