@@ -10,7 +10,7 @@
  * others; what is left over at a slab's end is smaller than one block, an eighth of the slab at worst. A large
  * block gets a slab of its own size, to the page, and leaves nothing over; where its slab stays behind empty, the
  * next block of the size fits again, which small ones in it would prevent. Only when there is no new slab to be had does a
- * block go wherever it fits; and only when it fits nowhere do empty slabs of other sizes go, as few as it needs.
+ * block go into what is left of others; and only when it fits into none do empty slabs of other sizes go, as few as it needs.
  *
  * One slab grows at a time. Its memory is mapped and pinned, and that of the empty ones given back, without the mutex: the
  * slab is entered in the table afterwards, and the empty ones are no candidates meanwhile. Only the thread that lets a
@@ -329,29 +329,46 @@ static msc_status take_from(msc__slabs *slabs, uint32_t number, uint64_t bytes, 
     return MSC_OK;
 }
 
-/* The smallest slab that may have room, the first among equals; of the right kind, or of any. */
-static uint32_t candidate(const msc__slabs *slabs, uint64_t bytes, bool any_kind)
+/* Which slabs a block may go to. */
+typedef enum choice {
+    CHOICE_FITTING, /* of its kind; an empty one only if the block fills most of it */
+    CHOICE_BEGUN,   /* of any kind, with blocks in it: what is left there is of use to nobody else */
+    CHOICE_WHEREVER
+} choice;
+
+static bool is_eligible(const slab *one, uint64_t bytes, choice which)
 {
-    bool small = bytes <= SMALL_MOST;
+    if (one->memory == NULL || one->leaving || one->room < bytes)
+        return false;
+    if (which == CHOICE_BEGUN)
+        return one->block_count > 0;
+    if (which == CHOICE_WHEREVER)
+        return true;
+    return one->shared == (bytes <= SMALL_MOST) &&
+           (one->shared || one->block_count > 0 || bytes >= one->bytes - one->bytes / 8);
+}
+
+/* The smallest slab that may have room, the first among equals. */
+static uint32_t candidate(const msc__slabs *slabs, uint64_t bytes, choice which)
+{
     uint32_t best = MSC_NONE;
     uint32_t i;
 
     for (i = 0; i < slabs->table.count; i++) {
         const slab *one = at(slabs, i);
-        if (one->memory == NULL || one->leaving || one->room < bytes || (!any_kind && one->shared != small))
-            continue;
-        if (best == MSC_NONE || one->bytes < at(slabs, best)->bytes)
+
+        if (is_eligible(one, bytes, which) && (best == MSC_NONE || one->bytes < at(slabs, best)->bytes))
             best = i;
     }
     return best;
 }
 
 /* Tries the slabs that are there. Each that refuses is no candidate any more, so this ends. */
-static msc_status take_somewhere(msc__slabs *slabs, uint64_t bytes, bool any_kind, msc__slab_block *out,
+static msc_status take_somewhere(msc__slabs *slabs, uint64_t bytes, choice which, msc__slab_block *out,
                                  msc_error *err)
 {
     for (;;) {
-        uint32_t number = candidate(slabs, bytes, any_kind);
+        uint32_t number = candidate(slabs, bytes, which);
         msc_status status = number == MSC_NONE ? MSC_EAGAIN : take_from(slabs, number, bytes, out, err);
         if (number == MSC_NONE || status != MSC_EAGAIN)
             return status;
@@ -378,10 +395,12 @@ static msc_status take_from_new(msc__slabs *slabs, uint64_t bytes, uint64_t free
 }
 
 /*
- * No slab of the right kind has room, and no other thread asks the system. EAGAIN: the limit leaves no room.
+ * No fitting slab has room, and no other thread asks the system. EAGAIN: the limit leaves no room.
  *
- *      the limit leaves a new slab ──► that    else ──► anywhere    else ──► a new one in the place of empty ones
- *                 └─ the system refuses it ───────────────┘
+ *      a new slab ──► what is left in one that has begun ──► a new one in the place of empty ones ──► wherever it fits
+ *
+ * A large block in an empty slab of twice its size would leave a half that no other one of its size fits into: blocks
+ * that a plan has counted would not be placed, because those of the step before were larger.
  */
 static msc_status take_elsewhere(msc__slabs *slabs, uint64_t bytes, msc__slab_block *out, msc_error *err)
 {
@@ -394,10 +413,15 @@ static msc_status take_elsewhere(msc__slabs *slabs, uint64_t bytes, msc__slab_bl
     if (status == MSC_OK)
         return MSC_OK;
     await_growth(slabs); /* another thread's, since this one had not the mutex */
-    if (take_somewhere(slabs, bytes, true, out, NULL) == MSC_OK)
+    if (take_somewhere(slabs, bytes, CHOICE_BEGUN, out, NULL) == MSC_OK)
         return MSC_OK;
     if (empty_bytes(slabs) >= missing)
         status = take_from_new(slabs, bytes, missing, out, &why);
+    if (status == MSC_OK)
+        return MSC_OK;
+    await_growth(slabs);
+    if (take_somewhere(slabs, bytes, CHOICE_WHEREVER, out, NULL) == MSC_OK)
+        return MSC_OK;
     if (status != MSC_OK && status != MSC_EAGAIN && err != NULL)
         *err = why;
     return status;
@@ -453,13 +477,17 @@ msc_status msc__slabs_take_now(msc__slabs *slabs, uint64_t bytes, msc__slab_bloc
     msc_status status;
 
     *out = (msc__slab_block){.memory = NULL};
-    status = take_somewhere(slabs, bytes, false, out, err);
+    status = take_somewhere(slabs, bytes, CHOICE_FITTING, out, err);
     if (status != MSC_EAGAIN)
         return status;
     if (slabs->growing || need <= left)
         return MSC_ETIMEDOUT;
-    status = take_somewhere(slabs, bytes, true, out, err);
-    return status == MSC_EAGAIN && empty_bytes(slabs) >= need - left ? MSC_ETIMEDOUT : status;
+    status = take_somewhere(slabs, bytes, CHOICE_BEGUN, out, err);
+    if (status != MSC_EAGAIN)
+        return status;
+    if (empty_bytes(slabs) >= need - left)
+        return MSC_ETIMEDOUT;
+    return take_somewhere(slabs, bytes, CHOICE_WHEREVER, out, err);
 }
 
 msc_status msc__slabs_take(msc__slabs *slabs, uint64_t bytes, msc__slab_block *out, msc_error *err)
@@ -470,7 +498,7 @@ msc_status msc__slabs_take(msc__slabs *slabs, uint64_t bytes, msc__slab_block *o
     if (bytes == 0)
         return msc__fail(err, MSC_EINVAL, "a block of 0 bytes");
     for (;;) {
-        status = take_somewhere(slabs, bytes, false, out, err);
+        status = take_somewhere(slabs, bytes, CHOICE_FITTING, out, err);
         if (status != MSC_EAGAIN)
             return status;
         if (!slabs->growing)
