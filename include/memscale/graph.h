@@ -194,10 +194,7 @@ typedef struct msc_note {
 
 /* ---- lifecycle --------------------------------------------------------------------------------- */
 
-/**
- * Creates an empty graph, open for building.
- * Errors: ENOMEM.
- */
+/** Creates an empty graph, open for building. Errors: ENOMEM. */
 MSC_API MSC_NODISCARD msc_status msc_graph_create(msc_context *ctx, msc_graph **out, msc_error *err);
 
 /** Ends a graph. NULL is accepted. */
@@ -207,7 +204,6 @@ MSC_API void msc_graph_destroy(msc_graph *graph);
 
 /**
  * Adds a module. The parent must have been added before.
- *
  * @param path,type copied; at most 4096 bytes each, no control characters.
  * @param desc      `path` and `type` in it are ignored.
  * @param out       the new id; ids count from 0. May be NULL.
@@ -230,8 +226,7 @@ MSC_API MSC_NODISCARD msc_status msc_graph_begin_call(msc_graph *graph, uint32_t
 /** Leaves the innermost open call, which must be `call`. Errors: EINVAL, ESTATE. */
 MSC_API MSC_NODISCARD msc_status msc_graph_end_call(msc_graph *graph, uint32_t call, msc_error *err);
 
-/** Says that `buffer` is an argument of the open call `call`. Duplicates are ignored. Errors: EINVAL, ENOMEM,
- * ESTATE. */
+/** `buffer` is an argument of the open call; duplicates are ignored. Errors: EINVAL, ENOMEM, ESTATE. */
 MSC_API MSC_NODISCARD msc_status msc_graph_add_input(msc_graph *graph, uint32_t call, uint32_t buffer,
                                                      msc_error *err);
 
@@ -301,7 +296,6 @@ MSC_API MSC_NODISCARD msc_status msc_graph_release(msc_graph *graph, uint32_t sa
 
 /**
  * Puts a note on the operation added last.
- *
  * @param module or MSC_NONE.
  * @param source such as "package/file.py:123"; at most 4096 bytes, no control characters, may be empty.
  * Errors: EINVAL (no operation yet, or it has a note), ENOMEM, ESTATE. The graph is unchanged on error.
@@ -315,7 +309,6 @@ MSC_API MSC_NODISCARD msc_status msc_graph_note_buffer(msc_graph *graph, uint32_
 
 /**
  * Closes open calls, ends what is open, validates the whole and freezes the graph.
- *
  * Buffers without an end outlive the step; saves without a release are released at the last position.
  * Errors: ENOMEM, ESTATE (finished before), EFORMAT (inconsistent; the message names the record).
  */
