@@ -301,6 +301,68 @@ static void pinning_holds_up_nobody(void **state)
     free(memory);
 }
 
+enum { SHAPES_MOST = 12 << 20 };
+
+/* Blocks of other sizes each time, some of which are refused. */
+static void *put_shapes(void *argument)
+{
+    worker *w = argument;
+    msc_ticket tickets[3] = {0, 0, 0};
+    unsigned char *memory = calloc(1, SHAPES_MOST);
+    uint32_t round;
+
+    for (round = 0; memory != NULL && round < 30; round++) {
+        msc_ticket *ticket = &tickets[round % 3];
+        uint64_t bytes = 1 + training_random(&w->seed) % SHAPES_MOST;
+        msc_status status;
+
+        msc_offload_drop(w->engine, *ticket);
+        *ticket = 0;
+        status = msc_offload_put(w->engine, memory, bytes, NULL, ticket, NULL);
+        if (status != MSC_OK && status != MSC_EAGAIN)
+            w->stopped = "put";
+        if (status == MSC_OK && msc_offload_settle(w->engine, *ticket, NULL, NULL) != MSC_OK)
+            w->stopped = "settle";
+    }
+    for (round = 0; round < 3; round++)
+        msc_offload_drop(w->engine, tickets[round]);
+    free(memory);
+    return NULL;
+}
+
+/* Several threads let the tiers grow, and empty slabs of other sizes go. */
+static void several_threads_let_it_grow(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_PINNED);
+    msc_device_faults faults = {.pin_delay_us = 300};
+    msc_offload_counters counters;
+    worker workers[THREADS];
+    training t;
+    uint32_t i;
+
+    (void)state;
+    options.limit_bytes[MSC_TIER_PINNED] = 30u << 20;
+    options.limit_bytes[MSC_TIER_FILE] = 30u << 20;
+    training_open(&t, &options, &faults);
+    for (i = 0; i < THREADS; i++) {
+        workers[i] = (worker){.engine = t.engine, .seed = i + 1};
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, put_shapes, &workers[i]), 0);
+    }
+    for (i = 0; i < 50; i++) {
+        counters = msc_offload_counters_now(t.engine);
+        assert_true(counters.taken_bytes[MSC_TIER_PINNED] <= options.limit_bytes[MSC_TIER_PINNED]);
+        assert_true(counters.taken_bytes[MSC_TIER_FILE] <= options.limit_bytes[MSC_TIER_FILE]);
+        msc__sleep_ns(500000);
+    }
+    for (i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
+        if (workers[i].stopped != NULL)
+            fail_msg("thread %u stopped in %s", i, workers[i].stopped);
+    }
+    assert_int_equal(msc_offload_counters_now(t.engine).block_count, 0);
+    training_close(&t);
+}
+
 /* ---- the end --------------------------------------------------------------------------------------- */
 
 /* Memory of the program goes as soon as `destroy` returns; a sanitizer sees who touches it afterwards. */
@@ -399,11 +461,9 @@ static void gets_behind_what_is_put_off(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(several_threads),
-        cmocka_unit_test(dropped_by_another),
-        cmocka_unit_test(pinning_holds_up_nobody),
-        cmocka_unit_test(ends_under_way),
-        cmocka_unit_test(gets_behind_what_is_put_off),
+        cmocka_unit_test(several_threads),         cmocka_unit_test(dropped_by_another),
+        cmocka_unit_test(pinning_holds_up_nobody), cmocka_unit_test(several_threads_let_it_grow),
+        cmocka_unit_test(ends_under_way),          cmocka_unit_test(gets_behind_what_is_put_off),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
