@@ -13,8 +13,12 @@
  *  - `_create` writes its result to a pointer and leaves NULL there on failure; `_destroy` accepts NULL.
  *  - Sizes are `uint64_t` bytes, counts and ids `uint32_t`, times `int64_t` nanoseconds. The unit is the
  *    last word of the name.
- *  - Option structs start with `struct_bytes`, which `_default` fills in, so a newer library accepts an
- *    older caller's struct.
+ *  - Option structs start with `struct_bytes`, which `_default` and `_init` fill in. A newer library accepts an older
+ *    caller's shorter struct: what that does not have is the default. An older library accepts a newer caller's longer
+ *    one where what it does not know is zero, as `_init` leaves it, and refuses it otherwise (EINVAL). New fields come
+ *    at the end, none into padding. A result that may grow is filled by a call that takes its size, and what is beyond the
+ *    library's own is zero. Elements of arrays and structs inside of others never grow.
+ *  - A call that can fail is MSC_NODISCARD.
  *  - The library never prints, exits, aborts or reads the environment.
  */
 #ifndef MEMSCALE_BASE_H
@@ -60,8 +64,17 @@ typedef struct msc_context_options {
 
 typedef struct msc_context msc_context;
 
-/** Options with every default filled in. */
-MSC_API msc_context_options msc_context_options_default(void);
+/** Fills a struct of `struct_bytes` with every default, and its first field. */
+MSC_API void msc_context_options_init(msc_context_options *options, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_context_options msc_context_options_default(void)
+{
+    msc_context_options options;
+
+    msc_context_options_init(&options, sizeof options);
+    return options;
+}
 
 /**
  * Creates a context.
@@ -72,7 +85,8 @@ MSC_API msc_context_options msc_context_options_default(void);
  * Errors: EINVAL (struct_bytes unknown), ENOMEM.
  * Threads: distinct contexts are independent.
  */
-MSC_API msc_status msc_context_create(const msc_context_options *options, msc_context **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_context_create(const msc_context_options *options, msc_context **out,
+                                                    msc_error *err);
 
 /** Ends a context. Objects made from it must be gone. NULL is accepted. */
 MSC_API void msc_context_destroy(msc_context *ctx);

@@ -68,7 +68,16 @@ typedef struct msc_rates {
 
 /** A 2-core host: 100 GFLOP/s and 20 GB/s whatever the class, nothing fresh, 5 µs an operation, 60 µs a
  *  checkpointed call, 15 µs an operation looked at. */
-MSC_API msc_rates msc_rates_default(void);
+MSC_API void msc_rates_init(msc_rates *rates, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_rates msc_rates_default(void)
+{
+    msc_rates rates;
+
+    msc_rates_init(&rates, sizeof rates);
+    return rates;
+}
 
 /** Name of a kind of rate, such as "matrix" or "matrix_half"; "" for an unknown one. */
 MSC_API const char *msc_rate_name(uint32_t rate);
@@ -115,7 +124,17 @@ typedef struct msc_decide_options {
                                    At most INT64_MAX. Default: 0 */
 } msc_decide_options;
 
-MSC_API msc_decide_options msc_decide_options_default(void);
+/** Every default, for a struct of `struct_bytes`. */
+MSC_API void msc_decide_options_init(msc_decide_options *options, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_decide_options msc_decide_options_default(void)
+{
+    msc_decide_options options;
+
+    msc_decide_options_init(&options, sizeof options);
+    return options;
+}
 
 /**
  * Decides.
@@ -130,8 +149,9 @@ MSC_API msc_decide_options msc_decide_options_default(void);
  * them for CUDA; half a second at most where all combinations are replayed.
  * Threads: any number at once on one finished graph with distinct contexts.
  */
-MSC_API msc_status msc_decide(msc_context *ctx, const msc_graph *graph, const msc_decide_options *options,
-                              msc_plan **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_decide(msc_context *ctx, const msc_graph *graph,
+                                            const msc_decide_options *options, msc_plan **out,
+                                            msc_error *err);
 
 /** One point of the frontier. */
 typedef struct msc_frontier_point {
@@ -146,11 +166,13 @@ typedef struct msc_frontier_point {
  * @param count   number of points the frontier has, which may exceed `capacity`.
  * Errors: as `msc_decide`.
  */
-MSC_API msc_status msc_decide_frontier(msc_context *ctx, const msc_graph *graph,
-                                       const msc_decide_options *options, msc_frontier_point *points,
-                                       size_t capacity, size_t *count, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_decide_frontier(msc_context *ctx, const msc_graph *graph,
+                                                     const msc_decide_options *options,
+                                                     msc_frontier_point *points, size_t capacity,
+                                                     size_t *count, msc_error *err);
 
-/** Time of one operation under the rates, ns; without what the buffers that it makes take. */
+/** Time of one operation under the rates, ns; without what the buffers that it makes take. Rates of a size that
+ *  `msc_decide` would refuse count as the default ones. */
 MSC_API int64_t msc_op_time_ns(const msc_op *op, const msc_rates *rates);
 
 /**

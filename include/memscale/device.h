@@ -48,6 +48,7 @@ typedef struct msc_device_faults {
     uint32_t fail_ppm;         /**< share of copies that fail with EDRIVER */
     uint64_t pin_limit_bytes;  /**< pinning beyond this fails, as under `ulimit -l`; 0: no limit */
     uint32_t refuse_pins;      /**< not 0: no host memory can be pinned at all, as in some containers */
+    uint32_t pin_delay_us;     /**< pinning takes this much longer */
 } msc_device_faults;
 
 /**
@@ -74,7 +75,16 @@ typedef struct msc_device_memory {
 typedef struct msc_device msc_device;
 
 /** The host, without faults. */
-MSC_API msc_device_options msc_device_options_default(void);
+MSC_API void msc_device_options_init(msc_device_options *options, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_device_options msc_device_options_default(void)
+{
+    msc_device_options options;
+
+    msc_device_options_init(&options, sizeof options);
+    return options;
+}
 
 /**
  * Opens a device.
@@ -86,8 +96,8 @@ MSC_API msc_device_options msc_device_options_default(void);
  * EDRIVER (the driver's code is in `driver_code`), ENOMEM.
  * Threads: a device may be used from several threads at once.
  */
-MSC_API msc_status msc_device_create(msc_context *ctx, const msc_device_options *options, msc_device **out,
-                                     msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_device_create(msc_context *ctx, const msc_device_options *options,
+                                                   msc_device **out, msc_error *err);
 
 /** Closes a device. NULL is accepted. */
 MSC_API void msc_device_destroy(msc_device *device);
@@ -98,7 +108,8 @@ MSC_API msc_device_kind msc_device_kind_of(const msc_device *device);
 MSC_API const char *msc_device_name(const msc_device *device);
 
 /** Free and total memory now: of the card, or of the machine and its control group. Errors: EDRIVER, EIO, ESTATE. */
-MSC_API msc_status msc_device_memory_now(msc_device *device, msc_device_memory *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_device_memory_now(msc_device *device, msc_device_memory *out,
+                                                       msc_error *err);
 
 #ifdef __cplusplus
 }

@@ -89,8 +89,8 @@ typedef struct msc_fingerprint_tensor {
  * Threads: any. Cost: allocates nothing. From a core's cache 20 GB/s with AVX2, from memory its bandwidth
  * (bench/python/fingerprint.py); rows that are not dense are copied on the way.
  */
-MSC_API msc_status msc_fingerprint(const msc_fingerprint_tensor *tensor, uint32_t one_in,
-                                   uint32_t thread_count, uint64_t *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_fingerprint(const msc_fingerprint_tensor *tensor, uint32_t one_in,
+                                                 uint32_t thread_count, uint64_t *out, msc_error *err);
 
 /** The fingerprint of a range of bytes, all of them, by the calling thread. `data` may be NULL if there are none. */
 MSC_API uint64_t msc_fingerprint_bytes(const void *data, uint64_t bytes);
@@ -132,7 +132,16 @@ typedef struct msc_fingerprint_differences {
 typedef struct msc_fingerprint_table msc_fingerprint_table;
 
 /** 65536 slots, and no device. */
-MSC_API msc_fingerprint_table_options msc_fingerprint_table_options_default(void);
+MSC_API void msc_fingerprint_table_options_init(msc_fingerprint_table_options *options, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_fingerprint_table_options msc_fingerprint_table_options_default(void)
+{
+    msc_fingerprint_table_options options;
+
+    msc_fingerprint_table_options_init(&options, sizeof options);
+    return options;
+}
 
 /**
  * Makes a table. Compiles the kernel where the device does not have it yet: some tenths of a second. On the card it takes
@@ -142,9 +151,9 @@ MSC_API msc_fingerprint_table_options msc_fingerprint_table_options_default(void
  * @param out the caller owns the result and ends it with `msc_fingerprint_table_destroy`, before the device.
  * Errors: EINVAL (names the field), EUNSUPPORTED (the device is no card, or has no compiler), ENOMEM, EDEVMEM, EDRIVER, ESTATE.
  */
-MSC_API msc_status msc_fingerprint_table_create(msc_context *ctx,
-                                                const msc_fingerprint_table_options *options,
-                                                msc_fingerprint_table **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_fingerprint_table_create(msc_context *ctx,
+                                                              const msc_fingerprint_table_options *options,
+                                                              msc_fingerprint_table **out, msc_error *err);
 
 /** Ends a table, when the card has done what it was given. NULL is accepted. */
 MSC_API void msc_fingerprint_table_destroy(msc_fingerprint_table *table);
@@ -159,8 +168,9 @@ MSC_API void msc_fingerprint_table_destroy(msc_fingerprint_table *table);
  * was forked). After an error no slot is taken.
  * Threads: any, one at a time; another one waits. Cost: one kernel; allocates nothing, waits for nothing.
  */
-MSC_API msc_status msc_fingerprint_keep(msc_fingerprint_table *table, const msc_fingerprint_tensor *tensor,
-                                        uint32_t one_in, void *stream, uint32_t *slot, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_fingerprint_keep(msc_fingerprint_table *table,
+                                                      const msc_fingerprint_tensor *tensor, uint32_t one_in,
+                                                      void *stream, uint32_t *slot, msc_error *err);
 
 /**
  * Compares a tensor with the fingerprint in a slot, which stays. The result is the next `msc_fingerprint_read`'s.
@@ -169,9 +179,10 @@ MSC_API msc_status msc_fingerprint_keep(msc_fingerprint_table *table, const msc_
  * @param tag    names this comparison in the result.
  * Errors, threads, cost: as `msc_fingerprint_keep`, without EAGAIN; EINVAL too for a slot that has no fingerprint.
  */
-MSC_API msc_status msc_fingerprint_compare(msc_fingerprint_table *table, uint32_t slot,
-                                           const msc_fingerprint_tensor *tensor, uint32_t one_in,
-                                           uint64_t tag, void *stream, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_fingerprint_compare(msc_fingerprint_table *table, uint32_t slot,
+                                                         const msc_fingerprint_tensor *tensor,
+                                                         uint32_t one_in, uint64_t tag, void *stream,
+                                                         msc_error *err);
 
 /**
  * Gives a slot back, which the next `msc_fingerprint_keep` may have: what it submits comes behind all that reads the slot.
@@ -186,12 +197,12 @@ MSC_API void msc_fingerprint_release(msc_fingerprint_table *table, uint32_t slot
  * Errors: EINVAL, EDRIVER (what was compared is not known; the next read tells it), ESTATE.
  * Threads: as `msc_fingerprint_keep`. Cost: a copy of 48 bytes; allocates nothing.
  */
-MSC_API msc_status msc_fingerprint_read(msc_fingerprint_table *table, msc_fingerprint_differences *out,
-                                        msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_fingerprint_read(msc_fingerprint_table *table,
+                                                      msc_fingerprint_differences *out, msc_error *err);
 
 /** The value in a slot, when it is there: for tests and for showing it. Errors as `msc_fingerprint_compare`. Waits. */
-MSC_API msc_status msc_fingerprint_value(msc_fingerprint_table *table, uint32_t slot, uint64_t *out,
-                                         msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_fingerprint_value(msc_fingerprint_table *table, uint32_t slot,
+                                                       uint64_t *out, msc_error *err);
 
 #ifdef __cplusplus
 }

@@ -194,11 +194,8 @@ typedef struct msc_note {
 
 /* ---- lifecycle --------------------------------------------------------------------------------- */
 
-/**
- * Creates an empty graph, open for building.
- * Errors: ENOMEM.
- */
-MSC_API msc_status msc_graph_create(msc_context *ctx, msc_graph **out, msc_error *err);
+/** Creates an empty graph, open for building. Errors: ENOMEM. */
+MSC_API MSC_NODISCARD msc_status msc_graph_create(msc_context *ctx, msc_graph **out, msc_error *err);
 
 /** Ends a graph. NULL is accepted. */
 MSC_API void msc_graph_destroy(msc_graph *graph);
@@ -207,31 +204,31 @@ MSC_API void msc_graph_destroy(msc_graph *graph);
 
 /**
  * Adds a module. The parent must have been added before.
- *
  * @param path,type copied; at most 4096 bytes each, no control characters.
  * @param desc      `path` and `type` in it are ignored.
  * @param out       the new id; ids count from 0. May be NULL.
  * Errors: EINVAL, ENOMEM, ESTATE (graph is finished). The graph is unchanged on error.
  */
-MSC_API msc_status msc_graph_add_module(msc_graph *graph, const char *path, const char *type,
-                                        const msc_module *desc, uint32_t *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_add_module(msc_graph *graph, const char *path, const char *type,
+                                                      const msc_module *desc, uint32_t *out, msc_error *err);
 
 /** Adds flags and state bytes to a module that was added before. Errors: EINVAL, ESTATE. */
-MSC_API msc_status msc_graph_mark_module(msc_graph *graph, uint32_t module, uint32_t flags,
-                                         uint64_t state_bytes, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_mark_module(msc_graph *graph, uint32_t module, uint32_t flags,
+                                                       uint64_t state_bytes, msc_error *err);
 
 /** Sets the phase of the operations to come. Phases never go back. Errors: EINVAL, ESTATE. */
-MSC_API msc_status msc_graph_set_phase(msc_graph *graph, msc_phase phase, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_set_phase(msc_graph *graph, msc_phase phase, msc_error *err);
 
 /** Enters a call of `module` at the present position. Errors: EINVAL, ENOMEM, ESTATE. */
-MSC_API msc_status msc_graph_begin_call(msc_graph *graph, uint32_t module, uint32_t *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_begin_call(msc_graph *graph, uint32_t module, uint32_t *out,
+                                                      msc_error *err);
 
 /** Leaves the innermost open call, which must be `call`. Errors: EINVAL, ESTATE. */
-MSC_API msc_status msc_graph_end_call(msc_graph *graph, uint32_t call, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_end_call(msc_graph *graph, uint32_t call, msc_error *err);
 
-/** Says that `buffer` is an argument of the open call `call`. Duplicates are ignored. Errors: EINVAL, ENOMEM,
- * ESTATE. */
-MSC_API msc_status msc_graph_add_input(msc_graph *graph, uint32_t call, uint32_t buffer, msc_error *err);
+/** `buffer` is an argument of the open call; duplicates are ignored. Errors: EINVAL, ENOMEM, ESTATE. */
+MSC_API MSC_NODISCARD msc_status msc_graph_add_input(msc_graph *graph, uint32_t call, uint32_t buffer,
+                                                     msc_error *err);
 
 /**
  * Adds an operation inside the innermost open call and in the present phase.
@@ -240,81 +237,82 @@ MSC_API msc_status msc_graph_add_input(msc_graph *graph, uint32_t call, uint32_t
  * @param desc `name`, `call` and `phase` in it are ignored.
  * Errors: EINVAL, ENOMEM, ESTATE, EOVERFLOW (more than 2^31 operations).
  */
-MSC_API msc_status msc_graph_add_op(msc_graph *graph, const char *name, const msc_op *desc, uint32_t *out,
-                                    msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_add_op(msc_graph *graph, const char *name, const msc_op *desc,
+                                                  uint32_t *out, msc_error *err);
 
 /**
  * Adds a buffer: made by the operation added last, or, before the first operation, resident.
  * It is open-ended until `msc_graph_end_buffer`.
  * Errors: EINVAL (category), ENOMEM, ESTATE, EOVERFLOW (sum of all buffers above 2^62 bytes).
  */
-MSC_API msc_status msc_graph_add_buffer(msc_graph *graph, uint64_t size_bytes, msc_category category,
-                                        uint32_t *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_add_buffer(msc_graph *graph, uint64_t size_bytes,
+                                                      msc_category category, uint32_t *out, msc_error *err);
 
 /** Adds a resident buffer at any time: alive from position 0. Otherwise as `msc_graph_add_buffer`. */
-MSC_API msc_status msc_graph_add_resident(msc_graph *graph, uint64_t size_bytes, msc_category category,
-                                          uint32_t *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_add_resident(msc_graph *graph, uint64_t size_bytes,
+                                                        msc_category category, uint32_t *out, msc_error *err);
 
 /**
  * Adds a resident buffer that only later steps of a run find: in the first one it appears with the operation
  * added last, after its results, and stays (a library's workspace, say). Otherwise as
  * `msc_graph_add_resident`. Errors: also ESTATE (no operation yet).
  */
-MSC_API msc_status msc_graph_add_late(msc_graph *graph, uint64_t size_bytes, msc_category category,
-                                      uint32_t *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_add_late(msc_graph *graph, uint64_t size_bytes,
+                                                    msc_category category, uint32_t *out, msc_error *err);
 
 /**
  * Says that a resident buffer appears with the operation to come, before its results, when a run starts:
  * state that an optimizer makes when it steps for the first time. State that is there from the start is not
  * late. Errors: EINVAL (no such buffer, or not resident), ESTATE.
  */
-MSC_API msc_status msc_graph_make_late(msc_graph *graph, uint32_t buffer, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_make_late(msc_graph *graph, uint32_t buffer, msc_error *err);
 
 /** Sets the category of a buffer, e.g. once it is known to be a gradient. Errors: EINVAL, ESTATE. */
-MSC_API msc_status msc_graph_set_category(msc_graph *graph, uint32_t buffer, msc_category category,
-                                          msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_set_category(msc_graph *graph, uint32_t buffer,
+                                                        msc_category category, msc_error *err);
 
 /**
  * Sets the size of a buffer that is known later: of memory for this and what comes next, say.
  * Errors: EINVAL (no such buffer), ESTATE, EOVERFLOW (sum of all buffers above 2^62 bytes).
  */
-MSC_API msc_status msc_graph_set_size(msc_graph *graph, uint32_t buffer, uint64_t size_bytes, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_set_size(msc_graph *graph, uint32_t buffer, uint64_t size_bytes,
+                                                    msc_error *err);
 
 /** Natural end of a buffer at the present position. Errors: EINVAL (unknown, or ended before), ESTATE. */
-MSC_API msc_status msc_graph_end_buffer(msc_graph *graph, uint32_t buffer, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_end_buffer(msc_graph *graph, uint32_t buffer, msc_error *err);
 
 /** Notes an in-place change of `buffer` by the operation added last. Errors: EINVAL, ENOMEM, ESTATE. */
-MSC_API msc_status msc_graph_add_write(msc_graph *graph, uint32_t buffer, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_add_write(msc_graph *graph, uint32_t buffer, msc_error *err);
 
 /** Packs a saved tensor at the present position. Errors: EINVAL, ENOMEM, ESTATE. */
-MSC_API msc_status msc_graph_add_save(msc_graph *graph, uint32_t buffer, uint32_t *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_add_save(msc_graph *graph, uint32_t buffer, uint32_t *out,
+                                                    msc_error *err);
 
 /** First use of a save in backward. Later uses change nothing. Errors: EINVAL, ESTATE. */
-MSC_API msc_status msc_graph_unpack(msc_graph *graph, uint32_t save, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_unpack(msc_graph *graph, uint32_t save, msc_error *err);
 
 /** Release of a save. Errors: EINVAL (unknown, or released before), ESTATE. */
-MSC_API msc_status msc_graph_release(msc_graph *graph, uint32_t save, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_release(msc_graph *graph, uint32_t save, msc_error *err);
 
 /**
  * Puts a note on the operation added last.
- *
  * @param module or MSC_NONE.
  * @param source such as "package/file.py:123"; at most 4096 bytes, no control characters, may be empty.
  * Errors: EINVAL (no operation yet, or it has a note), ENOMEM, ESTATE. The graph is unchanged on error.
  */
-MSC_API msc_status msc_graph_note_op(msc_graph *graph, uint32_t module, const char *source, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_note_op(msc_graph *graph, uint32_t module, const char *source,
+                                                   msc_error *err);
 
 /** Puts a note on a buffer; it replaces an earlier one. Otherwise as `msc_graph_note_op`. */
-MSC_API msc_status msc_graph_note_buffer(msc_graph *graph, uint32_t buffer, uint32_t module, const char *what,
-                                         msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_note_buffer(msc_graph *graph, uint32_t buffer, uint32_t module,
+                                                       const char *what, msc_error *err);
 
 /**
  * Closes open calls, ends what is open, validates the whole and freezes the graph.
- *
  * Buffers without an end outlive the step; saves without a release are released at the last position.
  * Errors: ENOMEM, ESTATE (finished before), EFORMAT (inconsistent; the message names the record).
  */
-MSC_API msc_status msc_graph_finish(msc_graph *graph, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_finish(msc_graph *graph, msc_error *err);
 
 /* ---- reading; counts are always valid, the arrays until the graph changes or ends --------------- */
 
@@ -363,7 +361,7 @@ MSC_API uint64_t msc_graph_digest(const msc_graph *graph);
 
 /** Position at which each buffer of the *plain* step really ends: max(end, its saves' releases).
  *  @param out array of `msc_graph_buffer_count` positions. Errors: ESTATE (not finished). */
-MSC_API msc_status msc_graph_plain_ends(const msc_graph *graph, uint32_t *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_plain_ends(const msc_graph *graph, uint32_t *out, msc_error *err);
 
 /* ---- text format, docs/formats/graph.md ---------------------------------------------------------- */
 
@@ -372,26 +370,28 @@ MSC_API msc_status msc_graph_plain_ends(const msc_graph *graph, uint32_t *out, m
  * failure leaves what was there before.
  * Errors: ESTATE, EIO, ENOMEM.
  */
-MSC_API msc_status msc_graph_save_file(const msc_graph *graph, const char *path, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_save_file(const msc_graph *graph, const char *path,
+                                                     msc_error *err);
 
 /** Reads a graph from a file. The result is finished. Errors: EIO, EFORMAT, EVERSION, ENOMEM, EOVERFLOW. */
-MSC_API msc_status msc_graph_load_file(msc_context *ctx, const char *path, msc_graph **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_load_file(msc_context *ctx, const char *path, msc_graph **out,
+                                                     msc_error *err);
 
 /**
  * Reads a graph from text in memory. Memory used is proportional to the text's length, never to a number
  * that the text claims. The message names the line.
  * Errors: EFORMAT, EVERSION, ENOMEM, EOVERFLOW.
  */
-MSC_API msc_status msc_graph_parse(msc_context *ctx, const char *text, size_t text_bytes, msc_graph **out,
-                                   msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_parse(msc_context *ctx, const char *text, size_t text_bytes,
+                                                 msc_graph **out, msc_error *err);
 
 /**
  * Writes the canonical text of a finished graph into `buffer`, as `snprintf` does: at most `buffer_bytes`
  * bytes with a terminator, and `*needed_bytes` is the full length without it.
  * Errors: ESTATE, EINVAL.
  */
-MSC_API msc_status msc_graph_format(const msc_graph *graph, char *buffer, size_t buffer_bytes,
-                                    size_t *needed_bytes, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_graph_format(const msc_graph *graph, char *buffer, size_t buffer_bytes,
+                                                  size_t *needed_bytes, msc_error *err);
 
 #ifdef __cplusplus
 }

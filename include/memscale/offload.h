@@ -129,7 +129,17 @@ typedef struct msc_offload_event {
 
 typedef struct msc_offload msc_offload;
 
-MSC_API msc_offload_options msc_offload_options_default(void);
+/** Every default, for a struct of `struct_bytes`. */
+MSC_API void msc_offload_options_init(msc_offload_options *options, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_offload_options msc_offload_options_default(void)
+{
+    msc_offload_options options;
+
+    msc_offload_options_init(&options, sizeof options);
+    return options;
+}
 
 /**
  * Creates an engine and its two threads, one for each direction.
@@ -142,8 +152,9 @@ MSC_API msc_offload_options msc_offload_options_default(void);
  * `fork` must not use its parent's engine: calls say ESTATE there, and `destroy` closes the child's descriptors of
  * the file and leaves all else alone. A child that lives on without it keeps the file's space taken.
  */
-MSC_API msc_status msc_offload_create(msc_context *ctx, msc_device *device,
-                                      const msc_offload_options *options, msc_offload **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_offload_create(msc_context *ctx, msc_device *device,
+                                                    const msc_offload_options *options, msc_offload **out,
+                                                    msc_error *err);
 
 /** Ends the copies under way, forgets all blocks, gives everything back. NULL is accepted. */
 MSC_API void msc_offload_destroy(msc_offload *engine);
@@ -155,10 +166,18 @@ MSC_API void msc_offload_destroy(msc_offload *engine);
  * @param out    names the block.
  * Errors: EINVAL; EAGAIN (no tier has room for it, and `err` says which limit: keep the source, nothing has
  * happened); ESTATE. Where the system refuses to pin or the disk is full, later tiers are tried.
- * Cost: does not wait and, once a step has run, allocates nothing.
+ * Cost: does not wait for copies and, once a step has run, allocates nothing. Where a tier grows, it asks the system
+ * for memory or disk space, which takes milliseconds: other calls go on meanwhile.
  */
-MSC_API msc_status msc_offload_put(msc_offload *engine, const void *source, uint64_t bytes, void *stream,
-                                   msc_ticket *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_offload_put(msc_offload *engine, const void *source, uint64_t bytes,
+                                                 void *stream, msc_ticket *out, msc_error *err);
+
+/**
+ * As `put`, for a caller that holds a lock of its own, where that need not ask the system.
+ * Errors: as `put`; ETIMEDOUT (no message: it has to, and nothing has happened: call `put`, without that lock).
+ */
+MSC_API MSC_NODISCARD msc_status msc_offload_put_now(msc_offload *engine, const void *source, uint64_t bytes,
+                                                     void *stream, msc_ticket *out, msc_error *err);
 
 /**
  * Makes `stream` wait until the block is in its tier. After that, in stream order, the source may be freed.
@@ -167,11 +186,12 @@ MSC_API msc_status msc_offload_put(msc_offload *engine, const void *source, uint
  * Errors: EIO, EDRIVER (the copy failed and the source is all there is; the block is only good for `drop`);
  * EINVAL (no such block); ESTATE.
  */
-MSC_API msc_status msc_offload_settle(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_offload_settle(msc_offload *engine, msc_ticket ticket, void *stream,
+                                                    msc_error *err);
 
 /** As `settle`, without waiting and for no stream: MSC_OK means that the source may be freed by anybody.
     EAGAIN (no message): not yet. */
-MSC_API msc_status msc_offload_settled(msc_offload *engine, msc_ticket ticket, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_offload_settled(msc_offload *engine, msc_ticket ticket, msc_error *err);
 
 /** As `settled` for each of `count` tickets up to the first that is not: returns how many are. */
 MSC_API uint32_t msc_offload_settled_of(msc_offload *engine, const msc_ticket *tickets, uint32_t count);
@@ -185,8 +205,8 @@ MSC_API uint32_t msc_offload_settled_of(msc_offload *engine, const msc_ticket *t
  * Errors: EINVAL; ESTATE (an earlier `get` of the block has not arrived; its copy out failed; fork).
  * Cost: does not wait, allocates nothing.
  */
-MSC_API msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void *destination, void *stream,
-                                   msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void *destination,
+                                                 void *stream, msc_error *err);
 
 /**
  * As `get`, into host memory of any kind, for a program that computes there what left a device. The lane copies it when
@@ -195,18 +215,20 @@ MSC_API msc_status msc_offload_get(msc_offload *engine, msc_ticket ticket, void 
  * @param destination as many bytes as were put, the caller's again after `arrive`, whose stream does not matter then.
  * Errors: as `get`.
  */
-MSC_API msc_status msc_offload_get_to_host(msc_offload *engine, msc_ticket ticket, void *destination,
-                                           msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_offload_get_to_host(msc_offload *engine, msc_ticket ticket,
+                                                         void *destination, msc_error *err);
 
 /**
  * Makes `stream` wait until the latest `get` has filled its destination; on the host the caller waits. A block
  * may be got again afterwards, any number of times.
  * Errors: EIO, EDRIVER (the bytes could not be read: the destination is not to be used); ESTATE (no `get`).
  */
-MSC_API msc_status msc_offload_arrive(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_offload_arrive(msc_offload *engine, msc_ticket ticket, void *stream,
+                                                    msc_error *err);
 
 /** As `arrive`, without waiting on the host. EAGAIN (no message): not yet. */
-MSC_API msc_status msc_offload_arrived(msc_offload *engine, msc_ticket ticket, void *stream, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_offload_arrived(msc_offload *engine, msc_ticket ticket, void *stream,
+                                                     msc_error *err);
 
 /**
  * Ends a block. What has not begun is not done any more; what is running, or begins together with what is (small
@@ -260,8 +282,17 @@ MSC_API void msc_offload_step(msc_offload *engine);
 /** Bytes of a block; 0 if there is no such block. */
 MSC_API uint64_t msc_offload_bytes_of(msc_offload *engine, msc_ticket ticket);
 
-/** Counters now. */
-MSC_API msc_offload_counters msc_offload_counters_now(msc_offload *engine);
+/** Counters now, for a struct of `out_bytes`. */
+MSC_API void msc_offload_counters_read(msc_offload *engine, msc_offload_counters *out, size_t out_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_offload_counters msc_offload_counters_now(msc_offload *engine)
+{
+    msc_offload_counters counters;
+
+    msc_offload_counters_read(engine, &counters, sizeof counters);
+    return counters;
+}
 
 /**
  * Copies the latest events, oldest first, at most `most` and `trace_count`. Returns how many. The same events are

@@ -212,10 +212,29 @@ typedef struct msc_optim_norm_result {
 /** Threads, or a card's stream, and the kernels that they run. */
 typedef struct msc_optim msc_optim;
 
-MSC_API msc_optim_options msc_optim_options_default(void);
+/** Every default, for a struct of `struct_bytes`. */
+MSC_API void msc_optim_options_init(msc_optim_options *options, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_optim_options msc_optim_options_default(void)
+{
+    msc_optim_options options;
+
+    msc_optim_options_init(&options, sizeof options);
+    return options;
+}
 
 /** The rule of `kind` with every default filled in, for FP32 throughout. */
-MSC_API msc_optim_rule msc_optim_rule_default(msc_optim_kind kind);
+MSC_API void msc_optim_rule_init(msc_optim_kind kind, msc_optim_rule *rule, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_optim_rule msc_optim_rule_default(msc_optim_kind kind)
+{
+    msc_optim_rule rule;
+
+    msc_optim_rule_init(kind, &rule, sizeof rule);
+    return rule;
+}
 
 /**
  * Creates the threads, which sleep between calls; or compiles a card's kernels and loads them, which takes about a
@@ -231,8 +250,8 @@ MSC_API msc_optim_rule msc_optim_rule_default(msc_optim_kind kind);
  * which part depends on chance; on a machine with several memory nodes, threads prefer arrays (of a step: moments) that lie
  * on their own node. What has not been written yet comes to lie on all nodes alike.
  */
-MSC_API msc_status msc_optim_create(msc_context *ctx, const msc_optim_options *options, msc_optim **out,
-                                    msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_create(msc_context *ctx, const msc_optim_options *options,
+                                                  msc_optim **out, msc_error *err);
 
 /** Ends the threads. No call may be under way, and none of its work on a card. NULL is accepted. */
 MSC_API void msc_optim_destroy(msc_optim *optim);
@@ -250,8 +269,8 @@ MSC_API const char *msc_optim_isa_name(msc_optim_isa isa);
  * What arrays a tensor of `count` elements has under `rule`.
  * Errors: EINVAL (the rule), EOVERFLOW.
  */
-MSC_API msc_status msc_optim_tensor_sizes(const msc_optim_rule *rule, uint64_t count, msc_optim_sizes *out,
-                                          msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_tensor_sizes(const msc_optim_rule *rule, uint64_t count,
+                                                        msc_optim_sizes *out, msc_error *err);
 
 /**
  * One step of all `tensors`, small ones in one go. Returns when it is done, or submitted to a card.
@@ -261,8 +280,9 @@ MSC_API msc_status msc_optim_tensor_sizes(const msc_optim_rule *rule, uint64_t c
  * Cost: allocates nothing. One pass over the arrays; with enough elements the machine's memory bandwidth decides
  * (bench/c/bench_optim.c).
  */
-MSC_API msc_status msc_optim_step(msc_optim *optim, const msc_optim_rule *rule,
-                                  const msc_optim_tensor *tensors, uint64_t tensor_count, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_step(msc_optim *optim, const msc_optim_rule *rule,
+                                                const msc_optim_tensor *tensors, uint64_t tensor_count,
+                                                msc_error *err);
 
 /**
  * Sum of squares over all `arrays`, each element × `scale` in FP32 first, and how many are not finite, in one pass.
@@ -270,8 +290,9 @@ MSC_API msc_status msc_optim_step(msc_optim *optim, const msc_optim_rule *rule,
  * Numerics: squares and sums in double, in an order that depends on the counts only.
  * Errors: EINVAL. Cost: allocates nothing; the first one on a card takes 4 KiB of its memory (EDEVMEM) until the end.
  */
-MSC_API msc_status msc_optim_norm(msc_optim *optim, const msc_optim_array *arrays, uint64_t array_count,
-                                  float scale, msc_optim_norm_result *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_norm(msc_optim *optim, const msc_optim_array *arrays,
+                                                uint64_t array_count, float scale, msc_optim_norm_result *out,
+                                                msc_error *err);
 
 /**
  * min(1, max_norm / (norm + 1e-6)) with norm = sqrt(sum_of_squares), in FP32 with torch's operations (reciprocal, then
@@ -283,15 +304,15 @@ MSC_API float msc_optim_clip_factor(double sum_of_squares, double max_norm);
  * sums[i] += gradient[i], in FP32: gradients of several backward passes, exactly as torch adds FP32 ones.
  * Errors: EINVAL (also where the two overlap). Cost: allocates nothing.
  */
-MSC_API msc_status msc_optim_accumulate(msc_optim *optim, float *sums, const msc_optim_array *gradient,
-                                        msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_accumulate(msc_optim *optim, float *sums,
+                                                      const msc_optim_array *gradient, msc_error *err);
 
 /**
  * Converts `from` to another type: to nearest, halves to even, overflow to infinity, a NaN stays one.
  * Errors: EINVAL (also where the two overlap). Cost: allocates nothing.
  */
-MSC_API msc_status msc_optim_convert(msc_optim *optim, void *to, msc_optim_float to_type,
-                                     const msc_optim_array *from, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_convert(msc_optim *optim, void *to, msc_optim_float to_type,
+                                                   const msc_optim_array *from, msc_error *err);
 
 /**
  * FP32 masters into weights and, by `form`, a copy or a rest. Not for FP32 weights.
@@ -299,12 +320,13 @@ MSC_API msc_status msc_optim_convert(msc_optim *optim, void *to, msc_optim_float
  * A 24-bit master is rounded to nearest here, halves away from zero.
  * Errors: EINVAL. Cost: allocates nothing.
  */
-MSC_API msc_status msc_optim_split(msc_optim *optim, msc_optim_weights form, const float *from,
-                                   uint64_t count, void *weight, void *master, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_split(msc_optim *optim, msc_optim_weights form, const float *from,
+                                                 uint64_t count, void *weight, void *master, msc_error *err);
 
 /** The masters of `msc_optim_split`, or of a step, as FP32. */
-MSC_API msc_status msc_optim_join(msc_optim *optim, msc_optim_weights form, const void *weight,
-                                  const void *master, uint64_t count, float *to, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_join(msc_optim *optim, msc_optim_weights form, const void *weight,
+                                                const void *master, uint64_t count, float *to,
+                                                msc_error *err);
 
 /**
  * The moments of a tensor as FP32, to show them or to go on with another optimizer.
@@ -313,15 +335,15 @@ MSC_API msc_status msc_optim_join(msc_optim *optim, msc_optim_weights form, cons
  * @param moment1 `count` floats, where the rule has one. `moment2` likewise. Else ignored.
  * Errors: EINVAL.
  */
-MSC_API msc_status msc_optim_moments_read(msc_optim *optim, const msc_optim_rule *rule,
-                                          const msc_optim_tensor *tensor, float *moment1, float *moment2,
-                                          msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_moments_read(msc_optim *optim, const msc_optim_rule *rule,
+                                                        const msc_optim_tensor *tensor, float *moment1,
+                                                        float *moment2, msc_error *err);
 
 /** The other way round, rounded to nearest, to a 30,000th of the distance; Adam's m over the root that is then stored. What
     `read` gave comes out the same when it is read again. */
-MSC_API msc_status msc_optim_moments_write(msc_optim *optim, const msc_optim_rule *rule,
-                                           const msc_optim_tensor *tensor, const float *moment1,
-                                           const float *moment2, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_optim_moments_write(msc_optim *optim, const msc_optim_rule *rule,
+                                                         const msc_optim_tensor *tensor, const float *moment1,
+                                                         const float *moment2, msc_error *err);
 
 #ifdef __cplusplus
 }

@@ -123,13 +123,13 @@ typedef struct msc_plan_summary {
 typedef struct msc_plan msc_plan;
 
 /** Creates an empty plan. Errors: ENOMEM. */
-MSC_API msc_status msc_plan_create(msc_context *ctx, msc_plan **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_plan_create(msc_context *ctx, msc_plan **out, msc_error *err);
 
 /** Ends a plan. NULL is accepted. */
 MSC_API void msc_plan_destroy(msc_plan *plan);
 
 /** Appends a choice; module ids must rise. Errors: EINVAL (action, rule, order, joined), ENOMEM. */
-MSC_API msc_status msc_plan_add(msc_plan *plan, const msc_choice *choice, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_plan_add(msc_plan *plan, const msc_choice *choice, msc_error *err);
 
 /**
  * Names an operation whose outputs the SELECTIVE choice that was added last keeps.
@@ -137,7 +137,7 @@ MSC_API msc_status msc_plan_add(msc_plan *plan, const msc_choice *choice, msc_er
  * @param offset counted from the first operation of each call of the module; offsets must rise.
  * Errors: EINVAL (no choice yet, not SELECTIVE, order), ENOMEM.
  */
-MSC_API msc_status msc_plan_keep(msc_plan *plan, uint32_t offset, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_plan_keep(msc_plan *plan, uint32_t offset, msc_error *err);
 
 /**
  * The operations that a choice keeps, as offsets, rising; NULL for none.
@@ -157,7 +157,7 @@ MSC_API const uint32_t *msc_plan_kept(const msc_plan *plan, uint32_t choice, uin
  *                Boundary: number of an input of each call, in the order of `msc_graph_inputs`. Ordinals must rise.
  * Errors: EINVAL (no choice yet, neither OFFLOAD nor a boundary, order), ENOMEM.
  */
-MSC_API msc_status msc_plan_move(msc_plan *plan, uint32_t ordinal, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_plan_move(msc_plan *plan, uint32_t ordinal, msc_error *err);
 
 /** What a choice offloads, as ordinals, rising; otherwise as `msc_plan_kept`. */
 MSC_API const uint32_t *msc_plan_moved(const msc_plan *plan, uint32_t choice, uint32_t *count);
@@ -169,10 +169,12 @@ MSC_API const uint32_t *msc_plan_moved(const msc_plan *plan, uint32_t choice, ui
  * @param choice index of a choice that moves something.
  * Errors: EINVAL (no such choice, it moves nothing).
  */
-MSC_API msc_status msc_plan_set_ahead(msc_plan *plan, uint32_t choice, uint64_t ahead_bytes, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_plan_set_ahead(msc_plan *plan, uint32_t choice, uint64_t ahead_bytes,
+                                                    msc_error *err);
 
 /** Replaces the summary. Errors: EINVAL. */
-MSC_API msc_status msc_plan_set_summary(msc_plan *plan, const msc_plan_summary *summary, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_plan_set_summary(msc_plan *plan, const msc_plan_summary *summary,
+                                                      msc_error *err);
 
 MSC_API uint32_t msc_plan_choice_count(const msc_plan *plan);
 MSC_API const msc_choice *msc_plan_choices(const msc_plan *plan);
@@ -188,12 +190,12 @@ MSC_API uint32_t msc_plan_find(const msc_plan *plan, uint32_t module);
 MSC_API uint64_t msc_plan_digest(const msc_plan *plan);
 
 /** Canonical text, in the manner of `snprintf`; see `msc_graph_format`. Errors: EINVAL. */
-MSC_API msc_status msc_plan_format(const msc_plan *plan, char *buffer, size_t buffer_bytes,
-                                   size_t *needed_bytes, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_plan_format(const msc_plan *plan, char *buffer, size_t buffer_bytes,
+                                                 size_t *needed_bytes, msc_error *err);
 
 /** Reads canonical text. Errors: EFORMAT (names the line), EVERSION, ENOMEM. */
-MSC_API msc_status msc_plan_parse(msc_context *ctx, const char *text, size_t text_bytes, msc_plan **out,
-                                  msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_plan_parse(msc_context *ctx, const char *text, size_t text_bytes,
+                                                msc_plan **out, msc_error *err);
 
 MSC_API const char *msc_action_name(msc_action action); /**< "keep", "checkpoint", "selective", "offload" */
 MSC_API const char *msc_rule_key(msc_rule rule);        /**< stable key, e.g. "not-needed" */

@@ -55,8 +55,8 @@ typedef struct msc_trace msc_trace;
  * Errors: ESTATE (graph not finished), EINVAL (the plan names a module that the graph has not), ENOMEM,
  * EOVERFLOW.
  */
-MSC_API msc_status msc_trace_create(msc_context *ctx, const msc_graph *graph, const msc_plan *plan,
-                                    msc_trace **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_trace_create(msc_context *ctx, const msc_graph *graph,
+                                                  const msc_plan *plan, msc_trace **out, msc_error *err);
 MSC_API void msc_trace_destroy(msc_trace *trace);
 MSC_API const msc_event *msc_trace_events(const msc_trace *trace);
 MSC_API uint64_t msc_trace_event_count(const msc_trace *trace);
@@ -98,8 +98,9 @@ typedef struct msc_live {
  * Errors: EINVAL (no such event, another graph), ENOMEM.
  * Cost: the events up to there.
  */
-MSC_API msc_status msc_trace_live_at(const msc_trace *trace, const msc_graph *graph, uint64_t event,
-                                     msc_live *live, uint32_t capacity, uint32_t *count, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_trace_live_at(const msc_trace *trace, const msc_graph *graph,
+                                                   uint64_t event, msc_live *live, uint32_t capacity,
+                                                   uint32_t *count, msc_error *err);
 
 /** Steps that a replay plays for CUDA. What the second reserves, all later ones have been seen to reserve. */
 #define MSC_REPLAY_STEPS 2
@@ -128,12 +129,21 @@ typedef struct msc_replay {
  * which the first does not find what appears late (see msc_graph_make_late), and gradients end with each.
  * Peaks are those of all steps; everything else in `out`, and `live`, tells of the last.
  *
+ * @param out      a struct of `out_bytes`.
  * @param live     optional: allocated bytes while each OP or RECOMPUTE event ran (its highest value), in
  *                 event order; `live_count` entries at most are written.
  * Errors: EDEVMEM (capacity), ENOMEM.
  */
-MSC_API msc_status msc_trace_replay(const msc_trace *trace, msc_sim *sim, uint64_t *live, size_t live_count,
-                                    msc_replay *out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_trace_replay_into(const msc_trace *trace, msc_sim *sim, uint64_t *live,
+                                                       size_t live_count, msc_replay *out, size_t out_bytes,
+                                                       msc_error *err);
+
+/** The same for the struct of this header. */
+MSC_NODISCARD static inline msc_status msc_trace_replay(const msc_trace *trace, msc_sim *sim, uint64_t *live,
+                                                        size_t live_count, msc_replay *out, msc_error *err)
+{
+    return msc_trace_replay_into(trace, sim, live, live_count, out, sizeof *out, err);
+}
 
 /** Number of OP and RECOMPUTE events, the length that `live` needs. */
 MSC_API uint64_t msc_trace_op_event_count(const msc_trace *trace);

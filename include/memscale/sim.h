@@ -113,7 +113,17 @@ typedef struct msc_sim_place {
 
 typedef struct msc_sim msc_sim;
 
-MSC_API msc_sim_options msc_sim_options_default(msc_sim_kind kind);
+/** Every default of a kind, for a struct of `struct_bytes`. */
+MSC_API void msc_sim_options_init(msc_sim_kind kind, msc_sim_options *options, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_sim_options msc_sim_options_default(msc_sim_kind kind)
+{
+    msc_sim_options options;
+
+    msc_sim_options_init(kind, &options, sizeof options);
+    return options;
+}
 
 /**
  * Reads the text of PYTORCH_ALLOC_CONF into options of kind CUDA, which must have been initialised.
@@ -127,12 +137,12 @@ MSC_API msc_sim_options msc_sim_options_default(msc_sim_kind kind);
  * Errors: EINVAL (unknown key, bad value: the message names key, value and what is allowed), EUNSUPPORTED
  * (another backend). The options are unchanged on error.
  */
-MSC_API msc_status msc_sim_options_parse(const char *text, uint64_t device_total_bytes,
-                                         msc_sim_options *options, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_options_parse(const char *text, uint64_t device_total_bytes,
+                                                       msc_sim_options *options, msc_error *err);
 
 /** Creates an empty simulator. Errors: EINVAL (names the field), ENOMEM. */
-MSC_API msc_status msc_sim_create(msc_context *ctx, const msc_sim_options *options, msc_sim **out,
-                                  msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_create(msc_context *ctx, const msc_sim_options *options,
+                                                msc_sim **out, msc_error *err);
 MSC_API void msc_sim_destroy(msc_sim *sim);
 
 /** Forgets everything but the options; keeps its memory for the next run. */
@@ -146,15 +156,15 @@ MSC_API void msc_sim_reset(msc_sim *sim);
  * as after PyTorch's own failed attempt, caches released), EINVAL (id in use), ENOMEM.
  * Cost: a few ten nanoseconds; allocates host memory only to grow tables.
  */
-MSC_API msc_status msc_sim_alloc(msc_sim *sim, uint32_t id, uint64_t size_bytes, uint32_t stream,
-                                 msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_alloc(msc_sim *sim, uint32_t id, uint64_t size_bytes,
+                                               uint32_t stream, msc_error *err);
 
 /** The same in any pool, which exists from its first use on. HOST knows neither streams nor pools. */
-MSC_API msc_status msc_sim_alloc_in(msc_sim *sim, uint32_t id, uint64_t size_bytes,
-                                    const msc_sim_place *place, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_alloc_in(msc_sim *sim, uint32_t id, uint64_t size_bytes,
+                                                  const msc_sim_place *place, msc_error *err);
 
 /** Frees an id at once: request and completion in one. Errors: EINVAL (not in use). */
-MSC_API msc_status msc_sim_free(msc_sim *sim, uint32_t id, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_free(msc_sim *sim, uint32_t id, msc_error *err);
 
 /**
  * Frees an id that another stream still uses (`record_stream`): its bytes stop being allocated, the block
@@ -164,10 +174,10 @@ MSC_API msc_status msc_sim_free(msc_sim *sim, uint32_t id, msc_error *err);
  * the stream and has taken the memory back already. HOST takes it back now.
  * Errors: EINVAL (not in use, or requested already), ENOMEM (nothing changed).
  */
-MSC_API msc_status msc_sim_free_request(msc_sim *sim, uint32_t id, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_free_request(msc_sim *sim, uint32_t id, msc_error *err);
 
 /** The streams have finished: the block becomes free and the id too. Errors: EINVAL (not requested). */
-MSC_API msc_status msc_sim_free_complete(msc_sim *sim, uint32_t id, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_free_complete(msc_sim *sim, uint32_t id, msc_error *err);
 
 /** Gives every unused segment back, as `torch.cuda.empty_cache`; private pools only once released. */
 MSC_API void msc_sim_empty_cache(msc_sim *sim);
@@ -176,7 +186,7 @@ MSC_API void msc_sim_empty_cache(msc_sim *sim);
  * The last graph of a private pool is gone: from now on its unused segments are given back like those of
  * the default pool. Allocating in it again takes it back into use. Errors: EINVAL (pool 0).
  */
-MSC_API msc_status msc_sim_release_pool(msc_sim *sim, uint32_t pool, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_release_pool(msc_sim *sim, uint32_t pool, msc_error *err);
 
 /**
  * Whether a CUDA graph is being captured: then nothing may synchronise, so a request that fails is not
@@ -191,11 +201,19 @@ MSC_API void msc_sim_reset_peaks(msc_sim *sim);
 MSC_API void msc_sim_reset_accumulated(msc_sim *sim);
 
 MSC_API msc_sim_stats msc_sim_get_stats(const msc_sim *sim);
-MSC_API void msc_sim_get_memory_stats(const msc_sim *sim, msc_sim_memory_stats *out);
+
+/** All statistics, for a struct of `out_bytes`. */
+MSC_API void msc_sim_memory_stats_read(const msc_sim *sim, msc_sim_memory_stats *out, size_t out_bytes);
+
+/** The same for the struct of this header. */
+static inline void msc_sim_get_memory_stats(const msc_sim *sim, msc_sim_memory_stats *out)
+{
+    msc_sim_memory_stats_read(sim, out, sizeof *out);
+}
 
 /** Checks every invariant of the whole structure; the message names the first that fails. Errors: EINTERNAL.
  */
-MSC_API msc_status msc_sim_validate(const msc_sim *sim, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_validate(const msc_sim *sim, msc_error *err);
 
 /* ---- segments and their blocks ------------------------------------------------------------------ */
 
@@ -233,7 +251,7 @@ MSC_API const msc_sim_segment_event *msc_sim_segment_events(const msc_sim *sim, 
  * it addresses fall from segment to segment. That segments do not overlap is the caller's business.
  * Errors: EINVAL (not a multiple of 512, or HOST).
  */
-MSC_API msc_status msc_sim_place_next_segment(msc_sim *sim, uint64_t address, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_place_next_segment(msc_sim *sim, uint64_t address, msc_error *err);
 
 typedef enum msc_sim_block_state {
     MSC_SIM_BLOCK_FREE,      /**< cached */
@@ -274,7 +292,7 @@ typedef struct msc_sim_map msc_sim_map;
  * Lists what is reserved now, as `torch.cuda.memory_snapshot`: segments in order of address. HOST has none.
  * Errors: ENOMEM. Cost: n log n in the blocks.
  */
-MSC_API msc_status msc_sim_map_create(const msc_sim *sim, msc_sim_map **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_sim_map_create(const msc_sim *sim, msc_sim_map **out, msc_error *err);
 MSC_API void msc_sim_map_destroy(msc_sim_map *map);
 MSC_API const msc_sim_segment *msc_sim_map_segments(const msc_sim_map *map, uint32_t *count);
 MSC_API const msc_sim_block *msc_sim_map_blocks(const msc_sim_map *map, uint32_t *count);

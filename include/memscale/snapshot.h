@@ -149,11 +149,12 @@ typedef struct msc_snapshot msc_snapshot;
  * ENOMEM, EOVERFLOW (2^31 records of a kind), EINVAL.
  * Cost: memory a small multiple of `size_bytes` at worst; usually less than the file.
  */
-MSC_API msc_status msc_snapshot_parse(msc_context *ctx, const void *bytes, size_t size_bytes,
-                                      msc_snapshot **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_snapshot_parse(msc_context *ctx, const void *bytes, size_t size_bytes,
+                                                    msc_snapshot **out, msc_error *err);
 
 /** The same from a file, which is never held in memory as a whole. Errors: also EIO. */
-MSC_API msc_status msc_snapshot_load(msc_context *ctx, const char *path, msc_snapshot **out, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_snapshot_load(msc_context *ctx, const char *path, msc_snapshot **out,
+                                                   msc_error *err);
 
 MSC_API void msc_snapshot_destroy(msc_snapshot *snapshot);
 
@@ -187,7 +188,18 @@ MSC_API uint32_t msc_snapshot_frame_count(const msc_snapshot *snapshot);
 /** UTF-8 as in the file, with a terminator; "" for MSC_NONE. */
 MSC_API const char *msc_snapshot_string(const msc_snapshot *snapshot, uint32_t string);
 
-MSC_API msc_snapshot_settings msc_snapshot_get_settings(const msc_snapshot *snapshot);
+/** Settings that were in force, for a struct of `out_bytes`. */
+MSC_API void msc_snapshot_settings_read(const msc_snapshot *snapshot, msc_snapshot_settings *out,
+                                        size_t out_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_snapshot_settings msc_snapshot_get_settings(const msc_snapshot *snapshot)
+{
+    msc_snapshot_settings settings;
+
+    msc_snapshot_settings_read(snapshot, &settings, sizeof settings);
+    return settings;
+}
 
 /** "alloc", "free_requested" … as in the file; "other" for MSC_SNAPSHOT_ACTION_OTHER. */
 MSC_API const char *msc_snapshot_action_name(msc_snapshot_action action);
@@ -195,9 +207,18 @@ MSC_API const char *msc_snapshot_action_name(msc_snapshot_action action);
 /** "inactive", "active_allocated" or "active_pending_free". */
 MSC_API const char *msc_snapshot_state_name(msc_snapshot_state state);
 
-/** Sums of a device; zeros for one that there is not. Errors: ENOMEM, EINVAL (no such device). */
-MSC_API msc_status msc_snapshot_get_totals(const msc_snapshot *snapshot, uint32_t device,
-                                           msc_snapshot_totals *out, msc_error *err);
+/** Sums of a device, for a struct of `out_bytes`; zeros for one that there is not. Errors: ENOMEM, EINVAL (no such
+    device). */
+MSC_API MSC_NODISCARD msc_status msc_snapshot_totals_read(const msc_snapshot *snapshot, uint32_t device,
+                                                          msc_snapshot_totals *out, size_t out_bytes,
+                                                          msc_error *err);
+
+/** The same for the struct of this header. */
+MSC_NODISCARD static inline msc_status msc_snapshot_get_totals(const msc_snapshot *snapshot, uint32_t device,
+                                                               msc_snapshot_totals *out, msc_error *err)
+{
+    return msc_snapshot_totals_read(snapshot, device, out, sizeof *out, err);
+}
 
 /* ---- whose memory it is ------------------------------------------------------------------------- */
 
@@ -223,9 +244,9 @@ typedef struct msc_snapshot_site {
  * @param found optional: how many there are.
  * Errors: EINVAL (no such device), ENOMEM.
  */
-MSC_API msc_status msc_snapshot_sites(const msc_snapshot *snapshot, uint32_t device,
-                                      msc_snapshot_moment moment, msc_snapshot_site *sites,
-                                      uint32_t site_count, uint32_t *found, msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_snapshot_sites(const msc_snapshot *snapshot, uint32_t device,
+                                                    msc_snapshot_moment moment, msc_snapshot_site *sites,
+                                                    uint32_t site_count, uint32_t *found, msc_error *err);
 
 /* ---- would the simulator have done the same? ---------------------------------------------------- */
 
@@ -285,7 +306,16 @@ typedef struct msc_snapshot_replay_result {
 } msc_snapshot_replay_result;
 
 /** Nothing is known. */
-MSC_API msc_snapshot_replay_options msc_snapshot_replay_options_default(void);
+MSC_API void msc_snapshot_replay_options_init(msc_snapshot_replay_options *options, size_t struct_bytes);
+
+/** The same for the struct of this header. */
+static inline msc_snapshot_replay_options msc_snapshot_replay_options_default(void)
+{
+    msc_snapshot_replay_options options;
+
+    msc_snapshot_replay_options_init(&options, sizeof options);
+    return options;
+}
 
 /**
  * Plays the trace of a device into a simulator with the snapshot's own settings and compares.
@@ -295,14 +325,27 @@ MSC_API msc_snapshot_replay_options msc_snapshot_replay_options_default(void);
  * collection); otherwise it is taken from the trace, which does not tell an `empty_cache` from a retry.
  *
  * @param options NULL for the defaults.
- * @param sim_options optional: receives the options of the simulator.
+ * @param sim_options optional: receives the options of the simulator, as many bytes as its `struct_bytes` says.
+ * @param out a struct of `out_bytes`.
  * Errors: EINVAL (no such device; a setting that the simulator does not know), EUNSUPPORTED (the state at
  * the beginning cannot be told; the message says why), ENOMEM, EOVERFLOW. A difference is no error.
  */
-MSC_API msc_status msc_snapshot_replay(const msc_snapshot *snapshot, uint32_t device,
-                                       const msc_snapshot_replay_options *options,
-                                       msc_sim_options *sim_options, msc_snapshot_replay_result *out,
-                                       msc_error *err);
+MSC_API MSC_NODISCARD msc_status msc_snapshot_replay_into(const msc_snapshot *snapshot, uint32_t device,
+                                                          const msc_snapshot_replay_options *options,
+                                                          msc_sim_options *sim_options,
+                                                          msc_snapshot_replay_result *out, size_t out_bytes,
+                                                          msc_error *err);
+
+/** The same for the structs of these headers; `sim_options` need not be initialised. */
+MSC_NODISCARD static inline msc_status msc_snapshot_replay(const msc_snapshot *snapshot, uint32_t device,
+                                                           const msc_snapshot_replay_options *options,
+                                                           msc_sim_options *sim_options,
+                                                           msc_snapshot_replay_result *out, msc_error *err)
+{
+    if (sim_options != NULL)
+        sim_options->struct_bytes = sizeof *sim_options;
+    return msc_snapshot_replay_into(snapshot, device, options, sim_options, out, sizeof *out, err);
+}
 
 #ifdef __cplusplus
 }

@@ -60,6 +60,15 @@ typedef struct msc_error {
 #define MSC_API
 #endif
 
+/** Marks what says whether it worked: who calls it looks. A call that is meant to be ignored says so to the compiler. */
+#ifndef MSC_NODISCARD
+#if defined(__GNUC__) || defined(__clang__)
+#define MSC_NODISCARD __attribute__((warn_unused_result))
+#else
+#define MSC_NODISCARD
+#endif
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif

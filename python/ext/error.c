@@ -6,6 +6,7 @@
  *     ENOMEM                            -> MemoryError    the host's memory
  *     ESTATE                            -> RuntimeError   the order of calls
  *     EIO                               -> OSError        with errno, hence FileNotFoundError and so on
+ *     EDEVMEM of a device that is there -> torch.OutOfMemoryError
  *     everything else                   -> memscale.errors.MemScaleError
  *
  * Built-in types where Python has one, so that callers need no import to catch them. Whatever the type,
@@ -19,6 +20,22 @@
 
 #include <stdarg.h>
 #include <string.h>
+
+/** An attribute of a module; NULL with an exception set. */
+static PyObject *attribute_of_module(const char *name, const char *attribute)
+{
+    PyObject *module = PyImport_ImportModule(name);
+    PyObject *found = module != NULL ? PyObject_GetAttrString(module, attribute) : NULL;
+
+    Py_XDECREF(module);
+    return found;
+}
+
+/** PyTorch's own: where it lies in every version, and newer ones have it at the top, too. */
+static PyObject *out_of_device_memory(void)
+{
+    return attribute_of_module("torch.cuda", "OutOfMemoryError");
+}
 
 /** A new reference to the exception type for `status`; NULL with an exception set. */
 static PyObject *exception_type(msc_status status)
@@ -41,23 +58,15 @@ static PyObject *exception_type(msc_status status)
     case MSC_EIO:
         type = PyExc_OSError;
         break;
-    default: {
-        PyObject *module = PyImport_ImportModule("memscale.errors");
-
-        if (module != NULL) {
-            type = PyObject_GetAttrString(module, "MemScaleError");
-            Py_DECREF(module);
-        }
-        return type;
-    }
+    default:
+        return attribute_of_module("memscale.errors", "MemScaleError");
     }
     return Py_NewRef(type);
 }
 
-/** A new exception object, with `status` attached; NULL with another exception set. */
-static PyObject *exception_new(msc_status status, int32_t driver_code, PyObject *message)
+/** A new exception object, with `status` attached; NULL with another exception set. Takes `type`. */
+static PyObject *exception_new(PyObject *type, msc_status status, int32_t driver_code, PyObject *message)
 {
-    PyObject *type = exception_type(status);
     PyObject *exception = NULL;
     PyObject *name = PyUnicode_FromString(msc_status_name(status));
 
@@ -75,14 +84,16 @@ done:
     return exception;
 }
 
-/** Raises with `message`, whose reference it takes; NULL is accepted and means an exception is set. */
-static PyObject *raise_text(msc_status status, int32_t driver_code, PyObject *message)
+/** Raises with `type` and `message`, which it takes; NULL is accepted and means an exception is set. */
+static PyObject *raise_text(PyObject *type, msc_status status, int32_t driver_code, PyObject *message)
 {
     PyObject *exception = NULL;
 
-    if (message == NULL)
+    if (message == NULL) {
+        Py_XDECREF(type);
         return NULL;
-    exception = exception_new(status, driver_code, message);
+    }
+    exception = exception_new(type, status, driver_code, message);
     Py_DECREF(message);
     if (exception == NULL)
         return NULL;
@@ -91,13 +102,22 @@ static PyObject *raise_text(msc_status status, int32_t driver_code, PyObject *me
     return NULL;
 }
 
+/** A message that was cut to its field may end inside a character. */
+static PyObject *message_of(const msc_error *err)
+{
+    return PyUnicode_DecodeUTF8(err->message, (Py_ssize_t)strlen(err->message), "replace");
+}
+
 PyObject *msc__py_raise(const msc_error *err)
 {
-    size_t length = strlen(err->message);
+    return raise_text(exception_type(err->status), err->status, err->driver_code, message_of(err));
+}
 
-    /* A message that was cut to its field may end inside a character. */
-    return raise_text(err->status, err->driver_code,
-                      PyUnicode_DecodeUTF8(err->message, (Py_ssize_t)length, "replace"));
+PyObject *msc__py_raise_of_device(const msc_error *err)
+{
+    PyObject *type = err->status == MSC_EDEVMEM ? out_of_device_memory() : exception_type(err->status);
+
+    return raise_text(type, err->status, err->driver_code, message_of(err));
 }
 
 PyObject *msc__py_refuse(const char *format, ...)
@@ -108,7 +128,7 @@ PyObject *msc__py_refuse(const char *format, ...)
     va_start(values, format);
     message = PyUnicode_FromFormatV(format, values);
     va_end(values);
-    return raise_text(MSC_EINVAL, 0, message);
+    return raise_text(exception_type(MSC_EINVAL), MSC_EINVAL, 0, message);
 }
 
 PyObject *msc__py_refuse_type(const char *what, const char *wanted, PyObject *value)

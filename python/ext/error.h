@@ -10,6 +10,10 @@
 /** Raises what `err` says. Returns NULL, so that a failure is one statement. Threads: needs the GIL. */
 PyObject *msc__py_raise(const msc_error *err);
 
+/** As `msc__py_raise`, for what a device that is there has said: EDEVMEM is torch.OutOfMemoryError, which is PyTorch's and
+    stays so (memscale/errors.py). That of a simulated one is not. */
+PyObject *msc__py_raise_of_device(const msc_error *err);
+
 /**
  * Raises an argument error that the extension found itself: status EINVAL, hence ValueError.
  * @param format as in `PyUnicode_FromFormat`.

@@ -111,11 +111,24 @@ void msc__py_memory_release(msc__py_memory *memory)
     free(memory);
 }
 
+/* PyTorch raises one kind of exception here whatever the reason, so its words decide. */
+static void note_reason(msc_error *err)
+{
+    static const char *const shortages[] = {"out of memory", "not enough memory", "can't allocate memory",
+                                            "bad_alloc", "bad allocation"};
+
+    err->status = err->message[0] == '\0' ? MSC_EDEVMEM : MSC_EDRIVER;
+    for (size_t i = 0; i < MSC_PY_COUNT(shortages); i++)
+        if (strstr(err->message, shortages[i]) != NULL)
+            err->status = MSC_EDEVMEM;
+}
+
 static void note_error(void *context, const char *kind, const char *message)
 {
     msc_error *err = context;
 
     (void)snprintf(err->message, sizeof err->message, "%s: %s", kind, message);
+    note_reason(err);
 }
 
 /* Why PyTorch has no memory, out of the exception that it raised. */
@@ -134,6 +147,7 @@ static void note_exception(msc_error *err)
     words = text != NULL ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
     if (words != NULL)
         (void)snprintf(err->message, sizeof err->message, "%s", words);
+    note_reason(err);
     Py_XDECREF(text);
     Py_XDECREF(type);
     Py_XDECREF(value);

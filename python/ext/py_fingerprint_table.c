@@ -85,7 +85,7 @@ MSC_PY_FASTCALL(kept_compare)
     status =
         msc_fingerprint_compare(kept->of->table, kept->slot, &found.tensor, kept->one_in, tag, stream, &err);
     Py_END_ALLOW_THREADS
-    return status == MSC_OK ? Py_NewRef(Py_None) : msc__py_raise(&err);
+    return status == MSC_OK ? Py_NewRef(Py_None) : msc__py_raise_of_device(&err);
 }
 
 static PyObject *kept_value(PyObject *self, PyObject *unused)
@@ -99,7 +99,7 @@ static PyObject *kept_value(PyObject *self, PyObject *unused)
     Py_BEGIN_ALLOW_THREADS
     status = msc_fingerprint_value(kept->of->table, kept->slot, &value, &err);
     Py_END_ALLOW_THREADS
-    return status == MSC_OK ? PyLong_FromUnsignedLongLong(value) : msc__py_raise(&err);
+    return status == MSC_OK ? PyLong_FromUnsignedLongLong(value) : msc__py_raise_of_device(&err);
 }
 
 static PyMethodDef kept_methods[] = {
@@ -175,7 +175,7 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->slots = options.slot_count;
     if (create(self, &options, &err) != MSC_OK) {
         Py_DECREF((PyObject *)self);
-        return msc__py_raise(&err);
+        return msc__py_raise_of_device(&err);
     }
     return (PyObject *)self;
 }
@@ -222,7 +222,7 @@ MSC_PY_FASTCALL(table_keep)
         return (PyObject *)kept;
     }
     Py_DECREF((PyObject *)kept);
-    return status == MSC_EAGAIN ? Py_NewRef(Py_None) : msc__py_raise(&err);
+    return status == MSC_EAGAIN ? Py_NewRef(Py_None) : msc__py_raise_of_device(&err);
 }
 
 static PyObject *table_read(PyObject *self, PyObject *unused)
@@ -236,7 +236,7 @@ static PyObject *table_read(PyObject *self, PyObject *unused)
     status = msc_fingerprint_read(((table_object *)self)->table, &found, &err);
     Py_END_ALLOW_THREADS
     if (status != MSC_OK)
-        return msc__py_raise(&err);
+        return msc__py_raise_of_device(&err);
     if (found.differences == 0)
         return Py_NewRef(Py_None);
     return Py_BuildValue("(KKKK)", (unsigned long long)found.differences, (unsigned long long)found.tag,

@@ -24,7 +24,7 @@ typedef struct settings {
     uint8_t debug;
     uint8_t cuda;
     uint64_t delay_most_ns, fault_bytes_per_second, seed, pin_limit_bytes;
-    uint32_t split_ppm, fail_ppm;
+    uint32_t split_ppm, fail_ppm, pin_delay_us;
     uint8_t refuse_pins;
     uint8_t capsules;
     uint8_t no_library;
@@ -55,9 +55,11 @@ static const msc__py_field setting_fields[] = {
     FIELD("fault_split_ppm", MSC_PY_U32, split_ppm),
     FIELD("fault_fail_ppm", MSC_PY_U32, fail_ppm),
     FIELD("fault_pin_limit_bytes", MSC_PY_U64, pin_limit_bytes),
+    FIELD("fault_pin_delay_us", MSC_PY_U32, pin_delay_us),
     FIELD("fault_refuse_pins", MSC_PY_BOOL, refuse_pins),
     FIELD("fault_capsules", MSC_PY_BOOL, capsules),
     FIELD("fault_no_library", MSC_PY_BOOL, no_library),
+    FIELD("no_library", MSC_PY_BOOL, no_library),
 };
 
 static const msc__py_record setting_record = {"options", setting_fields, MSC_PY_COUNT(setting_fields)};
@@ -83,20 +85,26 @@ static bool read_settings(PyObject *options, PyObject *directory, settings *out)
     out->device.faults.fail_ppm = out->fail_ppm;
     out->device.faults.pin_limit_bytes = out->pin_limit_bytes;
     out->device.faults.refuse_pins = out->refuse_pins;
+    out->device.faults.pin_delay_us = out->pin_delay_us;
     return true;
 }
 
 /* ---- life --------------------------------------------------------------------------------------- */
 
+/* Nobody else has the engine yet; its buffers are pinned without the GIL. */
 static bool open_engine(msc__py_engine *self, const settings *set)
 {
+    bool opened;
     msc_error err;
 
-    if (msc_context_create(NULL, &self->ctx, &err) != MSC_OK ||
-        msc_context_create(NULL, &self->device_ctx, &err) != MSC_OK ||
-        msc_device_create(self->device_ctx, &set->device, &self->device, &err) != MSC_OK ||
-        msc_offload_create(self->ctx, self->device, &set->offload, &self->offload, &err) != MSC_OK) {
-        msc__py_raise(&err);
+    Py_BEGIN_ALLOW_THREADS
+    opened = msc_context_create(NULL, &self->ctx, &err) == MSC_OK &&
+             msc_context_create(NULL, &self->device_ctx, &err) == MSC_OK &&
+             msc_device_create(self->device_ctx, &set->device, &self->device, &err) == MSC_OK &&
+             msc_offload_create(self->ctx, self->device, &set->offload, &self->offload, &err) == MSC_OK;
+    Py_END_ALLOW_THREADS
+    if (!opened) {
+        msc__py_raise_of_device(&err);
         return false;
     }
     self->debug = set->debug != 0;

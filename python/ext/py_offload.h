@@ -82,6 +82,20 @@ PyObject *msc__py_engine_put(PyObject *self, PyObject *tensor);
 msc_offload *msc__py_engine_enter(msc__py_engine *engine);
 void msc__py_engine_leave(msc__py_engine *engine);
 
+/** Memory to copy out, and the stream that made it. */
+typedef struct msc__py_source {
+    void *memory;
+    uint64_t bytes;
+    void *stream;
+} msc__py_source;
+
+/**
+ * As `msc_offload_put`, for an engine that is open; without the GIL where the system is asked for room, which takes
+ * milliseconds. ECANCELED (no message): it was closed meanwhile.
+ */
+msc_status msc__py_engine_copy_out(msc__py_engine *engine, const msc__py_source *what, msc_ticket *out,
+                                   msc_error *err);
+
 /** Drops all blocks of an engine that closes. */
 void msc__py_blocks_close(msc__py_engine *engine, msc_offload *offload);
 

@@ -172,19 +172,22 @@ static PyObject *block_new(msc__py_engine *engine, msc_ticket ticket, uint64_t b
 PyObject *msc__py_engine_put(PyObject *object, PyObject *tensor)
 {
     msc__py_engine *engine = (msc__py_engine *)object;
-    void *memory;
-    void *stream;
-    uint64_t bytes;
+    msc__py_source what;
+    msc_status status;
     msc_ticket ticket;
     msc_error err;
 
-    if (!memory_of(engine, tensor, &memory, &bytes, NULL) || !msc__py_current_stream(&engine->torch, &stream))
+    if (!memory_of(engine, tensor, &what.memory, &what.bytes, NULL) ||
+        !msc__py_current_stream(&engine->torch, &what.stream))
         return NULL;
     if (engine->offload == NULL)
         return msc__py_refuse("this engine is closed");
-    if (msc_offload_put(engine->offload, memory, bytes, stream, &ticket, &err) != MSC_OK)
-        return err.status == MSC_EAGAIN ? Py_NewRef(Py_None) : msc__py_raise(&err);
-    return block_new(engine, ticket, bytes, tensor);
+    status = msc__py_engine_copy_out(engine, &what, &ticket, &err);
+    if (status == MSC_ECANCELED)
+        return msc__py_refuse("this engine is closed");
+    if (status != MSC_OK)
+        return status == MSC_EAGAIN ? Py_NewRef(Py_None) : msc__py_raise(&err);
+    return block_new(engine, ticket, what.bytes, tensor);
 }
 
 /* ---- methods ------------------------------------------------------------------------------------ */

@@ -254,6 +254,7 @@ static bool make_origin(const msc__py_engine *engine, PyObject *tensor, const ms
 /* Starts the copy of a storage. NULL with an exception, or without one where no tier has room. */
 static msc__py_store *put(msc__py_engine *engine, const msc__py_origin *origin)
 {
+    msc__py_source what = {origin->span.base, origin->span.bytes, origin->stream};
     msc_error err;
     msc_status status;
     msc_ticket ticket;
@@ -261,11 +262,10 @@ static msc__py_store *put(msc__py_engine *engine, const msc__py_origin *origin)
 
     if (engine->offload == NULL)
         return NULL; /* closed meanwhile */
-    status = msc_offload_put(engine->offload, origin->span.base, origin->span.bytes, origin->stream, &ticket,
-                             &err);
+    status = msc__py_engine_copy_out(engine, &what, &ticket, &err);
     if (status != MSC_OK) {
-        if (status != MSC_EAGAIN)
-            msc__py_raise(&err);
+        if (status != MSC_EAGAIN && status != MSC_ECANCELED)
+            msc__py_raise_of_device(&err);
         return NULL;
     }
     store = msc__py_store_new(engine, ticket, origin);
@@ -446,7 +446,7 @@ static bool fetch_soon(msc__py_engine *engine, msc__py_store *needed)
         fetched = msc__py_store_fetch(store, &err);
         msc__py_store_release(store);
         if (!fetched && store == needed) {
-            msc__py_raise(&err);
+            msc__py_raise_of_device(&err);
             return false;
         }
     }
@@ -464,7 +464,7 @@ static bool bring(msc__py_engine *engine, msc__py_store *store, msc__py_memory *
     if ((!store->announced || is_away(store)) && !fetch_soon(engine, store))
         return false;
     if (is_away(store) && store->ticket != 0 && !msc__py_store_fetch(store, &err)) {
-        msc__py_raise(&err);
+        msc__py_raise_of_device(&err);
         return false;
     }
     if (is_away(store)) {

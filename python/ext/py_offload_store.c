@@ -302,6 +302,33 @@ void msc__py_engine_leave(msc__py_engine *engine)
     msc_offload_destroy(condemned);
 }
 
+/* The engine may be closed meanwhile, and its blocks with it. */
+static msc_status put_without_gil(msc__py_engine *engine, const msc__py_source *what, msc_ticket *out,
+                                  msc_error *err)
+{
+    msc_offload *offload = msc__py_engine_enter(engine);
+    bool closed;
+    msc_status status;
+
+    Py_BEGIN_ALLOW_THREADS
+    status = msc_offload_put(offload, what->memory, what->bytes, what->stream, out, err);
+    Py_END_ALLOW_THREADS
+    closed = engine->offload == NULL;
+    if (closed && status == MSC_OK)
+        msc_offload_drop(offload, *out);
+    msc__py_engine_leave(engine);
+    return closed ? MSC_ECANCELED : status;
+}
+
+msc_status msc__py_engine_copy_out(msc__py_engine *engine, const msc__py_source *what, msc_ticket *out,
+                                   msc_error *err)
+{
+    msc_status status =
+        msc_offload_put_now(engine->offload, what->memory, what->bytes, what->stream, out, err);
+
+    return status == MSC_ETIMEDOUT ? put_without_gil(engine, what, out, err) : status;
+}
+
 /* The copy out is over. The caller has a reference. */
 static void finish(msc__py_store *store, msc_status status)
 {
@@ -461,7 +488,7 @@ bool msc__py_store_claim(msc__py_store *store)
     if (store->memory == memory)
         msc__py_store_forget(store);
     if (status != MSC_OK)
-        msc__py_raise(&err);
+        msc__py_raise_of_device(&err);
     return status == MSC_OK;
 }
 
@@ -489,6 +516,6 @@ bool msc__py_store_arrive(msc__py_store *store)
     }
     if (store->memory == memory)
         msc__py_store_forget(store);
-    msc__py_raise(&err);
+    msc__py_raise_of_device(&err);
     return false;
 }

@@ -28,7 +28,7 @@ static msc_optim *optim_of(PyObject *self)
 static PyObject *none_or_raise(msc_status status, const msc_error *err)
 {
     if (status != MSC_OK)
-        return msc__py_raise(err);
+        return msc__py_raise_of_device(err);
     return Py_NewRef(Py_None);
 }
 
@@ -103,7 +103,7 @@ static PyObject *optim_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->card = options.device == NULL ? NULL : Py_NewRef(values[ARG_CARD]);
     if (create(self, &options, &err) != MSC_OK) {
         Py_DECREF((PyObject *)self);
-        return msc__py_raise(&err);
+        return msc__py_raise_of_device(&err);
     }
     return (PyObject *)self;
 }
@@ -185,7 +185,7 @@ MSC_PY_FASTCALL(optim_sizes)
         !msc__py_to_rule_of_optim(values[0], &rule) || !msc__py_to_u64(values[1], "count", &count))
         return NULL;
     if (msc_optim_tensor_sizes(&rule, count, &sizes, &err) != MSC_OK)
-        return msc__py_raise(&err);
+        return msc__py_raise_of_device(&err);
     return msc__py_record_to_dict(&size_record, &sizes);
 }
 
@@ -245,7 +245,7 @@ MSC_PY_FASTCALL(optim_norm)
     Py_END_ALLOW_THREADS
     PyMem_Free(arrays);
     if (status != MSC_OK)
-        return msc__py_raise(&err);
+        return msc__py_raise_of_device(&err);
     return Py_BuildValue("(dK)", result.sum_of_squares, (unsigned long long)result.nonfinite_count);
 }
 

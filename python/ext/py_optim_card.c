@@ -61,7 +61,7 @@ static PyObject *card_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (status == MSC_OK)
         return (PyObject *)self;
     Py_DECREF((PyObject *)self);
-    return msc__py_raise(&err);
+    return msc__py_raise_of_device(&err);
 }
 
 static void card_dealloc(PyObject *object)

@@ -6,7 +6,9 @@
  * they are called by is part of the C shim for compiled models, or the name of a C++ function whose arguments C can
  * write: the name tells the types of the arguments, so another version's function would have another name. That they
  * tell the truth is tried on one tensor all the same, before they are used. None of them raises for what has plain
- * memory.
+ * memory. The shim is used where it has the function; for conjugates, views, versions and the like it has only calls
+ * through the dispatcher, which modes see. `no_library` (MEMSCALE_TORCH_SYMBOLS=off) leaves all of them out: Python is
+ * asked then, as on a PyTorch that does not have them.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* RTLD_NOLOAD */

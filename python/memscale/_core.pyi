@@ -10,9 +10,10 @@ Conventions:
 
 Errors:
     Failures of the core raise by kind: wrong or malformed data `ValueError`, host memory `MemoryError`,
-    calls in the wrong order `RuntimeError`, files `OSError`, and everything else
-    `memscale.errors.MemScaleError`. Each such exception has an attribute ``status`` with the name of the
-    C status code, such as ``"EFORMAT"``. Arguments of a wrong type raise `TypeError`.
+    calls in the wrong order `RuntimeError`, files `OSError`, memory of a device that is there
+    `torch.OutOfMemoryError`, and everything else `memscale.errors.MemScaleError`. Each such exception has an
+    attribute ``status`` with the name of the C status code, such as ``"EFORMAT"``. Arguments of a wrong type
+    raise `TypeError`.
 
 Threads:
     Every object has its own memory, so distinct objects are independent. A finished `Graph` and every
@@ -626,7 +627,8 @@ class OffloadEngine:
         options: By name: ``pinned_bytes``, ``host_bytes``, ``file_bytes`` (limits; 0: not used),
             ``chunk_bytes``, ``staging_count``, ``prefetch_count``, ``prefetch_bytes``, ``trace_count``,
             ``debug``, ``cuda``, ``ordinal``, ``least_bytes`` (smaller storages stay), ``window_bytes``
-            (sources that wait for their copy); ``fault_...``: trouble on purpose, on the host, among it
+            (sources that wait for their copy), ``no_library`` (no function of PyTorch is called by its C++
+            name); ``fault_...``: trouble on purpose, on the host, among it
             ``fault_capsules`` and ``fault_no_library``: tensors are read and made as on other versions of
             PyTorch.
 
@@ -661,7 +663,8 @@ class OffloadEngine:
             RuntimeError: It was changed in place before its copy was complete, or in debug mode at any time;
                 or the engine is closed.
             OSError: It could not be read back.
-            MemScaleError: There is no room for it on the device, or its copy failed.
+            torch.OutOfMemoryError: There is no room for it on the device.
+            MemScaleError: Its copy failed.
         """
 
     def put(self, tensor: Any, /) -> Block | None:
@@ -739,6 +742,7 @@ class Optim:
             is not allowed, named in the message. Nothing has been changed then.
         MemScaleError: The instruction set does not run here, or there is no compiler for the card (status
             ``EUNSUPPORTED``); of a card, in every method, its driver's errors (``EDRIVER``, ``ESTATE``).
+        torch.OutOfMemoryError: A card has no memory for its kernels or, in `norm`, for sums.
     """
 
     @property
@@ -1181,8 +1185,8 @@ class FingerprintTable:
         slots: Fingerprints that are kept at a time.
 
     Raises:
-        MemScaleError: The card has no kernels or no memory (status ``EUNSUPPORTED``, ``EDEVMEM``,
-            ``EDRIVER``).
+        torch.OutOfMemoryError: The card has no memory.
+        MemScaleError: It has no kernels (status ``EUNSUPPORTED``, ``EDRIVER``).
     """
 
     def __init__(self, card: Card, slots: SupportsIndex = 65536) -> None: ...

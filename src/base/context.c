@@ -12,6 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/sized.h"
 
 struct msc_context {
     msc_allocator allocator;
@@ -31,12 +32,11 @@ static void *libc_resize(void *user, void *old, size_t old_bytes, size_t new_byt
     return realloc(old, new_bytes);
 }
 
-msc_context_options msc_context_options_default(void)
+void msc_context_options_init(msc_context_options *out, size_t struct_bytes)
 {
     msc_context_options options;
     memset(&options, 0, sizeof options);
-    options.struct_bytes = sizeof options;
-    return options;
+    msc__sized_init(out, struct_bytes, &options, sizeof options);
 }
 
 msc_status msc_context_create(const msc_context_options *options, msc_context **out, msc_error *err)
@@ -48,10 +48,10 @@ msc_status msc_context_create(const msc_context_options *options, msc_context **
         return msc__fail(err, MSC_EINVAL, "out is NULL");
     *out = NULL;
     if (options != NULL) {
-        if (options->struct_bytes != sizeof *options)
-            return msc__fail(err, MSC_EINVAL, "struct_bytes is %zu, this library knows %zu",
-                             options->struct_bytes, sizeof *options);
-        used = *options;
+        msc_status status = MSC__READ_OPTIONS("", msc_context_options, allocator, options, &used, err);
+
+        if (status != MSC_OK)
+            return status;
     }
     if (used.allocator.resize == NULL)
         used.allocator.resize = libc_resize;

@@ -19,8 +19,10 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/sized.h"
 #include "decide/decide_fit.h"
 #include "sim/sim_ahead.h"
+#include "sim/sim_options.h"
 #include "sim/sim_trace.h"
 
 /* CUDA's caching allocator hands out multiples of it. */
@@ -30,7 +32,8 @@
 typedef struct decision {
     msc_context *ctx;
     const msc_graph *graph;
-    const msc_decide_options *options;
+    msc_decide_options given;
+    const msc_decide_options *options; /* `given` */
     msc__model model;
     msc__fit fit;
     msc__frontier frontier;
@@ -38,36 +41,27 @@ typedef struct decision {
     msc__reserving reserving;
 } decision;
 
-msc_decide_options msc_decide_options_default(void)
+void msc_decide_options_init(msc_decide_options *out, size_t struct_bytes)
 {
     msc_decide_options options;
 
     memset(&options, 0, sizeof options);
-    options.struct_bytes = sizeof options;
     options.budget_bytes = UINT64_MAX;
     options.sim = msc_sim_options_default(MSC_SIM_HOST);
     options.rates = msc_rates_default();
     options.link = msc_link_default();
     options.allow_checkpoint = 1;
     options.allow_selective = 1;
-    return options;
+    msc__sized_init(out, struct_bytes, &options, sizeof options);
 }
 
 /* ---- options -------------------------------------------------------------------------------------- */
 
-static msc_status check_options(msc_context *ctx, const msc_graph *graph, const msc_decide_options *options,
-                                msc_error *err)
+static msc_status check_options(const msc_decide_options *options, msc_error *err)
 {
     msc_status status;
     size_t i;
 
-    if (ctx == NULL || graph == NULL || options == NULL)
-        return msc__fail(err, MSC_EINVAL, "cannot decide: context, graph or options is NULL");
-    if (!msc_graph_is_finished(graph))
-        return msc__fail(err, MSC_ESTATE, "cannot decide: the graph is not finished");
-    if (options->struct_bytes != sizeof *options)
-        return msc__fail(err, MSC_EINVAL, "options.struct_bytes is %zu, this library knows %zu",
-                         options->struct_bytes, sizeof *options);
     if (options->allow_checkpoint > 1)
         return msc__fail(err, MSC_EINVAL, "options.allow_checkpoint is %u, not 0 or 1",
                          options->allow_checkpoint);
@@ -94,6 +88,32 @@ static msc_status check_options(msc_context *ctx, const msc_graph *graph, const 
             "link.staging_bytes is %llu, it must be 0: copies of a card pass through host memory",
             (unsigned long long)options->link.staging_bytes);
     return status;
+}
+
+/* What a caller has given, whole, with the structs in it, and checked. */
+static msc_status read_options(decision *d, const msc_decide_options *given, msc_error *err)
+{
+    msc_decide_options *used = &d->given;
+    msc_sim_options sim;
+    msc_rates rates;
+    msc_status status;
+
+    if (d->ctx == NULL || d->graph == NULL || given == NULL)
+        return msc__fail(err, MSC_EINVAL, "cannot decide: context, graph or options is NULL");
+    if (!msc_graph_is_finished(d->graph))
+        return msc__fail(err, MSC_ESTATE, "cannot decide: the graph is not finished");
+    msc_decide_options_init(used, sizeof *used);
+    status = MSC__READ_OPTIONS("options.", msc_decide_options, rates, given, used, err);
+    if (status == MSC_OK)
+        status = msc__read_rates(&used->rates, &rates, err);
+    if (status == MSC_OK)
+        status = msc__sim_options_read("sim.", &used->sim, &sim, err);
+    if (status != MSC_OK)
+        return status;
+    used->rates = rates;
+    used->sim = sim;
+    d->options = used;
+    return check_options(used, err);
 }
 
 /* ---- the frontier --------------------------------------------------------------------------------- */
@@ -405,14 +425,14 @@ static msc_status make_plan(decision *d, msc_plan **plan, msc_error *err)
 msc_status msc_decide(msc_context *ctx, const msc_graph *graph, const msc_decide_options *options,
                       msc_plan **out, msc_error *err)
 {
-    decision d = {.ctx = ctx, .graph = graph, .options = options};
+    decision d = {.ctx = ctx, .graph = graph};
     msc_plan *plan = NULL;
     msc_status status;
 
     if (out == NULL)
         return msc__fail(err, MSC_EINVAL, "cannot decide: out is NULL");
     *out = NULL;
-    status = check_options(ctx, graph, options, err);
+    status = read_options(&d, options, err);
     if (status != MSC_OK)
         return status;
     status = decision_init(&d, err);
@@ -456,14 +476,14 @@ static msc_status write_points(decision *d, msc_frontier_point *points, size_t c
 msc_status msc_decide_frontier(msc_context *ctx, const msc_graph *graph, const msc_decide_options *options,
                                msc_frontier_point *points, size_t capacity, size_t *count, msc_error *err)
 {
-    decision d = {.ctx = ctx, .graph = graph, .options = options};
+    decision d = {.ctx = ctx, .graph = graph};
     size_t found = 0;
     msc_status status;
 
     if (count == NULL || (points == NULL && capacity > 0))
         return msc__fail(err, MSC_EINVAL, "cannot write a frontier: count or points is NULL");
     *count = 0;
-    status = check_options(ctx, graph, options, err);
+    status = read_options(&d, options, err);
     if (status != MSC_OK)
         return status;
     status = decision_init(&d, err);

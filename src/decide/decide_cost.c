@@ -23,6 +23,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/sized.h"
 #include "decide/decide_internal.h"
 
 #define MOST_STEP_NS ((int64_t)1 << 60)
@@ -44,13 +45,12 @@ static int64_t time_ns(uint64_t amount, uint64_t per_us)
 
 /* ---- rates ---------------------------------------------------------------------------------------- */
 
-msc_rates msc_rates_default(void)
+void msc_rates_init(msc_rates *out, size_t struct_bytes)
 {
     msc_rates rates;
     uint32_t i;
 
     memset(&rates, 0, sizeof rates);
-    rates.struct_bytes = sizeof rates;
     for (i = 0; i < MSC_RATE_COUNT; i++) {
         rates.flops_per_us[i] = 100000;
         rates.moved_bytes_per_us[i] = 20000;
@@ -60,7 +60,7 @@ msc_rates msc_rates_default(void)
     rates.launch_ns = 5000;
     rates.recompute_ns = 60000;
     rates.intercept_ns = 15000;
-    return rates;
+    msc__sized_init(out, struct_bytes, &rates, sizeof rates);
 }
 
 const char *msc_rate_name(uint32_t rate)
@@ -123,13 +123,16 @@ static msc_status check_kinds(const char *name, const uint64_t *per_us, msc_erro
     return MSC_OK;
 }
 
+msc_status msc__read_rates(const msc_rates *given, msc_rates *out, msc_error *err)
+{
+    msc_rates_init(out, sizeof *out);
+    return MSC__READ_OPTIONS("rates.", msc_rates, moved_bytes_per_us, given, out, err);
+}
+
 msc_status msc__check_rates(const msc_rates *rates, msc_error *err)
 {
     msc_status status;
 
-    if (rates->struct_bytes != sizeof *rates)
-        return msc__fail(err, MSC_EINVAL, "rates.struct_bytes is %zu, this library knows %zu",
-                         rates->struct_bytes, sizeof *rates);
     if (rates->fresh_from_bytes == 0 || rates->fresh_bytes_per_us == 0)
         return msc__fail(err, MSC_EINVAL, "rates.%s is 0, it must be above",
                          rates->fresh_from_bytes == 0 ? "fresh_from_bytes" : "fresh_bytes_per_us");
@@ -185,7 +188,7 @@ static int64_t fresh_ns(uint64_t size_bytes, const msc_rates *rates)
     return size_bytes < rates->fresh_from_bytes ? 0 : time_ns(size_bytes, rates->fresh_bytes_per_us);
 }
 
-int64_t msc_op_time_ns(const msc_op *op, const msc_rates *rates)
+static int64_t op_time_ns(const msc_op *op, const msc_rates *rates)
 {
     uint32_t kind = (uint32_t)MSC_RATE_OF(op);
     int64_t compute_ns = time_ns(op->flops, rates->flops_per_us[kind]);
@@ -195,7 +198,15 @@ int64_t msc_op_time_ns(const msc_op *op, const msc_rates *rates)
     return sum_ns(rates->launch_ns, sum_ns(longer_ns, fresh_ns(op->scratch_bytes, rates)));
 }
 
-void msc_op_times_ns(const msc_graph *graph, const msc_rates *rates, int64_t *out)
+int64_t msc_op_time_ns(const msc_op *op, const msc_rates *rates)
+{
+    msc_rates used;
+
+    (void)msc__read_rates(rates, &used, NULL);
+    return op_time_ns(op, &used);
+}
+
+static void op_times_ns(const msc_graph *graph, const msc_rates *rates, int64_t *out)
 {
     const msc_op *ops = msc_graph_ops(graph);
     const msc_buffer *buffers = msc_graph_buffers(graph);
@@ -204,10 +215,18 @@ void msc_op_times_ns(const msc_graph *graph, const msc_rates *rates, int64_t *ou
     uint32_t i;
 
     for (i = 0; i < op_count; i++)
-        out[i] = msc_op_time_ns(&ops[i], rates);
+        out[i] = op_time_ns(&ops[i], rates);
     for (i = 0; i < buffer_count; i++)
         if (!buffers[i].resident)
             out[buffers[i].begin] = sum_ns(out[buffers[i].begin], fresh_ns(buffers[i].size_bytes, rates));
+}
+
+void msc_op_times_ns(const msc_graph *graph, const msc_rates *rates, int64_t *out)
+{
+    msc_rates used;
+
+    (void)msc__read_rates(rates, &used, NULL);
+    op_times_ns(graph, &used, out);
 }
 
 /* ---- regions and candidates ----------------------------------------------------------------------- */
@@ -223,7 +242,7 @@ void msc__cost_times(msc__model *model, const msc_rates *rates)
     int64_t most_call_ns = MOST_STEP_NS / ((int64_t)model->call_count + 1);
     uint32_t i;
 
-    msc_op_times_ns(model->graph, rates, model->time_before_ns + 1);
+    op_times_ns(model->graph, rates, model->time_before_ns + 1);
     for (i = 0; i < model->op_count; i++)
         model->time_before_ns[i + 1] =
             model->time_before_ns[i] + at_most(model->time_before_ns[i + 1], most_ns);

@@ -232,6 +232,9 @@ static inline uint64_t msc__model_bytes(const msc__model *model, uint64_t size_b
 /** Checks every rate; the message names the field, and the kind of rate. Errors: EINVAL. */
 msc_status msc__check_rates(const msc_rates *rates, msc_error *err);
 
+/** What a caller has given, whole; on EINVAL the defaults. */
+msc_status msc__read_rates(const msc_rates *given, msc_rates *out, msc_error *err);
+
 /** Fills `time_before_ns`, `call_overhead_ns` and `intercept_ns`, limited so that sums never overflow. */
 void msc__cost_times(msc__model *model, const msc_rates *rates);
 

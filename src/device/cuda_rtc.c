@@ -127,7 +127,8 @@ static msc_status check(const msc__rtc *rtc, msc__rtc_result result, const char 
 
     if (result == 0)
         return MSC_OK;
-    status = msc__fail(err, MSC_EDRIVER, "cannot %s: %s", attempt, rtc->error_text(result));
+    status = msc__fail(err, result == MSC__RTC_OUT_OF_MEMORY ? MSC_ENOMEM : MSC_EDRIVER, "cannot %s: %s",
+                       attempt, rtc->error_text(result));
     if (err != NULL)
         err->driver_code = result;
     return status;
@@ -183,8 +184,9 @@ static msc_status refuse(const msc__rtc *rtc, msc_context *ctx, msc__rtc_program
         log = msc__alloc(ctx, bytes);
     if (log != NULL && rtc->log(program, log) != 0)
         log[0] = '\0';
-    status = msc__fail(err, MSC_EDRIVER, "cannot compile %s: %s: %.*s", text->name, rtc->error_text(result),
-                       LOG_SHOWN, log != NULL ? log : "");
+    status = msc__fail(err, result == MSC__RTC_OUT_OF_MEMORY ? MSC_ENOMEM : MSC_EDRIVER,
+                       "cannot compile %s: %s: %.*s", text->name, rtc->error_text(result), LOG_SHOWN,
+                       log != NULL ? log : "");
     if (err != NULL)
         err->driver_code = result;
     msc__free(ctx, log, bytes);

@@ -8,6 +8,7 @@
 #include "device/device_internal.h"
 
 typedef int msc__rtc_result;                              /* nvrtcResult, an enum; 0 is success */
+#define MSC__RTC_OUT_OF_MEMORY 1                          /* of the host's */
 typedef struct msc__rtc_program_object *msc__rtc_program; /* nvrtcProgram */
 
 /** The functions that are used, as X(member, symbol, parameters); all of them since CUDA 11.2. */

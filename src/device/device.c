@@ -5,26 +5,26 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/sized.h"
 #include "base/thread.h"
 #include "device/device_internal.h"
 
 #define MILLION 1000000u
 
-msc_device_options msc_device_options_default(void)
+void msc_device_options_init(msc_device_options *out, size_t struct_bytes)
 {
     msc_device_options options;
 
     memset(&options, 0, sizeof options);
-    options.struct_bytes = sizeof options;
     options.kind = MSC_DEVICE_HOST;
-    return options;
+    msc__sized_init(out, struct_bytes, &options, sizeof options);
 }
 
 static int any_fault(const msc_device_faults *faults)
 {
     return faults->seed != 0 || faults->delay_most_ns != 0 || faults->bytes_per_second != 0 ||
            faults->split_ppm != 0 || faults->fail_ppm != 0 || faults->pin_limit_bytes != 0 ||
-           faults->refuse_pins != 0;
+           faults->refuse_pins != 0 || faults->pin_delay_us != 0;
 }
 
 static msc_status check_host(const msc_device_options *options, msc_error *err)
@@ -49,9 +49,6 @@ static msc_status check_host(const msc_device_options *options, msc_error *err)
 
 static msc_status check_options(const msc_device_options *options, msc_error *err)
 {
-    if (options->struct_bytes != sizeof *options)
-        return msc__fail(err, MSC_EINVAL, "struct_bytes is %zu, this library knows %zu",
-                         options->struct_bytes, sizeof *options);
     if (options->kind == MSC_DEVICE_HOST)
         return check_host(options, err);
     if (options->kind != MSC_DEVICE_CUDA)
@@ -65,22 +62,23 @@ static msc_status check_options(const msc_device_options *options, msc_error *er
 msc_status msc_device_create(msc_context *ctx, const msc_device_options *options, msc_device **out,
                              msc_error *err)
 {
-    const msc_device_options usual = msc_device_options_default();
-    msc_status status;
+    msc_device_options used = msc_device_options_default();
+    msc_status status = MSC_OK;
 
     if (out == NULL)
         return msc__fail(err, MSC_EINVAL, "out is NULL");
     *out = NULL;
     if (ctx == NULL)
         return msc__fail(err, MSC_EINVAL, "ctx is NULL");
-    if (options == NULL)
-        options = &usual;
-    status = check_options(options, err);
+    if (options != NULL)
+        status = MSC__READ_OPTIONS("", msc_device_options, ordinal, options, &used, err);
+    if (status == MSC_OK)
+        status = check_options(&used, err);
     if (status != MSC_OK)
         return status;
-    if (options->kind == MSC_DEVICE_CUDA)
-        return msc__device_cuda_create(ctx, options, out, err);
-    return msc__device_host_create(ctx, options, out, err);
+    if (used.kind == MSC_DEVICE_CUDA)
+        return msc__device_cuda_create(ctx, &used, out, err);
+    return msc__device_host_create(ctx, &used, out, err);
 }
 
 void msc_device_destroy(msc_device *device)

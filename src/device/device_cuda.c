@@ -179,6 +179,17 @@ static void cuda_stream_destroy(msc_device *device, void *stream)
     msc__cuda_leave(self);
 }
 
+static void cuda_stream_finish(msc_device *device, void *stream)
+{
+    const msc__cuda *self = (const msc__cuda *)device;
+
+    if (msc__cuda_enter(self, NULL) != MSC_OK)
+        return;
+    (void)self->driver.stream_finish(
+        stream); /* where it fails, the context has failed, and runs nothing more */
+    msc__cuda_leave(self);
+}
+
 static msc_status cuda_stream_wait(msc_device *device, void *stream, void *event, msc_error *err)
 {
     const msc__cuda *self = (const msc__cuda *)device;
@@ -315,6 +326,7 @@ static const msc_device_ops cuda_ops = {
     .unpin = cuda_unpin,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
+    .stream_finish = cuda_stream_finish,
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,
     .event_record = cuda_event_record,

@@ -96,6 +96,8 @@ static msc_status host_pin(msc_device *device, void *start, uint64_t bytes, msc_
     if (faults->refuse_pins != 0)
         return msc__fail(err, MSC_ENOMEM, "cannot pin %llu bytes: refused on purpose (refuse_pins)",
                          (unsigned long long)bytes);
+    if (faults->pin_delay_us != 0)
+        msc__sleep_ns(faults->pin_delay_us * 1000ll);
     msc__mutex_lock(&host->mutex);
     after = msc__sat_add_u64(host->pinned_bytes, bytes);
     if (faults->pin_limit_bytes != 0 && after > faults->pin_limit_bytes)
@@ -129,6 +131,7 @@ static const msc_device_ops host_ops = {
     .unpin = host_unpin,
     .stream_create = msc__host_stream_create,
     .stream_destroy = msc__host_stream_destroy,
+    .stream_finish = msc__host_stream_finish,
     .event_create = msc__host_event_create,
     .event_destroy = msc__host_event_destroy,
     .event_record = msc__host_event_record,

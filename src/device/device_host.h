@@ -59,6 +59,7 @@ struct msc__host {
 msc_status msc__host_streams_init(msc__host *host, msc_error *err);
 void msc__host_streams_fini(msc__host *host);
 msc_status msc__host_stream_create(msc_device *device, void **out, msc_error *err);
+void msc__host_stream_finish(msc_device *device, void *stream);
 void msc__host_stream_destroy(msc_device *device, void *stream);
 msc_status msc__host_event_create(msc_device *device, void **out, msc_error *err);
 void msc__host_event_destroy(msc_device *device, void *event);

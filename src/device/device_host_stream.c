@@ -289,6 +289,21 @@ static void submit(msc__host_stream *stream)
     msc__cond_signal(&stream->work);
 }
 
+void msc__host_stream_finish(msc_device *device, void *handle)
+{
+    msc__host *host = (msc__host *)device;
+    const msc__host_stream *stream = handle;
+
+    if (enter(host, stream, NULL) != MSC_OK)
+        return;
+    if (stream != NULL) {
+        msc__host_point end = {.stream = stream->id, .position = stream->given};
+
+        await_point(host, end);
+    }
+    msc__mutex_unlock(&host->mutex);
+}
+
 /* ---- events ----------------------------------------------------------------------------------------- */
 
 msc_status msc__host_event_create(msc_device *device, void **out, msc_error *err)

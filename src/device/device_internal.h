@@ -66,6 +66,10 @@ typedef struct msc_device_ops {
     msc_status (*stream_create)(msc_device *device, void **out, msc_error *err);
     void (*stream_destroy)(msc_device *device, void *stream);
 
+    /** Blocks until all that `stream` was given is over, done or failed. For where memory of a copy is about to go and
+        no event could be recorded behind it, or waited for. From any thread. NULL: the default one. */
+    void (*stream_finish)(msc_device *device, void *stream);
+
     /** An event without timing. An event that was never recorded counts as complete. */
     msc_status (*event_create)(msc_device *device, void **out, msc_error *err);
     void (*event_destroy)(msc_device *device, void *event);

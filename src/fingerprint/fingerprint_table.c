@@ -16,6 +16,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/sized.h"
 #include "base/thread.h"
 #include "device/device_internal.h"
 #include "fingerprint/cuda/card_types.h"
@@ -62,21 +63,17 @@ static uint64_t *slot_at(const msc_fingerprint_table *table, uint32_t slot)
 
 /* ---- create and destroy ----------------------------------------------------------------------------------------- */
 
-msc_fingerprint_table_options msc_fingerprint_table_options_default(void)
+void msc_fingerprint_table_options_init(msc_fingerprint_table_options *out, size_t struct_bytes)
 {
     msc_fingerprint_table_options options;
 
     memset(&options, 0, sizeof options);
-    options.struct_bytes = sizeof options;
     options.slot_count = DEFAULT_SLOTS;
-    return options;
+    msc__sized_init(out, struct_bytes, &options, sizeof options);
 }
 
 static msc_status check_options(const msc_fingerprint_table_options *options, msc_error *err)
 {
-    if (options->struct_bytes != sizeof *options)
-        return msc__fail(err, MSC_EINVAL, "struct_bytes is %zu, this library knows %zu",
-                         options->struct_bytes, sizeof *options);
     if (options->device == NULL)
         return msc__fail(err, MSC_EINVAL, "device is NULL: a table lies on a card");
     if (options->slot_count == 0 || options->slot_count > MSC_FINGERPRINT_MOST_SLOTS)
@@ -113,10 +110,13 @@ static msc_status copy_now(msc_fingerprint_table *table, void *to, const void *f
         status = ops->stream_wait(table->device, table->back, table->event, err);
     if (status == MSC_OK)
         status = ops->copy(table->device, to, from, bytes, kind, table->back, err);
-    if (status == MSC_OK)
-        status = ops->event_record(table->device, table->came, table->back, err);
+    if (status != MSC_OK)
+        return status;
+    status = ops->event_record(table->device, table->came, table->back, err);
     if (status == MSC_OK)
         status = ops->event_wait(table->device, table->came, err);
+    if (status != MSC_OK)
+        ops->stream_finish(table->device, table->back);
     return status;
 }
 
@@ -156,6 +156,7 @@ static msc_status fill(msc_fingerprint_table *table, msc_error *err)
 msc_status msc_fingerprint_table_create(msc_context *ctx, const msc_fingerprint_table_options *options,
                                         msc_fingerprint_table **out, msc_error *err)
 {
+    msc_fingerprint_table_options used = msc_fingerprint_table_options_default();
     msc_fingerprint_table *table;
     msc_status status;
 
@@ -164,15 +165,17 @@ msc_status msc_fingerprint_table_create(msc_context *ctx, const msc_fingerprint_
     *out = NULL;
     if (ctx == NULL || options == NULL)
         return msc__fail(err, MSC_EINVAL, "ctx or options is NULL");
-    status = check_options(options, err);
+    status = MSC__READ_OPTIONS("", msc_fingerprint_table_options, device, options, &used, err);
+    if (status == MSC_OK)
+        status = check_options(&used, err);
     if (status != MSC_OK)
         return status;
     table = msc__alloc(ctx, sizeof *table);
     if (table == NULL)
         return msc__fail_memory(err, "a table of fingerprints", sizeof *table);
     table->ctx = ctx;
-    table->device = options->device;
-    table->slot_count = options->slot_count;
+    table->device = used.device;
+    table->slot_count = used.slot_count;
     status = fill(table, err);
     if (status != MSC_OK) {
         msc_fingerprint_table_destroy(table);
@@ -265,10 +268,13 @@ static msc_status run(msc_fingerprint_table *table, uint32_t slot, msc__fp_launc
         status = ops->stream_wait(table->device, stream, table->event, err);
     if (status == MSC_OK)
         status = ops->launch(table->device, &what, stream, err);
-    if (status == MSC_OK)
-        status = ops->event_record(table->device, table->event, stream, err);
     if (status != MSC_OK)
         return status;
+    status = ops->event_record(table->device, table->event, stream, err);
+    if (status != MSC_OK) {
+        ops->stream_finish(table->device, stream);
+        return status;
+    }
     table->launched = true;
     table->stream = stream;
     return MSC_OK;

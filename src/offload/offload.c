@@ -11,32 +11,29 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/sized.h"
 #include "offload/offload_engine.h"
 
 #define CHUNK_ALIGNMENT MSC__FILE_PAGE
 #define MOST_CHUNK_BYTES (1ull << 30)
 #define MOST_STAGING 64u
 
-msc_offload_options msc_offload_options_default(void)
+void msc_offload_options_init(msc_offload_options *out, size_t struct_bytes)
 {
     msc_offload_options options;
 
     memset(&options, 0, sizeof options);
-    options.struct_bytes = sizeof options;
     options.chunk_bytes = 2ull << 20;
     options.staging_count = 4;
     options.prefetch_count = 8;
     options.prefetch_bytes = 256ull << 20;
-    return options;
+    msc__sized_init(out, struct_bytes, &options, sizeof options);
 }
 
 static msc_status check_options(const msc_offload_options *options, msc_error *err)
 {
     const uint64_t *limit = options->limit_bytes;
 
-    if (options->struct_bytes != sizeof *options)
-        return msc__fail(err, MSC_EINVAL, "struct_bytes is %zu, this library knows %zu",
-                         options->struct_bytes, sizeof *options);
     if (limit[MSC_TIER_PINNED] == 0 && limit[MSC_TIER_HOST] == 0 && limit[MSC_TIER_FILE] == 0)
         return msc__fail(err, MSC_EINVAL, "limit_bytes are all 0: at least one tier must have room");
     if (options->chunk_bytes == 0 || options->chunk_bytes % CHUNK_ALIGNMENT != 0 ||
@@ -97,6 +94,7 @@ static msc_status start(msc_offload *engine, msc_error *err)
 msc_status msc_offload_create(msc_context *ctx, msc_device *device, const msc_offload_options *options,
                               msc_offload **out, msc_error *err)
 {
+    msc_offload_options used = msc_offload_options_default();
     msc_offload *engine;
     msc_status status;
 
@@ -105,7 +103,9 @@ msc_status msc_offload_create(msc_context *ctx, msc_device *device, const msc_of
     *out = NULL;
     if (ctx == NULL || device == NULL || options == NULL)
         return msc__fail(err, MSC_EINVAL, "ctx, device or options is NULL");
-    status = check_options(options, err);
+    status = MSC__READ_OPTIONS("", msc_offload_options, limit_bytes, options, &used, err);
+    if (status == MSC_OK)
+        status = check_options(&used, err);
     if (status != MSC_OK)
         return status;
     engine = msc__alloc(ctx, sizeof *engine);
@@ -113,7 +113,7 @@ msc_status msc_offload_create(msc_context *ctx, msc_device *device, const msc_of
         return msc__fail_memory(err, "an engine", sizeof *engine);
     engine->ctx = ctx;
     engine->device = device;
-    engine->options = *options;
+    engine->options = used;
     engine->process = msc__fork_count();
     engine->born_ns = msc__clock_ns();
     engine->free_block = MSC_NONE;

@@ -67,15 +67,15 @@ static bool is_over(const msc_offload *engine)
            (engine->used_in_step && engine->step_puts.count / 4 > (uint64_t)engine->live_count + 64);
 }
 
-/* A place and a record, or nothing. */
-static msc_status make_block(msc_offload *engine, uint64_t bytes, msc__block **out, msc_error *err)
+/* A place and a record, or nothing. `now`: ETIMEDOUT where the system would have to be asked for room. */
+static msc_status make_block(msc_offload *engine, uint64_t bytes, bool now, msc__block **out, msc_error *err)
 {
     msc__place place;
     msc_error why; /* whole ones are 500 bytes to clear: a good part of what a put takes */
-    msc_status status = msc__place_take(engine, bytes, MSC_TIER_PINNED, MSC_TIER_FILE, &place, err);
+    msc_status status = msc__place_take(engine, bytes, MSC_TIER_PINNED, MSC_TIER_FILE, now, &place, err);
 
     if (status != MSC_OK) {
-        engine->counters.refused_count++;
+        engine->counters.refused_count += status != MSC_ETIMEDOUT;
         return status;
     }
     *out = msc__block_take(engine, &why);
@@ -119,34 +119,40 @@ static msc_status enter_step(msc_offload *engine, msc__block *block, void *strea
     return status;
 }
 
-static msc_status put(msc_offload *engine, const void *source, uint64_t bytes, void *stream, msc_ticket *out,
-                      bool *rouse, msc_error *err)
+/* What is put, and how. */
+typedef struct wish {
+    const void *source;
+    uint64_t bytes;
+    void *stream;
+    bool now; /* ask the system for nothing */
+} wish;
+
+static msc_status put(msc_offload *engine, const wish *what, msc_ticket *out, bool *rouse, msc_error *err)
 {
     msc__block *block = NULL;
     msc_status status;
 
     if (is_over(engine))
         msc__offload_begin_step(engine);
-    status = make_block(engine, bytes, &block, err);
+    status = make_block(engine, what->bytes, what->now, &block, err);
     if (status != MSC_OK)
         return status;
-    status = enter_step(engine, block, stream, err);
+    status = enter_step(engine, block, what->stream, err);
     if (status != MSC_OK) {
         msc__block_give(engine, block);
         return status;
     }
-    block->source = source;
+    block->source = what->source;
     block->group = engine->group;
     block->allowance = engine->allowance;
     engine->live_count++;
     engine->counters.put_count[block->place.tier]++;
     *out = msc__block_ticket(block);
-    *rouse = msc__lane_submit(&engine->out, *out, bytes);
+    *rouse = msc__lane_submit(&engine->out, *out, what->bytes);
     return MSC_OK;
 }
 
-msc_status msc_offload_put(msc_offload *engine, const void *source, uint64_t bytes, void *stream,
-                           msc_ticket *out, msc_error *err)
+static msc_status enter_and_put(msc_offload *engine, const wish *what, msc_ticket *out, msc_error *err)
 {
     bool rouse = false;
     msc_status status;
@@ -154,17 +160,33 @@ msc_status msc_offload_put(msc_offload *engine, const void *source, uint64_t byt
     if (out == NULL)
         return msc__fail(err, MSC_EINVAL, "out is NULL");
     *out = 0;
-    if (source == NULL || bytes == 0 || bytes > MOST_BYTES)
+    if (what->source == NULL || what->bytes == 0 || what->bytes > MOST_BYTES)
         return msc__fail(err, MSC_EINVAL, "source is %p and bytes is %llu: there must be something to copy",
-                         source, (unsigned long long)bytes);
+                         what->source, (unsigned long long)what->bytes);
     status = msc__offload_enter(engine, 0, NULL, err);
     if (status != MSC_OK)
         return status;
-    status = put(engine, source, bytes, stream, out, &rouse, err);
+    status = put(engine, what, out, &rouse, err);
     msc__mutex_unlock(&engine->mutex);
     if (rouse)
         msc__lane_rouse(&engine->out);
     return status;
+}
+
+msc_status msc_offload_put(msc_offload *engine, const void *source, uint64_t bytes, void *stream,
+                           msc_ticket *out, msc_error *err)
+{
+    wish what = {.source = source, .bytes = bytes, .stream = stream};
+
+    return enter_and_put(engine, &what, out, err);
+}
+
+msc_status msc_offload_put_now(msc_offload *engine, const void *source, uint64_t bytes, void *stream,
+                               msc_ticket *out, msc_error *err)
+{
+    wish what = {.source = source, .bytes = bytes, .stream = stream, .now = true};
+
+    return enter_and_put(engine, &what, out, err);
 }
 
 /* Why a copy failed. */
@@ -348,9 +370,20 @@ static msc__block *wait_in(msc_offload *engine, msc__block *block)
     return block;
 }
 
-static msc_status arrive(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
+/* Where a stream cannot be made to wait, this thread does: the destination is about to be the program's again. */
+static msc_status wait_in_stream(const msc_offload *engine, const msc__block *block, void *stream,
+                                 msc_error *err)
 {
     msc_device *device = engine->device;
+    msc_status status = device->ops->stream_wait(device, stream, block->events[MSC__IN_DONE], err);
+
+    if (status != MSC_OK && device->ops->event_wait(device, block->events[MSC__IN_DONE], NULL) != MSC_OK)
+        device->ops->stream_finish(device, engine->in.stream);
+    return status;
+}
+
+static msc_status arrive(msc_offload *engine, msc__block *block, void *stream, msc_error *err)
+{
     msc_status status = MSC_OK;
 
     if (block->in == MSC__IN_NONE)
@@ -358,7 +391,7 @@ static msc_status arrive(msc_offload *engine, msc__block *block, void *stream, m
     if (block->in == MSC__IN_FAILED)
         status = failure(engine, block->out == MSC__OUT_FAILED ? &block->leaving : &block->returning, err);
     else if (msc__has_streams(engine))
-        status = device->ops->stream_wait(device, stream, block->events[MSC__IN_DONE], err);
+        status = wait_in_stream(engine, block, stream, err);
     block->arrived = block->arrived || status == MSC_OK;
     return status;
 }

@@ -199,7 +199,8 @@ struct msc_offload {
     msc__slabs *staging_slabs;         /* NULL: every copy is direct */
     msc_tier staging_tier;             /* whose limit the staging buffers count for */
     msc__ranges *file_space;
-    msc__file *file; /* lane out's, who also reserves; NULL: not used */
+    msc__file *file; /* lane out's, on which callers reserve; NULL: not used */
+    bool file_grows; /* a thread reserves space, without the mutex */
     char notes[MSC_TIER_COUNT][MSC_ERROR_MESSAGE_BYTES];
 
     msc__lane out, in;
@@ -265,8 +266,11 @@ void msc__window_leave(msc_offload *engine, msc__block *block);
 msc_status msc__places_init(msc_offload *engine, msc_error *err);
 void msc__places_fini(msc_offload *engine);
 
-/** Finds room in the tiers from `first` to `last`. EAGAIN: none has room, with the reason. */
-msc_status msc__place_take(msc_offload *engine, uint64_t bytes, msc_tier first, msc_tier last,
+/**
+ * Finds room in the tiers from `first` to `last`. EAGAIN: none has room, with the reason. The mutex is free while the
+ * system is asked for more; or, `now`, the system is not asked: ETIMEDOUT (no message).
+ */
+msc_status msc__place_take(msc_offload *engine, uint64_t bytes, msc_tier first, msc_tier last, bool now,
                            msc__place *out, msc_error *err);
 void msc__place_give(msc_offload *engine, const msc__place *place, uint64_t bytes);
 
@@ -313,8 +317,11 @@ bool msc__lane_tells_issue(const msc__lane *lane, const msc__block *block);
 /** Tells what was noted: before whatever waits, or takes long. The mutex is not held. */
 void msc__lane_tell(msc__lane *lane);
 
-/** Waits for an event, having told everything. */
+/** Waits for an event, having told everything. On an error nothing is under way on the lane's stream any more. */
 msc_status msc__lane_await(msc__lane *lane, void *event, msc_error *err);
+
+/** Waits until nothing is under way on the lane's stream: a copy began, and no event can tell of its end. */
+void msc__lane_finish(msc__lane *lane);
 
 /** Notes the first failure of the copy under way. */
 void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, const msc_error *why);

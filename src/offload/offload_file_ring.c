@@ -12,6 +12,10 @@
  * Entries are handed over one by one, which costs a system call for each; of operations of a megabyte that is
  * nothing. The kernel passes on to its own threads what it could not do at once, so nobody waits for the disk here.
  *
+ * A wait that the kernel refuses for good (a filter that came later, a descriptor that somebody closed) ends: results
+ * still come into the shared ring by themselves, so they are looked for a while, without a call. After PATIENCE_NS
+ * what is under way has failed with the kernel's number, and all that follows takes the plain way.
+ *
  * Where the kernel's headers are too old to know it, and where the kernel refuses, the way is EUNSUPPORTED.
  */
 #ifndef _GNU_SOURCE
@@ -25,10 +29,14 @@
 #include "offload/offload_file_internal.h"
 
 #ifdef __NR_io_uring_setup
+#include "base/thread.h"
 #include <linux/io_uring.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#define PATIENCE_NS INT64_C(2000000000)
+#define PAUSE_NS INT64_C(1000000)
 
 typedef struct mapping {
     char *at;
@@ -44,6 +52,7 @@ typedef struct ring {
     unsigned submit_mask;
     unsigned *complete_head, *complete_tail;
     unsigned complete_mask;
+    int broken; /* not 0: `enter` failed for good with this number, and nothing more is given to the ring */
 } ring;
 
 /* Returns what the system says, or the negative number of an error. */
@@ -82,6 +91,8 @@ static bool submit_attempt(ring *own, msc__file_slot *slot, uint32_t number, int
 {
     struct io_uring_sqe entry;
 
+    if (own->broken != 0)
+        return false;
     slot->vector = (struct iovec){.iov_base = slot->memory, .iov_len = bytes};
     memset(&entry, 0, sizeof entry);
     entry.opcode = slot->writes ? IORING_OP_WRITEV : IORING_OP_READV;
@@ -145,15 +156,45 @@ static void ring_begin(msc__file *file, uint32_t slot)
 
 static bool ring_is_over(msc__file *file, uint32_t slot)
 {
-    if (!file->slots[slot].over)
+    const ring *own = file->mover_state;
+
+    if (!file->slots[slot].over && own->broken == 0)
         reap(file);
     return file->slots[slot].over;
 }
 
+/* What is under way has failed; a result that comes later is nobody's. */
+static void give_up(msc__file *file, int number)
+{
+    ring *own = file->mover_state;
+    uint32_t i;
+
+    own->broken = number;
+    for (i = 0; i < file->depth; i++) {
+        msc__file_slot *slot = &file->slots[i];
+
+        if (!slot->taken || slot->over)
+            continue;
+        slot->number = number;
+        slot->over = true;
+    }
+}
+
 static void ring_wait(msc__file *file, uint32_t slot)
 {
-    while (!ring_is_over(file, slot))
-        (void)enter(file->mover_state, 0, 1); /* interrupted or not: looked at again */
+    int64_t refused_ns = 0; /* since when; 0: it is not */
+
+    while (!ring_is_over(file, slot)) {
+        int result = enter(file->mover_state, 0, 1);
+        int64_t now_ns = result < 0 && result != -EINTR ? msc__clock_ns() : 0;
+
+        if (now_ns != 0 && refused_ns != 0 && now_ns - refused_ns > PATIENCE_NS)
+            give_up(file, -result);
+        else if (now_ns != 0)
+            msc__sleep_ns(PAUSE_NS);
+        if (now_ns == 0 || refused_ns == 0)
+            refused_ns = now_ns;
+    }
 }
 
 /* ---- the ring ------------------------------------------------------------------------------------- */

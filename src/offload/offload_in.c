@@ -94,12 +94,16 @@ static msc_status deliver(msc__lane *lane, msc__block *block, const void *from, 
         memcpy(to, from, (size_t)bytes);
     else if (status == MSC_OK)
         status = device->ops->copy(device, to, from, bytes, MSC_COPY_IN, lane->stream, err);
-    if (status == MSC_OK && event != NULL)
+    if (status != MSC_OK)
+        return status;
+    if (event != NULL)
         status = device->ops->event_record(device, event, lane->stream, err);
     if (status == MSC_OK && last)
         status = device->ops->event_record(device, block->events[MSC__IN_DONE], lane->stream, err);
-    if (status != MSC_OK)
+    if (status != MSC_OK) {
+        msc__lane_finish(lane);
         return status;
+    }
     block->returning.offset += bytes;
     if (last && msc__lane_tells_issue(lane, block))
         msc__lane_report(lane, block, MSC__IN_ISSUED);

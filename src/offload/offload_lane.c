@@ -168,10 +168,18 @@ msc_status msc__lane_await(msc__lane *lane, void *event, msc_error *err)
     msc_device *device = lane->engine->device;
     msc_status status = lane->report_count > 0 ? device->ops->event_query(device, event, err) : MSC_EAGAIN;
 
-    if (status != MSC_EAGAIN)
+    if (status == MSC_OK)
         return status;
     msc__lane_tell(lane);
-    return device->ops->event_wait(device, event, err);
+    status = device->ops->event_wait(device, event, err);
+    if (status != MSC_OK)
+        msc__lane_finish(lane);
+    return status;
+}
+
+void msc__lane_finish(msc__lane *lane)
+{
+    lane->engine->device->ops->stream_finish(lane->engine->device, lane->stream);
 }
 
 /* ---- the thread --------------------------------------------------------------------------------- */

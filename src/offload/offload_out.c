@@ -51,7 +51,8 @@ static bool move_to_memory(msc_offload *engine, msc__block *block)
     if (block->place.tier != MSC_TIER_FILE)
         return false;
     msc__mutex_lock(&engine->mutex);
-    moved = msc__place_take(engine, block->bytes, MSC_TIER_PINNED, MSC_TIER_HOST, &place, NULL) == MSC_OK;
+    moved =
+        msc__place_take(engine, block->bytes, MSC_TIER_PINNED, MSC_TIER_HOST, false, &place, NULL) == MSC_OK;
     if (moved) {
         msc__place_give(engine, &block->place, block->bytes);
         block->place = place;
@@ -174,7 +175,12 @@ static msc_status copy(msc__lane *lane, void *to, const void *from, uint64_t byt
     msc_device *device = lane->engine->device;
     msc_status status = device->ops->copy(device, to, from, bytes, MSC_COPY_OUT, lane->stream, err);
 
-    return status == MSC_OK ? device->ops->event_record(device, event, lane->stream, err) : status;
+    if (status != MSC_OK)
+        return status;
+    status = device->ops->event_record(device, event, lane->stream, err);
+    if (status != MSC_OK)
+        msc__lane_finish(lane);
+    return status;
 }
 
 static void append(msc__lane *lane, msc__item item)

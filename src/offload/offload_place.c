@@ -7,6 +7,9 @@
  * the tier's growth and leaves one line in its note: blocks then go to the next tier, and nobody asks the system
  * again at every block.
  *
+ * The system is asked without the mutex, by one thread at a time for each tier: pinning a large slab and reserving disk
+ * space take milliseconds, in which the others go on.
+ *
  * Staging buffers are slabs of their own, mapped once; what they take is taken off the limit of the tier that
  * they count for.
  */
@@ -84,7 +87,10 @@ static msc_status init_slabs(msc_offload *engine, msc_tier tier, msc_error *err)
 
     if (status != MSC_OK || limit == 0)
         return status;
-    return msc__slabs_create(engine->ctx, pinning, limit, &engine->slabs[tier], err);
+    status = msc__slabs_create(engine->ctx, pinning, limit, &engine->slabs[tier], err);
+    if (status == MSC_OK)
+        msc__slabs_share(engine->slabs[tier], &engine->mutex, &engine->changed);
+    return status;
 }
 
 static msc_status init_file(msc_offload *engine, msc_error *err)
@@ -124,45 +130,66 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Makes the file longer: by FILE_GROWTH_BYTES if the disk has it, else by what the block needs. */
-static msc_status grow_file(msc_offload *engine, uint64_t bytes, msc_error *err)
+/* What the file's limit leaves. */
+static uint64_t left_of_file(const msc_offload *engine)
 {
-    uint64_t now = msc__ranges_in_use(engine->file_space).capacity;
     uint64_t limit = engine->options.limit_bytes[MSC_TIER_FILE] / MSC__FILE_PAGE * MSC__FILE_PAGE;
-    uint64_t need = msc__place_file_bytes(bytes);
-    uint64_t more = least(need > FILE_GROWTH_BYTES ? need : FILE_GROWTH_BYTES, limit - now);
+
+    return limit - msc__ranges_in_use(engine->file_space).capacity;
+}
+
+/* Makes the file longer, within its limit: by FILE_GROWTH_BYTES if the disk has it, else by what the block needs. */
+static msc_status grow_file(msc_offload *engine, uint64_t need, msc_error *err)
+{
+    uint64_t capacity = msc__ranges_in_use(engine->file_space).capacity;
+    uint64_t more = least(need > FILE_GROWTH_BYTES ? need : FILE_GROWTH_BYTES, left_of_file(engine));
     msc_status status;
 
-    if (need > limit - now)
-        return MSC_EAGAIN;
-    status = msc__file_reserve(engine->file, now + more, err);
+    engine->file_grows = true;
+    msc__mutex_unlock(&engine->mutex);
+    status = msc__file_reserve(engine->file, capacity + more, err);
     if (status != MSC_OK && more > need) {
         more = need;
-        status = msc__file_reserve(engine->file, now + more, err);
+        status = msc__file_reserve(engine->file, capacity + more, err);
     }
+    msc__mutex_lock(&engine->mutex);
+    engine->file_grows = false;
+    msc__cond_broadcast(&engine->changed);
     return status == MSC_OK ? msc__ranges_grow(engine->file_space, more, err) : status;
 }
 
-static msc_status take_in_file(msc_offload *engine, uint64_t bytes, msc__place *out, msc_error *err)
+static msc_status take_in_file(msc_offload *engine, uint64_t bytes, bool now, msc__place *out, msc_error *err)
 {
-    msc_status status = msc__ranges_take(engine->file_space, bytes, &out->offset, &out->range, err);
+    uint64_t need = msc__place_file_bytes(bytes);
+    msc_status status;
 
-    if (status != MSC_EAGAIN)
-        return status;
-    status = grow_file(engine, bytes, err);
-    if (status == MSC_OK)
+    for (;;) {
         status = msc__ranges_take(engine->file_space, bytes, &out->offset, &out->range, err);
-    return status;
+        if (status != MSC_EAGAIN || (!engine->file_grows && need > left_of_file(engine)))
+            return status;
+        if (now)
+            return MSC_ETIMEDOUT;
+        if (engine->file_grows) {
+            msc__cond_wait(&engine->changed, &engine->mutex);
+            continue;
+        }
+        status = grow_file(engine, need, err);
+        if (status != MSC_OK)
+            return status;
+    }
 }
 
-static msc_status take_in(msc_offload *engine, msc_tier tier, uint64_t bytes, msc__place *out, msc_error *err)
+static msc_status take_in(msc_offload *engine, msc_tier tier, uint64_t bytes, bool now, msc__place *out,
+                          msc_error *err)
 {
     memset(out, 0, sizeof *out);
     out->tier = tier;
     if (tier == MSC_TIER_FILE)
-        return engine->file != NULL ? take_in_file(engine, bytes, out, err) : MSC_EAGAIN;
-    return engine->slabs[tier] != NULL ? msc__slabs_take(engine->slabs[tier], bytes, &out->slab, err)
-                                       : MSC_EAGAIN;
+        return engine->file != NULL ? take_in_file(engine, bytes, now, out, err) : MSC_EAGAIN;
+    if (engine->slabs[tier] == NULL)
+        return MSC_EAGAIN;
+    return now ? msc__slabs_take_now(engine->slabs[tier], bytes, &out->slab, err)
+               : msc__slabs_take(engine->slabs[tier], bytes, &out->slab, err);
 }
 
 /* The system refused. The tier keeps what it has. */
@@ -185,14 +212,14 @@ static msc_status fail_no_room(const msc_offload *engine, uint64_t bytes, msc_er
                      (unsigned long long)limit[MSC_TIER_HOST], (unsigned long long)limit[MSC_TIER_FILE]);
 }
 
-msc_status msc__place_take(msc_offload *engine, uint64_t bytes, msc_tier first, msc_tier last,
+msc_status msc__place_take(msc_offload *engine, uint64_t bytes, msc_tier first, msc_tier last, bool now,
                            msc__place *out, msc_error *err)
 {
     msc_tier tier;
 
     for (tier = first; tier <= last; tier++) {
         msc_error why;
-        msc_status status = take_in(engine, tier, bytes, out, &why);
+        msc_status status = take_in(engine, tier, bytes, now, out, &why);
 
         if (status == MSC_OK) {
             uint64_t *held = &engine->counters.held_bytes[tier];
@@ -202,6 +229,8 @@ msc_status msc__place_take(msc_offload *engine, uint64_t bytes, msc_tier first, 
             *peak = *held > *peak ? *held : *peak;
             return MSC_OK;
         }
+        if (status == MSC_ETIMEDOUT)
+            return status;
         if (status != MSC_EAGAIN)
             close_tier(engine, tier, &why);
     }

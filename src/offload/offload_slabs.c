@@ -10,7 +10,11 @@
  * others; what is left over at a slab's end is smaller than one block, an eighth of the slab at worst. A large
  * block gets a slab of its own size, to the page, and leaves nothing over; where its slab stays behind empty, the
  * next block of the size fits again, which small ones in it would prevent. Only when there is no new slab to be had does a
- * block go wherever it fits.
+ * block go into what is left of others; and only when it fits into none do empty slabs of other sizes go, as few as it needs.
+ *
+ * One slab grows at a time. Its memory is mapped and pinned, and that of the empty ones given back, without the mutex: the
+ * slab is entered in the table afterwards, and the empty ones are no candidates meanwhile. Only the thread that lets a
+ * slab grow moves the table or reads `leaving` without the mutex.
  *
  * `room` is a bound: no range of more bytes is free in the slab. It is lowered when a slab had to refuse, and lifted
  * to the whole slab when a block comes back. So most slabs are passed over with one comparison.
@@ -55,16 +59,26 @@ typedef struct slab {
     msc__ranges *ranges;
     uint64_t bytes;
     uint64_t room; /* no free range is larger */
-    bool shared;   /* for small blocks */
+    uint32_t block_count;
+    bool shared;  /* for small blocks */
+    bool leaving; /* empty, and about to be unmapped */
 } slab;
+
+/* A slab that is being made, and what its place costs. */
+typedef struct growth {
+    slab made;
+    uint64_t freed_bytes; /* of the slabs that leave */
+} growth;
 
 struct msc__slabs {
     msc_context *ctx;
     msc_device *device; /* NULL: pageable */
     uint64_t limit_bytes;
     uint64_t page_bytes;
-    msc__array table; /* of slab, by number */
-    bool stopped;     /* no new slabs */
+    msc__mutex *mutex;  /* released while the system is asked; NULL: one thread has all this */
+    msc__cond *changed; /* broadcast when a slab has grown */
+    bool growing;       /* a thread is asking the system */
+    msc__array table;   /* of slab, by number */
     msc__slabs_use use;
 };
 
@@ -75,23 +89,29 @@ static slab *at(const msc__slabs *slabs, uint32_t i)
 
 /* ---- slabs --------------------------------------------------------------------------------------- */
 
-static msc_status map(msc__slabs *slabs, slab *one, msc_error *err)
+static msc_status fail_to_map(const msc__slabs *slabs, uint64_t bytes, int reason, msc_error *err)
+{
+    msc_status status =
+        msc__fail(err, MSC_ENOMEM,
+                  "cannot map %llu bytes of host memory, %llu are mapped: the system said %d; lower the "
+                  "limit of host memory for offloading",
+                  (unsigned long long)bytes, (unsigned long long)slabs->use.mapped_bytes, reason);
+
+    if (err != NULL)
+        err->driver_code = reason;
+    return status;
+}
+
+/* The mutex is not held. */
+static msc_status map(const msc__slabs *slabs, slab *one, int *reason, msc_error *err)
 {
     void *memory;
     msc_status status;
-    int reason;
 
     memory = mmap(NULL, (size_t)one->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
-        reason = errno;
-        status =
-            msc__fail(err, MSC_ENOMEM,
-                      "cannot map %llu bytes of host memory, %llu are mapped: the system said %d; lower the "
-                      "limit of host memory for offloading",
-                      (unsigned long long)one->bytes, (unsigned long long)slabs->use.mapped_bytes, reason);
-        if (err != NULL)
-            err->driver_code = reason;
-        return status;
+        *reason = errno;
+        return MSC_ENOMEM;
     }
 #ifdef MADV_HUGEPAGE
     (void)madvise(memory, (size_t)one->bytes, MADV_HUGEPAGE); /* a wish */
@@ -110,16 +130,12 @@ static msc_status map(msc__slabs *slabs, slab *one, msc_error *err)
     return MSC_OK;
 }
 
-static void unmap(msc__slabs *slabs, slab *one)
+/* Gives the memory back, and leaves the record. */
+static void unmap(const msc__slabs *slabs, const slab *one)
 {
-    if (one->memory != NULL) {
-        if (slabs->device != NULL)
-            slabs->device->ops->unpin(slabs->device, one->memory, one->bytes);
-        (void)munmap(one->memory, (size_t)one->bytes);
-        slabs->use.mapped_bytes -= one->bytes;
-    }
-    msc__ranges_destroy(one->ranges);
-    *one = (slab){.memory = NULL};
+    if (slabs->device != NULL)
+        slabs->device->ops->unpin(slabs->device, one->memory, one->bytes);
+    (void)munmap(one->memory, (size_t)one->bytes);
 }
 
 /* A number that no slab has, with a place in the table. */
@@ -136,29 +152,154 @@ static msc_status free_number(msc__slabs *slabs, uint32_t *number, msc_error *er
     return msc__array_push(slabs->ctx, &slabs->table, sizeof(slab), &(slab){.memory = NULL}, err);
 }
 
-/* A new slab with room for `bytes`. EAGAIN: the limit leaves less, or there shall be no more. */
-static msc_status add_slab(msc__slabs *slabs, uint64_t bytes, uint32_t *number, msc_error *err)
+/* ---- empty slabs --------------------------------------------------------------------------------- */
+
+static bool is_empty(const slab *one)
 {
-    uint64_t left = slabs->limit_bytes - slabs->use.mapped_bytes;
-    slab made = {.bytes = msc__round_up_u64(bytes, slabs->page_bytes), .shared = bytes <= SMALL_MOST};
+    return one->memory != NULL && !one->leaving && one->block_count == 0;
+}
+
+static uint64_t empty_bytes(const msc__slabs *slabs)
+{
+    uint64_t bytes = 0;
+    uint32_t i;
+
+    for (i = 0; i < slabs->table.count; i++)
+        bytes += is_empty(at(slabs, i)) ? at(slabs, i)->bytes : 0;
+    return bytes;
+}
+
+/* The smallest empty slab of `bytes` or more; where there is none, the largest. */
+static slab *best_to_leave(const msc__slabs *slabs, uint64_t bytes)
+{
+    slab *best = NULL;
+    uint32_t i;
+
+    for (i = 0; i < slabs->table.count; i++) {
+        slab *one = at(slabs, i);
+        bool better = best == NULL;
+
+        if (!is_empty(one))
+            continue;
+        if (!better && best->bytes >= bytes)
+            better = one->bytes >= bytes && one->bytes < best->bytes;
+        else if (!better)
+            better = one->bytes > best->bytes;
+        if (better)
+            best = one;
+    }
+    return best;
+}
+
+/* Marks empty slabs of `bytes` or more in sum, which there are. Returns what they have. */
+static uint64_t let_leave(msc__slabs *slabs, uint64_t bytes)
+{
+    uint64_t freed = 0;
+
+    while (freed < bytes) {
+        slab *one = best_to_leave(slabs, bytes - freed);
+
+        one->leaving = true;
+        freed += one->bytes;
+    }
+    return freed;
+}
+
+/* They stay after all. */
+static void keep_leaving(msc__slabs *slabs)
+{
+    uint32_t i;
+
+    for (i = 0; i < slabs->table.count; i++)
+        at(slabs, i)->leaving = false;
+}
+
+/* Gives back what leaves. The mutex is not held. */
+static void unmap_leaving(const msc__slabs *slabs)
+{
+    uint32_t i;
+
+    for (i = 0; i < slabs->table.count; i++)
+        if (at(slabs, i)->leaving)
+            unmap(slabs, at(slabs, i));
+}
+
+/* The records of what has left. */
+static void forget_leaving(msc__slabs *slabs)
+{
+    uint32_t i;
+
+    for (i = 0; i < slabs->table.count; i++) {
+        slab *one = at(slabs, i);
+
+        if (!one->leaving)
+            continue;
+        slabs->use.mapped_bytes -= one->bytes;
+        msc__ranges_destroy(one->ranges);
+        *one = (slab){.memory = NULL};
+    }
+}
+
+/* ---- growth -------------------------------------------------------------------------------------- */
+
+/* Without the mutex: what takes milliseconds. */
+static msc_status ask_system(msc__slabs *slabs, growth *grown, msc_error *err)
+{
+    int reason = 0;
     msc_status status;
 
-    if (slabs->stopped || made.bytes > left)
-        return MSC_EAGAIN;
-    if (made.shared)
-        made.bytes = left < SLAB_BYTES ? left : SLAB_BYTES;
-    made.room = made.bytes;
-    status = free_number(slabs, number, err);
+    slabs->growing = true;
+    if (slabs->mutex != NULL)
+        msc__mutex_unlock(slabs->mutex);
+    if (grown->freed_bytes > 0)
+        unmap_leaving(slabs);
+    status = map(slabs, &grown->made, &reason, err);
+    if (slabs->mutex != NULL)
+        msc__mutex_lock(slabs->mutex);
+    slabs->growing = false;
+    if (slabs->changed != NULL)
+        msc__cond_broadcast(slabs->changed);
+    return reason == 0 ? status : fail_to_map(slabs, grown->made.bytes, reason, err);
+}
+
+/*
+ * A new slab with room for `bytes`, in the place of empty ones of `freed_bytes` or more. What is counted as mapped
+ * meanwhile is the larger of before and after, and the system never has more.
+ */
+static msc_status grow(msc__slabs *slabs, uint64_t bytes, uint64_t freed_bytes, uint32_t *number,
+                       msc_error *err)
+{
+    uint64_t left = slabs->limit_bytes - slabs->use.mapped_bytes;
+    growth grown = {
+        .made = {.bytes = msc__round_up_u64(bytes, slabs->page_bytes), .shared = bytes <= SMALL_MOST}};
+    uint64_t more;
+    msc_status status = freed_bytes > 0 ? MSC_OK : free_number(slabs, number, err);
+
+    if (status == MSC_OK && freed_bytes > 0)
+        grown.freed_bytes = let_leave(slabs, freed_bytes);
+    left += grown.freed_bytes;
+    if (grown.made.shared)
+        grown.made.bytes = left < SLAB_BYTES ? left : SLAB_BYTES;
+    grown.made.room = grown.made.bytes;
     if (status == MSC_OK)
-        status = msc__ranges_create(slabs->ctx, made.bytes, MSC__SLAB_ALIGNMENT, &made.ranges, err);
-    if (status == MSC_OK)
-        status = map(slabs, &made, err);
+        status =
+            msc__ranges_create(slabs->ctx, grown.made.bytes, MSC__SLAB_ALIGNMENT, &grown.made.ranges, err);
     if (status != MSC_OK) {
-        msc__ranges_destroy(made.ranges);
+        keep_leaving(slabs);
         return status;
     }
-    *at(slabs, *number) = made;
-    slabs->use.mapped_bytes += made.bytes;
+    more = grown.made.bytes > grown.freed_bytes ? grown.made.bytes - grown.freed_bytes : 0;
+    slabs->use.mapped_bytes += more;
+    status = ask_system(slabs, &grown, err);
+    slabs->use.mapped_bytes -= more;
+    forget_leaving(slabs);
+    if (status != MSC_OK) {
+        msc__ranges_destroy(grown.made.ranges);
+        return status;
+    }
+    (void)free_number(slabs, number, NULL); /* there is one */
+    *at(slabs, *number) = grown.made;
+    slabs->use.mapped_bytes += grown.made.bytes;
     if (slabs->use.mapped_bytes > slabs->use.mapped_peak_bytes)
         slabs->use.mapped_peak_bytes = slabs->use.mapped_bytes;
     return MSC_OK;
@@ -184,36 +325,106 @@ static msc_status take_from(msc__slabs *slabs, uint32_t number, uint64_t bytes, 
     if (slabs->use.taken_bytes > slabs->use.taken_peak_bytes)
         slabs->use.taken_peak_bytes = slabs->use.taken_bytes;
     slabs->use.block_count++;
+    one->block_count++;
     return MSC_OK;
 }
 
-/* The smallest slab that may have room, the first among equals; of the right kind, or of any. */
-static uint32_t candidate(const msc__slabs *slabs, uint64_t bytes, bool any_kind)
+/* Which slabs a block may go to. */
+typedef enum choice {
+    CHOICE_FITTING, /* of its kind; an empty one only if the block fills most of it */
+    CHOICE_BEGUN,   /* of any kind, with blocks in it: what is left there is of use to nobody else */
+    CHOICE_WHEREVER
+} choice;
+
+static bool is_eligible(const slab *one, uint64_t bytes, choice which)
 {
-    bool small = bytes <= SMALL_MOST;
+    if (one->memory == NULL || one->leaving || one->room < bytes)
+        return false;
+    if (which == CHOICE_BEGUN)
+        return one->block_count > 0;
+    if (which == CHOICE_WHEREVER)
+        return true;
+    return one->shared == (bytes <= SMALL_MOST) &&
+           (one->shared || one->block_count > 0 || bytes >= one->bytes - one->bytes / 8);
+}
+
+/* The smallest slab that may have room, the first among equals. */
+static uint32_t candidate(const msc__slabs *slabs, uint64_t bytes, choice which)
+{
     uint32_t best = MSC_NONE;
     uint32_t i;
 
     for (i = 0; i < slabs->table.count; i++) {
         const slab *one = at(slabs, i);
-        if (one->memory == NULL || one->room < bytes || (!any_kind && one->shared != small))
-            continue;
-        if (best == MSC_NONE || one->bytes < at(slabs, best)->bytes)
+
+        if (is_eligible(one, bytes, which) && (best == MSC_NONE || one->bytes < at(slabs, best)->bytes))
             best = i;
     }
     return best;
 }
 
 /* Tries the slabs that are there. Each that refuses is no candidate any more, so this ends. */
-static msc_status take_somewhere(msc__slabs *slabs, uint64_t bytes, bool any_kind, msc__slab_block *out,
+static msc_status take_somewhere(msc__slabs *slabs, uint64_t bytes, choice which, msc__slab_block *out,
                                  msc_error *err)
 {
     for (;;) {
-        uint32_t number = candidate(slabs, bytes, any_kind);
+        uint32_t number = candidate(slabs, bytes, which);
         msc_status status = number == MSC_NONE ? MSC_EAGAIN : take_from(slabs, number, bytes, out, err);
         if (number == MSC_NONE || status != MSC_EAGAIN)
             return status;
     }
+}
+
+/* ---- where a block goes -------------------------------------------------------------------------- */
+
+/* Waits until the thread that asks the system for a slab has its answer. */
+static void await_growth(msc__slabs *slabs)
+{
+    while (slabs->growing)
+        msc__cond_wait(slabs->changed, slabs->mutex);
+}
+
+/* A block of a new slab, for which empty ones of `freed_bytes` go. */
+static msc_status take_from_new(msc__slabs *slabs, uint64_t bytes, uint64_t freed_bytes, msc__slab_block *out,
+                                msc_error *err)
+{
+    uint32_t number;
+    msc_status status = grow(slabs, bytes, freed_bytes, &number, err);
+
+    return status == MSC_OK ? take_from(slabs, number, bytes, out, err) : status;
+}
+
+/*
+ * No fitting slab has room, and no other thread asks the system. EAGAIN: the limit leaves no room.
+ *
+ *      a new slab ──► what is left in one that has begun ──► a new one in the place of empty ones ──► wherever it fits
+ *
+ * A large block in an empty slab of twice its size would leave a half that no other one of its size fits into: blocks
+ * that a plan has counted would not be placed, because those of the step before were larger.
+ */
+static msc_status take_elsewhere(msc__slabs *slabs, uint64_t bytes, msc__slab_block *out, msc_error *err)
+{
+    uint64_t need = msc__round_up_u64(bytes, slabs->page_bytes);
+    uint64_t left = slabs->limit_bytes - slabs->use.mapped_bytes;
+    uint64_t missing = need > left ? need - left : need; /* or what the system did not have */
+    msc_error why;
+    msc_status status = need > left ? MSC_EAGAIN : take_from_new(slabs, bytes, 0, out, &why);
+
+    if (status == MSC_OK)
+        return MSC_OK;
+    await_growth(slabs); /* another thread's, since this one had not the mutex */
+    if (take_somewhere(slabs, bytes, CHOICE_BEGUN, out, NULL) == MSC_OK)
+        return MSC_OK;
+    if (empty_bytes(slabs) >= missing)
+        status = take_from_new(slabs, bytes, missing, out, &why);
+    if (status == MSC_OK)
+        return MSC_OK;
+    await_growth(slabs);
+    if (take_somewhere(slabs, bytes, CHOICE_WHEREVER, out, NULL) == MSC_OK)
+        return MSC_OK;
+    if (status != MSC_OK && status != MSC_EAGAIN && err != NULL)
+        *err = why;
+    return status;
 }
 
 /* ---- what the header offers ---------------------------------------------------------------------- */
@@ -243,37 +454,62 @@ void msc__slabs_destroy(msc__slabs *slabs)
 
     if (slabs == NULL)
         return;
-    for (i = 0; i < slabs->table.count; i++)
+    for (i = 0; i < slabs->table.count; i++) {
+        if (at(slabs, i)->memory == NULL)
+            continue;
         unmap(slabs, at(slabs, i));
+        msc__ranges_destroy(at(slabs, i)->ranges);
+    }
     msc__array_fini(slabs->ctx, &slabs->table, sizeof(slab));
     msc__free(slabs->ctx, slabs, sizeof *slabs);
 }
 
+void msc__slabs_share(msc__slabs *slabs, msc__mutex *mutex, msc__cond *changed)
+{
+    slabs->mutex = mutex;
+    slabs->changed = changed;
+}
+
+msc_status msc__slabs_take_now(msc__slabs *slabs, uint64_t bytes, msc__slab_block *out, msc_error *err)
+{
+    uint64_t need = msc__round_up_u64(bytes, slabs->page_bytes);
+    uint64_t left = slabs->limit_bytes - slabs->use.mapped_bytes;
+    msc_status status;
+
+    *out = (msc__slab_block){.memory = NULL};
+    status = take_somewhere(slabs, bytes, CHOICE_FITTING, out, err);
+    if (status != MSC_EAGAIN)
+        return status;
+    if (slabs->growing || need <= left)
+        return MSC_ETIMEDOUT;
+    status = take_somewhere(slabs, bytes, CHOICE_BEGUN, out, err);
+    if (status != MSC_EAGAIN)
+        return status;
+    if (empty_bytes(slabs) >= need - left)
+        return MSC_ETIMEDOUT;
+    return take_somewhere(slabs, bytes, CHOICE_WHEREVER, out, err);
+}
+
 msc_status msc__slabs_take(msc__slabs *slabs, uint64_t bytes, msc__slab_block *out, msc_error *err)
 {
-    msc_error reason; /* why there is no new slab; of no interest if there is room elsewhere */
-    uint32_t number;
     msc_status status;
 
     *out = (msc__slab_block){.memory = NULL};
     if (bytes == 0)
         return msc__fail(err, MSC_EINVAL, "a block of 0 bytes");
-    status = take_somewhere(slabs, bytes, false, out, err);
-    if (status != MSC_EAGAIN)
-        return status;
-    status = add_slab(slabs, bytes, &number, &reason);
-    if (status == MSC_OK)
-        return take_from(slabs, number, bytes, out, err);
-    if (take_somewhere(slabs, bytes, true, out, NULL) == MSC_OK)
-        return MSC_OK;
-    if (status != MSC_EAGAIN && err != NULL)
-        *err = reason;
-    return status;
+    for (;;) {
+        status = take_somewhere(slabs, bytes, CHOICE_FITTING, out, err);
+        if (status != MSC_EAGAIN)
+            return status;
+        if (!slabs->growing)
+            return take_elsewhere(slabs, bytes, out, err);
+        await_growth(slabs);
+    }
 }
 
 void msc__slabs_stop(msc__slabs *slabs)
 {
-    slabs->stopped = true;
+    slabs->limit_bytes = slabs->use.mapped_bytes;
 }
 
 void msc__slabs_give(msc__slabs *slabs, msc__slab_block block)
@@ -282,21 +518,9 @@ void msc__slabs_give(msc__slabs *slabs, msc__slab_block block)
 
     slabs->use.taken_bytes -= msc__ranges_size_of(one->ranges, block.range);
     slabs->use.block_count--;
+    one->block_count--;
     msc__ranges_give(one->ranges, block.range);
     one->room = one->bytes;
-}
-
-uint64_t msc__slabs_trim(msc__slabs *slabs)
-{
-    uint64_t before = slabs->use.mapped_bytes;
-    uint32_t i;
-
-    for (i = 0; i < slabs->table.count; i++) {
-        slab *one = at(slabs, i);
-        if (one->memory != NULL && msc__ranges_in_use(one->ranges).count == 0)
-            unmap(slabs, one);
-    }
-    return before - slabs->use.mapped_bytes;
 }
 
 msc__slabs_use msc__slabs_in_use(const msc__slabs *slabs)

@@ -2,6 +2,7 @@
 /* Counters, events, checksums. */
 #include <string.h>
 
+#include "base/sized.h"
 #include "offload/offload_engine.h"
 
 int64_t msc__trace_now(const msc_offload *engine)
@@ -42,14 +43,14 @@ uint32_t msc_offload_trace(msc_offload *engine, msc_offload_event *out, uint32_t
     return (uint32_t)kept;
 }
 
-msc_offload_counters msc_offload_counters_now(msc_offload *engine)
+void msc_offload_counters_read(msc_offload *engine, msc_offload_counters *out, size_t out_bytes)
 {
     msc_offload_counters counters;
     msc_tier tier;
 
-    memset(&counters, 0, sizeof counters);
+    msc__sized_copy(out, out_bytes, NULL, 0);
     if (msc__offload_enter(engine, 0, NULL, NULL) != MSC_OK)
-        return counters;
+        return;
     msc__lane_wake(&engine->out);
     msc__lane_wake(&engine->in);
     counters = engine->counters;
@@ -58,7 +59,7 @@ msc_offload_counters msc_offload_counters_now(msc_offload *engine)
     counters.staging_bytes = msc__place_staging_bytes(engine);
     counters.table_bytes = msc_context_held_bytes(engine->ctx);
     msc__mutex_unlock(&engine->mutex);
-    return counters;
+    msc__sized_copy(out, out_bytes, &counters, sizeof counters);
 }
 
 /* Multiply and rotate, eight bytes at a time: to notice bytes that changed, not to withstand an adversary. */

@@ -23,17 +23,17 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/sized.h"
 #include "optim/optim_internal.h"
 
-msc_optim_options msc_optim_options_default(void)
+void msc_optim_options_init(msc_optim_options *out, size_t struct_bytes)
 {
     msc_optim_options options;
 
     memset(&options, 0, sizeof options);
-    options.struct_bytes = sizeof options;
     options.thread_count = 1;
     options.isa = MSC_OPTIM_ISA_ANY;
-    return options;
+    msc__sized_init(out, struct_bytes, &options, sizeof options);
 }
 
 static const msc__optim_kernels *kernels_of(msc_optim_isa isa)
@@ -89,9 +89,6 @@ static msc_status check_device(const msc_optim_options *options, msc_error *err)
 
 static msc_status check_options(const msc_optim_options *options, msc_error *err)
 {
-    if (options->struct_bytes != sizeof *options)
-        return msc__fail(err, MSC_EINVAL, "struct_bytes is %zu, this library knows %zu",
-                         options->struct_bytes, sizeof *options);
     if (options->thread_count == 0 || options->thread_count > MSC__POOL_MOST)
         return msc__fail(err, MSC_EINVAL, "thread_count is %u, allowed are 1 to %u", options->thread_count,
                          MSC__POOL_MOST);
@@ -117,25 +114,26 @@ static msc_status give_workers(msc_optim *optim, const msc_optim_options *option
 msc_status msc_optim_create(msc_context *ctx, const msc_optim_options *options, msc_optim **out,
                             msc_error *err)
 {
-    msc_optim_options defaults = msc_optim_options_default();
+    msc_optim_options used = msc_optim_options_default();
     msc_optim *optim;
-    msc_status status;
+    msc_status status = MSC_OK;
 
     if (out == NULL)
         return msc__fail(err, MSC_EINVAL, "out is NULL");
     *out = NULL;
     if (ctx == NULL)
         return msc__fail(err, MSC_EINVAL, "ctx is NULL");
-    if (options == NULL)
-        options = &defaults;
-    status = check_options(options, err);
+    if (options != NULL)
+        status = MSC__READ_OPTIONS("", msc_optim_options, thread_count, options, &used, err);
+    if (status == MSC_OK)
+        status = check_options(&used, err);
     if (status != MSC_OK)
         return status;
     optim = msc__alloc(ctx, sizeof *optim);
     if (optim == NULL)
         return msc__fail_memory(err, "an optimizer", sizeof *optim);
     optim->ctx = ctx;
-    status = give_workers(optim, options, err);
+    status = give_workers(optim, &used, err);
     if (status != MSC_OK) {
         msc_optim_destroy(optim);
         return status;

@@ -42,7 +42,7 @@ msc_status msc__tensor_check(const msc_optim_rule *rule, const msc_optim_tensor 
                              bool moments_only, msc_error *err)
 {
     msc_optim_sizes sizes;
-    msc_status status = msc_optim_tensor_sizes(rule, tensor->count, &sizes, err);
+    msc_status status = msc__rule_sizes(rule, tensor->count, &sizes, err);
     msc__range ranges[] = {
         {"moment1", tensor->moment1, sizes.moment1_bytes},
         {"moment2", tensor->moment2, sizes.moment2_bytes},

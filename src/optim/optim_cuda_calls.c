@@ -78,6 +78,16 @@ static msc_status bring_back(msc__card *card, msc__card_sums *out, msc_error *er
     return status;
 }
 
+/* Kernels write the sums and a copy reads them, with no event to tell of their end. */
+static void finish(msc__card *card)
+{
+    const msc_device_ops *ops = card->device->ops;
+
+    ops->stream_finish(card->device, card->stream);
+    if (card->back != NULL)
+        ops->stream_finish(card->device, card->back);
+}
+
 msc_status msc__card_norm_all(msc__card *card, const msc_optim_array *arrays, uint64_t array_count,
                               float scale, uint64_t strips, msc__card_sums *out, msc_error *err)
 {
@@ -92,10 +102,13 @@ msc_status msc__card_norm_all(msc__card *card, const msc_optim_array *arrays, ui
         return status;
     msc__mutex_lock(&card->call);
     status = make_ready(card, err);
-    if (status == MSC_OK)
+    if (status == MSC_OK) {
         status = submit_norm(card, arrays, array_count, scale, strips, err);
-    if (status == MSC_OK)
-        status = bring_back(card, out, err);
+        if (status == MSC_OK)
+            status = bring_back(card, out, err);
+        if (status != MSC_OK)
+            finish(card);
+    }
     msc__mutex_unlock(&card->call);
     return status;
 }

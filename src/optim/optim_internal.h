@@ -42,8 +42,11 @@ uint32_t msc__float_bytes(msc_optim_float type);
 /** Moments that a rule has: 0, 1 or 2. */
 uint32_t msc__moment_count(const msc_optim_rule *rule);
 
-/** Errors: EINVAL, with the field, its value and what is allowed. */
-msc_status msc__rule_check(const msc_optim_rule *rule, msc_error *err);
+/** What a caller has given, whole, and checked. Errors: EINVAL, with the field, its value and what is allowed. */
+msc_status msc__rule_read(const msc_optim_rule *given, msc_optim_rule *out, msc_error *err);
+
+/** As `msc_optim_tensor_sizes`, of a rule that was read. */
+msc_status msc__rule_sizes(const msc_optim_rule *rule, uint64_t count, msc_optim_sizes *out, msc_error *err);
 msc_status msc__float_check(msc_optim_float type, const char *what, msc_error *err);
 msc_status msc__form_check(msc_optim_weights form, msc_error *err);
 

@@ -169,8 +169,10 @@ static void write_strips(void *argument, uint64_t begin, uint64_t end)
     }
 }
 
-static msc_status check(const msc_optim *optim, const msc_optim_rule *rule, const msc_optim_tensor *tensor,
-                        const float *moment1, const float *moment2, msc_error *err)
+/* Reads the rule, and checks it with the rest. */
+static msc_status check(const msc_optim *optim, const msc_optim_rule *given, msc_optim_rule *rule,
+                        const msc_optim_tensor *tensor, const float *moment1, const float *moment2,
+                        msc_error *err)
 {
     uint64_t float_bytes = tensor != NULL ? tensor->count * sizeof(float) : 0;
     msc_optim_sizes sizes;
@@ -178,11 +180,11 @@ static msc_status check(const msc_optim *optim, const msc_optim_rule *rule, cons
 
     if (optim == NULL || tensor == NULL)
         return msc__fail(err, MSC_EINVAL, "optim or tensor is NULL");
-    status = msc__rule_check(rule, err);
+    status = msc__rule_read(given, rule, err);
     if (status == MSC_OK)
         status = msc__tensor_check(rule, tensor, 0, true, err);
     if (status == MSC_OK)
-        status = msc_optim_tensor_sizes(rule, tensor->count, &sizes, err);
+        status = msc__rule_sizes(rule, tensor->count, &sizes, err);
     if (status != MSC_OK)
         return status;
     msc__range ranges[] = {
@@ -200,12 +202,13 @@ msc_status msc_optim_moments_read(msc_optim *optim, const msc_optim_rule *rule,
                                   const msc_optim_tensor *tensor, float *moment1, float *moment2,
                                   msc_error *err)
 {
-    msc_status status = check(optim, rule, tensor, moment1, moment2, err);
-    moments_job job = {optim, rule, tensor, {moment1, moment2}, NULL, NULL};
+    msc_optim_rule used;
+    msc_status status = check(optim, rule, &used, tensor, moment1, moment2, err);
+    moments_job job = {optim, &used, tensor, {moment1, moment2}, NULL, NULL};
 
-    if (status == MSC_OK && optim->card != NULL && msc__moment_count(rule) > 0)
-        return msc__card_read(optim->card, rule, tensor, moment1, moment2, err);
-    if (status == MSC_OK && msc__moment_count(rule) > 0)
+    if (status == MSC_OK && optim->card != NULL && msc__moment_count(&used) > 0)
+        return msc__card_read(optim->card, &used, tensor, moment1, moment2, err);
+    if (status == MSC_OK && msc__moment_count(&used) > 0)
         msc__pool_run(&optim->pool, msc__strips(tensor->count), MSC__STRIPS_EACH, read_strips, NULL, &job);
     return status;
 }
@@ -214,12 +217,13 @@ msc_status msc_optim_moments_write(msc_optim *optim, const msc_optim_rule *rule,
                                    const msc_optim_tensor *tensor, const float *moment1, const float *moment2,
                                    msc_error *err)
 {
-    msc_status status = check(optim, rule, tensor, moment1, moment2, err);
-    moments_job job = {optim, rule, tensor, {NULL, NULL}, moment1, moment2};
+    msc_optim_rule used;
+    msc_status status = check(optim, rule, &used, tensor, moment1, moment2, err);
+    moments_job job = {optim, &used, tensor, {NULL, NULL}, moment1, moment2};
 
-    if (status == MSC_OK && optim->card != NULL && msc__moment_count(rule) > 0)
-        return msc__card_write_all(optim->card, rule, tensor, moment1, moment2, err);
-    if (status == MSC_OK && msc__moment_count(rule) > 0)
+    if (status == MSC_OK && optim->card != NULL && msc__moment_count(&used) > 0)
+        return msc__card_write_all(optim->card, &used, tensor, moment1, moment2, err);
+    if (status == MSC_OK && msc__moment_count(&used) > 0)
         msc__pool_run(&optim->pool, msc__strips(tensor->count), MSC__STRIPS_EACH, write_strips, NULL, &job);
     return status;
 }

@@ -10,14 +10,14 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/sized.h"
 #include "optim/optim_internal.h"
 
-msc_optim_rule msc_optim_rule_default(msc_optim_kind kind)
+void msc_optim_rule_init(msc_optim_kind kind, msc_optim_rule *out, size_t struct_bytes)
 {
     msc_optim_rule rule;
 
     memset(&rule, 0, sizeof rule);
-    rule.struct_bytes = sizeof rule;
     rule.kind = kind;
     rule.learning_rate = kind == MSC_OPTIM_KIND_LION ? 1e-4 : 1e-3;
     rule.beta1 = 0.9;
@@ -25,7 +25,7 @@ msc_optim_rule msc_optim_rule_default(msc_optim_kind kind)
     rule.epsilon = 1e-8;
     rule.weight_decay = kind == MSC_OPTIM_KIND_ADAMW ? 0.01 : 0.0;
     rule.gradient_scale = 1.0f;
-    return rule;
+    msc__sized_init(out, struct_bytes, &rule, sizeof rule);
 }
 
 static bool is_adam(const msc_optim_rule *rule)
@@ -104,16 +104,10 @@ static msc_status check_types(const msc_optim_rule *rule, msc_error *err)
     return status;
 }
 
-msc_status msc__rule_check(const msc_optim_rule *rule, msc_error *err)
+static msc_status check(const msc_optim_rule *rule, msc_error *err)
 {
-    msc_status status;
+    msc_status status = check_types(rule, err);
 
-    if (rule == NULL)
-        return msc__fail(err, MSC_EINVAL, "rule is NULL");
-    if (rule->struct_bytes != sizeof *rule)
-        return msc__fail(err, MSC_EINVAL, "struct_bytes of the rule is %zu, this library knows %zu",
-                         rule->struct_bytes, sizeof *rule);
-    status = check_types(rule, err);
     if (status == MSC_OK)
         status = check_positive("learning_rate", rule->learning_rate, err);
     if (status == MSC_OK)
@@ -124,6 +118,19 @@ msc_status msc__rule_check(const msc_optim_rule *rule, msc_error *err)
         return msc__fail(err, MSC_EINVAL, "gradient_scale is %g, allowed are finite numbers",
                          (double)rule->gradient_scale);
     return rule->kind == MSC_OPTIM_KIND_SGD ? check_sgd(rule, err) : check_averages(rule, err);
+}
+
+msc_status msc__rule_read(const msc_optim_rule *given, msc_optim_rule *out, msc_error *err)
+{
+    size_t least_bytes = MSC__THROUGH(msc_optim_rule, kind);
+    msc_status status;
+
+    if (given == NULL)
+        return msc__fail(err, MSC_EINVAL, "rule is NULL");
+    msc_optim_rule_init(given->struct_bytes >= least_bytes ? given->kind : MSC_OPTIM_KIND_ADAMW, out,
+                        sizeof *out);
+    status = MSC__READ_OPTIONS("rule.", msc_optim_rule, moments, given, out, err);
+    return status == MSC_OK ? check(out, err) : status;
 }
 
 msc_status msc__float_check(msc_optim_float type, const char *what, msc_error *err)
@@ -146,21 +153,14 @@ uint32_t msc__float_bytes(msc_optim_float type)
     return type == MSC_OPTIM_FLOAT_FP32 ? 4 : 2;
 }
 
-msc_status msc_optim_tensor_sizes(const msc_optim_rule *rule, uint64_t count, msc_optim_sizes *out,
-                                  msc_error *err)
+msc_status msc__rule_sizes(const msc_optim_rule *rule, uint64_t count, msc_optim_sizes *out, msc_error *err)
 {
     static const uint8_t weight_bytes[] = {4, 2, 2, 2};
     static const uint8_t master_bytes[] = {0, 4, 2, 1};
     static const uint8_t moment_bytes[] = {4, 2, 1};
     uint64_t blocks = count / MSC_OPTIM_BLOCK + (count % MSC_OPTIM_BLOCK != 0);
-    msc_status status;
     uint32_t moments;
 
-    if (out == NULL)
-        return msc__fail(err, MSC_EINVAL, "out is NULL");
-    status = msc__rule_check(rule, err);
-    if (status != MSC_OK)
-        return status;
     if (count > MSC__MOST_ELEMENTS)
         return msc__fail(err, MSC_EOVERFLOW, "count is %llu, allowed are 0 to %llu",
                          (unsigned long long)count, (unsigned long long)MSC__MOST_ELEMENTS);
@@ -176,6 +176,18 @@ msc_status msc_optim_tensor_sizes(const msc_optim_rule *rule, uint64_t count, ms
         out->scale2_bytes = moments == 2 ? blocks : 0;
     }
     return MSC_OK;
+}
+
+msc_status msc_optim_tensor_sizes(const msc_optim_rule *rule, uint64_t count, msc_optim_sizes *out,
+                                  msc_error *err)
+{
+    msc_optim_rule used;
+    msc_status status;
+
+    if (out == NULL)
+        return msc__fail(err, MSC_EINVAL, "out is NULL");
+    status = msc__rule_read(rule, &used, err);
+    return status == MSC_OK ? msc__rule_sizes(&used, count, out, err) : status;
 }
 
 /* ---- numbers ------------------------------------------------------------------------------------------- */

@@ -259,7 +259,7 @@ static const void *where_strip(const void *argument, uint64_t strip)
         strip -= msc__strips(tensor->count);
         tensor++;
     }
-    (void)msc_optim_tensor_sizes(job->rule, strip * MSC__STRIP, &before, NULL); /* a tensor's part: checked */
+    (void)msc__rule_sizes(job->rule, strip * MSC__STRIP, &before, NULL); /* a tensor's part: checked */
     if (msc__moment_count(job->rule) > 0)
         return (const char *)tensor->moment1 + before.moment1_bytes;
     return (const char *)tensor->weight + before.weight_bytes;
@@ -268,10 +268,10 @@ static const void *where_strip(const void *argument, uint64_t strip)
 static msc_status check(const msc_optim_rule *rule, const msc_optim_tensor *tensors, uint64_t tensor_count,
                         uint64_t *strips, msc_error *err)
 {
-    msc_status status = msc__rule_check(rule, err);
+    msc_status status = MSC_OK;
     uint64_t i;
 
-    if (status == MSC_OK && tensors == NULL && tensor_count > 0)
+    if (tensors == NULL && tensor_count > 0)
         return msc__fail(err, MSC_EINVAL, "tensors is NULL and tensor_count %llu",
                          (unsigned long long)tensor_count);
     for (i = 0; status == MSC_OK && i < tensor_count; i++) {
@@ -284,15 +284,18 @@ static msc_status check(const msc_optim_rule *rule, const msc_optim_tensor *tens
 msc_status msc_optim_step(msc_optim *optim, const msc_optim_rule *rule, const msc_optim_tensor *tensors,
                           uint64_t tensor_count, msc_error *err)
 {
-    step_job job = {optim, rule, tensors, tensor_count};
+    msc_optim_rule used;
+    step_job job = {optim, &used, tensors, tensor_count};
     uint64_t strips = 0;
     msc_status status;
 
     if (optim == NULL)
         return msc__fail(err, MSC_EINVAL, "optim is NULL");
-    status = check(rule, tensors, tensor_count, &strips, err);
+    status = msc__rule_read(rule, &used, err);
+    if (status == MSC_OK)
+        status = check(&used, tensors, tensor_count, &strips, err);
     if (status == MSC_OK && optim->card != NULL)
-        return msc__card_step_all(optim->card, rule, tensors, tensor_count, err);
+        return msc__card_step_all(optim->card, &used, tensors, tensor_count, err);
     if (status == MSC_OK)
         msc__pool_run(&optim->pool, strips, MSC__STRIPS_EACH, step_strips, where_strip, &job);
     return status;

@@ -23,6 +23,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/sized.h"
 #include "sim/sim_pools.h"
 #include "sim/sim_trace.h"
 
@@ -51,6 +52,7 @@ static void limit(uint64_t *bytes, uint64_t unknown)
 
 msc_status msc_sim_create(msc_context *ctx, const msc_sim_options *options, msc_sim **out, msc_error *err)
 {
+    msc_sim_options used;
     msc_status status;
     msc_sim *sim;
 
@@ -59,7 +61,7 @@ msc_status msc_sim_create(msc_context *ctx, const msc_sim_options *options, msc_
     *out = NULL;
     if (ctx == NULL || options == NULL)
         return msc__fail(err, MSC_EINVAL, "%s is NULL", ctx == NULL ? "ctx" : "options");
-    status = msc__sim_options_check(options, err);
+    status = msc__sim_options_read("", options, &used, err);
     if (status != MSC_OK)
         return status;
     sim = msc__alloc(ctx, sizeof *sim);
@@ -67,10 +69,10 @@ msc_status msc_sim_create(msc_context *ctx, const msc_sim_options *options, msc_
         return msc__fail_memory(err, "a simulator", sizeof *sim);
     sim->ctx = ctx;
     sim->pools.ctx = ctx;
-    sim->pools.options = *options;
+    sim->pools.options = used;
     limit(&sim->pools.options.capacity_bytes, MSC__SIM_MOST_BYTES - 1);
     limit(&sim->pools.options.device_total_bytes, sim->pools.options.capacity_bytes);
-    sim->pools.garbage_bytes = msc__sim_garbage_limit(options);
+    sim->pools.garbage_bytes = msc__sim_garbage_limit(&used);
     *out = sim;
     return MSC_OK;
 }
@@ -347,10 +349,13 @@ msc_sim_stats msc_sim_get_stats(const msc_sim *sim)
     return msc__sim_counters_summary(&sim->pools.counters);
 }
 
-void msc_sim_get_memory_stats(const msc_sim *sim, msc_sim_memory_stats *out)
+void msc_sim_memory_stats_read(const msc_sim *sim, msc_sim_memory_stats *out, size_t out_bytes)
 {
-    msc__sim_counters_read(&sim->pools.counters, out);
-    out->max_split_size = sim->pools.options.max_split_bytes;
+    msc_sim_memory_stats stats;
+
+    msc__sim_counters_read(&sim->pools.counters, &stats);
+    stats.max_split_size = sim->pools.options.max_split_bytes;
+    msc__sized_copy(out, out_bytes, &stats, sizeof stats);
 }
 
 const msc_sim_segment_event *msc_sim_segment_events(const msc_sim *sim, uint64_t *count)

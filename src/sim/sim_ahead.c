@@ -13,6 +13,8 @@
  */
 #include "sim/sim_ahead.h"
 
+#include "base/error.h"
+
 #include "sim/sim_derive.h"
 
 /* ---- what follows what ----------------------------------------------------------------------------- */
@@ -251,5 +253,5 @@ void msc__plan_forget_ahead(msc_plan *plan)
 
     for (i = 0; i < msc_plan_choice_count(plan); i++)
         if (msc_plan_choices(plan)[i].ahead_bytes > 0)
-            (void)msc_plan_set_ahead(plan, i, 0, NULL);
+            msc__ignore(msc_plan_set_ahead(plan, i, 0, NULL));
 }

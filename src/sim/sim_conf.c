@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/sized.h"
 
 /* ---- tokens ------------------------------------------------------------------------------------- */
 
@@ -437,12 +438,11 @@ msc_status msc_sim_options_parse(const char *text, uint64_t device_total_bytes, 
 
     if (text == NULL || options == NULL)
         return msc__fail(err, MSC_EINVAL, "%s is NULL", text == NULL ? "text" : "options");
-    status = msc__sim_options_check(options, err);
+    status = msc__sim_options_read("", options, &c.options, err);
     if (status != MSC_OK)
         return status;
-    if (options->kind != MSC_SIM_CUDA)
+    if (c.options.kind != MSC_SIM_CUDA)
         return msc__fail(err, MSC_EINVAL, "PYTORCH_ALLOC_CONF is for kind CUDA");
-    c.options = *options;
     c.options.device_total_bytes = device_total_bytes;
     for (next_token(&c); c.token[0] != '\0'; next_token(&c)) {
         uint64_t segment = c.options.large_segment_bytes;
@@ -461,6 +461,6 @@ msc_status msc_sim_options_parse(const char *text, uint64_t device_total_bytes, 
     }
     status = settle(&c);
     if (status == MSC_OK)
-        *options = c.options;
+        msc__sized_init(options, options->struct_bytes, &c.options, sizeof c.options);
     return status;
 }

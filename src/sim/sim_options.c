@@ -6,13 +6,13 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/sized.h"
 
-msc_sim_options msc_sim_options_default(msc_sim_kind kind)
+void msc_sim_options_init(msc_sim_kind kind, msc_sim_options *out, size_t struct_bytes)
 {
     msc_sim_options options;
 
     memset(&options, 0, sizeof options);
-    options.struct_bytes = sizeof options;
     options.kind = kind;
     options.capacity_bytes = UINT64_MAX;
     options.device_total_bytes = UINT64_MAX;
@@ -20,7 +20,7 @@ msc_sim_options msc_sim_options_default(msc_sim_kind kind)
     options.max_split_bytes = UINT64_MAX;
     options.max_non_split_rounding_bytes = 20 * MSC__SIM_MIB;
     options.large_segment_bytes = 20 * MSC__SIM_MIB;
-    return options;
+    msc__sized_init(out, struct_bytes, &options, sizeof options);
 }
 
 /* A smaller large segment could not hold every request that is put into one; PyTorch sets it in MiB. */
@@ -68,18 +68,25 @@ static msc_status check_flags(const msc_sim_options *options, msc_error *err)
     return MSC_OK;
 }
 
-msc_status msc__sim_options_check(const msc_sim_options *options, msc_error *err)
+static msc_status check(const msc_sim_options *options, msc_error *err)
 {
     msc_status status;
 
-    if (options->struct_bytes != sizeof *options)
-        return msc__fail(err, MSC_EINVAL, "struct_bytes is %zu, this library knows %zu",
-                         options->struct_bytes, sizeof *options);
     if ((uint32_t)options->kind >= MSC_SIM_KIND_COUNT)
         return msc__fail(err, MSC_EINVAL, "kind is %u, must be below %u", (unsigned)options->kind,
                          (unsigned)MSC_SIM_KIND_COUNT);
     status = check_flags(options, err);
     return status == MSC_OK ? check_sizes(options, err) : status;
+}
+
+msc_status msc__sim_options_read(const char *prefix, const msc_sim_options *given, msc_sim_options *out,
+                                 msc_error *err)
+{
+    msc_status status;
+
+    msc_sim_options_init(MSC_SIM_HOST, out, sizeof *out); /* defaults are those of any kind */
+    status = MSC__READ_OPTIONS(prefix, msc_sim_options, capacity_bytes, given, out, err);
+    return status == MSC_OK ? check(out, err) : status;
 }
 
 /* The product is below 2^64: the threshold is below 1. That 0 becomes 1 makes no difference to granules. */

@@ -17,8 +17,9 @@
 #define MSC__SIM_OWN_ROUND_BYTES (2 * MSC__SIM_MIB)     /**< granule of such segments; kRoundLarge */
 #define MSC__SIM_MOST_PAGE_BYTES (UINT64_C(1) << 40)    /**< a phase then fits 32 bits of granules */
 
-/** Every rule for options, with the field in the message. Errors: EINVAL. */
-msc_status msc__sim_options_check(const msc_sim_options *options, msc_error *err);
+/** What a caller has given, whole, and checked. `prefix`: in messages. Errors: EINVAL, names the field. */
+msc_status msc__sim_options_read(const char *prefix, const msc_sim_options *given, msc_sim_options *out,
+                                 msc_error *err);
 
 /** Reserved bytes above which garbage is collected; 0: never. */
 uint64_t msc__sim_garbage_limit(const msc_sim_options *options);

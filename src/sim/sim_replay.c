@@ -28,6 +28,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/sized.h"
 #include "memscale/replay.h"
 #include "sim/sim_trace.h"
 
@@ -273,11 +274,12 @@ msc_status msc__trace_reserved_peak(const msc_trace *trace, msc_sim *sim, uint64
 
 /* ---- the replay ---------------------------------------------------------------------------------- */
 
-msc_status msc_trace_replay(const msc_trace *trace, msc_sim *sim, uint64_t *live, size_t live_count,
-                            msc_replay *out, msc_error *err)
+msc_status msc_trace_replay_into(const msc_trace *trace, msc_sim *sim, uint64_t *live, size_t live_count,
+                                 msc_replay *out, size_t out_bytes, msc_error *err)
 {
+    msc_replay seen = {0};
     player p = {
-        .trace = trace, .sim = sim, .out = out, .live = live, .live_count = live == NULL ? 0 : live_count};
+        .trace = trace, .sim = sim, .out = &seen, .live = live, .live_count = live == NULL ? 0 : live_count};
     const msc_event *events;
     uint64_t count;
     uint64_t i = 0;
@@ -287,17 +289,17 @@ msc_status msc_trace_replay(const msc_trace *trace, msc_sim *sim, uint64_t *live
         return msc__fail(err, MSC_EINVAL, "cannot replay: trace, simulator or out is NULL");
     events = msc_trace_events(trace);
     count = msc_trace_event_count(trace);
-    memset(out, 0, sizeof *out);
     p.op = msc__trace_op_count(trace);
-    out->peak_op = p.op;
-    out->away_peak_op = p.op;
+    seen.peak_op = p.op;
+    seen.away_peak_op = p.op;
     msc_sim_reset(sim);
     if (msc__sim_is_caching(sim))
         status = warm_up(&p, &i, err);
     for (; i < count && status == MSC_OK; i++)
         status = play(&p, &events[i], i, err);
-    out->stats = msc_sim_get_stats(sim);
+    seen.stats = msc_sim_get_stats(sim);
     /* For HOST both are equal. */
-    out->peak_bytes = out->stats.reserved_peak_bytes;
+    seen.peak_bytes = seen.stats.reserved_peak_bytes;
+    msc__sized_copy(out, out_bytes, &seen, sizeof seen);
     return status;
 }

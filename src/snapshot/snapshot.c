@@ -13,6 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/sized.h"
 #include "snapshot/snapshot_pickle.h"
 
 static const char *const action_names[MSC_SNAPSHOT_ACTION_COUNT] = {
@@ -316,7 +317,7 @@ const char *msc_snapshot_string(const msc_snapshot *snapshot, uint32_t string)
     return (const char *)snapshot->chars.items + ((const uint32_t *)snapshot->strings.items)[string];
 }
 
-msc_snapshot_settings msc_snapshot_get_settings(const msc_snapshot *snapshot)
+void msc_snapshot_settings_read(const msc_snapshot *snapshot, msc_snapshot_settings *out, size_t out_bytes)
 {
-    return snapshot->settings;
+    msc__sized_copy(out, out_bytes, &snapshot->settings, sizeof snapshot->settings);
 }

@@ -21,6 +21,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/sized.h"
 
 /* Lets the text of a configuration name a fraction of memory that is not known; the result is dropped. */
 #define ANY_TOTAL_BYTES (UINT64_C(1) << 40)
@@ -164,7 +165,7 @@ static void follow_releases(msc__replay *replay, uint32_t end)
 /* Puts the next segment where the card put it. An address that cannot be is left to the comparison. */
 static void place_segment(msc__replay *replay, const msc_snapshot_event *obtained)
 {
-    (void)msc_sim_place_next_segment(replay->sim, obtained == NULL ? 0 : obtained->address, NULL);
+    msc__ignore(msc_sim_place_next_segment(replay->sim, obtained == NULL ? 0 : obtained->address, NULL));
 }
 
 /* Plays a request; `id` MSC_NONE for one that failed, which uses an id beyond those of allocations. */
@@ -441,11 +442,11 @@ static void read_peaks(msc__replay *replay)
 
 /* ---- the whole ---------------------------------------------------------------------------------- */
 
-msc_snapshot_replay_options msc_snapshot_replay_options_default(void)
+void msc_snapshot_replay_options_init(msc_snapshot_replay_options *out, size_t struct_bytes)
 {
     msc_snapshot_replay_options options = {sizeof options, UINT64_MAX, UINT64_MAX, UINT64_MAX};
 
-    return options;
+    msc__sized_init(out, struct_bytes, &options, sizeof options);
 }
 
 /*
@@ -543,35 +544,34 @@ static msc_status run(msc__replay *replay)
     return status;
 }
 
-msc_status msc_snapshot_replay(const msc_snapshot *snapshot, uint32_t device,
-                               const msc_snapshot_replay_options *options, msc_sim_options *sim_options,
-                               msc_snapshot_replay_result *out, msc_error *err)
+msc_status msc_snapshot_replay_into(const msc_snapshot *snapshot, uint32_t device,
+                                    const msc_snapshot_replay_options *options, msc_sim_options *sim_options,
+                                    msc_snapshot_replay_result *out, size_t out_bytes, msc_error *err)
 {
-    msc_snapshot_replay_options given = options == NULL ? msc_snapshot_replay_options_default() : *options;
-    msc__replay replay;
-    msc_status status;
+    msc_snapshot_replay_options given = msc_snapshot_replay_options_default();
+    msc_snapshot_replay_result result = {0};
+    msc__replay replay = {.snapshot = snapshot, .result = &result, .err = err};
+    msc_status status = MSC_OK;
 
-    memset(out, 0, sizeof *out);
-    memset(&replay, 0, sizeof replay);
-    if (given.struct_bytes != sizeof given)
-        return msc__fail(err, MSC_EINVAL, "struct_bytes is %zu, this library knows %zu", given.struct_bytes,
-                         sizeof given);
-    replay.snapshot = snapshot;
-    replay.result = out;
-    replay.err = err;
+    msc__sized_copy(out, out_bytes, NULL, 0);
+    if (options != NULL)
+        status = MSC__READ_OPTIONS("", msc_snapshot_replay_options, device_total_bytes, options, &given, err);
+    if (status != MSC_OK)
+        return status;
     status = read_settings(&replay, &given);
     if (status == MSC_OK)
         status = read_history(&replay, device);
     if (status == MSC_OK) {
-        out->first_event = replay.history.first_event;
+        result.first_event = replay.history.first_event;
         status = run(&replay);
     }
     if (sim_options != NULL)
-        *sim_options = replay.sim_options;
+        msc__sized_init(sim_options, sim_options->struct_bytes, &replay.sim_options,
+                        sizeof replay.sim_options);
     msc_sim_destroy(replay.sim);
     msc__numbering_fini(snapshot->ctx, &replay.numbering);
     msc__history_fini(&replay.history);
-    if (status != MSC_OK)
-        memset(out, 0, sizeof *out);
+    if (status == MSC_OK)
+        msc__sized_copy(out, out_bytes, &result, sizeof result);
     return status;
 }

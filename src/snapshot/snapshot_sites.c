@@ -15,6 +15,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/sized.h"
 #include "snapshot/snapshot_history.h"
 
 /* ---- totals ------------------------------------------------------------------------------------- */
@@ -35,26 +36,28 @@ static void sum_segments(const msc_snapshot *snapshot, uint32_t device, msc_snap
     }
 }
 
-msc_status msc_snapshot_get_totals(const msc_snapshot *snapshot, uint32_t device, msc_snapshot_totals *out,
-                                   msc_error *err)
+msc_status msc_snapshot_totals_read(const msc_snapshot *snapshot, uint32_t device, msc_snapshot_totals *out,
+                                    size_t out_bytes, msc_error *err)
 {
+    msc_snapshot_totals totals = {0};
     msc__history history;
     uint32_t event;
     uint32_t i;
     msc_status status;
 
-    memset(out, 0, sizeof *out);
+    msc__sized_copy(out, out_bytes, NULL, 0);
     status = msc__history_init(&history, snapshot, device, 0, err);
     if (status != MSC_OK)
         return status;
-    sum_segments(snapshot, device, out);
-    out->event_count = history.event_count;
+    sum_segments(snapshot, device, &totals);
+    totals.event_count = history.event_count;
     for (i = 0; i < history.event_count; i++)
-        out->action_count[history.events[i].action]++;
-    out->reserved_peak_bytes = msc__history_reserved_peak(&history);
-    msc__history_peak(&history, &out->requested_peak_bytes, &event);
-    out->requested_peak_event = event;
+        totals.action_count[history.events[i].action]++;
+    totals.reserved_peak_bytes = msc__history_reserved_peak(&history);
+    msc__history_peak(&history, &totals.requested_peak_bytes, &event);
+    totals.requested_peak_event = event;
     msc__history_fini(&history);
+    msc__sized_copy(out, out_bytes, &totals, sizeof totals);
     return MSC_OK;
 }
 

@@ -186,9 +186,7 @@ static void play_slab(msc__slabs *slabs, block *out, uint32_t *count, const uint
     uint64_t bytes = size_of(step) % (24 * MIB);
     msc_status status;
 
-    if (step[0] >= 250) {
-        (void)msc__slabs_trim(slabs);
-    } else if (step[0] == 249) {
+    if (step[0] == 249) {
         msc__slabs_stop(slabs);
     } else if (step[0] >= 128 && *count > 0) {
         uint32_t i = step[1] % *count;
@@ -196,7 +194,10 @@ static void play_slab(msc__slabs *slabs, block *out, uint32_t *count, const uint
         out[i] = out[--*count];
     } else if (step[0] < 128 && *count < OUT_MOST) {
         block *one = &out[*count];
-        status = msc__slabs_take(slabs, bytes, &one->at, NULL);
+        status =
+            step[2] % 8 == 0 && bytes > 0 ? msc__slabs_take_now(slabs, bytes, &one->at, NULL) : MSC_ETIMEDOUT;
+        if (status == MSC_ETIMEDOUT)
+            status = msc__slabs_take(slabs, bytes, &one->at, NULL);
         require(status == MSC_OK || status == (bytes == 0 ? MSC_EINVAL : status));
         require(status == MSC_OK || status == MSC_EINVAL || status == MSC_EAGAIN || status == MSC_ENOMEM);
         require((uintptr_t)one->at.memory % MSC__SLAB_ALIGNMENT == 0 &&
@@ -233,8 +234,7 @@ static void play_slabs(msc_context *ctx, const uint8_t *options, const uint8_t *
     }
     while (out_count > 0)
         give_block(slabs, &out[--out_count]);
-    (void)msc__slabs_trim(slabs);
-    require(msc__slabs_in_use(slabs).mapped_bytes == 0 && msc__slabs_in_use(slabs).taken_bytes == 0);
+    require(msc__slabs_in_use(slabs).taken_bytes == 0);
     msc__slabs_destroy(slabs);
     msc_device_destroy(device);
 }

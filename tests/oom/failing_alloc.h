@@ -137,7 +137,8 @@ static inline msc_context *failing_alloc_context(failing_alloc *heap)
 
     options.allocator.user = heap;
     options.allocator.resize = failing_alloc_resize;
-    (void)msc_context_create(&options, &ctx, NULL);
+    if (msc_context_create(&options, &ctx, NULL) != MSC_OK)
+        ctx = NULL;
     return ctx;
 }
 

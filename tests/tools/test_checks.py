@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -339,3 +340,9 @@ def test_lint_fails_when_a_check_does(tree, monkeypatch, capsys):
     monkeypatch.setattr(lint, "FAST_CHECKS", lint.FAST_CHECKS | forbidden)
     assert lint.main() == 1
     assert "src/graph/a.c:2: calls abort" in capsys.readouterr().out
+
+
+def test_every_call_that_can_fail_says_so() -> None:
+    for header in sorted((TOOLS.parent / "include" / "memscale").glob("*.h")):
+        lines = header.read_text(encoding="utf-8").splitlines()
+        assert [line for line in lines if re.match(r"(MSC_API|static inline) msc_status\b", line)] == []

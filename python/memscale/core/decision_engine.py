@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from array import array
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from memscale.core.advice import allocator_hint, reserve_bytes, unmet_advice
 from memscale.core.allocator_settings import EXPANDABLE, AllocatorSettings, allocator_settings
 from memscale.core.plan import Choice, Plan, Prediction
 from memscale.core.prediction_build import NamedGraph, Predictor
+from memscale.core.tier_room import TierRoom, placeable_bytes
 
 if TYPE_CHECKING:
     from memscale.core.config import EffectiveConfig
@@ -40,6 +42,7 @@ class OffloadLink:
         window_out_bytes: of one call, most bytes that wait on the device for their copy out.
         window_in_bytes: of one call, most bytes that come back ahead of their use.
         staging_bytes: memory of a CPU host that the engine takes for itself as soon as anything is moved.
+        tiers: where it goes; of `limit_bytes` only what can surely be placed there counts.
     """
 
     out_bytes_per_us: int
@@ -50,6 +53,13 @@ class OffloadLink:
     window_out_bytes: int = 64 << 20
     window_in_bytes: int = 64 << 20
     staging_bytes: int = 0
+    tiers: tuple[TierRoom, ...] = ()
+
+    def limit_for(self, sizes: Collection[int]) -> int | None:
+        """Most bytes off the device at once, of storages of such sizes."""
+        if self.limit_bytes is None or not self.tiers:
+            return self.limit_bytes
+        return min(self.limit_bytes, placeable_bytes(self.tiers, sizes))
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,12 @@ class DecisionEngine:
         """The link, as the core takes it for a step; the engine's memory only if the graph lacks it."""
         if self.link is None:
             return None
-        link: dict[str, int | None] = asdict(self.link)
+        link: dict[str, Any] = asdict(self.link)
+        del link["tiers"]
+        if self.link.tiers:
+            least = self.link.least_bytes
+            sizes = {size for size, _, _, _, stays in trace.graph.buffers() if size >= least and not stays}
+            link["limit_bytes"] = self.link.limit_for(sizes)
         if self.hardware.device_kind != "cpu" or trace.path.engine_bytes:
             link["staging_bytes"] = 0
         return link

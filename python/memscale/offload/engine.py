@@ -19,12 +19,16 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from memscale import _core
+from memscale.errors import ConfigError
+
+SYMBOLS: Final = "MEMSCALE_TORCH_SYMBOLS"
+"""Variable of the environment: whether functions of PyTorch's library are called by their C++ names."""
 
 _TABLE_BYTES = 256 << 10
 _EVENT_BYTES = 40
@@ -100,6 +104,18 @@ def why_not(device: torch.device) -> str:
     return ""
 
 
+def uses_symbols() -> bool:
+    """Whether an engine may ask PyTorch's library without Python, through functions that are not public.
+
+    Raises:
+        ConfigError: the environment says neither "auto" nor "off".
+    """
+    value = os.environ.get(SYMBOLS, "auto").strip().lower()
+    if value not in ("auto", "off", ""):
+        raise ConfigError(f"environment variable {SYMBOLS} is {value!r}; allowed: 'auto', 'off'", SYMBOLS)
+    return value != "off"
+
+
 class Offload:
     """Opens the engine when it is needed, once in each process.
 
@@ -124,6 +140,7 @@ class Offload:
         Raises:
             OSError: the directory cannot hold the file.
             MemoryError: not even the staging buffers can be had.
+            ConfigError: as `uses_symbols`.
         """
         engine = self._opened()
         if engine is None:
@@ -131,6 +148,8 @@ class Offload:
                 engine = self._opened()
                 if engine is None:
                     options = {**self.settings.options(), **self._faults}
+                    if not uses_symbols():
+                        options["no_library"] = True
                     directory = self.settings.directory or None
                     engine = _core.OffloadEngine(Tensor, torch.nn.Parameter, directory, options)
                     self._engine, self._process = engine, os.getpid()

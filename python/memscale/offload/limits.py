@@ -20,6 +20,7 @@ import torch
 
 from memscale.core import calibration
 from memscale.core.decision_engine import OffloadLink
+from memscale.core.tier_room import TierRoom
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 
 if TYPE_CHECKING:
@@ -94,7 +95,19 @@ class Link:
             window_out_bytes=self.settings.window_bytes,
             window_in_bytes=self.settings.prefetch_bytes if self.settings.prefetch_count else 0,
             staging_bytes=self.settings.own_bytes() if self.settings.device.type == "cpu" else 0,
+            tiers=self._tiers(),
         )
+
+    def _tiers(self) -> tuple[TierRoom, ...]:
+        """Where blocks lie. Of the first tier of host memory a card's staging buffers take their part."""
+        rooms = [self.settings.pinned_bytes, self.settings.host_bytes]
+        first = 0 if rooms[0] > 0 else 1
+        if self.settings.device.type != "cpu":
+            rooms[first] = max(0, rooms[first] - STAGING_BYTES)
+        tiers = [TierRoom(room, has_slabs=True) for room in rooms if room > 0]
+        if self.settings.file_bytes > 0:
+            tiers.append(TierRoom(self.settings.file_bytes, has_slabs=False))
+        return tuple(tiers)
 
     def engine_bytes(self, hardware: Hardware, block_count: int = 0) -> int:
         """Memory of the device that an engine of these settings takes for itself; on a card, none.

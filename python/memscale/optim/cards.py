@@ -92,7 +92,8 @@ def fingerprint_table(device: torch.device, slots: int) -> _core.FingerprintTabl
 
     Raises:
         RuntimeError: no card of NVIDIA's.
-        MemScaleError: it has no kernels or no memory.
+        MemScaleError: it has no kernels.
+        torch.OutOfMemoryError: it has no memory.
     """
     if torch.version.hip is not None or device.type != "cuda":
         raise RuntimeError(f"kernels are for NVIDIA's cards, and not for {device}")

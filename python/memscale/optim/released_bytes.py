@@ -96,8 +96,8 @@ class GradientBytes:
                         return False
                     blocks.append(block)
             self._blocks, self._leaving = blocks, sources
-        except (OSError, MemoryError, MemScaleError):  # there is no engine, or a copy could not begin
-            return False
+        except (OSError, MemoryError, torch.cuda.OutOfMemoryError, MemScaleError):
+            return False  # there is no engine, or a copy could not begin
         finally:
             if self._blocks is not blocks:
                 _drop(blocks)

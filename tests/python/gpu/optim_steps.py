@@ -13,7 +13,7 @@ from ctypes import c_char, c_char_p, c_double, c_float, c_int, c_int32, c_int64,
 from ctypes import c_void_p as address
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -52,6 +52,7 @@ class Faults(ctypes.Structure):
         ("fail_ppm", c_uint32),
         ("pin_limit_bytes", c_uint64),
         ("refuse_pins", c_uint32),
+        ("pin_delay_us", c_uint32),
     )
 
 
@@ -112,17 +113,19 @@ class Norm(ctypes.Structure):
     _fields_ = (("sum_of_squares", c_double), ("nonfinite_count", c_uint64))
 
 
+Defaults = TypeVar("Defaults", bound=ctypes.Structure)
+
+
 class Library:
     """The C library. A failing call raises `Refused`."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
-        self._library.msc_device_options_default.restype = DeviceOptions
-        self._library.msc_optim_options_default.restype = Options
-        self._library.msc_optim_rule_default.restype = Rule
 
-    def default(self, name: str, *arguments: Any) -> Any:
-        return getattr(self._library, name)(*arguments)
+    def default(self, kind: type[Defaults], name: str, *arguments: Any) -> Defaults:
+        made = kind()
+        getattr(self._library, name)(*arguments, ctypes.byref(made), c_size_t(ctypes.sizeof(made)))
+        return made
 
     def call(self, name: str, *arguments: Any) -> None:
         error = Error()
@@ -144,7 +147,7 @@ class Worker:
         self.library = library
         self.it, self._context, self._device = address(), address(), address()
         library.call("msc_context_create", None, ctypes.byref(self._context))
-        options = library.default("msc_optim_options_default")
+        options = library.default(Options, "msc_optim_options_init")
         try:
             if card is not None:
                 library.call(
@@ -178,7 +181,7 @@ def cases() -> Iterator[Case]:
 
 
 def rule_of(library: Library, case: Case) -> Rule:
-    rule: Rule = library.default("msc_optim_rule_default", KINDS[case.kind])
+    rule = library.default(Rule, "msc_optim_rule_init", KINDS[case.kind])
     rule.gradient, rule.weights, rule.moments = case.gradient, case.weights, case.moments
     rule.learning_rate, rule.weight_decay, rule.beta2, rule.gradient_scale = 0.0137, 0.043, 0.97, 0.71
     rule.momentum = 0.85 if case.kind in ("momentum", "nesterov") else 0.0
@@ -247,7 +250,7 @@ def nvrtc() -> str | None:
 
 def card_options(library: Library, driver: str | None = None) -> DeviceOptions:
     """Card 0, on the machine's driver or a stand-in for it."""
-    options: DeviceOptions = library.default("msc_device_options_default")
+    options = library.default(DeviceOptions, "msc_device_options_init")
     options.kind = CUDA
     options.library = driver.encode() if driver else None
     compiler = nvrtc()

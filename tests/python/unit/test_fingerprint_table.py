@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
 
@@ -12,6 +13,10 @@ import torch
 from card_memory import COMPILER, DRIVER, IS_BUILT, Memory
 from memscale import _core
 from memscale._core import fingerprint
+from memscale.optim import cards
+
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY."""
 
 pytestmark = pytest.mark.skipif(not IS_BUILT, reason="the C tests' stand-in driver is not built")
 
@@ -97,3 +102,31 @@ def test_what_is_refused(memory: Memory, card: _core.Card) -> None:
         _core.FingerprintTable(card, 0)
     with pytest.raises(TypeError):
         _core.KeptFingerprint()
+
+
+@pytest.mark.parametrize("call", ["cuModuleLoadData", "cuMemAlloc_v2"])
+def test_a_card_without_room(call: str, card: _core.Card) -> None:
+    """For kernels or for the table: PyTorch's own exception, and another time there is room."""
+    fail = ctypes.CDLL(str(DRIVER)).fake_cuda_fail
+    fail(call.encode(), 1, OUT_OF_MEMORY)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="OUT_OF_MEMORY") as caught:
+        _core.FingerprintTable(card, 4)
+    assert getattr(caught.value, "status", "") == "EDEVMEM"
+    _core.FingerprintTable(card, 4)
+
+
+def test_kernels_without_room_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that was full is none without kernels."""
+    real = _core.Card
+    monkeypatch.setattr(cards, "_opened", {})
+    monkeypatch.setattr(cards, "_cards", {})
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(_core, "Card", lambda ordinal, compiler: real(ordinal, str(COMPILER), str(DRIVER)))
+    fail = ctypes.CDLL(str(DRIVER)).fake_cuda_fail
+    for call in ("cuModuleLoadData", "cuDevicePrimaryCtxRetain"):
+        cards._cards.clear()
+        fail(call.encode(), 1, OUT_OF_MEMORY)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            cards.why_not(torch.device("cuda", 0))
+        assert not cards.has_refused()
+    assert cards.why_not(torch.device("cuda", 0)) == ""

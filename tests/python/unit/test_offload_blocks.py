@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,50 @@ def test_a_block_is_asked_for_before_it_is_stored() -> None:
     tensor = torch.randn(1 << 16)
     block = put(door, tensor)
     assert torch.equal(back(block, tensor), tensor)
+
+
+def ticks_while(wait: Callable[[], object]) -> int:
+    """How often another thread of Python comes along meanwhile."""
+    count, over = 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal count
+        while not over.wait(0.001):
+            count += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    wait()
+    over.set()
+    thread.join()
+    return count
+
+
+def test_other_threads_run_while_memory_is_pinned() -> None:
+    door = engine("pinned", fault_pin_delay_us=300_000)
+    assert ticks_while(lambda: put(door, torch.randn(1 << 10))) >= 20
+    door = engine("pinned", fault_pin_delay_us=300_000, least_bytes=1)
+    with torch.autograd.graph.saved_tensors_hooks(door.pack, door.unpack):
+        assert ticks_while(torch.randn(1 << 10, requires_grad=True).exp) >= 20
+
+
+def test_an_engine_is_closed_while_memory_is_pinned() -> None:
+    door = engine("pinned", fault_pin_delay_us=300_000)
+    closing = threading.Timer(0.1, door.close)
+    closing.start()
+    with pytest.raises(ValueError, match="this engine is closed"):
+        door.put(torch.randn(1 << 10))
+    closing.join()
+    door = engine("pinned", fault_pin_delay_us=300_000, least_bytes=1)
+    closing = threading.Timer(0.1, door.close)
+    closing.start()
+    tensor = torch.randn(1 << 10, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(door.pack, door.unpack):
+        loss = tensor.exp().sum()
+    closing.join()
+    loss.backward()  # it stayed on the device
+    assert tensor.grad is not None
+    assert torch.equal(tensor.grad, tensor.detach().exp())
 
 
 def test_tensors_are_held_as_long_as_they_are_touched() -> None:

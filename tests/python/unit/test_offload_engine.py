@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from memscale import _core
-from memscale.errors import MemScaleError
+from memscale.errors import ConfigError, MemScaleError
 from memscale.offload.engine import Offload, OffloadSettings
 
 KIB = 1 << 10
@@ -468,3 +468,35 @@ def test_a_folder_that_is_not_there() -> None:
     door = opened("file", directory="/nowhere/at/all")
     with pytest.raises(FileNotFoundError, match="nowhere"), door.hooks():
         pass
+
+
+def detached_by_a_step(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the engine goes through Python for what it holds of a tensor."""
+    count, detach = 0, Tensor.detach
+
+    def counted(tensor: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return detach(tensor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "detach", counted)
+        with offload(debug=False) as door:
+            x = torch.randn(64, 64, requires_grad=True)
+            with door.hooks():
+                loss = x.exp().sum()
+            loss.backward()
+            assert x.grad is not None and torch.equal(x.grad, detach(x).exp())
+            del loss
+    return count
+
+
+def test_symbols_of_pytorch_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = detached_by_a_step(monkeypatch)
+    monkeypatch.setenv("MEMSCALE_TORCH_SYMBOLS", "off")
+    without = detached_by_a_step(monkeypatch)
+    assert without > 0
+    assert usual in (0, without)  # 0 where they are there
+    monkeypatch.setenv("MEMSCALE_TORCH_SYMBOLS", "1")
+    with pytest.raises(ConfigError, match="MEMSCALE_TORCH_SYMBOLS is '1'; allowed: 'auto', 'off'"):
+        _ = opened().engine

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import resource
 import signal
 import threading
 import time
@@ -12,6 +14,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memscale.errors import MemScaleError
 from memscale.offload.engine import Offload, OffloadSettings
 
 KIB = 1 << 10
@@ -557,3 +561,62 @@ def test_what_is_saved_makes_no_cycle(least_bytes: int) -> None:
         loss = z.sum() + v.sum() + u.sum()
         del y, z, v, u, loss
         assert [ref() for ref in gone] == [None] * 4
+
+
+# ---- no room on the device ---------------------------------------------------------------------------
+
+
+REASONS = {
+    "CUDA out of memory. Tried to allocate 2.00 MiB": torch.cuda.OutOfMemoryError,
+    "[enforce fail] DefaultCPUAllocator: not enough memory": torch.cuda.OutOfMemoryError,
+    "CUDA error: an illegal memory access was encountered": MemScaleError,
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_no_room_for_what_comes_back(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own exception, as without offload; and another time there is room."""
+    full = False
+    empty = torch.empty
+
+    def limited(*args: Any, **kwargs: Any) -> Tensor:
+        if full:
+            raise torch.cuda.OutOfMemoryError(reason)
+        return empty(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", limited)
+    x = torch.randn(64 * KIB, requires_grad=True)
+    with offload({"fault_capsules": True}) as door:
+        with door.hooks():
+            loss = (x * x.exp()).sum()
+        full = True
+        with pytest.raises(REASONS[reason], match=re.escape(reason)) as caught:
+            loss.backward(retain_graph=True)
+        assert getattr(caught.value, "status", "") == (
+            "EDEVMEM" if REASONS[reason] is torch.cuda.OutOfMemoryError else "EDRIVER"
+        )
+        full = False
+        x.grad = None
+        loss.backward()
+        del loss
+    plain = x.detach().requires_grad_()
+    (plain * plain.exp()).sum().backward()
+    assert x.grad is not None and plain.grad is not None
+    assert torch.equal(x.grad, plain.grad)
+
+
+def test_no_room_in_the_process() -> None:
+    """The same where PyTorch makes the memory without Python."""
+    x = torch.randn(64 << 20, requires_grad=True)
+    with offload({}, file_bytes=512 << 20, host_bytes=0, window_bytes=KIB, debug=False) as door:
+        with door.hooks():
+            loss = x.exp().exp().sum()
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), limits[1]))
+        try:
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                loss.backward()
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+        del loss

@@ -72,7 +72,7 @@ static void test_unknown_options(void **state)
     msc_error err;
 
     (void)state;
-    options.struct_bytes--;
+    options.struct_bytes = 3;
     assert_int_equal(msc_context_create(&options, &ctx, &err), MSC_EINVAL);
     assert_null(ctx);
     assert_non_null(strstr(err.message, "struct_bytes"));

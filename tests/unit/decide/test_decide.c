@@ -320,7 +320,7 @@ static void errors(void **state)
 
     (void)state;
     options = good;
-    options.struct_bytes--;
+    options.struct_bytes = 3;
     check_refused(ctx, graph, &options, "struct_bytes");
     options = good;
     options.rates.struct_bytes = 0;

@@ -92,13 +92,13 @@ static msc_graph *large_buffers(msc_context *ctx)
     msc_graph *graph = NULL;
 
     assert_int_equal(msc_graph_create(ctx, &graph, NULL), MSC_OK);
-    msc_graph_add_buffer(graph, 1000, MSC_CATEGORY_PARAMETER, NULL, NULL);
-    msc_graph_add_op(graph, "small", &plain, NULL, NULL);
-    msc_graph_add_buffer(graph, 99, MSC_CATEGORY_ACTIVATION, NULL, NULL);
-    msc_graph_add_op(graph, "two", &plain, NULL, NULL);
-    msc_graph_add_buffer(graph, 100, MSC_CATEGORY_ACTIVATION, NULL, NULL);
-    msc_graph_add_buffer(graph, 300, MSC_CATEGORY_ACTIVATION, NULL, NULL);
-    msc_graph_add_op(graph, "scratches", &scratches, NULL, NULL);
+    assert_int_equal(msc_graph_add_buffer(graph, 1000, MSC_CATEGORY_PARAMETER, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_op(graph, "small", &plain, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_buffer(graph, 99, MSC_CATEGORY_ACTIVATION, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_op(graph, "two", &plain, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_buffer(graph, 100, MSC_CATEGORY_ACTIVATION, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_buffer(graph, 300, MSC_CATEGORY_ACTIVATION, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_op(graph, "scratches", &scratches, NULL, NULL), MSC_OK);
     assert_int_equal(msc_graph_finish(graph, NULL), MSC_OK);
     return graph;
 }

@@ -193,18 +193,18 @@ static void all_refused(void **state)
         uint32_t buffer;
         snprintf(path, sizeof path, "m%u", i);
         assert_int_equal(msc_graph_add_module(f.graph, path, "M", &desc, &module, NULL), MSC_OK);
-        msc_graph_begin_call(f.graph, module, &call, NULL);
-        msc_graph_add_op(f.graph, "op", &(msc_op){0}, NULL, NULL);
-        msc_graph_add_buffer(f.graph, 1000, MSC_CATEGORY_ACTIVATION, &buffer, NULL);
-        msc_graph_add_save(f.graph, buffer, NULL, NULL);
-        msc_graph_end_buffer(f.graph, buffer, NULL);
-        msc_graph_end_call(f.graph, call, NULL);
+        assert_int_equal(msc_graph_begin_call(f.graph, module, &call, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_op(f.graph, "op", &(msc_op){0}, NULL, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_buffer(f.graph, 1000, MSC_CATEGORY_ACTIVATION, &buffer, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_save(f.graph, buffer, NULL, NULL), MSC_OK);
+        assert_int_equal(msc_graph_end_buffer(f.graph, buffer, NULL), MSC_OK);
+        assert_int_equal(msc_graph_end_call(f.graph, call, NULL), MSC_OK);
     }
-    msc_graph_set_phase(f.graph, MSC_PHASE_BACKWARD, NULL);
+    assert_int_equal(msc_graph_set_phase(f.graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
     for (i = 6; i-- > 0;) {
-        msc_graph_unpack(f.graph, i, NULL);
-        msc_graph_add_op(f.graph, "back", &(msc_op){0}, NULL, NULL);
-        msc_graph_release(f.graph, i, NULL);
+        assert_int_equal(msc_graph_unpack(f.graph, i, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_op(f.graph, "back", &(msc_op){0}, NULL, NULL), MSC_OK);
+        assert_int_equal(msc_graph_release(f.graph, i, NULL), MSC_OK);
     }
     assert_int_equal(msc_graph_finish(f.graph, NULL), MSC_OK);
     decide(&f, 1);
@@ -233,18 +233,18 @@ static void saved_outside(void **state)
         uint32_t buffer;
         snprintf(path, sizeof path, "m%u", i);
         assert_int_equal(msc_graph_add_module(f.graph, path, "M", &desc, &module, NULL), MSC_OK);
-        msc_graph_begin_call(f.graph, module, &call, NULL);
-        msc_graph_add_op(f.graph, "op", &(msc_op){0}, NULL, NULL);
-        msc_graph_add_buffer(f.graph, 1000, MSC_CATEGORY_ACTIVATION, &buffer, NULL);
-        msc_graph_end_call(f.graph, call, NULL);
+        assert_int_equal(msc_graph_begin_call(f.graph, module, &call, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_op(f.graph, "op", &(msc_op){0}, NULL, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_buffer(f.graph, 1000, MSC_CATEGORY_ACTIVATION, &buffer, NULL), MSC_OK);
+        assert_int_equal(msc_graph_end_call(f.graph, call, NULL), MSC_OK);
         assert_int_equal(msc_graph_add_save(f.graph, buffer, &saves[i], NULL), MSC_OK);
-        msc_graph_end_buffer(f.graph, buffer, NULL);
+        assert_int_equal(msc_graph_end_buffer(f.graph, buffer, NULL), MSC_OK);
     }
-    msc_graph_set_phase(f.graph, MSC_PHASE_BACKWARD, NULL);
+    assert_int_equal(msc_graph_set_phase(f.graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
     for (i = 8; i-- > 0;) {
-        msc_graph_unpack(f.graph, saves[i], NULL);
-        msc_graph_add_op(f.graph, "back", &(msc_op){0}, NULL, NULL);
-        msc_graph_release(f.graph, saves[i], NULL);
+        assert_int_equal(msc_graph_unpack(f.graph, saves[i], NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_op(f.graph, "back", &(msc_op){0}, NULL, NULL), MSC_OK);
+        assert_int_equal(msc_graph_release(f.graph, saves[i], NULL), MSC_OK);
     }
     assert_int_equal(msc_graph_finish(f.graph, NULL), MSC_OK);
     decide(&f, 1);
@@ -268,23 +268,23 @@ static void build_extreme(fixture *f, uint64_t bytes, const msc_op *op)
     start(f);
     assert_int_equal(msc_graph_create(f->ctx, &f->graph, NULL), MSC_OK);
     assert_int_equal(msc_graph_add_module(f->graph, "m", "M", &desc, &module, NULL), MSC_OK);
-    msc_graph_begin_call(f->graph, module, &call, NULL);
+    assert_int_equal(msc_graph_begin_call(f->graph, module, &call, NULL), MSC_OK);
     for (i = 0; i < 3; i++) {
         assert_int_equal(msc_graph_add_op(f->graph, "op", op, NULL, NULL), MSC_OK);
         assert_int_equal(msc_graph_add_buffer(f->graph, bytes, MSC_CATEGORY_ACTIVATION, NULL, NULL), MSC_OK);
         if (i < 2)
             assert_int_equal(msc_graph_add_save(f->graph, i, &saves[i], NULL), MSC_OK);
         if (i > 0)
-            msc_graph_end_buffer(f->graph, i - 1, NULL);
+            assert_int_equal(msc_graph_end_buffer(f->graph, i - 1, NULL), MSC_OK);
     }
-    msc_graph_end_call(f->graph, call, NULL);
+    assert_int_equal(msc_graph_end_call(f->graph, call, NULL), MSC_OK);
     assert_int_equal(msc_graph_add_op(f->graph, "loss", op, NULL, NULL), MSC_OK);
-    msc_graph_end_buffer(f->graph, 2, NULL);
-    msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 2, NULL), MSC_OK);
+    assert_int_equal(msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
     for (i = 2; i-- > 0;) {
-        msc_graph_unpack(f->graph, saves[i], NULL);
+        assert_int_equal(msc_graph_unpack(f->graph, saves[i], NULL), MSC_OK);
         assert_int_equal(msc_graph_add_op(f->graph, "back", op, NULL, NULL), MSC_OK);
-        msc_graph_release(f->graph, saves[i], NULL);
+        assert_int_equal(msc_graph_release(f->graph, saves[i], NULL), MSC_OK);
     }
 }
 

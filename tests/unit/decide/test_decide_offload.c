@@ -355,35 +355,35 @@ static msc_graph *make_case(msc_context *ctx, int kind)
     uint32_t i;
 
     assert_int_equal(msc_graph_create(ctx, &m.graph, NULL), MSC_OK);
-    msc_graph_add_module(m.graph, "", "Model", &root, NULL, NULL);
-    msc_graph_add_module(m.graph, "m", "M", &inner, NULL, NULL);
-    msc_graph_begin_call(m.graph, 0, &call[0], NULL);
-    msc_graph_begin_call(m.graph, 1, &call[1], NULL);
+    assert_int_equal(msc_graph_add_module(m.graph, "", "Model", &root, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_module(m.graph, "m", "M", &inner, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_begin_call(m.graph, 0, &call[0], NULL), MSC_OK);
+    assert_int_equal(msc_graph_begin_call(m.graph, 1, &call[1], NULL), MSC_OK);
     a = make(&m, 100000);
     save(&m, a);
     b = make(&m, kind == TOO_SMALL ? 1000 : 200000);
     save(&m, b);
-    msc_graph_end_buffer(m.graph, a, NULL);
+    assert_int_equal(msc_graph_end_buffer(m.graph, a, NULL), MSC_OK);
     c = make(&m, 400000);
     save(&m, c);
     save(&m, c);
     if (kind != NAMED)
-        msc_graph_end_buffer(m.graph, b, NULL);
-    msc_graph_end_buffer(m.graph, c, NULL);
-    msc_graph_end_call(m.graph, call[1], NULL);
+        assert_int_equal(msc_graph_end_buffer(m.graph, b, NULL), MSC_OK);
+    assert_int_equal(msc_graph_end_buffer(m.graph, c, NULL), MSC_OK);
+    assert_int_equal(msc_graph_end_call(m.graph, call[1], NULL), MSC_OK);
     (void)make(&m, 10);
     if (kind == SAVED_OUTSIDE)
         save(&m, b);
     if (kind == WRITTEN_LATER)
-        msc_graph_add_write(m.graph, b, NULL);
+        assert_int_equal(msc_graph_add_write(m.graph, b, NULL), MSC_OK);
     (void)make(&m, 900000);
-    msc_graph_end_call(m.graph, call[0], NULL);
-    msc_graph_set_phase(m.graph, MSC_PHASE_BACKWARD, NULL);
+    assert_int_equal(msc_graph_end_call(m.graph, call[0], NULL), MSC_OK);
+    assert_int_equal(msc_graph_set_phase(m.graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
     (void)make(&m, 10);
     for (i = m.save_count; i-- > 0;) {
-        msc_graph_unpack(m.graph, m.saves[i], NULL);
+        assert_int_equal(msc_graph_unpack(m.graph, m.saves[i], NULL), MSC_OK);
         (void)make(&m, 10);
-        msc_graph_release(m.graph, m.saves[i], NULL);
+        assert_int_equal(msc_graph_release(m.graph, m.saves[i], NULL), MSC_OK);
     }
     assert_int_equal(msc_graph_finish(m.graph, NULL), MSC_OK);
     return m.graph;

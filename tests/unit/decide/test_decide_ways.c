@@ -78,9 +78,9 @@ static uint32_t add_saved(fixture *f, const char *name, uint32_t ms, uint64_t by
     uint32_t buffer;
 
     assert_int_equal(msc_graph_add_op(f->graph, name, &op, NULL, NULL), MSC_OK);
-    msc_graph_add_buffer(f->graph, bytes, MSC_CATEGORY_ACTIVATION, &buffer, NULL);
-    msc_graph_add_save(f->graph, buffer, &f->saves[f->save_count++], NULL);
-    msc_graph_end_buffer(f->graph, buffer, NULL);
+    assert_int_equal(msc_graph_add_buffer(f->graph, bytes, MSC_CATEGORY_ACTIVATION, &buffer, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_save(f->graph, buffer, &f->saves[f->save_count++], NULL), MSC_OK);
+    assert_int_equal(msc_graph_end_buffer(f->graph, buffer, NULL), MSC_OK);
     return buffer;
 }
 
@@ -89,12 +89,12 @@ static void finish(fixture *f)
 {
     uint32_t i;
 
-    msc_graph_add_op(f->graph, "loss", &(msc_op){0}, NULL, NULL);
-    msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL);
+    assert_int_equal(msc_graph_add_op(f->graph, "loss", &(msc_op){0}, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
     for (i = f->save_count; i-- > 0;) {
-        msc_graph_unpack(f->graph, f->saves[i], NULL);
-        msc_graph_add_op(f->graph, "backward", &(msc_op){0}, NULL, NULL);
-        msc_graph_release(f->graph, f->saves[i], NULL);
+        assert_int_equal(msc_graph_unpack(f->graph, f->saves[i], NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_op(f->graph, "backward", &(msc_op){0}, NULL, NULL), MSC_OK);
+        assert_int_equal(msc_graph_release(f->graph, f->saves[i], NULL), MSC_OK);
     }
     assert_int_equal(msc_graph_finish(f->graph, NULL), MSC_OK);
     load(f, f->graph);

@@ -34,7 +34,7 @@ static void wrong_options(void **state)
     assert_int_equal(msc_context_create(NULL, &ctx, NULL), MSC_OK);
     assert_int_equal(msc_device_create(ctx, &good, NULL, NULL), MSC_EINVAL);
     refuses(NULL, &good, "ctx");
-    refuses(ctx, (bad = good, bad.struct_bytes--, &bad), "struct_bytes");
+    refuses(ctx, (bad = good, bad.struct_bytes = 3, &bad), "struct_bytes");
     refuses(ctx, (bad = good, bad.kind = MSC_DEVICE_COUNT, &bad), "kind");
     refuses(ctx, (bad = good, bad.ordinal = 1, &bad), "ordinal");
     refuses(ctx, (bad = good, bad.library = "x.so", &bad), "x.so");

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "base/error.h"
 #include "base/thread.h"
 #include "device/device_internal.h"
 #include "fingerprint/cuda/card_types.h"
@@ -500,7 +501,7 @@ static void wrong_options(void **state)
     options.slot_count = MSC_FINGERPRINT_MOST_SLOTS + 1;
     REFUSED(msc_fingerprint_table_create(ctx, &options, &made, &err),
             "slot_count is 16777217, allowed are 1 to 16777216");
-    options.struct_bytes--;
+    options.struct_bytes = 3;
     assert_int_equal(msc_fingerprint_table_create(ctx, &options, &made, &err), MSC_EINVAL);
     options = msc_fingerprint_table_options_default();
     must(msc_device_create(ctx, NULL, &host, &err));
@@ -509,6 +510,48 @@ static void wrong_options(void **state)
     assert_string_equal(err.message, "device 'host' runs no kernels: msc_fingerprint is for host memory");
     assert_null(made);
     msc_device_destroy(host);
+}
+
+/* Records fail, and what is under way is waited for all the same. */
+static const msc_device_ops *real_ops;
+static uint32_t finished;
+
+static msc_status refuse_record(msc_device *of, void *which, void *on, msc_error *why)
+{
+    (void)of;
+    (void)which;
+    (void)on;
+    return msc__fail(why, MSC_EDRIVER, "no record on purpose");
+}
+
+static void count_finish(msc_device *of, void *which)
+{
+    finished++;
+    real_ops->stream_finish(of, which);
+}
+
+static void records_that_are_refused(void **state)
+{
+    static const int64_t size = 50000;
+    msc_fingerprint_tensor tensor = on_card(range(3, &size));
+    uint32_t slot = keep(range(3, &size), 1);
+    uint32_t other = MSC_NONE;
+    msc_device_ops ops = *device->ops;
+    uint64_t value;
+
+    (void)state;
+    real_ops = device->ops;
+    finished = 0;
+    ops.event_record = refuse_record;
+    ops.stream_finish = count_finish;
+    device->ops = &ops;
+    assert_int_equal(msc_fingerprint_keep(table, &tensor, 1, stream, &other, &err), MSC_EDRIVER);
+    assert_int_equal(finished, 1); /* its kernel writes to the table's memory */
+    assert_int_equal(msc_fingerprint_value(table, slot, &value, &err), MSC_EDRIVER);
+    assert_int_equal(finished, 2); /* its copy to `value` */
+    device->ops = real_ops;
+    assert_int_equal(value_of(slot), of_host(range(3, &size), 1));
+    msc_fingerprint_release(table, slot);
 }
 
 /* With less and less memory refused: each failure is named, leaves NULL and gives back what it had. */
@@ -629,6 +672,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(every_size, refill),
+        cmocka_unit_test_setup(records_that_are_refused, refill),
         cmocka_unit_test_setup(nothing_has_no_address, refill),
         cmocka_unit_test_setup(every_alignment, refill),
         cmocka_unit_test_setup(more_than_all_groups, refill),

@@ -265,6 +265,42 @@ static void limits_hold(void **state)
     free(source);
 }
 
+/* A run whose shapes grow: what is empty again makes room for blocks of another size. */
+static void shapes_that_grow(void **state)
+{
+    enum { MIB = 1 << 20, LIMIT = 64 };
+    msc_ticket tickets[LIMIT];
+    char *source = malloc(LIMIT * (size_t)MIB);
+
+    (void)state;
+    assert_non_null(source);
+    memset(source, 7, LIMIT * (size_t)MIB);
+    for (msc_tier tier = MSC_TIER_PINNED; tier <= MSC_TIER_FILE; tier++) {
+        msc_offload_options options = training_options(tier);
+        training t;
+        uint32_t size;
+
+        options.limit_bytes[tier] = LIMIT * (uint64_t)MIB;
+        training_open(&t, &options, NULL);
+        for (size = 9; size < 21; size++) {
+            uint32_t most = LIMIT / size;
+            uint32_t i;
+
+            for (i = 0; i < most; i++)
+                assert_int_equal(
+                    msc_offload_put(t.engine, source, size * (uint64_t)MIB, NULL, &tickets[i], &err), MSC_OK);
+            assert_int_equal(
+                msc_offload_put(t.engine, source, size * (uint64_t)MIB, NULL, &tickets[most], &err),
+                MSC_EAGAIN);
+            assert_true(msc_offload_counters_now(t.engine).taken_bytes[tier] <= options.limit_bytes[tier]);
+            for (i = 0; i < most; i++)
+                msc_offload_drop(t.engine, tickets[i]);
+        }
+        training_close(&t);
+    }
+    free(source);
+}
+
 /* What is refused once closes the tier, with one line, and the next tier serves. */
 static void pinning_refused(void **state)
 {
@@ -640,6 +676,7 @@ int main(void)
         cmocka_unit_test(steps_end_although_a_block_is_held),
         cmocka_unit_test(no_ticket_is_used_twice),
         cmocka_unit_test(limits_hold),
+        cmocka_unit_test(shapes_that_grow),
         cmocka_unit_test(pinning_refused),
         cmocka_unit_test(more_than_the_rings_hold),
         cmocka_unit_test(asked_for_at_once),

@@ -22,11 +22,11 @@
 
 #include <cmocka.h>
 
-#include "offload/offload_file.h"
+#include "offload/offload_file_internal.h"
 
 #define BYTES 65536u
 
-enum { RIGHT, NO_FILTER, NO_CONTEXT, RING_WAS_MADE, NO_FILE, IS_A_RING, NOT_MOVED, WRONG_BYTES };
+enum { RIGHT, NO_FILTER, NO_CONTEXT, RING_WAS_MADE, NO_FILE, IS_A_RING, NOT_MOVED, NOT_TOLD, WRONG_BYTES };
 
 /* The system call returns EPERM from now on. */
 static bool forbid(unsigned number)
@@ -82,14 +82,14 @@ static int live_without(unsigned number)
     return result;
 }
 
-static void without(unsigned number)
+static void in_a_child(int (*live)(void))
 {
     pid_t child = fork();
     int status;
 
     assert_true(child >= 0);
     if (child == 0)
-        _exit(live_without(number));
+        _exit(live());
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     if (WEXITSTATUS(status) == NO_FILTER)
@@ -97,31 +97,125 @@ static void without(unsigned number)
     assert_int_equal(WEXITSTATUS(status), RIGHT);
 }
 
+#ifdef __NR_io_uring_enter
+static int live_without_setup(void)
+{
+    return live_without(__NR_io_uring_setup);
+}
+
+static int live_without_enter(void)
+{
+    return live_without(__NR_io_uring_enter);
+}
+
 static void without_io_uring_setup(void **state)
 {
     (void)state;
-#ifdef __NR_io_uring_setup
-    without(__NR_io_uring_setup);
-#else
-    skip();
-#endif
+    in_a_child(live_without_setup);
 }
 
 static void without_io_uring_enter(void **state)
 {
     (void)state;
-#ifdef __NR_io_uring_enter
-    without(__NR_io_uring_enter);
-#else
-    skip();
-#endif
+    in_a_child(live_without_enter);
 }
+#endif
+
+#ifdef __NR_io_uring_enter
+/* What is under way when the filter comes: its results are in the ring, and are found there. */
+static int filter_comes_late(void)
+{
+    static unsigned char there[BYTES], back[BYTES];
+    msc__file_options options = {.directory = "/tmp", .depth = 4, .way = MSC__FILE_RING};
+    msc__file *file = NULL;
+    msc_context *ctx;
+    uint32_t slot;
+    int result;
+
+    memset(there, 9, sizeof there);
+    if (msc_context_create(NULL, &ctx, NULL) != MSC_OK)
+        return NO_CONTEXT;
+    if (msc__file_create(ctx, &options, &file, NULL) != MSC_OK)
+        return NO_FILTER; /* no ring here */
+    if (msc__file_reserve(file, BYTES, NULL) != MSC_OK ||
+        msc__file_write(file, there, BYTES, 0, &slot, NULL) != MSC_OK)
+        return NOT_MOVED;
+    if (!forbid(__NR_io_uring_enter))
+        return NO_FILTER;
+    if (msc__file_wait(file, slot, NULL) != MSC_OK ||
+        msc__file_read(file, back, BYTES, 0, &slot, NULL) != MSC_OK ||
+        msc__file_wait(file, slot, NULL) != MSC_OK)
+        return NOT_MOVED;
+    result = memcmp(there, back, BYTES) == 0 ? move(file) : WRONG_BYTES;
+    msc__file_destroy(file);
+    msc_context_destroy(ctx);
+    return result;
+}
+
+/* What never ends, in place of the file: an empty pipe. */
+static int never_ends(void)
+{
+    static unsigned char back[100];
+    msc__file_options options = {.directory = "/tmp", .depth = 4, .way = MSC__FILE_RING, .buffered = true};
+    msc__file *file = NULL;
+    msc_context *ctx;
+    uint32_t slots[2];
+    int pipes[2];
+    int file_fd;
+    msc_error err;
+    uint32_t i;
+
+    if (msc_context_create(NULL, &ctx, NULL) != MSC_OK)
+        return NO_CONTEXT;
+    if (msc__file_create(ctx, &options, &file, NULL) != MSC_OK)
+        return NO_FILTER;
+    if (msc__file_reserve(file, BYTES, NULL) != MSC_OK || pipe(pipes) != 0)
+        return NO_FILE;
+    file_fd = file->body->fd;
+    file->body->fd = pipes[0];
+    for (i = 0; i < 2; i++)
+        if (msc__file_read(file, back, sizeof back, 0, &slots[i], NULL) != MSC_OK)
+            return NOT_MOVED;
+    if (!forbid(__NR_io_uring_enter))
+        return NO_FILTER;
+    (void)alarm(30); /* it must not wait for ever */
+    for (i = 0; i < 2; i++)
+        if (msc__file_wait(file, slots[i], &err) != MSC_EIO || err.driver_code != EPERM)
+            return NOT_TOLD;
+    file->body->fd = file_fd;
+    return move(file);
+}
+
+static void refused_while_under_way(void **state)
+{
+    (void)state;
+    in_a_child(filter_comes_late);
+}
+
+static void refused_for_ever(void **state)
+{
+    (void)state;
+    in_a_child(never_ends);
+}
+#else
+static void nothing_to_forbid(void **state)
+{
+    (void)state;
+    skip();
+}
+#endif
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+#ifdef __NR_io_uring_enter
         cmocka_unit_test(without_io_uring_setup),
         cmocka_unit_test(without_io_uring_enter),
+        cmocka_unit_test(refused_while_under_way),
+        cmocka_unit_test(refused_for_ever),
+#else
+        cmocka_unit_test(nothing_to_forbid),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -99,12 +99,13 @@ static void large_blocks_have_their_own(void **state)
     assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 340 * MIB + PAGE);
     msc__slabs_give(slabs, larger);
     msc__slabs_give(slabs, large);
-    /* A small one does not nibble at them, a large one takes the smallest that suffices. */
+    /* A small one does not nibble at them, a large one takes the smallest that it fills for the most part. */
     assert_int_equal(take(slabs, 100).slab, 2);
     assert_int_equal(take(slabs, 40 * MIB).slab, large.slab);
-    assert_int_equal(take(slabs, 41 * MIB).slab, larger.slab);
-    assert_int_equal(take(slabs, 41 * MIB).slab, larger.slab);
-    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 404 * MIB + PAGE);
+    assert_int_equal(take(slabs, 270 * MIB).slab, larger.slab);
+    assert_int_equal(take(slabs, 25 * MIB).slab, larger.slab); /* which has begun */
+    assert_int_equal(take(slabs, 41 * MIB).slab, 3);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 445 * MIB + PAGE);
     msc__slabs_destroy(slabs);
 }
 
@@ -119,9 +120,10 @@ static void limit_is_exact(void **state)
     assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 100 * MIB);
     (void)take(slabs, 4 * MIB);
     refuses(slabs, 1);
-    msc__slabs_give(slabs, large); /* now anything goes wherever it fits */
+    msc__slabs_give(slabs, large); /* it makes room for one of small ones, and for another */
     assert_int_equal(take(slabs, 100).slab, large.slab);
-    (void)take(slabs, 89 * MIB);
+    (void)take(slabs, 26 * MIB);
+    (void)take(slabs, 63 * MIB); /* now anything goes wherever it fits */
     refuses(slabs, 1 * MIB);
     refuses(slabs, UINT64_MAX);
     refuses(slabs, UINT64_MAX - PAGE);
@@ -160,7 +162,8 @@ static void no_block_of_nothing(void **state)
     msc__slabs_destroy(slabs);
 }
 
-static void trim_gives_back_what_is_empty(void **state)
+/* What would be refused gets the place of slabs that are empty, and of no more of them than it needs. */
+static void empty_slabs_make_room(void **state)
 {
     msc_context *ctx = *state;
     msc__slabs *slabs = make(ctx, NULL, 200 * MIB);
@@ -168,20 +171,71 @@ static void trim_gives_back_what_is_empty(void **state)
     msc__slab_block b = take(slabs, 64);
     msc__slab_block c;
 
-    assert_int_equal(msc__slabs_trim(slabs), 0);
-    msc__slabs_give(slabs, a);
     refuses(slabs, 120 * MIB);
-    assert_int_equal(msc__slabs_trim(slabs), 100 * MIB);
-    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 64 * MIB);
+    msc__slabs_give(slabs, a);
+    refuses(slabs, 137 * MIB);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 164 * MIB); /* nothing went in vain */
     c = take(slabs, 120 * MIB);
     assert_int_equal(c.slab, a.slab); /* its number is used again */
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 184 * MIB);
     msc__slabs_give(slabs, b);
     msc__slabs_give(slabs, c);
-    assert_int_equal(msc__slabs_trim(slabs), 184 * MIB);
-    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 0);
-    assert_int_equal(msc__slabs_in_use(slabs).mapped_peak_bytes, 184 * MIB);
-    assert_int_equal(msc__slabs_in_use(slabs).taken_peak_bytes, 120 * MIB + 512);
+    a = take(slabs, 60 * MIB); /* in the place of the smallest that is enough */
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 180 * MIB);
+    b = take(slabs, 130 * MIB);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 190 * MIB);
+    refuses(slabs, 11 * MIB);
+    msc__slabs_give(slabs, a);
+    msc__slabs_give(slabs, b);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_peak_bytes, 190 * MIB);
     assert_int_equal(msc__slabs_in_use(slabs).block_count, 0);
+    msc__slabs_destroy(slabs);
+}
+
+/* Shapes that grow from step to step, or become smaller, have seven eighths of the limit each time: what plans count. */
+static void other_shapes_have_the_limit(void **state)
+{
+    const uint64_t limit = 1024 * MIB;
+    msc__slabs *slabs = make(*state, NULL, limit);
+    msc__slab_block blocks[64];
+    uint64_t size, count, step, i;
+
+    for (step = 0; step < 50; step++) {
+        size = (step < 30 ? 100 + step : 130 - 5 * (step - 29)) * MIB;
+        for (count = 0; count < limit * 7 / 8 / size; count++)
+            blocks[count] = take(slabs, size);
+        assert_true(msc__slabs_in_use(slabs).mapped_bytes <= limit);
+        for (i = 0; i < count; i++)
+            msc__slabs_give(slabs, blocks[i]);
+    }
+    for (i = 0; i < 896; i++) /* and then small ones */
+        (void)take(slabs, MIB);
+    msc__slabs_destroy(slabs);
+}
+
+/* Without the system. */
+static void now_asks_for_nothing(void **state)
+{
+    msc__slabs *slabs = make(*state, NULL, 100 * MIB);
+    msc__slab_block block;
+    msc__slab_block small;
+
+    assert_int_equal(msc__slabs_take_now(slabs, MIB, &small, NULL), MSC_ETIMEDOUT);
+    assert_null(small.memory);
+    small = take(slabs, MIB);
+    msc__slabs_give(slabs, small);
+    assert_int_equal(msc__slabs_take_now(slabs, MIB, &small, NULL), MSC_OK);
+    assert_int_equal(msc__slabs_take_now(slabs, 20 * MIB, &block, NULL), MSC_ETIMEDOUT);
+    assert_int_equal(msc__slabs_take_now(slabs, 40 * MIB, &block, NULL), MSC_OK); /* where it fits */
+    assert_int_equal(block.slab, small.slab);
+    assert_int_equal(msc__slabs_take_now(slabs, 90 * MIB, &small, NULL), MSC_EAGAIN);
+    msc__slabs_give(slabs, block);
+    block = take(slabs, 30 * MIB);
+    msc__slabs_give(slabs, block);
+    assert_int_equal(msc__slabs_take_now(slabs, 36 * MIB, &block, NULL), MSC_OK);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 94 * MIB);
+    assert_int_equal(msc__slabs_take_now(slabs, 32 * MIB, &small, NULL), MSC_ETIMEDOUT); /* one is empty */
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 94 * MIB);
     msc__slabs_destroy(slabs);
 }
 
@@ -196,8 +250,8 @@ static void stopped_slabs_map_no_more(void **state)
     block = take(slabs, 1); /* what is there may be used, by any size */
     refuses(slabs, 64 * MIB);
     msc__slabs_give(slabs, block);
-    assert_int_equal(msc__slabs_trim(slabs), 64 * MIB);
-    refuses(slabs, 1);
+    refuses(slabs, 65 * MIB);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_peak_bytes, 64 * MIB);
     msc__slabs_destroy(slabs);
 }
 
@@ -290,8 +344,17 @@ static void slabs_are_pinned(void **state)
     /* Unpinned when it is unmapped, or it could not be pinned again. */
     msc__slabs_give(slabs, small);
     msc__slabs_give(slabs, block);
-    assert_int_equal(msc__slabs_trim(slabs), 64 * MIB);
-    (void)take(slabs, 64 * MIB);
+    assert_int_equal(msc__slabs_take(slabs, 65 * MIB, &block, &err), MSC_ENOMEM);
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes,
+                     64 * MIB); /* one more MiB than there is to give back */
+    msc__slabs_destroy(slabs);
+    slabs = make(ctx, device, 1024 * MIB);
+    small = take(slabs, 30 * MIB);
+    block = take(slabs, 34 * MIB);
+    msc__slabs_give(slabs, small);
+    msc__slabs_give(slabs, block);
+    (void)take(slabs, 64 * MIB); /* refused by the system, too, until both are back */
+    assert_int_equal(msc__slabs_in_use(slabs).mapped_bytes, 64 * MIB);
     msc__slabs_destroy(slabs);
     slabs = make(ctx, device, 1024 * MIB);
     (void)take(slabs, 64 * MIB);
@@ -443,7 +506,9 @@ int main(void)
         context_test(limit_is_exact),
         context_test(limits_below_a_page),
         context_test(no_block_of_nothing),
-        context_test(trim_gives_back_what_is_empty),
+        context_test(empty_slabs_make_room),
+        context_test(other_shapes_have_the_limit),
+        context_test(now_asks_for_nothing),
         context_test(stopped_slabs_map_no_more),
         context_test(blocks_do_not_overlap),
         context_test(repeated_steps_are_still),

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "offload_training.h"
 
 #include "base/thread.h"
+#include "device/device_internal.h"
 
 #define THREADS 4u
 #define ROUNDS 12u
@@ -206,6 +208,161 @@ static void dropped_by_another(void **state)
     free(memory);
 }
 
+/* ---- the system takes its time --------------------------------------------------------------------- */
+
+/* A device whose pins wait until the test lets them go. */
+static struct gate {
+    msc_device_ops ops;
+    const msc_device_ops *host;
+    atomic_bool closed;
+    atomic_uint waiting;
+} gate;
+
+static msc_status pin_at_the_gate(msc_device *device, void *start, uint64_t bytes, msc_error *error)
+{
+    atomic_fetch_add(&gate.waiting, 1);
+    while (atomic_load(&gate.closed))
+        msc__sleep_ns(100000);
+    atomic_fetch_sub(&gate.waiting, 1);
+    return gate.host->pin(device, start, bytes, error);
+}
+
+typedef struct putter {
+    msc_offload *engine;
+    const void *source;
+    uint64_t bytes;
+    msc_ticket ticket;
+    msc_status status;
+    pthread_t thread;
+} putter;
+
+static void *put_one(void *argument)
+{
+    putter *p = argument;
+
+    p->status = msc_offload_put(p->engine, p->source, p->bytes, NULL, &p->ticket, NULL);
+    return NULL;
+}
+
+static void start_putter(putter *p)
+{
+    assert_int_equal(pthread_create(&p->thread, NULL, put_one, p), 0);
+}
+
+/* While a large slab is pinned, others put, get and drop; who needs a slab, too, waits for its turn. */
+static void pinning_holds_up_nobody(void **state)
+{
+    enum { LARGE = 9 << 20 };
+    msc_offload_options options = training_options(MSC_TIER_PINNED);
+    unsigned char *memory = calloc(1, LARGE);
+    putter putters[2];
+    msc_ticket small;
+    training t;
+    int i;
+
+    (void)state;
+    assert_non_null(memory);
+    options.limit_bytes[MSC_TIER_PINNED] = (64u << 20) + 2 * LARGE;
+    training_open(&t, &options, NULL);
+    gate.ops = *t.device->ops;
+    gate.host = t.device->ops;
+    gate.ops.pin = pin_at_the_gate;
+    t.device->ops = &gate.ops;
+    assert_int_equal(msc_offload_put_now(t.engine, memory, 64, NULL, &small, NULL), MSC_ETIMEDOUT);
+    assert_int_equal(msc_offload_counters_now(t.engine).refused_count, 0);
+    assert_int_equal(msc_offload_put(t.engine, memory, 64, NULL, &small, &err), MSC_OK);
+    msc_offload_drop(t.engine, small);
+    atomic_store(&gate.closed, true);
+    for (i = 0; i < 2; i++) {
+        putters[i] = (putter){.engine = t.engine, .source = memory, .bytes = LARGE};
+        start_putter(&putters[i]);
+    }
+    while (atomic_load(&gate.waiting) == 0)
+        msc__sleep_ns(100000);
+    assert_int_equal(msc_offload_put_now(t.engine, memory, LARGE, NULL, &small, NULL), MSC_ETIMEDOUT);
+    for (i = 0; i < 100; i++) { /* the gate stays closed */
+        assert_int_equal(msc_offload_put_now(t.engine, memory, 64, NULL, &small, &err), MSC_OK);
+        assert_int_equal(msc_offload_settle(t.engine, small, NULL, &err), MSC_OK);
+        assert_int_equal(msc_offload_get(t.engine, small, memory + 64, NULL, &err), MSC_OK);
+        assert_int_equal(msc_offload_arrive(t.engine, small, NULL, &err), MSC_OK);
+        msc_offload_drop(t.engine, small);
+    }
+    assert_int_equal(atomic_load(&gate.waiting), 1);
+    assert_true(msc_offload_counters_now(t.engine).taken_bytes[MSC_TIER_PINNED] <=
+                options.limit_bytes[MSC_TIER_PINNED]);
+    atomic_store(&gate.closed, false);
+    for (i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(putters[i].thread, NULL), 0);
+        assert_int_equal(putters[i].status, MSC_OK);
+        assert_int_equal(msc_offload_settle(t.engine, putters[i].ticket, NULL, &err), MSC_OK);
+        msc_offload_drop(t.engine, putters[i].ticket);
+    }
+    training_close(&t);
+    free(memory);
+}
+
+enum { SHAPES_MOST = 12 << 20 };
+
+/* Blocks of other sizes each time, some of which are refused. */
+static void *put_shapes(void *argument)
+{
+    worker *w = argument;
+    msc_ticket tickets[3] = {0, 0, 0};
+    unsigned char *memory = calloc(1, SHAPES_MOST);
+    uint32_t round;
+
+    for (round = 0; memory != NULL && round < 30; round++) {
+        msc_ticket *ticket = &tickets[round % 3];
+        uint64_t bytes = 1 + training_random(&w->seed) % SHAPES_MOST;
+        msc_status status;
+
+        msc_offload_drop(w->engine, *ticket);
+        *ticket = 0;
+        status = msc_offload_put(w->engine, memory, bytes, NULL, ticket, NULL);
+        if (status != MSC_OK && status != MSC_EAGAIN)
+            w->stopped = "put";
+        if (status == MSC_OK && msc_offload_settle(w->engine, *ticket, NULL, NULL) != MSC_OK)
+            w->stopped = "settle";
+    }
+    for (round = 0; round < 3; round++)
+        msc_offload_drop(w->engine, tickets[round]);
+    free(memory);
+    return NULL;
+}
+
+/* Several threads let the tiers grow, and empty slabs of other sizes go. */
+static void several_threads_let_it_grow(void **state)
+{
+    msc_offload_options options = training_options(MSC_TIER_PINNED);
+    msc_device_faults faults = {.pin_delay_us = 300};
+    msc_offload_counters counters;
+    worker workers[THREADS];
+    training t;
+    uint32_t i;
+
+    (void)state;
+    options.limit_bytes[MSC_TIER_PINNED] = 30u << 20;
+    options.limit_bytes[MSC_TIER_FILE] = 30u << 20;
+    training_open(&t, &options, &faults);
+    for (i = 0; i < THREADS; i++) {
+        workers[i] = (worker){.engine = t.engine, .seed = i + 1};
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, put_shapes, &workers[i]), 0);
+    }
+    for (i = 0; i < 50; i++) {
+        counters = msc_offload_counters_now(t.engine);
+        assert_true(counters.taken_bytes[MSC_TIER_PINNED] <= options.limit_bytes[MSC_TIER_PINNED]);
+        assert_true(counters.taken_bytes[MSC_TIER_FILE] <= options.limit_bytes[MSC_TIER_FILE]);
+        msc__sleep_ns(500000);
+    }
+    for (i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
+        if (workers[i].stopped != NULL)
+            fail_msg("thread %u stopped in %s", i, workers[i].stopped);
+    }
+    assert_int_equal(msc_offload_counters_now(t.engine).block_count, 0);
+    training_close(&t);
+}
+
 /* ---- the end --------------------------------------------------------------------------------------- */
 
 /* Memory of the program goes as soon as `destroy` returns; a sanitizer sees who touches it afterwards. */
@@ -304,10 +461,9 @@ static void gets_behind_what_is_put_off(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(several_threads),
-        cmocka_unit_test(dropped_by_another),
-        cmocka_unit_test(ends_under_way),
-        cmocka_unit_test(gets_behind_what_is_put_off),
+        cmocka_unit_test(several_threads),         cmocka_unit_test(dropped_by_another),
+        cmocka_unit_test(pinning_holds_up_nobody), cmocka_unit_test(several_threads_let_it_grow),
+        cmocka_unit_test(ends_under_way),          cmocka_unit_test(gets_behind_what_is_put_off),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,8 @@
  */
 #include "optim_card.h"
 
+#include "base/error.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -483,6 +485,45 @@ static void calls_allocate_nothing(void **state)
     fixture_end(&here);
 }
 
+/* Records fail, and what is under way is waited for all the same. */
+static const msc_device_ops *real_ops;
+static uint32_t finished;
+
+static msc_status refuse_record(msc_device *of, void *which, void *on, msc_error *why)
+{
+    (void)of;
+    (void)which;
+    (void)on;
+    return msc__fail(why, MSC_EDRIVER, "no record on purpose");
+}
+
+static void count_finish(msc_device *of, void *which)
+{
+    finished++;
+    real_ops->stream_finish(of, which);
+}
+
+static void records_that_are_refused(void **state)
+{
+    msc_optim_norm_result norm;
+    msc_optim_array gradient;
+    msc_device_ops ops = *card_device->ops;
+
+    (void)state;
+    card_clear();
+    gradient = (msc_optim_array){card_address(card_place(NULL, 1000, 4)), 1000, MSC_OPTIM_FLOAT_FP32};
+    card_send();
+    real_ops = card_device->ops;
+    finished = 0;
+    ops.event_record = refuse_record;
+    ops.stream_finish = count_finish;
+    card_device->ops = &ops;
+    assert_int_equal(msc_optim_norm(card_optim, &gradient, 1, 1.0f, &norm, &err), MSC_EDRIVER);
+    assert_int_equal(finished, 2); /* the program's stream, with its kernels, and the one of the copy */
+    card_device->ops = real_ops;
+    must(msc_optim_norm(card_optim, &gradient, 1, 1.0f, &norm, &err));
+}
+
 static int begin(void **state)
 {
     return fixture_begin_scalar(state);
@@ -508,6 +549,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(out_of_line),
         cmocka_unit_test(options_of_a_device),
         cmocka_unit_test(calls_allocate_nothing),
+        cmocka_unit_test(records_that_are_refused),
     };
     int opened = card_open(argc > 2 ? argv[1] : NULL, argc > 2 ? argv[2] : getenv("MEMSCALE_NVRTC"));
 

@@ -106,7 +106,7 @@ static void bad_options(void **state)
     msc_sim_options bad = good;
 
     (void)state;
-    bad.struct_bytes--;
+    bad.struct_bytes = 3;
     refuse(bad, "struct_bytes");
     bad = good;
     bad.kind = MSC_SIM_KIND_COUNT;

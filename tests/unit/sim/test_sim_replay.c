@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include <cmocka.h>
 
@@ -28,12 +29,13 @@ static void start(fixture *f, msc_sim_kind kind, uint64_t capacity_bytes)
     assert_int_equal(msc_context_create(NULL, &f->ctx, NULL), MSC_OK);
     assert_int_equal(msc_sim_create(f->ctx, &options, &f->sim, NULL), MSC_OK);
     assert_int_equal(msc_graph_create(f->ctx, &f->graph, NULL), MSC_OK);
-    msc_graph_add_resident(f->graph, 1000, MSC_CATEGORY_PARAMETER, NULL, NULL);
+    assert_int_equal(msc_graph_add_resident(f->graph, 1000, MSC_CATEGORY_PARAMETER, NULL, NULL), MSC_OK);
     for (i = 0; i < 3; i++) {
-        msc_graph_add_op(f->graph, "op", &ops[i], NULL, NULL);
-        msc_graph_add_buffer(f->graph, sizes[i], MSC_CATEGORY_ACTIVATION, NULL, NULL);
+        assert_int_equal(msc_graph_add_op(f->graph, "op", &ops[i], NULL, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_buffer(f->graph, sizes[i], MSC_CATEGORY_ACTIVATION, NULL, NULL),
+                         MSC_OK);
     }
-    msc_graph_end_buffer(f->graph, 1, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 1, NULL), MSC_OK);
     assert_int_equal(msc_graph_finish(f->graph, NULL), MSC_OK);
     assert_int_equal(msc_trace_create(f->ctx, f->graph, NULL, &f->trace, NULL), MSC_OK);
 }
@@ -86,6 +88,32 @@ static void live(void **state)
     stop(&f);
 }
 
+/* Callers that know less of the result, or more. */
+static void results_of_every_size(void **state)
+{
+    fixture f;
+    msc_replay whole;
+    size_t size;
+
+    (void)state;
+    start(&f, MSC_SIM_CUDA, UINT64_MAX);
+    assert_int_equal(msc_trace_replay(f.trace, f.sim, NULL, 0, &whole, NULL), MSC_OK);
+    for (size = 1; size < sizeof whole + 20; size += 7) {
+        char *got = malloc(size);
+        size_t both = size < sizeof whole ? size : sizeof whole;
+
+        assert_non_null(got);
+        assert_int_equal(
+            msc_trace_replay_into(f.trace, f.sim, NULL, 0, (msc_replay *)(void *)got, size, NULL), MSC_OK);
+        assert_memory_equal(got, &whole, both);
+        while (both < size && got[both] == 0)
+            both++;
+        assert_int_equal(both, size);
+        free(got);
+    }
+    stop(&f);
+}
+
 static void again(void **state)
 {
     fixture f;
@@ -126,9 +154,9 @@ static void before_the_first(void **state)
     (void)state;
     start(&f, MSC_SIM_HOST, UINT64_MAX);
     assert_int_equal(msc_graph_create(f.ctx, &graph, NULL), MSC_OK);
-    msc_graph_add_resident(graph, 10, MSC_CATEGORY_PARAMETER, NULL, NULL);
-    msc_graph_add_op(graph, "op", &(msc_op){0}, NULL, NULL);
-    msc_graph_add_op(graph, "op", &(msc_op){0}, NULL, NULL);
+    assert_int_equal(msc_graph_add_resident(graph, 10, MSC_CATEGORY_PARAMETER, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_op(graph, "op", &(msc_op){0}, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_op(graph, "op", &(msc_op){0}, NULL, NULL), MSC_OK);
     assert_int_equal(msc_graph_finish(graph, NULL), MSC_OK);
     assert_int_equal(msc_trace_create(f.ctx, graph, NULL, &trace, NULL), MSC_OK);
     assert_int_equal(msc_trace_replay(trace, f.sim, NULL, 0, &replay, NULL), MSC_OK);
@@ -150,24 +178,26 @@ static msc_graph *training_step(msc_context *ctx)
     msc_graph *graph;
 
     assert_int_equal(msc_graph_create(ctx, &graph, NULL), MSC_OK);
-    msc_graph_add_resident(graph, 3 * MIB, MSC_CATEGORY_PARAMETER, NULL, NULL);
-    msc_graph_add_resident(graph, 3 * MIB, MSC_CATEGORY_OPTIMIZER_STATE, NULL, NULL);
-    msc_graph_add_resident(graph, 3 * MIB, MSC_CATEGORY_OPTIMIZER_STATE, NULL, NULL);
-    msc_graph_add_op(graph, "forward", &op, NULL, NULL);
-    msc_graph_add_op(graph, "forward", &op, NULL, NULL);
-    msc_graph_add_late(graph, 8519680, MSC_CATEGORY_WORKSPACE, NULL, NULL);
-    msc_graph_add_buffer(graph, 12 * MIB, MSC_CATEGORY_ACTIVATION, NULL, NULL);
-    msc_graph_set_phase(graph, MSC_PHASE_BACKWARD, NULL);
-    msc_graph_add_op(graph, "backward", &op, NULL, NULL);
-    msc_graph_add_buffer(graph, 3 * MIB, MSC_CATEGORY_GRADIENT, NULL, NULL);
-    msc_graph_end_buffer(graph, 4, NULL);
-    msc_graph_set_phase(graph, MSC_PHASE_OPTIMIZER, NULL);
+    assert_int_equal(msc_graph_add_resident(graph, 3 * MIB, MSC_CATEGORY_PARAMETER, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_resident(graph, 3 * MIB, MSC_CATEGORY_OPTIMIZER_STATE, NULL, NULL),
+                     MSC_OK);
+    assert_int_equal(msc_graph_add_resident(graph, 3 * MIB, MSC_CATEGORY_OPTIMIZER_STATE, NULL, NULL),
+                     MSC_OK);
+    assert_int_equal(msc_graph_add_op(graph, "forward", &op, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_op(graph, "forward", &op, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_late(graph, 8519680, MSC_CATEGORY_WORKSPACE, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_buffer(graph, 12 * MIB, MSC_CATEGORY_ACTIVATION, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_set_phase(graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_op(graph, "backward", &op, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_buffer(graph, 3 * MIB, MSC_CATEGORY_GRADIENT, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_end_buffer(graph, 4, NULL), MSC_OK);
+    assert_int_equal(msc_graph_set_phase(graph, MSC_PHASE_OPTIMIZER, NULL), MSC_OK);
     assert_int_equal(msc_graph_make_late(graph, 1, NULL), MSC_OK);
     assert_int_equal(msc_graph_make_late(graph, 2, NULL), MSC_OK);
     assert_int_equal(msc_graph_make_late(graph, 4, NULL), MSC_EINVAL);
-    msc_graph_add_op(graph, "optimizer", &op, NULL, NULL);
-    msc_graph_add_buffer(graph, 5 * MIB, MSC_CATEGORY_TEMPORARY, NULL, NULL);
-    msc_graph_end_buffer(graph, 6, NULL);
+    assert_int_equal(msc_graph_add_op(graph, "optimizer", &op, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_buffer(graph, 5 * MIB, MSC_CATEGORY_TEMPORARY, NULL, NULL), MSC_OK);
+    assert_int_equal(msc_graph_end_buffer(graph, 6, NULL), MSC_OK);
     assert_int_equal(msc_graph_finish(graph, NULL), MSC_OK);
     return graph;
 }
@@ -241,6 +271,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         {"replay/peak", peak, NULL, NULL, NULL},
         {"replay/live-per-operation", live, NULL, NULL, NULL},
+        {"replay/results-of-every-size", results_of_every_size, NULL, NULL, NULL},
         {"replay/again-is-the-same", again, NULL, NULL, NULL},
         {"replay/capacity", capacity, NULL, NULL, NULL},
         {"replay/peak-before-the-first-operation", before_the_first, NULL, NULL, NULL},

@@ -65,24 +65,24 @@ static void build_small(fixture *f)
     start(f);
     add_op(f, 0);
     add_buffer(f, 100);
-    msc_graph_begin_call(f->graph, f->module, &call, NULL);
-    msc_graph_add_input(f->graph, call, 0, NULL);
+    assert_int_equal(msc_graph_begin_call(f->graph, f->module, &call, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_input(f->graph, call, 0, NULL), MSC_OK);
     add_op(f, 3);
     add_buffer(f, 10);
     add_buffer(f, 20);
     assert_int_equal(msc_graph_add_save(f->graph, 1, &save, NULL), MSC_OK);
-    msc_graph_end_buffer(f->graph, 1, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 1, NULL), MSC_OK);
     add_op(f, 0);
     add_buffer(f, 40);
-    msc_graph_end_buffer(f->graph, 2, NULL);
-    msc_graph_end_call(f->graph, call, NULL);
-    msc_graph_end_buffer(f->graph, 0, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 2, NULL), MSC_OK);
+    assert_int_equal(msc_graph_end_call(f->graph, call, NULL), MSC_OK);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 0, NULL), MSC_OK);
     add_op(f, 0);
-    msc_graph_end_buffer(f->graph, 3, NULL);
-    msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL);
-    msc_graph_unpack(f->graph, save, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 3, NULL), MSC_OK);
+    assert_int_equal(msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
+    assert_int_equal(msc_graph_unpack(f->graph, save, NULL), MSC_OK);
     add_op(f, 0);
-    msc_graph_release(f->graph, save, NULL);
+    assert_int_equal(msc_graph_release(f->graph, save, NULL), MSC_OK);
     add_op(f, 0);
     assert_int_equal(msc_graph_finish(f->graph, NULL), MSC_OK);
 }
@@ -161,10 +161,10 @@ static void residents(void **state)
 
     (void)state;
     start(&f);
-    msc_graph_add_resident(f.graph, 5, MSC_CATEGORY_PARAMETER, &id, NULL);
+    assert_int_equal(msc_graph_add_resident(f.graph, 5, MSC_CATEGORY_PARAMETER, &id, NULL), MSC_OK);
     add_op(&f, 0);
     add_buffer(&f, 6);
-    msc_graph_add_resident(f.graph, 8, MSC_CATEGORY_PARAMETER, &id, NULL);
+    assert_int_equal(msc_graph_add_resident(f.graph, 8, MSC_CATEGORY_PARAMETER, &id, NULL), MSC_OK);
     assert_int_equal(msc_graph_finish(f.graph, NULL), MSC_OK);
     check_text(&f, NULL, "+5 +8 o0 +6");
     stop(&f);
@@ -217,35 +217,35 @@ static void build_three(fixture *f, bool save_first, bool save_second)
     start(f);
     add_op(f, 0);
     add_buffer(f, 100);
-    msc_graph_begin_call(f->graph, f->module, &call, NULL);
-    msc_graph_add_input(f->graph, call, 0, NULL);
+    assert_int_equal(msc_graph_begin_call(f->graph, f->module, &call, NULL), MSC_OK);
+    assert_int_equal(msc_graph_add_input(f->graph, call, 0, NULL), MSC_OK);
     add_op(f, 0);
     add_buffer(f, 10);
     if (save_first)
-        msc_graph_add_save(f->graph, 1, &first, NULL);
+        assert_int_equal(msc_graph_add_save(f->graph, 1, &first, NULL), MSC_OK);
     add_op(f, 0);
     add_buffer(f, 20);
-    msc_graph_end_buffer(f->graph, 1, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 1, NULL), MSC_OK);
     if (save_second)
-        msc_graph_add_save(f->graph, 2, &second, NULL);
+        assert_int_equal(msc_graph_add_save(f->graph, 2, &second, NULL), MSC_OK);
     add_op(f, 0);
     add_buffer(f, 40);
-    msc_graph_end_buffer(f->graph, 2, NULL);
-    msc_graph_end_call(f->graph, call, NULL);
-    msc_graph_end_buffer(f->graph, 0, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 2, NULL), MSC_OK);
+    assert_int_equal(msc_graph_end_call(f->graph, call, NULL), MSC_OK);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 0, NULL), MSC_OK);
     add_op(f, 0);
-    msc_graph_end_buffer(f->graph, 3, NULL);
-    msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 3, NULL), MSC_OK);
+    assert_int_equal(msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
     if (save_second)
-        msc_graph_unpack(f->graph, second, NULL);
+        assert_int_equal(msc_graph_unpack(f->graph, second, NULL), MSC_OK);
     add_op(f, 0);
     if (save_second)
-        msc_graph_release(f->graph, second, NULL);
+        assert_int_equal(msc_graph_release(f->graph, second, NULL), MSC_OK);
     if (save_first)
-        msc_graph_unpack(f->graph, first, NULL);
+        assert_int_equal(msc_graph_unpack(f->graph, first, NULL), MSC_OK);
     add_op(f, 0);
     if (save_first)
-        msc_graph_release(f->graph, first, NULL);
+        assert_int_equal(msc_graph_release(f->graph, first, NULL), MSC_OK);
     add_op(f, 0);
     assert_int_equal(msc_graph_finish(f->graph, NULL), MSC_OK);
 }
@@ -343,24 +343,24 @@ static void build_twice(fixture *f)
     add_buffer(f, 100);
     for (i = 0; i < 2; i++) {
         uint32_t call;
-        msc_graph_begin_call(f->graph, f->module, &call, NULL);
-        msc_graph_add_input(f->graph, call, 2 * i, NULL);
+        assert_int_equal(msc_graph_begin_call(f->graph, f->module, &call, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_input(f->graph, call, 2 * i, NULL), MSC_OK);
         add_op(f, 0);
         add_buffer(f, 10);
         add_op(f, 0);
         add_buffer(f, 20);
-        msc_graph_end_buffer(f->graph, 2 * i + 1, NULL);
-        msc_graph_add_save(f->graph, 2 * i + 2, &saves[i], NULL);
-        msc_graph_end_call(f->graph, call, NULL);
-        msc_graph_end_buffer(f->graph, 2 * i, NULL);
+        assert_int_equal(msc_graph_end_buffer(f->graph, 2 * i + 1, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_save(f->graph, 2 * i + 2, &saves[i], NULL), MSC_OK);
+        assert_int_equal(msc_graph_end_call(f->graph, call, NULL), MSC_OK);
+        assert_int_equal(msc_graph_end_buffer(f->graph, 2 * i, NULL), MSC_OK);
     }
     add_op(f, 0);
-    msc_graph_end_buffer(f->graph, 4, NULL);
-    msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 4, NULL), MSC_OK);
+    assert_int_equal(msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
     for (i = 2; i-- > 0;) {
-        msc_graph_unpack(f->graph, saves[i], NULL);
+        assert_int_equal(msc_graph_unpack(f->graph, saves[i], NULL), MSC_OK);
         add_op(f, 0);
-        msc_graph_release(f->graph, saves[i], NULL);
+        assert_int_equal(msc_graph_release(f->graph, saves[i], NULL), MSC_OK);
     }
     add_op(f, 0);
     assert_int_equal(msc_graph_finish(f->graph, NULL), MSC_OK);
@@ -398,21 +398,21 @@ static void build_row(fixture *f, bool gap)
         uint32_t call;
         if (i == 1 && gap)
             add_op(f, 0);
-        msc_graph_begin_call(f->graph, modules[i], &call, NULL);
-        msc_graph_add_input(f->graph, call, i, NULL);
+        assert_int_equal(msc_graph_begin_call(f->graph, modules[i], &call, NULL), MSC_OK);
+        assert_int_equal(msc_graph_add_input(f->graph, call, i, NULL), MSC_OK);
         add_op(f, 0);
         add_buffer(f, 10 * (i + 1));
-        msc_graph_add_save(f->graph, i + 1, &saves[i], NULL);
-        msc_graph_end_call(f->graph, call, NULL);
-        msc_graph_end_buffer(f->graph, i, NULL);
+        assert_int_equal(msc_graph_add_save(f->graph, i + 1, &saves[i], NULL), MSC_OK);
+        assert_int_equal(msc_graph_end_call(f->graph, call, NULL), MSC_OK);
+        assert_int_equal(msc_graph_end_buffer(f->graph, i, NULL), MSC_OK);
     }
     add_op(f, 0);
-    msc_graph_end_buffer(f->graph, 2, NULL);
-    msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL);
+    assert_int_equal(msc_graph_end_buffer(f->graph, 2, NULL), MSC_OK);
+    assert_int_equal(msc_graph_set_phase(f->graph, MSC_PHASE_BACKWARD, NULL), MSC_OK);
     for (i = 2; i-- > 0;) {
-        msc_graph_unpack(f->graph, saves[i], NULL);
+        assert_int_equal(msc_graph_unpack(f->graph, saves[i], NULL), MSC_OK);
         add_op(f, 0);
-        msc_graph_release(f->graph, saves[i], NULL);
+        assert_int_equal(msc_graph_release(f->graph, saves[i], NULL), MSC_OK);
     }
     add_op(f, 0);
     assert_int_equal(msc_graph_finish(f->graph, NULL), MSC_OK);

@@ -3,6 +3,7 @@
  * Snapshots that PyTorch 2.11 wrote (tests/data/snapshots/workloads.py), replayed: every segment event with
  * its address, the peaks that `torch.cuda.memory_stats` showed, and every block at the end must come out.
  */
+#include "base/error.h"
 #include "snapshot_text.h"
 
 #include <stdlib.h>
@@ -144,7 +145,7 @@ static void test_damaged_files(void **state)
         char before = bytes[i];
         bytes[i] = (char)(before ^ (1 << i % 8));
         if (read_bytes(bytes, size, &snapshot, &err) == MSC_OK && msc_snapshot_device_count(snapshot) > 0)
-            (void)msc_snapshot_replay(snapshot, 0, NULL, NULL, &result, &err);
+            msc__ignore(msc_snapshot_replay(snapshot, 0, NULL, NULL, &result, &err));
         msc_snapshot_destroy(snapshot);
         bytes[i] = before;
         snapshot = NULL;
@@ -205,8 +206,19 @@ static void test_settings_in_force(void **state)
     given.device_total_bytes = 1000;
     assert_int_equal(msc_snapshot_replay(snapshot, 0, &given, &options, &result, &err), MSC_EINVAL);
     assert_true(options.allowed_bytes == 500);
+    given.struct_bytes = offsetof(msc_snapshot_replay_options, capacity_bytes); /* an older caller's */
+    given.capacity_bytes = 1;
+    options.struct_bytes = offsetof(msc_sim_options, expandable_segments);
+    options.expandable_segments = 9;
+    result.segment_count = 9;
+    assert_int_equal(msc_snapshot_replay_into(snapshot, 0, &given, &options, &result, 4, &err), MSC_EINVAL);
+    assert_null(strstr(err.message, "struct_bytes"));
+    assert_true(options.allowed_bytes == 500 && options.capacity_bytes != 1);
+    assert_int_equal(options.expandable_segments, 9);
+    assert_int_equal(result.segment_count, 9);
     given.struct_bytes = 3;
     assert_int_equal(msc_snapshot_replay(snapshot, 0, &given, NULL, &result, &err), MSC_EINVAL);
+    assert_non_null(strstr(err.message, "struct_bytes"));
     msc_snapshot_destroy(snapshot);
     snapshot = read_text(SNAPSHOT_BEGIN SETTINGS("no_such_key:1", "-1"));
     assert_int_equal(msc_snapshot_replay(snapshot, 0, NULL, NULL, &result, &err), MSC_EINVAL);
