@@ -54,8 +54,7 @@ def short_name(device: str) -> str:
 
 def head_rows(subject: Subject, answer: Answer | None) -> list[tuple[str, str]]:
     """What was asked, as (name, value) rows: model, step, device, notes."""
-    weights = "" if subject.parameters is None else f", {_count(subject.parameters)} weights"
-    rows = [("model", f"{subject.name} ({subject.origin}{weights})")]
+    rows = [("model", f"{subject.name} ({', '.join([subject.origin, *_weights(subject)])})")]
     notes = list(subject.notes)
     if answer is None:
         rows.append(("step", _how(subject)))
@@ -67,12 +66,26 @@ def head_rows(subject: Subject, answer: Answer | None) -> list[tuple[str, str]]:
     return rows + [("note", note) for note in dict.fromkeys(notes)]
 
 
+def _weights(subject: Subject) -> Iterator[str]:
+    """How many weights there are, in which format, and how many are trained."""
+    if subject.parameters is not None:
+        yield f"{_count(subject.parameters)} weights"
+    if subject.quantization:
+        yield subject.quantization
+    if subject.lora is not None:
+        yield f"LoRA {subject.lora['rank']} on {', '.join(subject.lora['targets'])}"
+    if subject.trained is not None and (subject.trained != subject.parameters):
+        yield f"{_count(subject.trained)} trained"
+
+
 def _head(subject: Subject, answer: Answer | None) -> str:
     return "\n".join(f"{name:8}{value}" for name, value in head_rows(subject, answer))
 
 
 def _how(subject: Subject) -> str:
-    return ", ".join(part for part in (subject.dtype, subject.optimizer) if part)
+    own = "transformers' checkpoints" if subject.checkpointing == "hf" else ""
+    times = f"{subject.accumulate} micro-batches" if subject.accumulate > 1 else ""
+    return ", ".join(part for part in (subject.dtype, subject.optimizer, times, own) if part)
 
 
 def _step(subject: Subject, answer: Answer) -> str:

@@ -154,7 +154,12 @@ def _predict(
     case: Case, batch: Batch, hardware: Hardware, config: Config, traces: dict[Any, Trace]
 ) -> Predicted:
     require_matches(case.model, config)
-    step = StepFacts(optimizer=case.optimizer, training=None if case.model.training else True)
+    step = StepFacts(
+        optimizer=case.optimizer,
+        others=case.optimizers[1:],
+        grads_present=case.accumulate > 1,
+        training=None if case.model.training else True,
+    )
     runnable = may_run(case.model, batch)
     planner = _SharingPlanner(case.model, config, step, hardware, runnable, batch=batch, traces=traces)
     around = partial(counted_in_8bit, config, case.optimizer if may_have_our_state(hardware) else None)
