@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from memscale import _core
-from memscale.cli.problems import NoTraceError, UsageError, one_line
+from memscale.cli.problems import NoTraceError, UsageError, one_line, quoted
 from memscale.cli.workload import Case
 from memscale.core.advice import advice_of
 from memscale.core.config import Config
@@ -100,17 +100,18 @@ def predict_case(
     try:
         batch = normalize_sample(case.sample)
     except Exception as error:
-        raise UsageError(f"the batch cannot be made: {type(error).__name__}: {one_line(error)}") from error
+        raise UsageError(f"the batch cannot be made: {quoted(error)}") from error
     for hardware in devices:
         progress(f"predicting {_size(case)}for {hardware.name}")
         try:
             found.append(_predict(case, batch, hardware, config, traces))
         except ProfileError as error:
-            raise NoTraceError(one_line(error)) from error
+            cause = "" if error.__cause__ is None else f"\n  {quoted(error.__cause__)}"
+            raise NoTraceError(f"{one_line(error)}{cause}") from error
         except MemScaleError as error:
             raise UsageError(one_line(error)) from error
         except Exception as error:
-            raise UsageError(f"the model raised {type(error).__name__}: {one_line(error)}") from error
+            raise UsageError(f"the model raised {quoted(error)}") from error
     return found
 
 

@@ -27,7 +27,7 @@ from memscale.cli import hf
 from memscale.cli.adapters import Adapter
 from memscale.cli.hub import find_config
 from memscale.cli.optimizers import make_optimizers
-from memscale.cli.problems import UsageError, one_line
+from memscale.cli.problems import UsageError, one_line, quoted
 from memscale.cli.quantized import quantization_of
 from memscale.core.hardware_host import host_memory
 from memscale.core.units import format_bytes
@@ -384,9 +384,7 @@ class _Builder:
         try:
             made = self.function(**arguments)
         except Exception as error:
-            raise UsageError(
-                f"{self.request.model!r} raised {type(error).__name__}: {one_line(error)}"
-            ) from error
+            raise UsageError(f"{self.request.model!r} raised {quoted(error)}") from error
         if not any("built with data" in note for note in self.notes):
             self.notes.append(f"built with data: {self._why}")
         return made
@@ -399,7 +397,7 @@ def _load(place: str, name: str) -> Callable[..., Any]:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"cannot import {place!r}: {type(error).__name__}: {one_line(error)}") from error
+        raise UsageError(f"cannot import {place!r}: {quoted(error)}") from error
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
