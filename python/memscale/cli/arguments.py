@@ -185,6 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--trace", metavar="FILE", help="also write a trace to open in ui.perfetto.dev or chrome://tracing"
     )
+    _add_form(report)
     snapshot = _command(commands, "snapshot", "what a torch.cuda.memory snapshot holds", _SNAPSHOT_EPILOG)
     snapshot.add_argument("model", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
     _add_form(snapshot, "print 100 lines of the program, not 8")

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from memscale.cli.text import table
+from memscale.cli import terminal
+from memscale.cli.text import cut, table
 from memscale.core.units import format_bytes
 from memscale.errors import MemScaleError
 
@@ -182,8 +183,8 @@ def _holder(holder: Holder) -> tuple[str, ...]:
         format_bytes(holder.bytes),
         f"{holder.count} ×" if holder.count > 1 else "",
         holder.category.replace("_", " "),
-        _cut(_what(holder)),
-        _cut(holder.module or "(model)"),
+        cut(_what(holder), _WIDEST),
+        cut(holder.module or "(model)", _WIDEST),
         " ".join(part for part in (made, holder.source) if part),
     )
 
@@ -235,12 +236,6 @@ def _advice(answer: Answer, verbose: bool) -> str:
     return "what would help\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
 
-def _cut(text: str) -> str:
-    if len(text) <= _WIDEST:
-        return text
-    return f"{text[: _WIDEST // 2 - 1]}…{text[-_WIDEST // 2 :]}"
-
-
 # ---- several ---------------------------------------------------------------------------------------
 
 
@@ -252,22 +247,36 @@ def fit_table(subject: Subject, answers: Sequence[Answer], verbose: bool) -> str
         answers: every combination, sizes in the outer loop.
         verbose: print the plan and what would help for each, too.
     """
+    text = [_head(subject, None), *_fitting_blocks(subject, answers), _LEGEND]
+    if verbose:
+        text += [part for answer in answers for part in _details(subject, answer)]
+    return "\n\n".join(text)
+
+
+def _fitting_blocks(subject: Subject, answers: Sequence[Answer]) -> list[str]:
+    """The table, in blocks of as many columns as the terminal has room for."""
+    most = terminal.width()
+    for columns in range(_COLUMNS, 0, -1):
+        blocks = _blocks(subject, answers, columns)
+        if most is None or all(len(line) <= most for block in blocks for line in block.splitlines()):
+            break
+    return blocks
+
+
+def _blocks(subject: Subject, answers: Sequence[Answer], columns: int) -> list[str]:
     devices = list(dict.fromkeys(answer.hardware.name for answer in answers))
     sizes = list(dict.fromkeys((answer.batch, answer.length) for answer in answers))
     by_place = {(answer.hardware.name, answer.batch, answer.length): answer for answer in answers}
     blocks = []
-    for begin in range(0, len(sizes), _COLUMNS):
-        shown = sizes[begin : begin + _COLUMNS]
+    for begin in range(0, len(sizes), columns):
+        shown = sizes[begin : begin + columns]
         rows = [["device", "budget", *(_size_name(subject, size) for size in shown)]]
         for device in devices:
             row = [by_place[device, batch, length] for batch, length in shown]
             budget = format_bytes(row[0].predicted.plan.budget_bytes)
             rows.append([short_name(device), budget, *map(_cell, row)])
-        blocks.append(table(rows, right=(1,), indent=""))
-    text = [_head(subject, None), *blocks, _LEGEND]
-    if verbose:
-        text += [part for answer in answers for part in _details(subject, answer)]
-    return "\n\n".join(text)
+        blocks.append(table(rows, right=(1,), indent="", fixed=range(2, 2 + len(shown))))
+    return blocks
 
 
 _LEGEND: Final = (

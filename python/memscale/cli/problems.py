@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import traceback
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,25 @@ class UsageError(Exception):
 
     It is one line, and indented ones below it where another program's error is quoted.
     """
+
+
+def require_writable(*paths: str | None) -> None:
+    """Refuses files that cannot be written, before anything is: so that a failure leaves nothing behind.
+
+    Raises:
+        UsageError: one of them is a folder, lies in none, or may not be written.
+    """
+    for path in filter(None, paths):
+        file = Path(path)
+        if file.is_dir():
+            code = errno.EISDIR
+        elif not file.parent.is_dir():
+            code = errno.ENOENT
+        elif not os.access(file if file.exists() else file.parent, os.W_OK):
+            code = errno.EACCES
+        else:
+            continue
+        raise UsageError(f"cannot write {path!r}: {os.strerror(code)}")
 
 
 class NoTraceError(UsageError):

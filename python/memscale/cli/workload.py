@@ -80,17 +80,17 @@ class Case:
         model: the module, usually on "meta".
         sample: the batch, or a function of `batch` and `sequence` that makes one of another size.
         optimizers: over the model's trainable weights, no weight in two of them.
-        accumulate: micro-batches per step.
         batch: its size; None if the model's function decides.
         length: of its sequences; None if there is none or the model's function decides.
+        accumulate: micro-batches per step.
     """
 
     model: nn.Module
     sample: Any
     optimizers: tuple[torch.optim.Optimizer, ...]
-    accumulate: int
     batch: int | None
     length: int | None
+    accumulate: int = 1
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -239,7 +239,7 @@ def _cases(built: hf.Built, request: Request) -> Callable[[int | None, int | Non
         size = 1 if batch is None else batch
         tokens = None if not built.measure else built.usual if length is None else length
         sample = _scalable(built, size, tokens)
-        return Case(built.model, sample, made, request.accumulate, size, tokens)
+        return Case(built.model, sample, made, size, tokens, request.accumulate)
 
     return make
 
@@ -352,7 +352,7 @@ class _Builder:
         self._require(length, self.length_name, "--seq", _LENGTH_NAMES)
         sample = _fit_for_trace(sample, _dtype_of(self.request.dtype))
         made = make_optimizers(self.request.optimizer, model)
-        return Case(model, sample, made, self.request.accumulate, batch, length)
+        return Case(model, sample, made, batch, length, self.request.accumulate)
 
     def with_data(self, batch: int | None, length: int | None) -> Case:
         """The step of one size, built with data from now on."""
