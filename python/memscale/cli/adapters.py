@@ -89,6 +89,8 @@ def read_adapter(folder: Path) -> tuple[Adapter, str]:
         raise UsageError(
             f"{str(path)!r}: base_model_name_or_path names no model; give the base and --lora {rank}"
         )
+    if (Path(base).expanduser() / ADAPTER_FILE).is_file():
+        raise UsageError(f"{str(path)!r}: its base {base!r} is an adapter itself; allowed: a model")
     if not isinstance(rank, int) or rank < 1:
         raise UsageError(f"{str(path)!r}: r is {rank!r}; allowed: a number of at least 1")
     targets = values.get("target_modules")

@@ -137,6 +137,7 @@ def test_a_folder_of_an_adapter(run: Runner, tmp_path: Path, said: Callable[...,
         ({"peft_type": "IA3"}, "allowed: 'LORA'"),
         ({"base_model_name_or_path": None}, "names no model"),
         ({"r": 0}, "r is 0"),
+        ({"base_model_name_or_path": str(folder)}, "is an adapter itself"),
     ):
         values = {**json.loads((folder / "adapter_config.json").read_text()), **change}
         (tmp_path / "other").mkdir(exist_ok=True)
