@@ -37,7 +37,7 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 def _is_ascii_locale() -> bool:
-    """Whether the user asks for ASCII. Python itself writes UTF-8 there, unless it is told otherwise."""
+    """Whether the locale asks for ASCII, where Python itself would write UTF-8."""
     if os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8"):
         return False
     names = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))

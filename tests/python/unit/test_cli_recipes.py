@@ -110,6 +110,18 @@ def test_lora_takes_what_it_takes(said: Callable[..., dict[str, Any]]) -> None:
     assert peak(found) < peak(said())
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "bf16-amp"])
+def test_lora_in_half_precision(said: Callable[..., dict[str, Any]], dtype: str) -> None:
+    def prepare(model: Any) -> None:
+        if dtype == "bf16":
+            model.to(torch.bfloat16)
+        else:
+            model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
+        lora(model)
+
+    close(peak(said("--lora", 8, "--dtype", dtype)), peak_bytes(lambda: train(prepare)))
+
+
 def test_lora_on_some_layers(said: Callable[..., dict[str, Any]]) -> None:
     found = said("--lora", 16, "--lora-targets", "q_proj,v_proj")
     close(
