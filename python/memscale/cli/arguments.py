@@ -155,6 +155,10 @@ def parse(arguments: list[str] | None) -> Options:
         raise UsageError(f"--savings takes one case, not {cases}")
     if not options.savings and (options.compare or options.prices or options.steps):
         raise UsageError("--compare, --price and --steps are parts of --savings")
+    if options.savings and (options.accumulate or 1) > 1:
+        raise UsageError(
+            f"--accumulate {options.accumulate}: --savings knows times of whole steps alone; leave it out"
+        )
     if options.lora_targets and options.lora is None:
         raise UsageError("--lora-targets is a part of --lora R")
     return options

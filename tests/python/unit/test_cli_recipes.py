@@ -173,6 +173,7 @@ def test_a_new_head_is_trained_beside_adapters(run: Runner, tmp_path: Path) -> N
         (("--lora", "8", "--lora-targets", "nothing_there"), ["--lora 8", "nothing_there"]),
         (("--checkpointing", "mine"), ["'mine'", "hf"]),
         (("--accumulate", "none"), ["--accumulate"]),
+        (("--accumulate", "2", "--savings"), ["--accumulate 2", "--savings"]),
     ],
 )
 def test_what_makes_no_sense(run: Runner, tmp_path: Path, options: tuple[str, ...], texts: list[str]) -> None:
