@@ -77,7 +77,13 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'memscale' has no attribute {name!r}")
-    value = getattr(_imported(home), name)
+    try:
+        value = getattr(_imported(home), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        words = f"memscale.{name} needs PyTorch, which is not installed: pip install torch"
+        raise ModuleNotFoundError(words, name="torch") from error
     globals()[name] = value
     return value
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from memscale.core.arguments import effective_config, model_of, optimizer_of, require_sample
+from memscale.core.arguments import effective_config, merged, model_of, optimizer_of, require_sample
 from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.core.devices import resolve_device
 from memscale.core.eight_bit import with_8bit_state
@@ -22,7 +22,7 @@ from memscale.core.left_out import require_matches
 from memscale.core.plan import Plan
 from memscale.core.planner import make_plan
 from memscale.core.prediction import Prediction
-from memscale.core.predictor import predict_step
+from memscale.core.predictor import bare, may_run, predict_step
 from memscale.core.profiler import normalize_sample
 from memscale.core.savings import Savings
 from memscale.core.savings_build import Asked, Terms, savings_of
@@ -54,6 +54,7 @@ def wrap(
     async_offload: bool | None = None,
     async_config: AsyncOffloadConfig | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    **fields: Any,
 ) -> T:
     """Makes a model's training steps fit a memory budget. Loss and gradients keep every bit.
 
@@ -74,6 +75,7 @@ def wrap(
             weights BF16 on the CPU, with their FP32 masters in its state. With
             `config.use_8bit_optimizer` it gets 8-bit state, on the CPU or a card, until `detach`. A trainer
             brings its own.
+        **fields: fields of `Config`, as keywords: `wrap(model, memory_budget="8GiB")`.
 
     Returns:
         `target`, the same object.
@@ -86,10 +88,10 @@ def wrap(
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
-        >>> memscale.wrap(model, memscale.Config(memory_budget="1GiB")) is model
+        >>> memscale.wrap(model, memory_budget="1GiB") is model
         True
     """
-    settings = effective_config(config, async_offload, async_config)
+    settings = effective_config(merged(config, fields), async_offload, async_config)
     integration = _integration_of(target)
     if integration is None:
         begin_in_8bit(model_of(target), settings, sample_input, optimizer)
@@ -107,6 +109,7 @@ def optimize(
     optimizer: torch.optim.Optimizer | None = None,
     config: Config | None = None,
     sample_input: Any = None,
+    **fields: Any,
 ) -> Iterator[Executor]:
     """`wrap` for the time of a block; the model is as before at its end, also after an exception.
 
@@ -115,6 +118,7 @@ def optimize(
         optimizer: as for `wrap`.
         config: as for `wrap`.
         sample_input: as for `wrap`.
+        **fields: as for `wrap`.
 
     Yields:
         The executor; its `plan` is None until the plan has been made.
@@ -123,7 +127,7 @@ def optimize(
         >>> with memscale.optimize(model, optimizer, sample_input=batch) as executor:
         ...     print(executor.plan.explain())
     """
-    settings = effective_config(config)
+    settings = effective_config(merged(config, fields))
     executor = begin_in_8bit(model_of(model), settings, sample_input, optimizer)
     try:
         yield executor
@@ -137,6 +141,7 @@ def apply_all_optimizations(
     optimizer: torch.optim.Optimizer,
     config: Config | None = None,
     sample_input: Any = None,
+    **fields: Any,
 ) -> tuple[M, torch.optim.Optimizer]:
     """The full stack: checkpoints, offload, tiles, mixed precision, and optimizer state in 8 bits.
 
@@ -155,6 +160,7 @@ def apply_all_optimizations(
         config: what to do. Where it names no `mode` that is "aggressive", and fields that were given override
             that: `Config(memory_budget="8GiB")` is the full stack within 8 GiB.
         sample_input: as for `wrap`.
+        **fields: as for `wrap`.
 
     Returns:
         `model`, the same object, and the optimizer to train it with.
@@ -168,7 +174,7 @@ def apply_all_optimizations(
         >>> model, optimizer = memscale.apply_all_optimizations(model, optimizer, sample_input=batch)
     """
     module = model_of(model)
-    settings = effective_config(_full_stack(config))
+    settings = effective_config(_full_stack(merged(config, fields)))
     if optimizer_of(optimizer, module) is None:
         raise TypeError("optimizer is None; allowed: a torch.optim.Optimizer")
     require_matches(module, settings)
@@ -216,6 +222,8 @@ def plan(
     optimizer: torch.optim.Optimizer | None = None,
     config: Config | None = None,
     sample_input: Any = None,
+    device: str | torch.device | None = None,
+    **fields: Any,
 ) -> Plan:
     """The plan that `wrap` would attach, without attaching it.
 
@@ -224,19 +232,27 @@ def plan(
         optimizer: as for `optimize`.
         config: as for `wrap`.
         sample_input: as for `wrap`, but required.
+        device: as for `predict`: a card by name or memory, to plan for one that is not here.
+        **fields: as for `wrap`.
 
     Raises:
         TypeError: no `sample_input`, or one of a wrong type.
+        ValueError: an unknown device.
         Exception: the model rejects the sample.
+
+    Example:
+        >>> print(memscale.plan(model, sample_input=batch, device="RTX 3090", memory_budget="8GiB").explain())
     """
-    module, settings = model_of(model), effective_config(config)
+    module, settings = model_of(model), effective_config(merged(config, fields))
     require_sample(sample_input, "plan")
     require_matches(module, settings)
+    hardware = None if device is None else resolve_device(device, module)
     args, kwargs = normalize_sample(sample_input)
     step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)
-    executor = module.__dict__.get(EXECUTOR)
-    with counted_in_8bit(settings, optimizer), nullcontext() if executor is None else executor.bare():
-        return make_plan(module, settings, args, kwargs, step).plan
+    taken = optimizer if hardware is None or may_have_our_state(hardware) else None
+    runs = hardware is None or may_run(module, (args, kwargs))
+    with counted_in_8bit(settings, taken), bare(module):
+        return make_plan(module, settings, args, kwargs, step, hardware, runs).plan
 
 
 def predict(
@@ -245,6 +261,7 @@ def predict(
     config: Config | None = None,
     sample_input: Any = None,
     device: str | torch.device | None = None,
+    **fields: Any,
 ) -> Prediction:
     """What one training step takes: peak bytes, where they go, time, whether it fits, what would make it fit.
 
@@ -264,6 +281,7 @@ def predict(
             callable may have parameters `batch` and `sequence`, which `largest_batch` then asks for others.
         device: name of a card ("RTX 3090", "a100-40gb"), its memory ("24GiB"), "cuda" for the card that is
             present, "cpu" for this machine; None for where the model is.
+        **fields: as for `wrap`.
 
     Raises:
         TypeError: no `sample_input`, or an argument of a wrong type.
@@ -277,7 +295,7 @@ def predict(
         >>> memscale.predict(model, sample_input=torch.empty(8, 4096, device="meta"), device="RTX 3090").fits
         True
     """
-    module, settings = model_of(model), effective_config(config)
+    module, settings = model_of(model), effective_config(merged(config, fields))
     require_sample(sample_input, "predict")
     require_matches(module, settings)
     hardware = resolve_device(device, module)
@@ -297,6 +315,7 @@ def estimate_savings(
     compare: str = "same",
     price_per_hour: float | Mapping[str, float] | None = None,
     steps: int | None = None,
+    **fields: Any,
 ) -> Savings:
     """What the plan saves over a plain run in bytes, time and money; below 0 is what it costs.
 
@@ -314,6 +333,7 @@ def estimate_savings(
         price_per_hour: of the device, or several by name: `{"RTX 3090": 0.3, "A100 80GB": 1.6}`. No prices
             are known here: without them there is no money in the answer.
         steps: of the whole run, for its hours and its price.
+        **fields: as for `wrap`.
 
     Raises:
         TypeError: as `predict`.
@@ -324,7 +344,7 @@ def estimate_savings(
     Example:
         >>> print(memscale.estimate_savings(model, sample_input=batch, device="RTX 3090").explain())
     """
-    module, settings = model_of(model), effective_config(config)
+    module, settings = model_of(model), effective_config(merged(config, fields))
     terms = Terms(compare, price_per_hour, steps)
     require_sample(sample_input, "estimate_savings")
     require_matches(module, settings)
@@ -347,6 +367,7 @@ def verify(
     sample_input: Any,
     optimizer: torch.optim.Optimizer | None = None,
     config: Config | None = None,
+    **fields: Any,
 ) -> VerifyReport:
     """Compares loss, every gradient and every buffer of one step with and without the plan.
 
@@ -361,6 +382,7 @@ def verify(
         sample_input: one training batch, as for `wrap`.
         optimizer: as for `optimize`.
         config: as for `wrap`; ignored for a wrapped model.
+        **fields: as for `wrap`; ignored for a wrapped model.
 
     Returns:
         The report: `.passed`, `.equal` (every bit), `.first_difference`, `.table()`.
@@ -369,16 +391,14 @@ def verify(
         TypeError: the model is a part of a wrapped one, or an argument is of a wrong type.
         VerificationError: the model is sharded, and accumulates gradients without reducing them.
     """
-    module = wrapped_one(model_of(model))
+    module, given = wrapped_one(model_of(model)), merged(config, fields)
     require_sample(sample_input, "verify")
     args, kwargs = normalize_sample(sample_input)
     facts = StepFacts(training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
     if executor is not None and executor.plan is not None:
         return compare(executor, args, kwargs, facts)
-    settings = effective_config(config).replace(
-        force_optimize=True, enable_logging=False, strict_budget=False
-    )
+    settings = effective_config(given).replace(force_optimize=True, enable_logging=False, strict_budget=False)
     optimizer = optimizer_of(optimizer, module)
     with (
         counted_in_8bit(settings, optimizer),

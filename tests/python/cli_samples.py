@@ -80,6 +80,19 @@ def raises() -> nn.Module:
     raise RuntimeError("no\nway\x1b[31m")
 
 
+class Talks(nn.Module):
+    """Has much to say about what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError(
+            "\n".join(["wanted", "  one thing", "", *(f"line {number}" for number in range(40))])
+        )
+
+
+def talks() -> tuple[nn.Module, Tensor]:
+    return Talks(), torch.randn(3, 10)
+
+
 def rejects() -> tuple[nn.Module, Tensor]:
     return nn.Linear(10, 10), torch.randn(3, 11)
 
@@ -99,11 +112,11 @@ class Said:
         return found
 
     def refused(self, *texts: str) -> None:
-        """Requires exit status 2, nothing printed, and one line of error that holds every text."""
+        """Requires exit status 2, nothing printed, one line of error with quotes below it, and every text."""
         assert self.code == 2, (self.out, self.err)
         assert self.out == ""
         assert self.err.startswith("memscale: ")
-        assert self.err.count("\n") == 1
+        assert all(line.startswith("  ") for line in self.err.splitlines()[1:])
         assert "\x1b" not in self.err
         for text in texts:
             assert text in self.err

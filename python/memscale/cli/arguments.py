@@ -11,16 +11,19 @@ from memscale import __version__
 from memscale.cli.problems import UsageError
 from memscale.core.units import parse_bytes
 
-__all__ = ["DTYPES", "MODES", "OPTIMIZERS", "TASKS", "Options", "parse"]
+__all__ = ["CHECKPOINTING", "DTYPES", "MODES", "OPTIMIZERS", "TASKS", "Options", "parse"]
 
 DTYPES: Final = ("fp32", "bf16", "bf16-amp", "fp16-amp")
 """Weights in FP32 or BF16; or in FP32 with the forward under autocast."""
 
 OPTIMIZERS: Final = (
     "adamw", "adamw-fused", "adam", "sgd", "sgd-momentum", "adafactor", "adagrad", "adamax", "nadam", "radam",
-    "rmsprop",
+    "rmsprop", "adamw8bit", "lion", "muon",
 )  # fmt: skip
-"""Optimizers of torch.optim."""
+"""Optimizers of torch.optim; AdamW with MemScale's 8-bit state; Lion; Muon, with AdamW beside it."""
+
+CHECKPOINTING: Final = ("none", "hf")
+"""What the model does without a plan: nothing, or transformers' gradient checkpointing."""
 
 TASKS: Final = (
     "causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "speech-seq2seq", "image-text",
@@ -78,6 +81,10 @@ class Options:
         batches, lengths: sizes to look at; empty: not given.
         dtype, task, mode: None: not given.
         optimizer: name; None: not given.
+        lora: rank of adapters; None: not given.
+        lora_targets: names of the layers that get them; empty: not given.
+        accumulate: micro-batches of a step; None: not given.
+        checkpointing: one of `CHECKPOINTING`; None: not given.
         devices: names of devices; empty: not given.
         budget: a size as it was typed; None: not given.
         exclude, only: patterns over module paths, as in `Config`; empty: not given.
@@ -96,6 +103,10 @@ class Options:
     task: str | None = None
     mode: str | None = None
     optimizer: str | None = None
+    lora: int | None = None
+    lora_targets: tuple[str, ...] = ()
+    accumulate: int | None = None
+    checkpointing: str | None = None
     devices: tuple[str, ...] = ()
     budget: str | None = None
     exclude: tuple[str, ...] = ()
@@ -144,6 +155,12 @@ def parse(arguments: list[str] | None) -> Options:
         raise UsageError(f"--savings takes one case, not {cases}")
     if not options.savings and (options.compare or options.prices or options.steps):
         raise UsageError("--compare, --price and --steps are parts of --savings")
+    if options.savings and (options.accumulate or 1) > 1:
+        raise UsageError(
+            f"--accumulate {options.accumulate}: --savings knows times of whole steps alone; leave it out"
+        )
+    if options.lora_targets and options.lora is None:
+        raise UsageError("--lora-targets is a part of --lora R")
     return options
 
 
@@ -172,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--trace", metavar="FILE", help="also write a trace to open in ui.perfetto.dev or chrome://tracing"
     )
+    _add_form(report)
     snapshot = _command(commands, "snapshot", "what a torch.cuda.memory snapshot holds", _SNAPSHOT_EPILOG)
     snapshot.add_argument("model", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
     _add_form(snapshot, "print 100 lines of the program, not 8")
@@ -221,6 +239,7 @@ def _add_step(command: argparse.ArgumentParser, many: bool) -> None:
         "--task", choices=TASKS, metavar="TASK",
         help=f"of a Hugging Face model: {', '.join(TASKS)} (default: what its configuration says)",
     )  # fmt: skip
+    _add_recipe(command)
     place = command.add_mutually_exclusive_group()
     place.add_argument(
         "--gpu", dest="devices", type=words, metavar=f"NAME{more}",
@@ -244,6 +263,25 @@ def _add_step(command: argparse.ArgumentParser, many: bool) -> None:
     command.add_argument(
         "--only", type=_word, action=_Extended, metavar="PATTERN",
         help="the only modules to consider; may be repeated",
+    )  # fmt: skip
+
+
+def _add_recipe(command: argparse.ArgumentParser) -> None:
+    """Arguments about how the model is trained."""
+    command.add_argument(
+        "--lora", type=_one_number, metavar="R",
+        help="train LoRA adapters of this rank on the frozen model, as peft does",
+    )  # fmt: skip
+    command.add_argument(
+        "--lora-targets", type=_words, metavar="NAME[,…]",
+        help="with --lora: the layers that get one (default: all-linear, every linear layer but the head)",
+    )  # fmt: skip
+    command.add_argument(
+        "--accumulate", type=_one_number, metavar="N", help="micro-batches of --batch per step (default: 1)"
+    )
+    command.add_argument(
+        "--checkpointing", choices=CHECKPOINTING, metavar="WHOSE",
+        help="hf: the model with transformers' gradient checkpointing, where no plan is made (default: none)",
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from memscale.cli.progress import Progress
 if TYPE_CHECKING:
     import torch
 
+    from memscale.cli.adapters import Adapter
     from memscale.cli.predicting import Predicted
     from memscale.cli.workload import Workload
     from memscale.core.config import Config
@@ -34,9 +35,14 @@ class Subject:
     Attributes:
         name: of the model or file.
         origin: what it is, in a few words.
-        parameters: number of weights; None for a graph, which does not know.
+        parameters: number of the model's weights; None for a graph, which does not know.
+        trained: number of weights that are trained; None for a graph.
+        lora: `rank` and `targets` of the adapters that are trained; None: there are none.
+        quantization: format of the frozen weights; "": they are not quantised.
         dtype: how it computes.
         optimizer: its name; "" for a graph, which has it inside.
+        accumulate: micro-batches per step.
+        checkpointing: the model's own, "hf" or "none".
         measure: what lengths count; "" where there are none.
         notes: what the user should know, a line each.
     """
@@ -48,6 +54,11 @@ class Subject:
     optimizer: str
     measure: str
     notes: tuple[str, ...]
+    trained: int | None = None
+    lora: dict[str, Any] | None = None
+    quantization: str = ""
+    accumulate: int = 1
+    checkpointing: str = "none"
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,9 @@ def _answers_of_model(
             dtype=options.dtype,
             optimizer=options.optimizer or "adamw",
             task=options.task,
+            adapter=_adapter(options),
+            accumulate=options.accumulate or 1,
+            checkpointing=options.checkpointing or "none",
         )
     )
     answers = []
@@ -150,6 +164,7 @@ def _answers_of_model(
 
 def _subject(options: Options, workload: Workload, optimizer: torch.optim.Optimizer | None) -> Subject:
     """The head of an answer about a model."""
+    adapter = workload.adapter
     return Subject(
         name=workload.name,
         origin=workload.origin,
@@ -157,8 +172,31 @@ def _subject(options: Options, workload: Workload, optimizer: torch.optim.Optimi
         dtype=workload.dtype,
         optimizer=options.optimizer or "adamw",
         measure=workload.measure,
-        notes=(*workload.notes, *_of_the_mode(options, optimizer)),
+        notes=(*workload.notes, *_of_the_recipe(options), *_of_the_mode(options, optimizer)),
+        trained=workload.trained,
+        lora=None if adapter is None else {"rank": adapter.rank, "targets": list(adapter.targets)},
+        quantization=workload.quantization,
+        accumulate=options.accumulate or 1,
+        checkpointing=options.checkpointing or "none",
     )
+
+
+def _adapter(options: Options) -> Adapter | None:
+    from memscale.cli.adapters import ALL_LINEAR, Adapter
+
+    return None if options.lora is None else Adapter(options.lora, options.lora_targets or (ALL_LINEAR,))
+
+
+def _of_the_recipe(options: Options) -> list[str]:
+    """What the figures are of, where the words of an answer do not say."""
+    notes = []
+    if options.checkpointing == "hf":
+        notes.append("plain: with transformers' own checkpoints; a plan decides in their place")
+    if (options.accumulate or 1) > 1:
+        notes.append("times are those of the last micro-batch and the optimizer's step")
+    if options.optimizer == "muon":
+        notes.append("muon for the matrices of hidden layers, adamw for the rest")
+    return notes
 
 
 def config_of(options: Options) -> Config:
@@ -213,6 +251,9 @@ def _refuse_sizes(options: Options) -> None:
         "--dtype": options.dtype,
         "--optimizer": options.optimizer,
         "--task": options.task,
+        "--lora": options.lora,
+        "--accumulate": options.accumulate,
+        "--checkpointing": options.checkpointing,
     }
     for name, value in given.items():
         if value:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from memscale.cli.text import table
+from memscale.cli import terminal
+from memscale.cli.text import cut, table
 from memscale.core.units import format_bytes
 from memscale.errors import MemScaleError
 
@@ -54,8 +55,7 @@ def short_name(device: str) -> str:
 
 def head_rows(subject: Subject, answer: Answer | None) -> list[tuple[str, str]]:
     """What was asked, as (name, value) rows: model, step, device, notes."""
-    weights = "" if subject.parameters is None else f", {_count(subject.parameters)} weights"
-    rows = [("model", f"{subject.name} ({subject.origin}{weights})")]
+    rows = [("model", f"{subject.name} ({', '.join([subject.origin, *_weights(subject)])})")]
     notes = list(subject.notes)
     if answer is None:
         rows.append(("step", _how(subject)))
@@ -67,12 +67,26 @@ def head_rows(subject: Subject, answer: Answer | None) -> list[tuple[str, str]]:
     return rows + [("note", note) for note in dict.fromkeys(notes)]
 
 
+def _weights(subject: Subject) -> Iterator[str]:
+    """How many weights there are, in which format, and how many are trained."""
+    if subject.parameters is not None:
+        yield f"{_count(subject.parameters)} weights"
+    if subject.quantization:
+        yield subject.quantization
+    if subject.lora is not None:
+        yield f"LoRA {subject.lora['rank']} on {', '.join(subject.lora['targets'])}"
+    if subject.trained is not None and (subject.trained != subject.parameters):
+        yield f"{_count(subject.trained)} trained"
+
+
 def _head(subject: Subject, answer: Answer | None) -> str:
     return "\n".join(f"{name:8}{value}" for name, value in head_rows(subject, answer))
 
 
 def _how(subject: Subject) -> str:
-    return ", ".join(part for part in (subject.dtype, subject.optimizer) if part)
+    own = "transformers' checkpoints" if subject.checkpointing == "hf" else ""
+    times = f"{subject.accumulate} micro-batches" if subject.accumulate > 1 else ""
+    return ", ".join(part for part in (subject.dtype, subject.optimizer, times, own) if part)
 
 
 def _step(subject: Subject, answer: Answer) -> str:
@@ -169,8 +183,8 @@ def _holder(holder: Holder) -> tuple[str, ...]:
         format_bytes(holder.bytes),
         f"{holder.count} ×" if holder.count > 1 else "",
         holder.category.replace("_", " "),
-        _cut(_what(holder)),
-        _cut(holder.module or "(model)"),
+        cut(_what(holder), _WIDEST),
+        cut(holder.module or "(model)", _WIDEST),
         " ".join(part for part in (made, holder.source) if part),
     )
 
@@ -222,12 +236,6 @@ def _advice(answer: Answer, verbose: bool) -> str:
     return "what would help\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
 
-def _cut(text: str) -> str:
-    if len(text) <= _WIDEST:
-        return text
-    return f"{text[: _WIDEST // 2 - 1]}…{text[-_WIDEST // 2 :]}"
-
-
 # ---- several ---------------------------------------------------------------------------------------
 
 
@@ -239,22 +247,36 @@ def fit_table(subject: Subject, answers: Sequence[Answer], verbose: bool) -> str
         answers: every combination, sizes in the outer loop.
         verbose: print the plan and what would help for each, too.
     """
+    text = [_head(subject, None), *_fitting_blocks(subject, answers), _LEGEND]
+    if verbose:
+        text += [part for answer in answers for part in _details(subject, answer)]
+    return "\n\n".join(text)
+
+
+def _fitting_blocks(subject: Subject, answers: Sequence[Answer]) -> list[str]:
+    """The table, in blocks of as many columns as the terminal has room for."""
+    most = terminal.width()
+    for columns in range(_COLUMNS, 0, -1):
+        blocks = _blocks(subject, answers, columns)
+        if most is None or all(len(line) <= most for block in blocks for line in block.splitlines()):
+            break
+    return blocks
+
+
+def _blocks(subject: Subject, answers: Sequence[Answer], columns: int) -> list[str]:
     devices = list(dict.fromkeys(answer.hardware.name for answer in answers))
     sizes = list(dict.fromkeys((answer.batch, answer.length) for answer in answers))
     by_place = {(answer.hardware.name, answer.batch, answer.length): answer for answer in answers}
     blocks = []
-    for begin in range(0, len(sizes), _COLUMNS):
-        shown = sizes[begin : begin + _COLUMNS]
+    for begin in range(0, len(sizes), columns):
+        shown = sizes[begin : begin + columns]
         rows = [["device", "budget", *(_size_name(subject, size) for size in shown)]]
         for device in devices:
             row = [by_place[device, batch, length] for batch, length in shown]
             budget = format_bytes(row[0].predicted.plan.budget_bytes)
             rows.append([short_name(device), budget, *map(_cell, row)])
-        blocks.append(table(rows, right=(1,), indent=""))
-    text = [_head(subject, None), *blocks, _LEGEND]
-    if verbose:
-        text += [part for answer in answers for part in _details(subject, answer)]
-    return "\n\n".join(text)
+        blocks.append(table(rows, right=(1,), indent="", fixed=range(2, 2 + len(shown))))
+    return blocks
 
 
 _LEGEND: Final = (

@@ -22,6 +22,7 @@ __all__ = ["TASKS", "Built", "build", "recognise"]
 
 Batch = dict[str, Tensor]
 
+_NOT_SHAPE: Final = ("quantization_config",)  # `quantized` reads it
 _USUAL_LENGTH: Final = 512
 _LABEL_LENGTH: Final = 32  # transcripts of ten seconds of speech
 _SOUND_LENGTH: Final = 160_000  # ten seconds at 16 kHz
@@ -108,6 +109,7 @@ def _answers(model: Any, batch: int, length: int) -> Batch:
 
 
 def _image(config: Any, batch: int) -> Tensor:
+    config = getattr(config, "vision_config", None) or config
     size = getattr(config, "image_size", None) or _USUAL_IMAGE
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     channels = getattr(config, "num_channels", None) or 3
@@ -128,7 +130,7 @@ def _image_and_text(model: Any, batch: int, length: int) -> Batch:
     ids[:, -1] = max(ids.max().item(), getattr(model.config.text_config, "eos_token_id", 0) or 0)
     return {
         "input_ids": ids,
-        "pixel_values": _image(model.config.vision_config, batch),
+        "pixel_values": _image(model.config, batch),
         "return_loss": True,  # type: ignore[dict-item]
     }
 
@@ -267,12 +269,26 @@ def _config(transformers: Any, found: Found) -> Any:
     except KeyError:
         raise UsageError(
             f"transformers {transformers.__version__} does not know model_type {kind!r} of {found.name!r}; "
-            "give a function that builds the model, MODULE:FUNCTION"
+            f"{_way_to_build(found)}"
         ) from None
     try:
-        return family.from_dict(dict(found.values))
+        return family.from_dict({key: value for key, value in found.values.items() if key not in _NOT_SHAPE})
     except Exception as error:
         raise UsageError(f"cannot read the configuration of {found.name!r}: {one_line(error)}") from error
+
+
+def _way_to_build(found: Found) -> str:
+    """What to do about a model that transformers has no code for."""
+    if "auto_map" in found.values:
+        return (
+            "its code is in its own repository (auto_map), which is never run here: give a function that "
+            "builds it, MODULE:FUNCTION, with AutoConfig.from_pretrained and AutoModel.from_config and "
+            "trust_remote_code=True"
+        )
+    return (
+        "a newer one may (pip install --upgrade transformers); or give a function that returns model and "
+        "batch, MODULE:FUNCTION"
+    )
 
 
 def _head(found: Found, kind: str, architectures: list[str], task: str | None) -> tuple[str, str]:
@@ -315,6 +331,7 @@ def _limits(model: Any, config: Any) -> tuple[int | None, int | None]:
             break
     else:
         return None, None
+    model = getattr(model, "text_model", model)  # of two encoders, the one that has positions of tokens
     words = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
     tables = {
         module.num_embeddings

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from memscale.cli import known_models
+from memscale.cli.adapters import ADAPTER_FILE, Adapter, read_adapter
 from memscale.cli.problems import UsageError, one_line
 
 __all__ = ["Found", "find_config", "offline"]
@@ -35,11 +36,13 @@ class Found:
         name: what the model is called.
         values: the content of its `config.json`.
         note: one line for the user where the values are not the hub's or a file's, else "".
+        adapter: to train on the model, where the name is that of an adapter's folder.
     """
 
     name: str
     values: dict[str, Any]
     note: str = ""
+    adapter: Adapter | None = None
 
 
 class _NotThere(Exception):  # noqa: N818 - a fact, and it never leaves this file
@@ -58,7 +61,8 @@ def find_config(name: str) -> Found:
     """The configuration of a model.
 
     Args:
-        name: a folder with a `config.json`, the path of such a file, or a model's name on the hub.
+        name: a folder with a `config.json`, the path of such a file, or a model's name on the hub; or a
+            folder with an `adapter_config.json`, which names its base model.
 
     Raises:
         UsageError: there is none; the message says what was tried.
@@ -66,6 +70,9 @@ def find_config(name: str) -> Found:
     path = Path(name).expanduser()
     if path.suffix == ".py":
         raise UsageError(f"{name!r} is a program: say which function makes the model, as in {name}:build")
+    if (path / ADAPTER_FILE).is_file():
+        adapter, base = read_adapter(path)
+        return replace(find_config(base), adapter=adapter)
     if path.is_dir() and ((path / "config.json").exists() or name.startswith((".", os.sep, "~"))):
         return Found(name, _read(path / "config.json"))
     if path.suffix == ".json" or path.is_file():

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable
 
+from memscale.cli import terminal
 from memscale.cli.arguments import Options, parse
 from memscale.cli.problems import BAD_ARGUMENTS, UsageError, one_line
 
@@ -27,8 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         0
     """
     given = sys.argv[1:] if arguments is None else arguments
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without "×" is no reason to fail
+    terminal.prepare()
     try:
         if given[:1] == ["bench"]:
             from memscale.cli import bench
@@ -39,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         if "--debug" in given:
             raise
-        print(f"memscale: {error}", file=sys.stderr)
+        terminal.complain(f"memscale: {error}")
         return BAD_ARGUMENTS
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -50,9 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         if "--debug" in given:
             raise
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            print("memscale: PyTorch is not installed: pip install torch", file=sys.stderr)
+            terminal.complain("memscale: PyTorch is not installed: pip install torch")
             return BAD_ARGUMENTS
-        print(f"memscale: {type(error).__name__}: {one_line(error)} (--debug shows where)", file=sys.stderr)
+        terminal.complain(f"memscale: {type(error).__name__}: {one_line(error)} (--debug shows where)")
         return BAD_ARGUMENTS
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memscale import __version__
 from memscale.cli import estimate
 from memscale.cli.arguments import Options
-from memscale.cli.problems import DOES_NOT_FIT, FITS, UsageError
+from memscale.cli.problems import DOES_NOT_FIT, FITS, UsageError, require_writable
 from memscale.cli.progress import Progress
 from memscale.cli.text import safe, table
 from memscale.core.units import format_bytes
@@ -32,6 +32,7 @@ def run(options: Options) -> int:
     Raises:
         UsageError: it cannot be carried out.
     """
+    require_writable(options.save)
     with Progress() as progress:
         subject, (answer, *_) = estimate.answers_for(options, progress.say)
         frontier = None

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from memscale import _core
-from memscale.cli.problems import NoTraceError, UsageError, one_line
+from memscale.cli.problems import NoTraceError, UsageError, one_line, quoted
 from memscale.cli.workload import Case
 from memscale.core.advice import advice_of
 from memscale.core.config import Config
@@ -100,17 +100,18 @@ def predict_case(
     try:
         batch = normalize_sample(case.sample)
     except Exception as error:
-        raise UsageError(f"the batch cannot be made: {type(error).__name__}: {one_line(error)}") from error
+        raise UsageError(f"the batch cannot be made: {quoted(error)}") from error
     for hardware in devices:
         progress(f"predicting {_size(case)}for {hardware.name}")
         try:
             found.append(_predict(case, batch, hardware, config, traces))
         except ProfileError as error:
-            raise NoTraceError(one_line(error)) from error
+            cause = "" if error.__cause__ is None else f"\n  {quoted(error.__cause__)}"
+            raise NoTraceError(f"{one_line(error)}{cause}") from error
         except MemScaleError as error:
             raise UsageError(one_line(error)) from error
         except Exception as error:
-            raise UsageError(f"the model raised {type(error).__name__}: {one_line(error)}") from error
+            raise UsageError(f"the model raised {quoted(error)}") from error
     return found
 
 
@@ -154,7 +155,12 @@ def _predict(
     case: Case, batch: Batch, hardware: Hardware, config: Config, traces: dict[Any, Trace]
 ) -> Predicted:
     require_matches(case.model, config)
-    step = StepFacts(optimizer=case.optimizer, training=None if case.model.training else True)
+    step = StepFacts(
+        optimizer=case.optimizer,
+        others=case.optimizers[1:],
+        grads_present=case.accumulate > 1,
+        training=None if case.model.training else True,
+    )
     runnable = may_run(case.model, batch)
     planner = _SharingPlanner(case.model, config, step, hardware, runnable, batch=batch, traces=traces)
     around = partial(counted_in_8bit, config, case.optimizer if may_have_our_state(hardware) else None)

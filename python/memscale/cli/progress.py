@@ -26,12 +26,15 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO | None = None, seconds: float = _PATIENCE_SECONDS) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._stream: TextIO | None = sys.stderr if stream is None else stream  # which may be closed
         self._lock = threading.Lock()
         self._text = ""
         self._shown = 0
         self._awake = False
-        self._timer = threading.Timer(seconds, self._wake) if self._stream.isatty() else None
+        self._timer = threading.Timer(seconds, self._wake) if self._is_terminal() else None
+
+    def _is_terminal(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
 
     def __enter__(self) -> Progress:
         if self._timer is not None:
@@ -62,7 +65,7 @@ class Progress:
 
     def _write(self, text: str) -> None:
         """Replaces the line; nothing is written where nothing was and nothing is."""
-        if not text and not self._shown:
+        if self._stream is None or (not text and not self._shown):
             return
         self._stream.write("\r" + text.ljust(self._shown) + ("" if text else "\r"))
         self._stream.flush()

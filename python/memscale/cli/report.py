@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Final
 
 from memscale.cli import estimate
 from memscale.cli.arguments import Options
-from memscale.cli.problems import DOES_NOT_FIT, FITS, UsageError, one_line
+from memscale.cli.problems import DOES_NOT_FIT, FITS, UsageError, one_line, require_writable
 from memscale.cli.progress import Progress
+from memscale.cli.text import safe
 
 if TYPE_CHECKING:
     from memscale.cli.estimate import Answer, Subject
 
-__all__ = ["run"]
+__all__ = ["REPORT_VERSION", "run"]
+
+REPORT_VERSION: Final = 1
 
 
 def run(options: Options) -> int:
@@ -22,12 +26,14 @@ def run(options: Options) -> int:
     Raises:
         UsageError: it cannot be carried out.
     """
+    from memscale.cli.estimate_json import document
     from memscale.cli.estimate_text import headline
     from memscale.errors import MemScaleError
     from memscale.observability.perfetto import write_trace
     from memscale.observability.report import write_report
 
     output = options.output or "report.html"
+    require_writable(output, options.trace)
     with Progress() as progress:
         subject, answers = estimate.answers_for(options, progress.say)
         answer = answers[0]
@@ -42,10 +48,14 @@ def run(options: Options) -> int:
             raise UsageError(f"cannot write {error.filename!r}: {error.strerror or error}") from error
         except MemScaleError as error:
             raise UsageError(one_line(error)) from error
-    print(headline(answer))
-    print(f"report: {output}")
-    if options.trace is not None:
-        print(f"trace: {options.trace} (open it in ui.perfetto.dev)")
+    if options.as_json:
+        found = {**document(subject, answers), "format": "memscale-report", "version": REPORT_VERSION}
+        print(json.dumps({**found, "report": output, "trace": options.trace}, indent=2))
+    else:
+        written = [f"report: {output}"]
+        if options.trace is not None:
+            written.append(f"trace: {options.trace} (open it in ui.perfetto.dev)")
+        print(safe("\n".join([headline(answer), *written])))
     return FITS if answer.verdict != "no" else DOES_NOT_FIT
 
 

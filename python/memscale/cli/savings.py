@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memscale import __version__
 from memscale.cli.arguments import Options
-from memscale.cli.problems import DOES_NOT_FIT, FITS, UsageError, one_line
+from memscale.cli.problems import DOES_NOT_FIT, FITS, UsageError, one_line, quoted
 from memscale.cli.progress import Progress
 from memscale.cli.text import safe
 from memscale.errors import MemScaleError
@@ -92,9 +92,7 @@ def _savings(options: Options, answer: Answer, terms: Any) -> Savings:
     except Exception as error:
         if not isinstance(error, MemScaleError) and _is_ours(error):
             raise
-        raise UsageError(
-            f"a step of another size raised {type(error).__name__}: {one_line(error)}"
-        ) from error
+        raise UsageError(f"a step of another size raised {quoted(error)}") from error
 
 
 def _is_ours(error: Exception) -> bool:

@@ -20,6 +20,20 @@ SNAPSHOT_VERSION: Final = 1
 
 _SITES, _ALL_SITES = 8, 100
 
+_DUMP: Final = 'pickle.dump(torch.load(path), open("snapshot.pickle", "wb"))'
+_RECORD: Final = "torch.cuda.memory._dump_snapshot(path) writes what is read here"
+_FORMATS: Final = (
+    (b"\x1f\x8b", "is compressed by gzip: gunzip it first"),
+    (b"BZh", "is compressed by bzip2: bunzip2 it first"),
+    (b"\xfd7zXZ\x00", "is compressed by xz: unxz it first"),
+    (b"\x28\xb5\x2f\xfd", "is compressed by zstd: unzstd it first"),
+    (b"PK\x03\x04", f"is a file of torch.save, or a zip archive: write it anew with {_DUMP}"),
+    (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", f"is a file of torch.save: write it anew with {_DUMP}"),
+    (b"{", f"is JSON: {_RECORD}"),
+    (b"<", f"is HTML, or another page: {_RECORD}"),
+)
+"""How files begin that are given in place of a snapshot, and what to do about each."""
+
 
 def run(options: Options) -> int:
     """Prints the summary.
@@ -35,11 +49,20 @@ def run(options: Options) -> int:
         except OSError as error:
             raise UsageError(error.strerror or one_line(error)) from error
         except (ValueError, MemoryError, MemScaleError) as error:
-            raise UsageError(f"{path!r}: {one_line(error)}") from error
+            raise UsageError(f"{path!r}: {_other_format(path) or one_line(error)}") from error
         progress.say("replaying")
         found = _document(path, snapshot, _ALL_SITES if options.verbose or options.as_json else _SITES)
     print(json.dumps(found, indent=2) if options.as_json else safe(_text(found)))
     return FITS
+
+
+def _other_format(path: str) -> str:
+    """What a file is that is no pickle, and what to do; "" for one that may be."""
+    with open(path, "rb") as file:
+        begin = file.read(32)
+    if not begin:
+        return f"is empty: {_RECORD}"
+    return next((words for magic, words in _FORMATS if begin.startswith(magic)), "")
 
 
 def _document(path: str, snapshot: _core.Snapshot, sites: int) -> dict[str, Any]:

@@ -24,30 +24,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from memscale.cli import hf
+from memscale.cli.adapters import Adapter
 from memscale.cli.hub import find_config
-from memscale.cli.problems import UsageError, one_line
+from memscale.cli.optimizers import make_optimizers
+from memscale.cli.problems import UsageError, one_line, quoted
+from memscale.cli.quantized import quantization_of
 from memscale.core.hardware_host import host_memory
 from memscale.core.units import format_bytes
 
-__all__ = ["Case", "Request", "Workload", "make_optimizer", "open_workload"]
+__all__ = ["Case", "Request", "Workload", "open_workload"]
 
 _WEIGHTS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _AUTOCAST: Final = {"bf16-amp": torch.bfloat16, "fp16-amp": torch.float16}
-
-_MOMENTUM: Final = {"momentum": 0.9}
-_MAKERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "adamw": ("AdamW", {}),
-    "adamw-fused": ("AdamW", {"fused": True}),
-    "adam": ("Adam", {}),
-    "sgd": ("SGD", {"lr": 0.1}),
-    "sgd-momentum": ("SGD", {"lr": 0.1, **_MOMENTUM}),
-    "adafactor": ("Adafactor", {}),
-    "adagrad": ("Adagrad", {}),
-    "adamax": ("Adamax", {}),
-    "nadam": ("NAdam", {}),
-    "radam": ("RAdam", {}),
-    "rmsprop": ("RMSprop", {}),
-}
 
 _STEP_SHARE: Final = 4
 """Weights, gradients and two moments: what a real step takes beside activations, in sizes of the weights."""
@@ -68,6 +56,9 @@ class Request:
         dtype: one of `arguments.DTYPES`; None: not given.
         optimizer: one of `arguments.OPTIMIZERS`.
         task: one of `arguments.TASKS`; None: not given.
+        adapter: to train on the frozen model; None: not asked for.
+        accumulate: micro-batches per step.
+        checkpointing: one of `arguments.CHECKPOINTING`.
     """
 
     model: str
@@ -76,6 +67,9 @@ class Request:
     dtype: str | None = None
     optimizer: str = "adamw"
     task: str | None = None
+    adapter: Adapter | None = None
+    accumulate: int = 1
+    checkpointing: str = "none"
 
 
 @dataclass(frozen=True)
@@ -85,16 +79,23 @@ class Case:
     Attributes:
         model: the module, usually on "meta".
         sample: the batch, or a function of `batch` and `sequence` that makes one of another size.
-        optimizer: over the model's trainable weights.
+        optimizers: over the model's trainable weights, no weight in two of them.
         batch: its size; None if the model's function decides.
         length: of its sequences; None if there is none or the model's function decides.
+        accumulate: micro-batches per step.
     """
 
     model: nn.Module
     sample: Any
-    optimizer: torch.optim.Optimizer | None
+    optimizers: tuple[torch.optim.Optimizer, ...]
     batch: int | None
     length: int | None
+    accumulate: int = 1
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The first of them, whose state plans may change; None if nothing is trained."""
+        return self.optimizers[0] if self.optimizers else None
 
 
 @dataclass
@@ -107,7 +108,10 @@ class Workload:
         sizes: (batch, length) of every case that was asked for.
         make: makes the case of one of them.
         measure: what the length counts; "" where there is none.
-        parameters: number of weights.
+        parameters: number of the model's weights, without adapters.
+        trained: number of weights that are trained.
+        adapter: that is trained; None: the model itself.
+        quantization: format of the frozen weights; "" where they are not quantised.
         dtype: how it computes, one of `arguments.DTYPES`, or "as built".
         notes: what the user should know, a line each.
         with_data: makes the case anew with real weights, for a step that cannot be traced without; None if
@@ -120,7 +124,10 @@ class Workload:
     make: Callable[[int | None, int | None], Case]
     measure: str
     parameters: int
+    trained: int
     dtype: str
+    adapter: Adapter | None = None
+    quantization: str = ""
     notes: list[str] = field(default_factory=list)
     with_data: Callable[[int | None, int | None], Case] | None = None
 
@@ -140,32 +147,77 @@ def open_workload(request: Request) -> Workload:
 
 def _from_hub(request: Request) -> Workload:
     found = find_config(request.model)
-    dtype = request.dtype or "fp32"
-    built = hf.build(found, request.task, _WEIGHTS.get(dtype, torch.float32))
+    adapter = _adapter_of(request, found.adapter)
+    quantization = quantization_of(found.values, adapter is not None)
+    dtype = request.dtype or ("fp32" if quantization is None else "bf16")
     notes = [found.note] if found.note else []
+    if quantization is not None and request.dtype is None:
+        notes.append("no --dtype: weights that are not quantised in BF16 assumed")
+
+    def build(with_data: bool = False) -> tuple[hf.Built, int]:
+        """The model and its number of weights, before adapters and formats change it."""
+        built = hf.build(found, request.task, _WEIGHTS.get(dtype, torch.float32), with_data)
+        count = _weights(built.model)
+        if quantization is not None:
+            quantization.apply(built.model)
+        _prepare(built.model, adapter, request.checkpointing)
+        _autocast(built.model, dtype)
+        return built, count
+
+    built, count = build()
     lengths = _checked_lengths(request, built, notes)
-    _autocast(built.model, dtype)
 
     @functools.cache
     def real() -> Callable[[int | None, int | None], Case]:
         """Cases with random weights; built when the first step turns out to need data."""
         _require_room(built.model)
         notes.append("built with random weights: the step cannot be traced on the meta device")
-        twin = hf.build(found, request.task, _WEIGHTS.get(dtype, torch.float32), with_data=True)
-        _autocast(twin.model, dtype)
-        return _cases(twin, request.optimizer)
+        return _cases(build(with_data=True)[0], request)
 
     return Workload(
-        name=found.name,
+        name=request.model if found.adapter else found.name,
         origin=f"{type(built.model).__name__}, {built.task}",
         sizes=[(batch, length) for batch in request.batches or (1,) for length in lengths],
-        make=_cases(built, request.optimizer),
+        make=_cases(built, request),
         measure=built.measure,
-        parameters=_weights(built.model),
+        parameters=count,
+        trained=_trained(built.model),
         dtype=dtype,
+        adapter=adapter,
+        quantization="" if quantization is None else quantization.label,
         notes=notes,
         with_data=lambda batch, length: real()(batch, length),
     )
+
+
+def _adapter_of(request: Request, there: Adapter | None) -> Adapter | None:
+    """The adapter to train: what a folder has, or what the command line asks for."""
+    if there is None:
+        return request.adapter
+    if request.adapter is not None:
+        raise UsageError(
+            f"--lora: {request.model!r} is an adapter of rank {there.rank} already; leave it out"
+        )
+    return there
+
+
+def _prepare(model: nn.Module, adapter: Adapter | None, checkpointing: str) -> None:
+    """Makes a model what a training script makes of it: adapters, the model's own checkpoints."""
+    if adapter is not None:
+        adapter.attach(model)
+    if checkpointing == "none":
+        return
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # the latter in older ones
+    enable = next((getattr(model, name) for name in names if hasattr(model, name)), None)
+    if enable is None:
+        raise UsageError(
+            f"--checkpointing {checkpointing}: a {type(model).__name__} is none of transformers' models; "
+            "checkpoint it in the function that builds it"
+        )
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise UsageError(f"--checkpointing {checkpointing}: {one_line(error)}") from error
 
 
 def _require_room(model: nn.Module) -> None:
@@ -179,16 +231,15 @@ def _require_room(model: nn.Module) -> None:
         )
 
 
-def _cases(built: hf.Built, optimizer: str) -> Callable[[int | None, int | None], Case]:
+def _cases(built: hf.Built, request: Request) -> Callable[[int | None, int | None], Case]:
     """Makes cases of a model whose batches are known; all of them share the model."""
-    made = make_optimizer(optimizer, built.model)
+    made = make_optimizers(request.optimizer, built.model)
 
     def make(batch: int | None, length: int | None) -> Case:
         size = 1 if batch is None else batch
-        if not built.measure:
-            return Case(built.model, _scalable(built, size, None), made, size, None)
-        tokens = built.usual if length is None else length
-        return Case(built.model, _scalable(built, size, tokens), made, size, tokens)
+        tokens = None if not built.measure else built.usual if length is None else length
+        sample = _scalable(built, size, tokens)
+        return Case(built.model, sample, made, size, tokens, request.accumulate)
 
     return make
 
@@ -258,8 +309,10 @@ def _from_function(request: Request, where: re.Match[str]) -> Workload:
         sizes=sizes,
         make=make,
         measure="tokens",
-        parameters=_weights(first.model),
+        parameters=builder.parameters,
+        trained=_trained(first.model),
         dtype=request.dtype or "as built",
+        adapter=request.adapter,
         notes=notes,
         with_data=builder.with_data if builder.on_meta else None,
     )
@@ -273,6 +326,7 @@ class _Builder:
         self.request = request
         self.notes = notes
         self.on_meta = True
+        self.parameters = 0  # of the model, before adapters are put in
         self._why = ""
         names = _parameter_names(function)
         self.batch_name = next((name for name in _BATCH_NAMES if name in names), None)
@@ -287,6 +341,8 @@ class _Builder:
         if self.request.dtype is not None:
             model = model.to(_WEIGHTS.get(self.request.dtype, torch.float32))
             _autocast(model, self.request.dtype)
+        self.parameters = _weights(model)
+        _prepare(model, self.request.adapter, self.request.checkpointing)
         if sample is None:
             self._built = _batches_of(model, self.request.model)
             if self._built.measure and length is None and self.length_name is None:
@@ -295,7 +351,8 @@ class _Builder:
         self._require(batch, self.batch_name, "--batch", _BATCH_NAMES)
         self._require(length, self.length_name, "--seq", _LENGTH_NAMES)
         sample = _fit_for_trace(sample, _dtype_of(self.request.dtype))
-        return Case(model, sample, make_optimizer(self.request.optimizer, model), batch, length)
+        made = make_optimizers(self.request.optimizer, model)
+        return Case(model, sample, made, batch, length, self.request.accumulate)
 
     def with_data(self, batch: int | None, length: int | None) -> Case:
         """The step of one size, built with data from now on."""
@@ -306,7 +363,7 @@ class _Builder:
     def _recognised(self, built: hf.Built, batch: int | None, length: int | None) -> Case:
         given = () if length is None else (length,)
         _checked_lengths(Request(self.request.model, lengths=given or (built.usual,)), built, [])
-        return _cases(built, self.request.optimizer)(batch, length)
+        return _cases(built, self.request)(batch, length)
 
     def _require(self, value: int | None, name: str | None, option: str, names: Sequence[str]) -> None:
         if value is not None and name is None:
@@ -327,9 +384,7 @@ class _Builder:
         try:
             made = self.function(**arguments)
         except Exception as error:
-            raise UsageError(
-                f"{self.request.model!r} raised {type(error).__name__}: {one_line(error)}"
-            ) from error
+            raise UsageError(f"{self.request.model!r} raised {quoted(error)}") from error
         if not any("built with data" in note for note in self.notes):
             self.notes.append(f"built with data: {self._why}")
         return made
@@ -342,7 +397,7 @@ def _load(place: str, name: str) -> Callable[..., Any]:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"cannot import {place!r}: {type(error).__name__}: {one_line(error)}") from error
+        raise UsageError(f"cannot import {place!r}: {quoted(error)}") from error
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -421,24 +476,6 @@ def _fit_for_trace(sample: Any, dtype: torch.dtype | None) -> Any:
 # ---- both ------------------------------------------------------------------------------------------
 
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer | None:
-    """An optimizer over a model's trainable weights; None if there are none.
-
-    Args:
-        name: one of `arguments.OPTIMIZERS`.
-        model: the module.
-    """
-    class_name, arguments = _MAKERS[name]
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trainable:
-        return None
-    maker = getattr(torch.optim, class_name, None)
-    if maker is None:
-        raise UsageError(f"--optimizer {name}: PyTorch {torch.__version__} has no {class_name}")
-    optimizer: torch.optim.Optimizer = maker(trainable, **arguments)
-    return optimizer
-
-
 def _autocast(model: nn.Module, dtype: str) -> None:
     """Puts the forward under autocast, as training loops do, if the dtype asks for it."""
     half = _AUTOCAST.get(dtype)
@@ -448,3 +485,7 @@ def _autocast(model: nn.Module, dtype: str) -> None:
 
 def _weights(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _trained(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from memscale.core.config import AsyncOffloadConfig, Config
+from memscale.core.config_checks import refuse
 from memscale.errors import ConfigError
 from memscale.optim.kinds import inner_of
 
@@ -67,6 +69,25 @@ def require_sample(sample_input: Any, function: str) -> None:
     """
     if sample_input is None:
         raise TypeError(f"{function} needs sample_input: one training batch, or a callable that makes one")
+
+
+def merged(config: Config | None, fields: Mapping[str, Any]) -> Config | None:
+    """The configuration that was given, with the fields that were given beside it as keywords.
+
+    Raises:
+        ConfigError: there is no such field, or the configuration has it already.
+    """
+    if not fields:
+        return config
+    if config is None:
+        return Config(**fields)
+    if not isinstance(config, Config):
+        return config  # which `effective_config` refuses
+    for name, value in fields.items():
+        if name in config.explicit:
+            allowed = f"config has {name}={getattr(config, name)!r}: leave one of the two out"
+            raise refuse(name, value, allowed)
+    return config.replace(**fields)
 
 
 def effective_config(

@@ -18,7 +18,7 @@ import enum
 import functools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast
 
 from memscale.core import config_checks as checks
 from memscale.core import config_text
@@ -53,6 +53,9 @@ class OptimizationMode(str, enum.Enum):
     AGGRESSIVE = "aggressive"
     """The full stack: plus offload, tiling, mixed precision and 8-bit optimizer state."""
 
+
+ModeName: TypeAlias = Literal["conservative", "balanced", "aggressive"]
+"""A mode as text. A configuration always has the `OptimizationMode` of it."""
 
 _MODE_VALUES: Final[Mapping[OptimizationMode, Mapping[str, bool]]] = {
     OptimizationMode.CONSERVATIVE: {"enable_offloading": False},
@@ -303,7 +306,7 @@ class Config:
         True
     """
 
-    mode: OptimizationMode = OptimizationMode.BALANCED
+    mode: OptimizationMode | ModeName = OptimizationMode.BALANCED
     _: KW_ONLY
     enable_checkpointing: bool = True
     enable_offloading: bool = True
@@ -366,6 +369,7 @@ class Config:
 
     def __post_init__(self) -> None:
         _normalise(self, self._CHECKS)
+        checks.warn_of_few_bytes("memory_budget", self.memory_budget, stacklevel=4)  # who calls Config(...)
         for name, value in self._implied().items():
             if name not in self.explicit:
                 object.__setattr__(self, name, value)
@@ -459,7 +463,7 @@ class Config:
 
     def _implied(self) -> dict[str, bool]:
         """Values that the mode and other fields give to those fields that were not given."""
-        implied = dict(_MODE_VALUES[self.mode])
+        implied = dict(_MODE_VALUES[OptimizationMode(self.mode)])
         if self.exact:
             implied.update(dict.fromkeys(_INEXACT, False))
         if self.async_config is not None:
@@ -491,7 +495,8 @@ class Config:
             allowed = "it contradicts async_config=...: leave one of the two out"
             raise checks.refuse("enable_offloading", False, allowed)
         if self.force_optimize and not any(getattr(self, name) for name in _TECHNIQUES):
-            allowed = f"no technique is switched on in mode {self.mode.value!r}: switch one on first"
+            mode = OptimizationMode(self.mode).value
+            allowed = f"no technique is switched on in mode {mode!r}: switch one on first"
             raise checks.refuse("force_optimize", True, allowed)
         if not (self.use_static_profiling or self.use_empirical_fallback):
             allowed = "with use_static_profiling=False too there is no way to profile: switch one of them on"

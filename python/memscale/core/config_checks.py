@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from memscale.errors import ConfigError
 
 Check = Callable[[str, object], object]
 
+_FEW_BYTES = 1024  # no step fits these; a card with so many GiB may be
 _SHOWN = 80  # characters of a value in a message: enough for a path, too few for a tensor
 
 
@@ -98,6 +100,17 @@ def check_size(field: str, value: object) -> int | str | None:
     if not 0 < size <= MAX_BYTES:
         raise refuse(field, value, allowed)
     return str(value) if isinstance(value, str) else size
+
+
+def warn_of_few_bytes(field: str, value: int | str | None, stacklevel: int) -> None:
+    """Warns of a size in bytes that was probably meant in GiB: a small number without a unit."""
+    bare = isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())
+    if value is not None and bare and int(value) <= _FEW_BYTES:
+        warnings.warn(
+            f'{field}={value!r} is {int(value)} bytes; for GiB write {field}="{int(value)}GiB"',
+            UserWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def check_path(field: str, value: object) -> str | None:

@@ -201,6 +201,11 @@ class Plan:
             f" {'fits' if self.fits else 'does not fit'}; `explain()` tells more>"
         )
 
+    def _repr_html_(self) -> str:
+        from memscale.observability.notebook import plan_html
+
+        return plan_html(self)
+
     def __reduce__(self) -> tuple[Callable[[Any], Plan], tuple[dict[str, Any]]]:
         return Plan.from_dict, (self.to_dict(),)  # copies and pickles: `walk` holds the core's graph
 

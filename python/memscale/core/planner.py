@@ -453,12 +453,28 @@ class Planner:
 
 
 def make_plan(
-    model: nn.Module, config: Config, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts
+    model: nn.Module,
+    config: Config,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    step: StepFacts,
+    hardware: Hardware | None = None,
+    may_run: bool = True,
 ) -> Planned:
-    """Plans one training step of a bare model on its own device. The model is left as it was.
+    """Plans one training step of a bare model. The model is left as it was.
+
+    Args:
+        model: the model.
+        config: what to do.
+        args: positional part of a batch.
+        kwargs: keyword part.
+        step: what else decides the step.
+        hardware: what to plan for; None: the model's own device.
+        may_run: see `Planner`.
 
     Raises:
         Exception: the model rejects the batch, or the device is not one that MemScale knows.
     """
-    hardware = calibrated(detect(device_of(model)))
-    return Planner(model, config, step, hardware, pace=Pace()).plan(args, kwargs)
+    if hardware is None:
+        hardware = calibrated(detect(device_of(model)))
+    return Planner(model, config, step, hardware, may_run, Pace()).plan(args, kwargs)

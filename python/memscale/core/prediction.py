@@ -208,6 +208,11 @@ class Prediction:
             f" on {self.device or 'its device'}, {verdict}>"
         )
 
+    def _repr_html_(self) -> str:
+        from memscale.observability.notebook import prediction_html
+
+        return prediction_html(self)
+
     def __reduce__(self) -> tuple[Callable[[Any], Prediction], tuple[dict[str, Any]]]:
         return Prediction.from_dict, (self.to_dict(),)  # copies and pickles: `scaling` holds the model
 

@@ -4,6 +4,7 @@
 Everything goes through the logger "memscale", so an application that configures logging gets the records in
 its own handlers and nothing is printed twice. Only where nobody has configured anything, `setup` attaches a
 handler of its own to stderr, and that one falls silent as soon as the application does configure logging.
+Its level counts: `logging.basicConfig(level="WARNING")` leaves warnings alone, but for a log file.
 
     application's handlers on "memscale" or root?   enable_logging   what appears on stderr
     yes                                             True             whatever the application decides
@@ -48,6 +49,7 @@ def setup(config: Config | EffectiveConfig) -> None:
     """
     with _lock:
         _set_level(logging.INFO if config.enable_logging else logging.WARNING)
+        LOGGER.addFilter(_is_wanted)  # which does nothing the second time
         # Once a log file is a handler, Python's last resort no longer shows warnings: then ours has to.
         wanted = config.enable_logging or config.log_file is not None
         if wanted and _state.stderr is None and not _application_handles():
@@ -61,6 +63,7 @@ def teardown() -> None:
     """Closes the log file, takes our handlers off and restores the logger's level. Harmless when repeated."""
     with _lock:
         _close_file()
+        LOGGER.removeFilter(_is_wanted)
         _state.refused = ""
         if _state.stderr is not None:
             LOGGER.removeHandler(_state.stderr)
@@ -177,11 +180,26 @@ def _set_level(level: int) -> None:
     LOGGER.setLevel(level)
 
 
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Whether the application's handlers get a record that our level admits; a log file gets it anyway."""
+    root = logging.getLogger()
+    ours = _state.level_before == logging.NOTSET and LOGGER.level == _state.level_set
+    if not ours or record.levelno >= root.level or not any(map(_is_foreign, root.handlers)):
+        return True
+    if _state.file is not None:
+        _state.file.handle(record)
+    return False
+
+
 def _application_handles() -> bool:
     """Whether records reach a handler that is not ours."""
     reached = [*LOGGER.handlers, *(logging.getLogger().handlers if LOGGER.propagate else ())]
-    ours = (_state.stderr, _state.file)
-    return any(handler not in ours and not isinstance(handler, logging.NullHandler) for handler in reached)
+    return any(map(_is_foreign, reached))
+
+
+def _is_foreign(handler: logging.Handler) -> bool:
+    """Whether a handler is the application's, and shows something."""
+    return handler not in (_state.stderr, _state.file) and not isinstance(handler, logging.NullHandler)
 
 
 class _LogFile(logging.FileHandler):

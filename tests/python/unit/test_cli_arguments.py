@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 from memscale.cli.arguments import DTYPES, OPTIMIZERS, TASKS, parse
 from memscale.cli.problems import UsageError, one_line
 from memscale.cli.progress import Progress
+from memscale.cli.text import safe, table
 
 
 def program(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
@@ -84,11 +86,12 @@ def test_choices_are_what_is_implemented() -> None:
     from torch import nn
 
     from memscale.cli import hf, workload
+    from memscale.cli.optimizers import make_optimizers
 
     assert tuple(hf.TASKS) == TASKS
     model = nn.Linear(2, 2)
     for name in OPTIMIZERS:
-        assert workload.make_optimizer(name, model) is not None
+        assert make_optimizers(name, model)
     assert set(workload._WEIGHTS) | set(workload._AUTOCAST) == set(DTYPES)
 
 
@@ -119,6 +122,43 @@ def test_a_mistake_is_one_line_and_no_traceback() -> None:
     debugged = program("estimate", "gpt2", "--batch", "x", "--debug")
     assert debugged.returncode == 1
     assert "Traceback" in debugged.stderr
+
+
+@pytest.mark.parametrize("arguments", [("env",), ("env", "--nonsense")])
+def test_a_closed_standard_error_ends_nothing(arguments: tuple[str, ...]) -> None:
+    line = ["sh", "-c", 'exec "$0" -m memscale "$@" 2>&-', sys.executable, *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == (0 if arguments == ("env",) else 2)
+    assert ("memscale" in done.stdout) == (arguments == ("env",))
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}])
+def test_where_there_is_only_ascii_signs_have_stand_ins(locale: dict[str, str]) -> None:
+    code = "from memscale.cli import terminal\nterminal.prepare()\nprint('2 × 3 …', '█' * 2, 'ü')"
+    settings = {**os.environ, **locale}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=settings
+    )
+    assert done.stdout == "2 x 3 ~ ## ?\n", done.stderr
+
+
+def test_lines_end_where_the_terminal_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("12.00 MiB", "a.very.long.path.of.a.module.somewhere", "x" * 40), ("1.00 MiB", "short", "y")]
+    words = "note    " + "some words " * 12
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, table(rows, right=(0,)).splitlines())) == 93
+    assert safe(words) == words
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = table(rows, right=(0,)).splitlines()
+    assert max(map(len, lines)) == 60
+    assert lines[0].startswith("  12.00 MiB  a.very")
+    assert "…" in lines[0]
+    assert table(rows, right=(0,), fixed=(1, 2)).splitlines()[0].endswith("x" * 40)
+    broken = safe(words).splitlines()
+    assert len(broken) == 3
+    assert all(len(line) <= 60 for line in broken)
+    assert all(line.startswith("        ") for line in broken[1:])
+    assert " ".join(safe(words).split()) == words.strip().replace("note    ", "note ")
 
 
 def test_one_line_has_no_control_characters() -> None:

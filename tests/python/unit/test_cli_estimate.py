@@ -234,8 +234,12 @@ def test_a_model_that_decides_by_values_is_run_with_data(run: Runner) -> None:
     [
         ("cli_samples:alone", ["Linear", "return (model, batch)"]),
         ("cli_samples:wrong", ["returned a int"]),
-        ("cli_samples:raises", ["RuntimeError: no way"]),
-        ("cli_samples:rejects", ["the model raised", "RuntimeError"]),
+        ("cli_samples:raises", ["RuntimeError: no\n  way?[31m\n", "in raises"]),
+        ("cli_samples:rejects", ["the model raised RuntimeError", "(3x11 and 10x10)"]),
+        (
+            "cli_samples:talks",
+            ["ValueError: wanted\n    one thing\n", "line 39", "in forward: raise ValueError"],
+        ),
         ("cli_samples:missing", ["has no function 'missing'"]),
         ("no_such_module_at_all:f", ["cannot import 'no_such_module_at_all'"]),
         ("no_such_file.py:f", ["no such file"]),

@@ -76,6 +76,23 @@ def test_batches_are_what_the_model_takes(
     assert built.model(**real).loss.dim() == 0
 
 
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_two_encoders_are_trained_on_pairs(run: Runner, tmp_path: Path, kind: str) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    vision = {**sizes, "image_size": 32, "patch_size": 16}
+    values = {"model_type": kind, "text_config": {**sizes, "vocab_size": 99}, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    pictures = run("estimate", tmp_path, "--task", "image-classification", "--device", "cpu")
+    assert pictures.code == 0, pictures.err
+    values["architectures"] = [{"clip": "CLIPModel", "siglip": "SiglipModel"}[kind]]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    said = run("estimate", tmp_path, "--batch", 4, "--device", "cpu", "--json")
+    assert said.code == 0, said.err
+    assert said.document["model"]["origin"].endswith("image-text")
+    assert said.document["cases"][0]["sequence"] == {"clip": 77, "siglip": 64}[kind]
+    run("estimate", tmp_path, "--seq", 99, "--device", "cpu").refused("--seq 99", "give at most")
+
+
 @pytest.mark.parametrize("task", ["sequence-classification", "token-classification", "question-answering"])
 def test_heads_by_task(run: Runner, tmp_path: Path, task: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny("bert").values))
@@ -154,6 +171,8 @@ def test_a_model_of_70_billion_weights_takes_no_memory() -> None:
         ("[]", "names no model_type"),
         ('{"model_type": 3}', "names no model_type"),
         ('{"model_type": "flurbl"}', "does not know model_type 'flurbl'"),
+        ('{"model_type": "flurbl"}', "pip install --upgrade transformers"),
+        ('{"model_type": "flurbl", "auto_map": {"AutoConfig": "a.B"}}', "trust_remote_code=True"),
         ('{"model_type": "llava"}', "give a function"),
         ('{"model_type": "gpt2", "n_embd": 7, "n_head": 2}', "cannot build GPT2LMHeadModel"),
         ("[" * 100_000, "no model configuration"),

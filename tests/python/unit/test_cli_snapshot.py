@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import pickle
 import subprocess
 import sys
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cli_samples import Runner
 
@@ -54,6 +58,34 @@ def test_sums_are_those_of_the_file(run: Runner, tmp_path: Path) -> None:
     assert said.code == 0
     assert "40.00 MiB  in 2 segments" in said.out
     assert "no events" in said.out
+
+
+@pytest.mark.parametrize(
+    ("begin", "texts"),
+    [
+        (gzip.compress(b"anything"), ["gzip", "gunzip"]),
+        (lzma.compress(b"anything"), ["xz", "unxz"]),
+        (bz2.compress(b"anything"), ["bzip2"]),
+        (b"{}", ["JSON", "_dump_snapshot"]),
+        (b"<!DOCTYPE html>", ["HTML"]),
+        (b"", ["is empty", "_dump_snapshot"]),
+    ],
+)
+def test_other_formats_are_named(run: Runner, tmp_path: Path, begin: bytes, texts: list[str]) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(begin)
+    run("snapshot", path).refused(*texts)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_of_torch_save_is_named(run: Runner, tmp_path: Path, zipped: bool) -> None:
+    path = tmp_path / "snapshot.pt"
+    torch.save({"segments": [], "device_traces": [[]]}, path, _use_new_zipfile_serialization=zipped)
+    run("snapshot", path).refused("torch.save", "torch.load(path)")
+    again = tmp_path / "snapshot.pickle"
+    with again.open("wb") as file:
+        pickle.dump(torch.load(path), file)
+    assert run("snapshot", again).code == 0
 
 
 @pytest.mark.parametrize("name", ["real-ring", "real-late", "real-ring-expandable"])

@@ -29,6 +29,7 @@ def bare_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root = logging.getLogger()
     logs.teardown()
     monkeypatch.setattr(root, "handlers", _Handlers())
+    monkeypatch.setattr(root, "level", logging.WARNING)
     monkeypatch.setattr(logs.LOGGER, "handlers", [])
     monkeypatch.setattr(logs.LOGGER, "propagate", True)
     monkeypatch.setattr(logs.LOGGER, "level", logging.NOTSET)
@@ -139,6 +140,28 @@ def test_a_level_of_the_application_stays() -> None:
     assert logs.LOGGER.level == logging.DEBUG
     logs.teardown()
     assert logs.LOGGER.level == logging.DEBUG
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_level_of_the_application_counts(before: bool, tmp_path: Path) -> None:
+    theirs, path = _Collect(), tmp_path / "log.txt"
+    if before:
+        logging.basicConfig(level=logging.WARNING, handlers=[theirs])
+    logs.setup(Config(log_file=str(path)))
+    if not before:
+        logging.basicConfig(level=logging.WARNING, handlers=[theirs])
+    logs.LOGGER.info("news")
+    logs.LOGGER.warning("trouble")
+    assert theirs.messages == ["trouble"]
+    assert [line.split(": ")[-1] for line in path.read_text().splitlines()] == ["news", "trouble"]
+    logging.getLogger().setLevel(logging.INFO)
+    logs.LOGGER.info("more")
+    assert theirs.messages == ["trouble", "more"]
+    logging.getLogger().setLevel(logging.ERROR)
+    logs.LOGGER.warning("quiet")
+    logs.LOGGER.setLevel(logging.DEBUG)
+    logs.LOGGER.info("asked for")
+    assert theirs.messages == ["trouble", "more", "asked for"]
 
 
 def test_teardown_leaves_a_level_set_meanwhile() -> None:

@@ -23,6 +23,16 @@ def test_what_is_not_there_has_the_usual_error() -> None:
         memscale.wrop  # noqa: B018
 
 
+def test_without_pytorch_it_says_how_to_get_it() -> None:
+    code = (
+        "import sys, memscale\nsys.modules['torch'] = None\n"
+        "try:\n    memscale.wrap\nexcept ModuleNotFoundError as error:\n    print(error, error.name)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    expected = "memscale.wrap needs PyTorch, which is not installed: pip install torch torch"
+    assert said.stdout.strip() == expected
+
+
 def test_the_import_loads_nothing_but_itself() -> None:
     code = "import sys, memscale; print(*(it for it in sys.modules if it.startswith(('torch', 'memscale'))))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 def predicted(device: str, budget: str) -> Predicted:
     model = Net()
-    case = Case(model, torch.randint(0, 100, (512, 64)), torch.optim.AdamW(model.parameters()), 512, 64)
+    case = Case(model, torch.randint(0, 100, (512, 64)), (torch.optim.AdamW(model.parameters()),), 512, 64)
     (found,) = predict_case(case, resolve([device]), Config(memory_budget=budget, enable_logging=False))
     return found
 
@@ -199,6 +199,15 @@ def test_the_command_writes_both_files(
     assert (tmp_path / "t.json").stat().st_size > 10_000
     assert run("report", "cli_samples:sized", "--device", "cpu", "--budget", "1MiB").code == 3
     run("report", "cli_samples:sized", "--device", "cpu", "-o", "no/such/folder.html").refused("cannot write")
+    Path("old.html").write_text("old")
+    for bad in (".", "no/such.json"):
+        said = run("report", "cli_samples:sized", "--device", "cpu", "-o", "old.html", "--trace", bad)
+        said.refused("cannot write", bad)
+        assert Path("old.html").read_text() == "old"
+    said = run("report", "cli_samples:sized", "--device", "cpu", "-o", "new.html", "--json")
+    assert (said.document["format"], said.document["report"]) == ("memscale-report", "new.html")
+    assert said.document["cases"][0]["verdict"] == "plain"
+    assert Path("new.html").exists()
 
 
 def test_detail_is_optional_in_all_its_parts(on_card: Predicted, tmp_path: Path) -> None:
