@@ -53,6 +53,7 @@ from memscale.techniques.forward_slot import ForwardSlot
 from memscale.techniques.loss_scale import LossScale, enter, forget, scale_for
 from memscale.techniques.plain_copies import Ours
 from memscale.techniques.replicas import ReplicaGuard
+from memscale.techniques.saving_hooks import without_saving_hooks
 from memscale.techniques.torch_settings import PresentModes, has_modes, without_modes
 
 EXECUTOR = "_memscale_executor"
@@ -476,6 +477,7 @@ class Executor(Ours):
 
     # ---- planning --------------------------------------------------------------------------------
 
+    @without_saving_hooks()
     def _plan_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts, modes: PresentModes
     ) -> None:

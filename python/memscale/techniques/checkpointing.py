@@ -74,6 +74,7 @@ from memscale.techniques.recompute_check import (
     fingerprint,
     is_scratch_on_card,
 )
+from memscale.techniques.saving_hooks import under_foreign_hooks
 
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
@@ -465,6 +466,11 @@ def runs_plain() -> bool:
     )
 
 
+def stands_aside() -> bool:
+    """Whether what decides what is saved leaves a forward as it is: it `runs_plain`, or others have hooks."""
+    return runs_plain() or under_foreign_hooks()
+
+
 class CheckpointedForward(StandIn):
     """Stands in for `module.forward` while the technique is attached."""
 
@@ -488,7 +494,8 @@ class CheckpointedForward(StandIn):
             if plain or not checkpoints_when_compiled():
                 return self.run_original(*args, **kwargs)
             return checkpoint(self.run_original, *args, use_reentrant=False, **kwargs)
-        if self.passive or runs_plain() or came_later(self) or are_filled((*args, *kwargs.values())):
+        aside = self.passive or stands_aside() or came_later(self)
+        if aside or are_filled((*args, *kwargs.values())):
             return self.original(*args, **kwargs)
         parts = all_below((self.module,))
         if self.body.has_new_hooks(parts[1:]):
