@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on saved tensors that are not ours: `save_on_cpu`, one's own compression, `torch.utils.checkpoint`.
+"""Hooks on saved tensors that are not ours: `save_on_cpu`, one's own compression.
 
 They are given what plain PyTorch saves, and may change it. A technique that saves other tensors, or saves
 them behind hooks of its own, would keep that from them: so a module that is called under such hooks, or where
-hooks are disabled, runs as it is.
+hooks are disabled, runs as it is. Those of `torch.utils.checkpoint` only drop what they are given.
 """
 
 from __future__ import annotations
@@ -50,22 +50,23 @@ def under_foreign_hooks() -> bool:
         _Told.once = True
         logging.getLogger("memscale").warning(
             "a module runs under hooks on saved tensors that are not MemScale's (saved_tensors_hooks, "
-            "save_on_cpu, torch.utils.checkpoint), or where hooks are refused: the plan is not in force "
-            "there, modules run as they are, and take the memory that they take without a plan"
+            "save_on_cpu), or where hooks are refused: the plan is not in force there, modules run as they "
+            "are, and take the memory that they take without a plan"
         )
     return True
 
 
 def _are_foreign() -> bool:
     hooks = _AUTOGRAD._top_saved_tensors_default_hooks(False)
-    while hooks is not None and any(map(_is_ours, hooks)):
+    while hooks is not None and any(map(_is_known, hooks)):
         hooks = getattr(hooks[0], _AROUND, None)
     return hooks is not None or not _AUTOGRAD._saved_tensors_hooks_is_enabled()
 
 
-def _is_ours(hook: Any) -> bool:
-    module = getattr(hook, "__module__", None) or type(getattr(hook, "__self__", None)).__module__
-    return str(module).partition(".")[0] == "memscale"
+def _is_known(hook: Any) -> bool:
+    """Whether it is ours, or a checkpoint's of PyTorch's, which leaves all values as they are."""
+    module = str(getattr(hook, "__module__", None) or type(getattr(hook, "__self__", None)).__module__)
+    return module.partition(".")[0] == "memscale" or module == "torch.utils.checkpoint"
 
 
 @contextmanager
@@ -91,4 +92,4 @@ def without_saving_hooks() -> Iterator[None]:
                 _AUTOGRAD._saved_tensors_hooks_disable(refused)
 
 
-never_compiled(under_foreign_hooks, _are_foreign, _is_ours)
+never_compiled(under_foreign_hooks, _are_foreign, _is_known)
