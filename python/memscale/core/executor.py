@@ -48,6 +48,7 @@ from memscale.observability import logs, metrics, offload_log, plan_log
 from memscale.observability.offload_figures import OffloadFigures
 from memscale.optim import masters
 from memscale.optim.step_hooks import before_steps
+from memscale.techniques import outliving
 from memscale.techniques.bf16_weights import Bf16Weights
 from memscale.techniques.forward_slot import ForwardSlot
 from memscale.techniques.loss_scale import LossScale, enter, forget, scale_for
@@ -375,6 +376,7 @@ class Executor(Ours):
             self._after_forward(output)
 
     def _after_forward(self, output: Any) -> None:
+        outliving.look()
         me = threading.get_ident()
         if not self.open.waiting:
             others = [(thread, refs) for thread, refs in [*self._outputs.items()] if thread != me]

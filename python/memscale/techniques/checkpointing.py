@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 from memscale.core.leaves import is_sparse
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
-from memscale.techniques import global_hooks
+from memscale.techniques import global_hooks, outliving
 from memscale.techniques.checkpoint_state import (
     NO_USES,
     Body,
@@ -61,6 +61,7 @@ from memscale.techniques.compiled import checkpoints_when_compiled, never_compil
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
 from memscale.techniques.given_caches import are_filled
 from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
+from memscale.techniques.outliving import Memory, known_memory
 from memscale.techniques.process_tables import Kept as KeptPlace
 from memscale.techniques.recompute import Recompute, Stop, error_of, is_parameter, origin_of
 from memscale.techniques.recompute_check import (
@@ -140,7 +141,7 @@ class _Held:
 class Saved:
     """Placeholder for one saved tensor. Autograd owns it; the region only watches it."""
 
-    __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "is_sampled", "region", "shape")
+    __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "is_sampled", "memory", "region", "shape")
 
     def __init__(self, region: Region, index: int, tensor: Tensor) -> None:
         self.region = region
@@ -148,7 +149,9 @@ class Saved:
         self.shape = tensor.shape
         self.dtype = tensor.dtype
         self.is_sampled = region.body.check.is_sampled(index)
-        self.fingerprint = fingerprint(tensor, self.is_sampled) if region.compares(tensor) else None
+        compares = region.compares(tensor)
+        self.fingerprint = fingerprint(tensor, self.is_sampled) if compares else None
+        self.memory = Memory.of(tensor) if compares else None
 
 
 class _Reported(Saved):
@@ -254,11 +257,28 @@ class Region:
         if self.is_checked:
             self.body.check.learn(self.flow, len(self.saves))
             self.flow = None
+            self._note_memory()
         with self.unseen():
             self.state.after()
         if self.boundary is not None:
             self.send_away(self.boundary)
         return result
+
+    def _note_memory(self) -> None:
+        """Of saves: forgets what nobody else has or the recompute reads again, notes what the others hold."""
+        known: set[int] | None = None
+        for ref in self.saves:
+            save = None if ref is None else ref()
+            if save is None or save.memory is None:
+                continue
+            address = save.memory.address
+            if address is not None and known is None:
+                known = known_memory((*self.leaves, *self.state.read_tensors()))
+            if address is None or address in (known or ()):
+                save.memory = None
+            else:
+                save.memory.note(None if save.is_sampled else save.fingerprint)
+                outliving.wait(save.memory)
 
     def send_away(self, boundary: Boundary) -> None:
         """Lets inputs leave until the recompute."""
@@ -297,6 +317,7 @@ class Region:
             check_version(saved.tensor, saved.version, self.body.path, saved.origin)
             return saved.tensor
         assert isinstance(saved, Saved)
+        path = self.body.path
         if isinstance(saved, _Reported):
             saved.observer.on_unpack(saved.save)
         task = torch._C._current_graph_task_id()
@@ -307,6 +328,10 @@ class Region:
             values = self.recomputed[task] = self.run_again()
         tensor, version = values.pop(saved.index)
         check_version(tensor, version, self.body.path)
+        if saved.memory is not None:
+            check, index = self.body.check, saved.index
+            if saved.memory.differs(tensor, lambda: check.fail(outliving.error_of(path, index))):
+                raise check.fail(outliving.error_of(path, index))
         return tensor
 
     def run_again(self) -> dict[int, tuple[Tensor, int]]:
