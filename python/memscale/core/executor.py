@@ -49,11 +49,13 @@ from memscale.observability import logs, metrics, offload_log, plan_log
 from memscale.observability.offload_figures import OffloadFigures
 from memscale.optim import masters
 from memscale.optim.step_hooks import before_steps
+from memscale.techniques import outliving
 from memscale.techniques.bf16_weights import Bf16Weights
 from memscale.techniques.forward_slot import ForwardSlot
 from memscale.techniques.loss_scale import LossScale, enter, forget, scale_for
 from memscale.techniques.plain_copies import Ours
 from memscale.techniques.replicas import ReplicaGuard
+from memscale.techniques.saving_hooks import without_saving_hooks
 from memscale.techniques.torch_settings import PresentModes, has_modes, without_modes
 
 EXECUTOR = "_memscale_executor"
@@ -380,6 +382,7 @@ class Executor(Ours):
             self._after_forward(output)
 
     def _after_forward(self, output: Any) -> None:
+        outliving.look()
         me = threading.get_ident()
         if not self.open.waiting:
             others = [(thread, refs) for thread, refs in [*self._outputs.items()] if thread != me]
@@ -500,6 +503,7 @@ class Executor(Ours):
             covering, key=lambda item: item[1].plan.predicted.allocated_peak_bytes, default=(signature, None)
         )
 
+    @without_saving_hooks()
     def _plan_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts, modes: PresentModes
     ) -> None:

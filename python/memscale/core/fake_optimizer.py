@@ -12,7 +12,6 @@ take.
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from collections import OrderedDict, defaultdict
@@ -36,6 +35,7 @@ from memscale.optim.away import is_away, plain_copy
 from memscale.optim.kinds import inner_of
 from memscale.optim.pieces import AWAY
 from memscale.optim.taken import base_of
+from memscale.optim.twins import apart, twin_of
 
 if TYPE_CHECKING:
     from memscale.core.graph_builder import GraphRecorder
@@ -262,19 +262,20 @@ class FakeOptimizer:
     def _copy(self, real: torch.optim.Optimizer | None, fake_of: FakeOf) -> torch.optim.Optimizer:
         if real is None:
             return torch.optim.AdamW(self.parameters)
-        twin = plain_copy(real) if is_away(real) else copy.copy(real)
+        twin = plain_copy(real) if is_away(real) else twin_of(real)
         twin.__class__ = base_of(real)  # a path technique that is in force may not be in this step
         own = twin.__dict__
         for name in ("step", "zero_grad"):  # learning-rate schedulers wrap these on the instance
             own.pop(name, None)
         for name in [name for name in own if name.endswith("_hooks")]:
             own[name] = OrderedDict()
-        twin.param_groups = []
-        for group in real.param_groups:
+        groups, twin.param_groups = apart(twin.param_groups), []
+        for group in groups:
             fakes = [fake_of(parameter) for parameter in group["params"]]
             twin.param_groups.append({**group, "params": [fake for fake in fakes if fake is not None]})
+        states = real.state if is_away(real) else twin.state  # where `__setstate__` has brought it up to date
         twin.state = defaultdict(dict)
-        for parameter, state in real.state.items():
+        for parameter, state in states.items():
             fake = fake_of(parameter)
             if fake is not None and FORM not in state and AWAY not in state:
                 twin.state[fake] = tree_map_only(Tensor, functools.partial(_fake_state, fake), dict(state))

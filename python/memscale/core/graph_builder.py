@@ -134,6 +134,8 @@ class GraphRecorder(TorchDispatchMode):
         self._open_calls: list[tuple[int, int]] = []  # call, number of buffers when it began
         self._read_by: set[tuple[int, int]] = set()  # (call, buffer) that has been entered as an input
         self._made_in_forward: set[int] = set()  # not saved so far
+        self._made_in_step: set[int] = set()
+        self._saved_inside: dict[int, set[int]] = {}  # of those: in which modules
         self._saved_by_op: set[int] = (
             set()
         )  # buffers saved since the last operation: inputs of the one to come
@@ -260,6 +262,8 @@ class GraphRecorder(TorchDispatchMode):
         if buffer in self._made_in_forward:
             self._made_in_forward.discard(buffer)
             self.graph.set_category(buffer, _core.CATEGORY_ACTIVATION)
+        if buffer in self._made_in_step:
+            self._saved_inside.setdefault(buffer, set()).update(self.open_modules)
         self._saved_by_op.add(buffer)
         save = self.graph.add_save(buffer)
         if self.uses is not None:
@@ -338,6 +342,7 @@ class GraphRecorder(TorchDispatchMode):
                 self._watch(storage, buffer)
                 if self.learn_inputs:
                     self._made_in_forward.add(buffer)
+                    self._made_in_step.add(buffer)
         if self.cuda is not None:
             self._note_on_card(self.cuda, func, info, args, outputs)
         else:
@@ -479,6 +484,9 @@ class GraphRecorder(TorchDispatchMode):
                 self.writes_inside.update((module, buffer) for module in self.open_modules)
                 if buffer in self._buffer_reads:
                     self._note_changed(buffer)
+                # Past autograd (`output.data.clamp_`), else plain PyTorch would refuse the save in backward.
+                for module in self._saved_inside.pop(buffer, ()) if self.learn_inputs else ():
+                    self.graph.mark_module(module, _core.MODULE_INPUT_CHANGED)
             elif not _has_storage(tensor):  # nobody knows whose memory that is
                 self._refuse_second_runs()
 

@@ -44,6 +44,7 @@ from memscale.techniques.base import SettlingAttachment, StepAttachment, Surroun
 from memscale.techniques.empty_caches import Seen
 from memscale.techniques.given_caches import preserved
 from memscale.techniques.loss_scale import entered
+from memscale.techniques.saving_hooks import without_saving_hooks
 from memscale.techniques.state_offload import with_state_room
 from memscale.techniques.use_cache import CacheSwitch
 from memscale.techniques.weight_offload import with_room
@@ -160,6 +161,7 @@ class Planner:
             self._cache_stays["read"] = str(error).strip().partition("\n")[0][:160]
             return trace
 
+    @without_saving_hooks()
     def _profiled(
         self,
         args: tuple[Any, ...],

@@ -134,7 +134,9 @@ _STORES: Final = frozenset({
 })  # fmt: skip
 _FILLING: Final = frozenset({
     "append", "appendleft", "extend", "insert", "pop", "popleft", "popitem", "remove", "discard", "add",
-    "clear", "update", "setdefault", "put", "get", "put_nowait", "get_nowait",
+    "clear", "update", "setdefault", "put", "get", "put_nowait", "get_nowait", "move_to_end", "sort",
+    "reverse", "rotate", "extendleft", "difference_update", "intersection_update",
+    "symmetric_difference_update",
 })  # fmt: skip
 
 

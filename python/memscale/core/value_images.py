@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memscale.core.flat_contents import flat_contents, is_flat, size_of, viewed_by
 from memscale.core.iterators import copy_of, is_taken_from
+from memscale.core.key_order import items_of, refill
 from memscale.core.leaves import parts_of
 from memscale.core.tensor_versions import Versions
 
@@ -187,8 +188,7 @@ class Images:
         if issubclass(kind, (dict, list, set, deque)):
             if is_plain(kind):
                 return _container(value)
-            is_readable = issubclass(kind, dict) and not issubclass(kind, OrderedDict)
-            return _own_reading(value) if is_readable else None
+            return _own_reading(value) if issubclass(kind, dict) else None
         if is_flat(value):
             return self._flat(value)
         if kind is memoryview:
@@ -377,17 +377,16 @@ def _slotted(value: Any, names: list[str], attributes: dict[str, Any] | None) ->
 
 def _own_reading(value: dict[Any, Any]) -> _Image:
     """A dictionary whose class reads or writes its own way: what it has as a dictionary, behind that."""
-    held = dict(dict.items(value))
+    held = dict(items_of(value))
 
     def look() -> Any:
-        return [(id(key), same_as(item)) for key, item in dict.items(value)]
+        return [(id(key), same_as(item)) for key, item in items_of(value)]
 
     def put_back() -> None:
-        dict.clear(value)
-        dict.update(value, held)
+        refill(value, held)
 
     def filled() -> bool:
-        now = dict(dict.items(value))
+        now = dict(items_of(value))
         return all(only_filled(item, now.get(key, ABSENT)) for key, item in held.items())
 
     return _Image(value, look, put_back, list(held.values()), filled)

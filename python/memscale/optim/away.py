@@ -41,6 +41,7 @@ from memscale.optim.master_rests import wait_elsewhere
 from memscale.optim.pieces import AWAY, PIECE_ELEMENTS
 from memscale.optim.shelf import MOVE, SAVE, STEP, Shelf
 from memscale.optim.taken import _around_step, _can_rewrap, _rewrap, is_taken
+from memscale.optim.twins import apart
 
 _shelves: weakref.WeakKeyDictionary[torch.optim.Optimizer, Shelf] = weakref.WeakKeyDictionary()
 _led: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[Any, Any]] = weakref.WeakKeyDictionary()
@@ -256,7 +257,7 @@ def plain_copy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     base = optimizer._memscale_away_base
     made = base.__new__(base)
     facts = {"defaults": optimizer.defaults, "param_groups": optimizer.param_groups}
-    made.__setstate__({**facts, "state": defaultdict(dict)})
+    made.__setstate__({**apart(facts), "state": defaultdict(dict)})
     return made
 
 

@@ -28,7 +28,7 @@ import enum
 import functools
 import inspect
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
@@ -38,6 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from memscale.core.flat_contents import FLAT, flat_contents, viewed_by
+from memscale.core.key_order import base_of, items_of, put_back_in_order, put_in_order
 from memscale.core.value_images import is_plain, slots_of
 from memscale.techniques import process_tables
 from memscale.techniques.forward_slot import StandIn
@@ -135,11 +136,32 @@ class _Mapping:
     def write(self, values: dict[Any, Any]) -> None:
         """Makes it hold these, where it does not."""
         for key in self._differing(values):
-            _bind(self.place, key, values.get(key, _ABSENT))
+            self._bind(key, values.get(key, _ABSENT))
+        if self._is_other_order(values):
+            if self.without:
+                put_in_order(self.place, [key for key in values if key != "forward"])
+            else:
+                put_back_in_order(self.place, values)
 
     def differs(self) -> bool:
-        """Whether it holds anything else than it held."""
-        return bool(self._differing(self.held))
+        """Whether it holds anything else than it held, or in another order."""
+        return bool(self._differing(self.held)) or self._is_other_order(self.held)
+
+    def _is_other_order(self, keys: Iterable[Any]) -> bool:
+        without = self.without
+        if not without:
+            return list(self._keys()) != list(keys)  # asked by `==` only where they are not the same object
+        present = [key for key in self.place if key not in without and key != "forward"]
+        return present != [key for key in keys if key != "forward"]
+
+    def _keys(self) -> Iterable[Any]:
+        return self.place
+
+    def _bind(self, key: Any, value: Any) -> None:
+        if value is _ABSENT:
+            self.place.pop(key, None)
+        else:
+            self.place[key] = value
 
     def _differing(self, values: dict[Any, Any]) -> list[Any]:
         place = self.place
@@ -160,15 +182,17 @@ class _OwnReading(_Mapping):
 
     def read(self) -> dict[Any, Any]:
         """What it holds."""
-        return dict(dict.items(self.place))
+        return dict(items_of(self.place))
 
-    def write(self, values: dict[Any, Any]) -> None:
-        """Makes it hold these, where it does not."""
-        for key in self._differing(values):
-            if key in values:
-                dict.__setitem__(self.place, key, values[key])
-            else:
-                dict.__delitem__(self.place, key)
+    def _keys(self) -> Iterable[Any]:
+        return base_of(self.place).keys(self.place)  # type: ignore[no-any-return]
+
+    def _bind(self, key: Any, value: Any) -> None:
+        base = base_of(self.place)
+        if value is _ABSENT:
+            base.__delitem__(self.place, key)
+        else:
+            base.__setitem__(self.place, key, value)
 
     def _differing(self, values: dict[Any, Any]) -> list[Any]:
         present = self.read()
@@ -422,7 +446,7 @@ class AttributeTables:
         if issubclass(kind, dict):
             if is_plain(kind):
                 return self._add(_Mapping(value))
-            return () if issubclass(kind, OrderedDict) else self._add(_OwnReading(value))
+            return self._add(_OwnReading(value))
         if issubclass(kind, (list, set, deque)):
             return self._add(_Elements(value)) if is_plain(kind) else ()
         if kind is CellType:
@@ -523,10 +547,3 @@ def _are_ours(*places: dict[Any, Any]) -> bool:
     """Whether a forward that differs does so by a technique that came or went: that is never exchanged."""
     forwards = [place.get("forward", _ABSENT) for place in places]
     return all(forward is _ABSENT or isinstance(forward, StandIn) for forward in forwards)
-
-
-def _bind(place: dict[Any, Any], key: Any, value: Any) -> None:
-    if value is _ABSENT:
-        place.pop(key, None)
-    else:
-        place[key] = value

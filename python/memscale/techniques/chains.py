@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from memscale.errors import AttachError
 from memscale.offload.engine import Boundary
 from memscale.techniques.checkpoint_state import NO_USES, Body, BufferRef, Uses, all_below
-from memscale.techniques.checkpointing import Region, came_later, runs_plain
+from memscale.techniques.checkpointing import Region, came_later, stands_aside
 from memscale.techniques.compiled import checkpoints_when_compiled
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.techniques.process_tables import Kept
@@ -92,7 +92,7 @@ class ChainForward(StandIn):
         if torch.compiler.is_compiling():
             plain = not torch.is_grad_enabled() or not checkpoints_when_compiled()
         else:
-            plain = runs_plain() or came_later(self)
+            plain = stands_aside() or came_later(self)
         if self.passive or plain or len(args) + len(kwargs) != 1 or not (args or "input" in kwargs):
             return self.run_original(*args, **kwargs)
         value = args[0] if args else kwargs["input"]

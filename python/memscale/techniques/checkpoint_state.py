@@ -293,6 +293,12 @@ class State:
             with without_modes() if has_modes() else nullcontext():
                 self._forget_unused_rng()
 
+    def read_tensors(self) -> list[Any]:
+        """Parameters, buffers and tensors from outside that the call reads, and copies of them."""
+        copied = [item[2] for item in self.copies]
+        buffers = [module._buffers.get(name) for module, name, _ in self.buffers]
+        return [item[2] for item in self.tensors] + [item[0] for item in self.foreign] + copied + buffers
+
     def _forget_unused_rng(self) -> None:
         """A generator that nobody is known to use and that did not move need not be replayed."""
         if self.cpu_rng is not None and torch.equal(self.cpu_rng, torch.get_rng_state()):

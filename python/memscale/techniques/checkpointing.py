@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 from memscale.core.leaves import is_sparse
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
-from memscale.techniques import global_hooks
+from memscale.techniques import global_hooks, outliving
 from memscale.techniques.checkpoint_state import (
     NO_USES,
     Body,
@@ -61,6 +61,7 @@ from memscale.techniques.compiled import checkpoints_when_compiled, never_compil
 from memscale.techniques.forward_slot import ForwardSlot, StandIn, births
 from memscale.techniques.given_caches import are_filled
 from memscale.techniques.kept_outputs import Keeping, Kept, KeptOperations, KeptOutputs, Taking, detached
+from memscale.techniques.outliving import Memory, known_memory
 from memscale.techniques.process_tables import Kept as KeptPlace
 from memscale.techniques.recompute import Recompute, Stop, error_of, is_parameter, origin_of
 from memscale.techniques.recompute_check import (
@@ -74,6 +75,7 @@ from memscale.techniques.recompute_check import (
     fingerprint,
     is_scratch_on_card,
 )
+from memscale.techniques.saving_hooks import under_foreign_hooks
 
 if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
@@ -139,7 +141,7 @@ class _Held:
 class Saved:
     """Placeholder for one saved tensor. Autograd owns it; the region only watches it."""
 
-    __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "is_sampled", "region", "shape")
+    __slots__ = ("__weakref__", "dtype", "fingerprint", "index", "is_sampled", "memory", "region", "shape")
 
     def __init__(self, region: Region, index: int, tensor: Tensor) -> None:
         self.region = region
@@ -147,7 +149,9 @@ class Saved:
         self.shape = tensor.shape
         self.dtype = tensor.dtype
         self.is_sampled = region.body.check.is_sampled(index)
-        self.fingerprint = fingerprint(tensor, self.is_sampled) if region.compares(tensor) else None
+        compares = region.compares(tensor)
+        self.fingerprint = fingerprint(tensor, self.is_sampled) if compares else None
+        self.memory = Memory.of(tensor) if compares else None
 
 
 class _Reported(Saved):
@@ -253,11 +257,28 @@ class Region:
         if self.is_checked:
             self.body.check.learn(self.flow, len(self.saves))
             self.flow = None
+            self._note_memory()
         with self.unseen():
             self.state.after()
         if self.boundary is not None:
             self.send_away(self.boundary)
         return result
+
+    def _note_memory(self) -> None:
+        """Of saves: forgets what nobody else has or the recompute reads again, notes what the others hold."""
+        known: set[int] | None = None
+        for ref in self.saves:
+            save = None if ref is None else ref()
+            if save is None or save.memory is None:
+                continue
+            address = save.memory.address
+            if address is not None and known is None:
+                known = known_memory((*self.leaves, *self.state.read_tensors()))
+            if address is None or address in (known or ()):
+                save.memory = None
+            else:
+                save.memory.note(None if save.is_sampled else save.fingerprint)
+                outliving.wait(save.memory)
 
     def send_away(self, boundary: Boundary) -> None:
         """Lets inputs leave until the recompute."""
@@ -296,6 +317,7 @@ class Region:
             check_version(saved.tensor, saved.version, self.body.path, saved.origin)
             return saved.tensor
         assert isinstance(saved, Saved)
+        path = self.body.path
         if isinstance(saved, _Reported):
             saved.observer.on_unpack(saved.save)
         task = torch._C._current_graph_task_id()
@@ -306,6 +328,10 @@ class Region:
             values = self.recomputed[task] = self.run_again()
         tensor, version = values.pop(saved.index)
         check_version(tensor, version, self.body.path)
+        if saved.memory is not None:
+            check, index = self.body.check, saved.index
+            if saved.memory.differs(tensor, lambda: check.fail(outliving.error_of(path, index))):
+                raise check.fail(outliving.error_of(path, index))
         return tensor
 
     def run_again(self) -> dict[int, tuple[Tensor, int]]:
@@ -465,6 +491,11 @@ def runs_plain() -> bool:
     )
 
 
+def stands_aside() -> bool:
+    """Whether what decides what is saved leaves a forward as it is: it `runs_plain`, or others have hooks."""
+    return runs_plain() or under_foreign_hooks()
+
+
 class CheckpointedForward(StandIn):
     """Stands in for `module.forward` while the technique is attached."""
 
@@ -488,7 +519,8 @@ class CheckpointedForward(StandIn):
             if plain or not checkpoints_when_compiled():
                 return self.run_original(*args, **kwargs)
             return checkpoint(self.run_original, *args, use_reentrant=False, **kwargs)
-        if self.passive or runs_plain() or came_later(self) or are_filled((*args, *kwargs.values())):
+        aside = self.passive or stands_aside() or came_later(self)
+        if aside or are_filled((*args, *kwargs.values())):
             return self.original(*args, **kwargs)
         parts = all_below((self.module,))
         if self.body.has_new_hooks(parts[1:]):

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from memscale.offload.engine import Offload
-from memscale.techniques.checkpointing import came_later, runs_plain
+from memscale.techniques.checkpointing import came_later, stands_aside
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
 
 _here = threading.local()  # `.inside`: a forward of this thread runs under hooks
@@ -51,7 +51,7 @@ class OffloadedForward(StandIn):
         """Runs the forward under the engine's hooks, or as it is where nothing is saved."""
         if torch.compiler.is_compiling():
             return self.run_original(*args, **kwargs)
-        if self.passive or runs_plain() or came_later(self) or getattr(_here, "inside", False):
+        if self.passive or stands_aside() or came_later(self) or getattr(_here, "inside", False):
             return self.original(*args, **kwargs)
         try:
             _here.inside = True

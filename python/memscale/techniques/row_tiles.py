@@ -47,7 +47,7 @@ from torch.nn.modules import module as module_globals
 from memscale.errors import AttachError
 from memscale.techniques import plain_copies
 from memscale.techniques.checkpoint_state import all_below
-from memscale.techniques.checkpointing import runs_plain
+from memscale.techniques.checkpointing import stands_aside
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.techniques.recompute_check import UNCHECKED
@@ -117,7 +117,7 @@ class TiledForward(StandIn):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward tile by tile, or as it is where that cannot be."""
-        if torch.compiler.is_compiling() or self.passive or runs_plain():
+        if torch.compiler.is_compiling() or self.passive or stands_aside():
             return self.original(*args, **kwargs)
         x = self._input(args, kwargs)
         reason = "it is called with other arguments" if x is None else self._why_not(x)

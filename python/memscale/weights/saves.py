@@ -94,6 +94,7 @@ def hooks(stream: Stream) -> Any:
         return _Other(tensor) if type(tensor) in (Tensor, nn.Parameter) else tensor
 
     vars(pack)["memscale_stream"] = stream
+    vars(pack)["memscale_around"] = around  # for `techniques/saving_hooks.py`
 
     def unpack(saved: Any) -> Tensor:
         if isinstance(saved, SavedWeight):
