@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from memscale import _core
 from memscale.core import leftovers, model_state, tracer
+from memscale.core.earlier_graphs import check_apart, nodes_so_far
 from memscale.core.fake_optimizer import fake_optimizers, free_switches
 from memscale.core.fake_results import mode_of_fakes
 from memscale.core.gradient_buckets import GradientBuckets, silent
@@ -245,7 +246,7 @@ def _traced(
         stack.enter_context(blocks)
         stack.enter_context(UndoneWrites())
         for _ in range(passes - 1):
-            with model_state.preserved(model, contents=True):
+            with model_state.preserved(model, contents=True, batch=batch):
                 _warm_up(model, *copied_batch(*batch), step)
         return _record(watch, model, *copied_batch(*batch), step, draw)
 
@@ -263,9 +264,11 @@ def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
 
 
 def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts) -> None:
+    since = nodes_so_far()
     loss = loss_of(step.run(model, args, kwargs))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if loss is not None and parameters:
+        check_apart(loss, since, parameters)
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
@@ -284,14 +287,17 @@ def _record(
     buckets = GradientBuckets(model)
     forward = functools.partial(buckets.forward, functools.partial(calls.run, step, args, kwargs))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    since = nodes_so_far()
 
     def backward(loss: Tensor) -> list[Tensor | None]:
+        check_apart(loss, since, trainable)
         with buckets.watched(recorder, trainable):
             gradients = torch.autograd.grad(loss, trainable, allow_unused=True) if trainable else []
         return buckets.completed(recorder, trainable, gradients)
 
     gc.collect()  # what a real step has room for
-    with model_state.preserved(model, contents=True) as changes, tracer.no_collection():
+    batch = args, kwargs
+    with model_state.preserved(model, contents=True, batch=batch) as changes, tracer.no_collection():
         calls.declare_residents((args, kwargs), step)
         buckets.declare(recorder)
         for parameter in buckets.outside(trainable) if step.grads_present else []:
