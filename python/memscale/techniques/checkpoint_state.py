@@ -42,6 +42,7 @@ from memscale.techniques.late_hooks import hooks_taken_off
 from memscale.techniques.process_tables import Kept
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.techniques.torch_settings import TorchSettings, has_modes, users_modes, without_modes
+from memscale.techniques.whole_recomputes import runs_to_the_end
 from memscale.weights.places import lasting_address
 
 BufferRef = tuple[nn.Module, str]
@@ -128,9 +129,16 @@ class Body:
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
         self.uses = uses
         self._has_told_of_hooks = False
+        self._is_whole: bool | None = None
         self.foreign = tuple(foreign)
         self.has_cards = torch.cuda.is_available()
         self.device_kinds = ("cpu", "cuda") if self.has_cards else ("cpu",)
+
+    def is_recomputed_whole(self, parts: Iterable[nn.Module]) -> bool:
+        """Whether a recompute does not end as soon as all is there, by the code of its modules."""
+        if self._is_whole is None:
+            self._is_whole = runs_to_the_end(parts)
+        return self._is_whole
 
     def has_new_hooks(self, parts: Iterable[nn.Module]) -> bool:
         """Whether one of the modules has got a hook since the plan was made: then a forward runs as it is.
