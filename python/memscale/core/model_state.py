@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from memscale.core.iterators import copy_of, is_iterator
 from memscale.core.process_images import ProcessImages
@@ -271,13 +272,14 @@ def _keep_lasting(changes: Changes, images: dict[str, _ModuleImage]) -> None:
 
 
 @contextmanager
-def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
+def preserved(model: nn.Module, contents: bool = False, batch: Any = ()) -> Iterator[Changes]:
     """Puts attributes, buffer bindings, gradients, hooks and random generators back at the end.
 
     Args:
         model: whatever hangs on its modules is looked at, eight levels deep. Where a module holds an
             iterator, the block takes from a copy, and it counts as changed.
         contents: the block computes for real: keep copies of plain tensor attributes too.
+        batch: arguments of the forward. What objects among them hold is put back, too.
 
     Yields:
         The changes, complete when the block has ended.
@@ -285,6 +287,10 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
     process = ProcessImages(model, contents)
     values = Images(contents, model.modules())
     images = _images_of(model, values)
+    given = Images(False, model.modules())
+    for leaf in tree_leaves(batch):
+        if not isinstance(leaf, Tensor):
+            given.take(leaf)
     weights = WeightImages(model)
     hooks = HookImages((*model.parameters(), *model.buffers()))
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -311,6 +317,7 @@ def preserved(model: nn.Module, contents: bool = False) -> Iterator[Changes]:
             stack.callback(hooks.restore)
             stack.callback(weights.restore)
             stack.callback(process.restore)
+            stack.callback(given.restore)
             stack.callback(values.restore)
             for image in reversed(images.values()):
                 stack.callback(image.restore)

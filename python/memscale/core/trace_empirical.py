@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from memscale import _core
 from memscale.core import leftovers, model_state, tracer
+from memscale.core.earlier_graphs import check_apart, nodes_so_far
 from memscale.core.fake_optimizer import fake_optimizers, free_switches
 from memscale.core.fake_results import mode_of_fakes
 from memscale.core.gradient_buckets import GradientBuckets, silent
@@ -179,17 +180,35 @@ def _blocks_checkpointed(model: nn.Module, left_out: LeftOut) -> Iterator[None]:
 
 
 @contextmanager
-def buffer_contents(model: nn.Module) -> Iterator[None]:
-    """Puts the contents and the version of every buffer back at the end of the block."""
+def buffer_contents(model: nn.Module) -> Iterator[Callable[[], list[tuple[str, str]]]]:
+    """Puts the contents and the version of every buffer back at the end of the block.
+
+    Yields:
+        Tells (module path, name) of those that have other contents now.
+    """
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     versions = Versions(buffer for buffer, _ in before)
+
+    def changed() -> list[tuple[str, str]]:
+        other = {id(buffer) for buffer, value in before if not _is_same(buffer, value)}
+        modules = model.named_modules()
+        owned = ((path, name, value) for path, module in modules for name, value in module._buffers.items())
+        return [(path, name) for path, name, value in owned if id(value) in other]
+
     try:
-        yield
+        yield changed
     finally:
         with uninterrupted():
             for buffer, value in before:
                 buffer.data.copy_(value)
             versions.restore()  # for graphs that already hold buffers
+
+
+def _is_same(buffer: Tensor, before: Tensor) -> bool:
+    try:
+        return buffer.layout is not torch.strided or torch.equal(buffer.detach(), before)
+    except RuntimeError:  # not for every dtype
+        return False
 
 
 def trace_empirical(
@@ -239,15 +258,17 @@ def _traced(
 ) -> tracer.Trace:
     with ExitStack() as stack:
         stack.enter_context(model_state.training_flags(model, step.training))
-        stack.enter_context(buffer_contents(model))
+        changed_buffers = stack.enter_context(buffer_contents(model))
         stack.enter_context(silent(model))
         stack.enter_context(as_told(model, step.path.half))
         stack.enter_context(blocks)
         stack.enter_context(UndoneWrites())
         for _ in range(passes - 1):
-            with model_state.preserved(model, contents=True):
+            with model_state.preserved(model, contents=True, batch=batch):
                 _warm_up(model, *copied_batch(*batch), step)
-        return _record(watch, model, *copied_batch(*batch), step, draw)
+        # A codebook that the first forward fills is filled now: a plan must know of it all the same.
+        filled = changed_buffers() if passes > 1 else []
+        return _record(watch, model, *copied_batch(*batch), step, draw, filled)
 
 
 def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -263,9 +284,11 @@ def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
 
 
 def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts) -> None:
+    since = nodes_so_far()
     loss = loss_of(step.run(model, args, kwargs))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if loss is not None and parameters:
+        check_apart(loss, since, parameters)
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
@@ -276,6 +299,7 @@ def _record(
     kwargs: dict[str, Any],
     step: tracer.StepFacts,
     draw: float,
+    filled: list[tuple[str, str]],
 ) -> tracer.Trace:
     recorder = _RealRecorder(_core.Graph(), step.target, draw)
     watch.add(recorder)
@@ -284,14 +308,17 @@ def _record(
     buckets = GradientBuckets(model)
     forward = functools.partial(buckets.forward, functools.partial(calls.run, step, args, kwargs))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    since = nodes_so_far()
 
     def backward(loss: Tensor) -> list[Tensor | None]:
+        check_apart(loss, since, trainable)
         with buckets.watched(recorder, trainable):
             gradients = torch.autograd.grad(loss, trainable, allow_unused=True) if trainable else []
         return buckets.completed(recorder, trainable, gradients)
 
     gc.collect()  # what a real step has room for
-    with model_state.preserved(model, contents=True) as changes, tracer.no_collection():
+    batch = args, kwargs
+    with model_state.preserved(model, contents=True, batch=batch) as changes, tracer.no_collection():
         calls.declare_residents((args, kwargs), step)
         buckets.declare(recorder)
         for parameter in buckets.outside(trainable) if step.grads_present else []:
@@ -302,6 +329,7 @@ def _record(
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
         tracer.settle(recorder, model, changes, forward)
+    changes.buffers += filled
     trace = tracer.finish(recorder, calls, changes, "empirical")
     trace.notes += notes + buckets.notes
     trace.has_drawn = recorder.has_drawn

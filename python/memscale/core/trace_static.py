@@ -30,10 +30,12 @@ from memscale import _core
 from memscale.core import fake_results, kernels, leftovers, model_state, sharding, streamed_weights, tracer
 from memscale.core.cuda_recurrent import layers_of
 from memscale.core.cuda_semantics import emulation_for
+from memscale.core.earlier_graphs import backward_to_edges, extent_of, nodes_so_far
 from memscale.core.fake_optimizer import FakeOptimizer, fake_optimizers, free_switches
 from memscale.core.fake_results import mode_of_fakes
+from memscale.core.fake_saves import FakeSaves
 from memscale.core.gradient_buckets import GradientBuckets, silent
-from memscale.core.graph_builder import GraphRecorder, Slot, metadata_of, tensors_of
+from memscale.core.graph_builder import GraphRecorder, tensors_of
 from memscale.core.leaves import tell, told_of, what_to_tell
 from memscale.core.quiet_fakes import quiet_fakes
 from memscale.core.released_gradients import ReleasedGradients
@@ -92,6 +94,7 @@ class StaticRecorder(GraphRecorder):
         has_drawn: there was one.
         has_told: there are sparse tensors from before the step.
         others: tensors from outside model and batch that get a gradient, by id.
+        earlier: nodes that have made some of them.
     """
 
     def __init__(self, graph: _core.Graph, target: Target, draw: float = HIGHEST_DRAW) -> None:
@@ -100,6 +103,7 @@ class StaticRecorder(GraphRecorder):
         self.has_drawn = False
         self.has_told = False
         self.others: dict[int, Tensor] = {}
+        self.earlier: list[Any] = []
         self.versions = Versions()  # of somebody else's tensors that were not written to after all
         # Storages of real floating-point tensors made of ones alone. With a weak reference to each, or
         # another tensor's storage could come to lie where one has been.
@@ -110,6 +114,7 @@ class StaticRecorder(GraphRecorder):
     def __exit__(self, *error: Any) -> None:
         """Ends the block, and lets go of tensors from outside: their graphs may hold the recorder."""
         self.others.clear()
+        self.earlier.clear()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.versions.restore()
 
@@ -120,6 +125,14 @@ class StaticRecorder(GraphRecorder):
     def _is_from_outside(self, tensor: Tensor) -> bool:
         """Whether a real tensor is none that the forward made, such as a zero to which it adds losses."""
         return tensor.untyped_storage()._cdata not in self._made
+
+    def _note_other(self, tensor: Tensor) -> None:
+        if id(tensor) not in self.others:
+            self.others[id(tensor)] = tensor
+            if (
+                tensor._base is None and tensor.grad_fn is not None
+            ):  # a view may have been made by the forward
+                self.earlier.append(tensor.grad_fn)
 
     def execute(self, func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> Any:
         """Runs an operation for real if all it works on is real and small, on fakes otherwise."""
@@ -145,7 +158,7 @@ class StaticRecorder(GraphRecorder):
         operands = tensors_of(args) + tensors_of(kwargs.values())
         for tensor in operands:
             if not isinstance(tensor, FakeTensor) and tensor.requires_grad and self._is_from_outside(tensor):
-                self.others[id(tensor)] = tensor
+                self._note_other(tensor)
         if any(isinstance(tensor, FakeTensor) or not self._is_known(tensor) for tensor in operands):
             for tensor in self.written(func, info, args, kwargs) if self._known and info.writes else ():
                 self._known.pop(tensor.untyped_storage()._cdata, None)  # holds what nobody knows
@@ -209,93 +222,6 @@ def _made_of_nothing(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return None
-
-
-class _RealPlaceholder:
-    """What stands in the autograd graph for a saved tensor that is real: its values.
-
-    They lie in memory of their own. The tensor itself would keep its buffer alive for as long as it is saved,
-    and the trace would not see that nothing else does.
-
-    Args:
-        slot: the save.
-        tensor: what is saved.
-        stays: the tensor outlives the step, so it may be kept itself.
-    """
-
-    __slots__ = ("slot", "stays", "tensor")
-
-    def __init__(self, slot: Slot, tensor: Tensor, stays: bool) -> None:
-        self.slot = slot
-        self.stays = stays
-        self.tensor = tensor.detach() if stays else _real_copy(tensor)
-
-    def __del__(self) -> None:
-        self.slot.drop()
-
-
-class _FakePlaceholder:
-    """What stands in the autograd graph for a saved fake tensor."""
-
-    __slots__ = ("metadata", "mode", "slot")
-
-    def __init__(self, slot: Slot, tensor: FakeTensor) -> None:
-        self.slot = slot
-        self.metadata = metadata_of(tensor)
-        self.mode = tensor.fake_mode
-
-    def __del__(self) -> None:
-        self.slot.drop()
-
-
-def _real_copy(tensor: Tensor) -> Tensor:
-    """The same values, dtype, shape and strides on other memory. Not recorded."""
-    with torch._C._DisableTorchDispatch(), unset_fake_temporarily():
-        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        storage = tensor.untyped_storage().clone()  # strides may repeat elements, which `copy_` refuses
-        return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
-
-
-class _FakeSaves:
-    """Pack and unpack for the static trace."""
-
-    def __init__(self, recorder: GraphRecorder) -> None:
-        self.recorder = recorder
-
-    def pack(self, tensor: Tensor) -> object:
-        if _is_parameter(tensor) or tensor.layout is not torch.strided:
-            return tensor
-        slot = self.recorder.save(tensor)
-        return (
-            _FakePlaceholder(slot, tensor)
-            if isinstance(tensor, FakeTensor)
-            else _RealPlaceholder(slot, tensor, slot.buffer in self.recorder.foreign)
-        )
-
-    def unpack(self, packed: Any) -> Tensor:
-        recorder = self.recorder
-        if isinstance(packed, Tensor):
-            recorder.unpack_kept(packed)
-            return packed
-        slot = packed.slot
-        recorder.unpack(slot)
-        if isinstance(packed, _RealPlaceholder):
-            return self._real(packed)
-        *form, size = packed.metadata
-        made = fake_results.on_memory_of_its_own(packed.mode, form, size)
-        recorder.unpacked_as(slot, made.untyped_storage())
-        return made
-
-    def _real(self, packed: _RealPlaceholder) -> Tensor:
-        if packed.stays:
-            return packed.tensor
-        values = _real_copy(packed.tensor)
-        self.recorder.unpacked_as(packed.slot, values.untyped_storage())
-        return values
 
 
 def has_data(tensor: Tensor) -> bool:
@@ -369,7 +295,7 @@ class _FakeModel:
         if not _may_be_real(tensor) or tensor.layout is not torch.strided:
             return self.fake(tensor)
         if has_data(tensor):
-            return tensor.clone()
+            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
         return torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu")
 
     def of(self, tensor: Tensor) -> Tensor | None:
@@ -511,23 +437,28 @@ def trace_static(
         return contextvars.copy_context().run(_trace, watch, model, (args, kwargs), step, draw)
 
 
-def _backward(loss: Tensor, own: Sequence[Tensor], others: Sequence[Tensor], stack: ExitStack) -> None:
+def _backward(
+    loss: Tensor, own: Sequence[Tensor], recorder: StaticRecorder, since: int, stack: ExitStack
+) -> None:
     """Backward through the graph of a trace, and not on into graphs that were there before: those are real.
 
     Args:
         loss: where it begins.
-        own: tensors of the model and its batch.
-        others: real tensors from elsewhere.
+        own: tensors of the model and its batch, to which no graph from before leads.
+        recorder: knows real tensors from elsewhere.
+        since: `nodes_so_far` when the trace began.
         stack: as it closes, these have the gradients that they had.
     """
-    for tensor in others:
+    extent = extent_of(loss, since, recorder.earlier)
+    others = {id(tensor): tensor for tensor in extent.leaves if not isinstance(tensor, FakeTensor)}
+    for tensor in (others | recorder.others).values():
         has_one = tensor.is_leaf or tensor.retains_grad  # PyTorch warns who asks others
         stack.callback(set_gradient, tensor, tensor.grad if has_one else None)
-    if all(tensor.is_leaf for tensor in others):
+    if not extent.edges:
         loss.backward()
     else:
-        leaves = {id(leaf): leaf for leaf in own if leaf.requires_grad}
-        loss.backward(inputs=[*leaves.values(), *others])
+        leaves = [leaf for leaf in own if leaf.requires_grad] + extent.own_leaves()
+        backward_to_edges(loss, list({id(leaf): leaf for leaf in leaves}.values()), extent.edges)
 
 
 def _trace(
@@ -537,16 +468,16 @@ def _trace(
     step: tracer.StepFacts,
     draw: float,
 ) -> tracer.Trace:
-    recorder = StaticRecorder(_core.Graph(), step.target, draw)
+    recorder, since = StaticRecorder(_core.Graph(), step.target, draw), nodes_so_far()
     emulation = emulation_for(step.target, model)
     calls = tracer.CallRecorder(model, recorder)
     fakes = _FakeModel(model, mode_of_fakes(), step.path.half)
     watch.add(fakes.mode)
     buckets = GradientBuckets(model)
-    with model_state.preserved(model) as changes, tracer.no_collection(), quiet_fakes(), ExitStack() as stack:
-        stack.enter_context(model_state.training_flags(model, step.training))
-        stack.enter_context(sharding.whole(model))
-        stack.enter_context(silent(model))
+    preserved = model_state.preserved(model, batch=real_batch)
+    with preserved as changes, tracer.no_collection(), quiet_fakes(), ExitStack() as stack:
+        for block in (model_state.training_flags(model, step.training), sharding.whole(model), silent(model)):
+            stack.enter_context(block)
         stack.enter_context(fakes.swapped())
         stack.enter_context(nullcontext() if emulation is None else emulation.active())
         batch = tree_map_only(Tensor, fakes.of_batch, real_batch)
@@ -565,13 +496,13 @@ def _trace(
         stack.enter_context(released.watching(trainable))
         stack.enter_context(SteppedGradients(recorder, step.path, optimizers).watching(trainable))
         buckets.watch(recorder, trainable)
-        saves = _FakeSaves(recorder)
+        saves = FakeSaves(recorder)
         forward = functools.partial(buckets.forward, functools.partial(calls.run, step, *batch))
 
         def backward(loss: Tensor) -> list[Tensor | None]:
             if emulation is not None:
                 emulation.forward_is_over()
-            _backward(loss, (*fakes.fakes.values(), *trainable), list(recorder.others.values()), stack)
+            _backward(loss, (*fakes.fakes.values(), *trainable), recorder, since, stack)
             gradients = buckets.completed(recorder, trainable, [value.grad for value in trainable])
             for parameter, gradient in zip(trainable, gradients, strict=True):
                 parameter.grad = gradient

@@ -25,7 +25,7 @@ def _is_exported() -> bool:
 class WatchedForward(StandIn):
     """Stands in for the wrapped model's `forward`."""
 
-    calls_through = True
+    calls_through = stays_when_rebound = True
 
     def __init__(self, executor: Executor, original: Callable[..., Any]) -> None:
         super().__init__(executor.model, original)

@@ -35,12 +35,14 @@ from memscale.errors import RecomputeError
 from memscale.optim.released import set_gradient
 from memscale.techniques import python_generators
 from memscale.techniques.attribute_tables import AttributeTables, has_foreign_hooks
+from memscale.techniques.buffer_copies import Place, copies_of, views_in_attributes
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.late_hooks import hooks_taken_off
 from memscale.techniques.process_tables import Kept
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.techniques.torch_settings import TorchSettings, has_modes, users_modes, without_modes
+from memscale.techniques.whole_recomputes import runs_to_the_end
 from memscale.weights.places import lasting_address
 
 BufferRef = tuple[nn.Module, str]
@@ -127,9 +129,16 @@ class Body:
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
         self.uses = uses
         self._has_told_of_hooks = False
+        self._is_whole: bool | None = None
         self.foreign = tuple(foreign)
         self.has_cards = torch.cuda.is_available()
         self.device_kinds = ("cpu", "cuda") if self.has_cards else ("cpu",)
+
+    def is_recomputed_whole(self, parts: Iterable[nn.Module]) -> bool:
+        """Whether a recompute does not end as soon as all is there, by the code of its modules."""
+        if self._is_whole is None:
+            self._is_whole = runs_to_the_end(parts)
+        return self._is_whole
 
     def has_new_hooks(self, parts: Iterable[nn.Module]) -> bool:
         """Whether one of the modules has got a hook since the plan was made: then a forward runs as it is.
@@ -180,6 +189,7 @@ class State:
         "tensors",
         "uses",
         "vacant",
+        "views",
     )
 
     attributes: AttributeTables
@@ -189,6 +199,7 @@ class State:
     def __init__(self) -> None:
         self.autocast: list[tuple[str, torch.dtype, bool, bool]] = []
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self.views: list[tuple[Place, Tensor]] = []  # of the same memory, in attributes
         self.cpu_rng: Tensor | None = None
         self.cuda_rng: dict[int, Tensor] = {}
         self.uses = NO_USES
@@ -266,14 +277,19 @@ class State:
                         self.tensors.append((registry, name, value, stamp, value.requires_grad))
                         if is_copied(value) and (id(registry), name) not in copied:
                             self.copies.append((registry, name, value, stamp, value.clone()))
-        clones: dict[int, Tensor] = {}  # a buffer may have several names
-        with torch.no_grad():
-            for module, name in changing:
-                value = module._buffers[name]
-                if value is not None:
-                    if id(value) not in clones:
-                        clones[id(value)] = value.clone()
-                    self.buffers.append((module, name, clones[id(value)]))
+        if changing:
+            self._copy_changing(parts, changing)
+
+    def _copy_changing(self, parts: Sequence[nn.Module], changing: Sequence[BufferRef]) -> None:
+        """Copies buffers that the call changes, each once, whatever its names, and with them other views."""
+        bound = [(module, name, module._buffers[name]) for module, name in changing]
+        buffers = [value for *_, value in bound if value is not None]
+        views = views_in_attributes(parts, buffers)
+        clones = copies_of([*buffers, *(value for _, value in views)])
+        self.buffers = [
+            (module, name, clones[id(value)]) for module, name, value in bound if value is not None
+        ]
+        self.views = [(place, clones[id(value)]) for place, value in views]
 
     def _copy_attributes(self, parts: Sequence[nn.Module]) -> None:
         """Copies small tensors from outside that are plain attributes."""
@@ -350,9 +366,11 @@ class State:
                 stack.callback(python_generators.present().put_back)
                 self.generators.put_back()
             self._check_contents({id(tensor) for _, _, tensor, _, _ in changed})
-            if exchanges:
-                self._restore_modules()
+            copies = self._restore_modules() if exchanges else {}
             self.attributes.restore(stack, differing)
+            for (holder, key), before in self.views:
+                stack.callback(holder.__setitem__, key, holder[key])
+                holder[key] = copies[id(before)]
             for place, name, _, _, before in changed:
                 stack.callback(place.__setitem__, name, place[name])
                 place[name] = before.clone()
@@ -431,8 +449,13 @@ class State:
     def _changed_places(self) -> set[tuple[int, str]]:
         return {(id(module._buffers), name) for module, name, _ in self.buffers}
 
-    def _restore_modules(self) -> None:
-        """The same weights, flags and buffers as in the first run, whatever has been bound or set since."""
+    def _restore_modules(self) -> dict[int, Tensor]:
+        """The same weights, flags and buffers as in the first run, whatever has been bound or set since.
+
+        Returns:
+            Copies of what is held of buffers and views, by its id: a second backward (retain_graph) starts
+            from the same values again.
+        """
         for (module, training), kind in zip(self.flags, self.kinds, strict=True):
             _set_flags(module, training, kind)
         changed = self._changed_places()
@@ -449,16 +472,15 @@ class State:
                 registry[name] = tensor
             if tensor.requires_grad != requires_grad and tensor.is_leaf:
                 tensor.requires_grad_(requires_grad)
+        again = copies_of([*(before for *_, before in self.buffers), *(before for _, before in self.views)])
         copies: dict[int, Tensor] = {}
         for module, name, before in self.buffers:
             present = module._buffers[name]
-            if id(present) not in copies:
-                # A copy of the copy: a second backward (retain_graph) starts from the same value again.
-                copies[id(present)] = before.clone()
-            module._buffers[name] = copies[id(present)]
+            module._buffers[name] = copies.setdefault(id(present), again[id(before)])
         for registry, name, tensor, *_ in self.tensors if copies else ():
             if id(tensor) in copies and _bound(registry, name) is tensor:  # the same buffer by another name
                 registry[name] = copies[id(tensor)]
+        return again
 
 
 class _Present:

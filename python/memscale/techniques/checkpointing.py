@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 from memscale.core.leaves import is_sparse
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
-from memscale.techniques import global_hooks, outliving
+from memscale.techniques import batched_backward, global_hooks, outliving
 from memscale.techniques.checkpoint_state import (
     NO_USES,
     Body,
@@ -359,6 +359,7 @@ class Region:
         args, kwargs = self.inputs()
         try:
             with ExitStack() as stack:
+                stack.enter_context(batched_backward.set_aside())
                 stack.enter_context(self.unseen())
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_second_run.of(self.born))

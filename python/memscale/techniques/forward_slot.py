@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 import itertools
 import weakref
@@ -41,9 +40,11 @@ class StandIn(plain_copies.Ours):
         passive: true once it has been removed. Whoever still calls it, having wrapped it, gets the original.
         born: when it was made, in the order of `births`.
         calls_through: every call of it is one call of the original, with the same arguments and result.
+        stays_when_rebound: `__func__` leads to the stand-in, not past it.
     """
 
     calls_through = False
+    stays_when_rebound = False
 
     def __init_subclass__(cls) -> None:
         if not _COMPILER_FOLLOWS and "__call__" in vars(cls):
@@ -86,17 +87,39 @@ class StandIn(plain_copies.Ours):
         return type(module).forward if self._follows_class else self._function
 
     @property
-    def __func__(self) -> Callable[..., Any]:
-        """The stand-in as a function of module and arguments, for what rebinds methods (accelerate does).
+    def __self__(self) -> Any:
+        """The module, as a bound method has it.
 
-        Bound to a copy of the module it runs the copy's own forward.
+        Raises:
+            AttributeError: the original is no method.
         """
-        return functools.partial(_unbound, self, type(self.module).forward)
+        return self._of_original("__self__")
+
+    @property
+    def __func__(self) -> Any:
+        """The original's function, or, for what rebinds a model's forward (accelerate does), one like it.
+
+        Raises:
+            AttributeError: the original is no method.
+        """
+        function = self._of_original("__func__")
+        return Unbound(self, function) if self.stays_when_rebound else function
 
     @property
     def __code__(self) -> Any:
         """The original's, for `torch.export`, which reads the names of its arguments there."""
-        return self.original.__code__
+        return self._of_original("__code__")
+
+    def __getattr__(self, name: str) -> Any:
+        """What a bound method has of its function: its defaults, and what somebody has set on it."""
+        if name in _OF_FUNCTIONS or not name.startswith("_"):
+            return self._of_original(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _of_original(self, name: str) -> Any:
+        if "_original" not in self.__dict__:  # being made
+            raise AttributeError(name)
+        return getattr(self._bottom.original, name)
 
     def run_original(self, *args: Any, **kwargs: Any) -> Any:
         """Calls it. Compiled code must have no bound method: the compiler looks it up by its name again."""
@@ -161,11 +184,54 @@ def beneath_stand_ins(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward.lowest.original if through else forward  # type: ignore[attr-defined]
 
 
-def _unbound(stand_in: StandIn, own: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A forward found through `StandIn.__func__`."""
-    if stand_in._module() is module:
-        return stand_in(*args, **kwargs)
-    return own(module, *args, **kwargs)
+_OF_FUNCTIONS = frozenset(
+    ("__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__annotations__", "__type_params__")
+)
+
+
+class Unbound:
+    """A stand-in as a function of module and arguments. It is equal to the function that it stands for.
+
+    Bound to a copy of the module it runs the copy's own forward. Copies and files have the function itself.
+
+    Args:
+        stand_in: to be called for its own module.
+        function: for any other.
+    """
+
+    def __init__(self, stand_in: StandIn, function: Callable[..., Any]) -> None:
+        self._stand_in, self._own = stand_in, function
+        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+            setattr(self, name, getattr(function, name, None))
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward of a module."""
+        if self._stand_in._module() is module:
+            return self._stand_in(*args, **kwargs)
+        return type(module).forward(module, *args, **kwargs)
+
+    def __get__(self, module: Any, kind: type | None = None) -> Any:
+        """Binds it, as a function is bound."""
+        return self if module is None else MethodType(self, module)
+
+    def __eq__(self, other: object) -> bool:
+        return self._own == (other._own if isinstance(other, Unbound) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._own)
+
+    def __getattr__(self, name: str) -> Any:
+        if (name in _OF_FUNCTIONS or name == "__code__" or not name.startswith("_")) and (
+            "_own" in self.__dict__
+        ):
+            return getattr(self._own, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._own
+
+    def __reduce__(self) -> Any:
+        return getattr, (type(self._stand_in.module), self.__name__)
 
 
 class ForwardSlot:

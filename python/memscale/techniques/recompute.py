@@ -62,8 +62,8 @@ class Recompute:
     """
 
     __slots__ = (
-        "_body", "_detach", "_expected", "_is_sampled", "_last", "_only", "count", "difference", "is_over",
-        "values", "wanted",
+        "_body", "_detach", "_expected", "_is_sampled", "_is_whole", "_last", "_only", "count",
+        "difference", "is_over", "values", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class Recompute:
     ) -> None:
         self.wanted = {save.index: save for save in wanted}
         self._body = region.body
+        self._is_whole = region.body.is_recomputed_whole(module for module, _ in region.state.flags)
         self._last = max(self.wanted) if only is None else only
         self._only, self._expected, self._is_sampled = only, expected, is_sampled
         self._detach = Tensor.detach if region.operations is None else detached
@@ -91,7 +92,7 @@ class Recompute:
         index = self.count
         self.count += 1
         value = self._detach(tensor)
-        save = self.wanted.get(index)
+        save = None if self.is_over else self.wanted.get(index)
         if save is not None:
             self._compare(save, tensor, value)
             self.values[index] = (value, value._version)
@@ -99,7 +100,8 @@ class Recompute:
             self.difference = index, "", None, False
         if index == self._last or self.difference is not None:
             self.is_over = True
-            raise Stop
+            if not self._is_whole:
+                raise Stop
         return value
 
     def _compare(self, save: Saved, tensor: Tensor, value: Tensor) -> None:
