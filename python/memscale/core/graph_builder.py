@@ -316,10 +316,9 @@ class GraphRecorder(TorchDispatchMode):
         fresh = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in self._buffers]
         if self.cuda is not None:
             fresh = self.cuda.in_order(info.schema, fresh)
-        moved = 0
         work = info.work_of(args, kwargs, outputs)
-        if fresh or info.writes:  # otherwise a view by another name
-            moved = moved_bytes(info.schema, work, inputs, outputs)
+        is_view = not (fresh or info.writes)  # by another name
+        moved = 0 if is_view else moved_bytes(info.schema, work, inputs, outputs)
         scratch = 0
         if self.target.kind == "cpu":
             scratch = kernels.scratch(func, info, (args, kwargs), outputs, _storage_bytes(fresh))
