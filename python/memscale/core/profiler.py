@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from memscale import _core
 from memscale.core import gradient_buckets, sharding
+from memscale.core.extreme_draws import extreme_draws
 from memscale.core.leaves import tensors_of
 from memscale.core.leftovers import LeftoverError
 from memscale.core.tracer import StepFacts, Trace
@@ -166,16 +167,31 @@ def _largest(traced: Callable[..., Trace], step: StepFacts) -> Trace:
     """The trace of the worst that a step may turn out to be.
 
     A loss may go through one of several outputs alone while the loop holds the others: their graphs stay, and
-    no plan makes up for that. Random numbers may drop layers: of high and low ones, the larger step.
+    no plan makes up for that. Random numbers may drop layers: with high and with low ones.
     """
     trace = traced(step)
     if trace.another_use is not None:
         step = replace(step, use=trace.another_use)
         trace = traced(step)
-    if not trace.has_drawn:
-        return trace
-    other = traced(step, draw=0.0)
-    return max(trace, other, key=lambda item: _core.replay(item.graph)["peak_bytes"])
+    traces = [trace]
+    if trace.has_drawn:
+        traces.append(traced(step, draw=0.0))
+    if trace.changes.python_random:
+        traces += _with_extreme_draws(traced, step)
+    return max(traces, key=lambda item: _core.replay(item.graph)["peak_bytes"])
+
+
+def _with_extreme_draws(traced: Callable[..., Trace], step: StepFacts) -> Iterator[Trace]:
+    """Traces in which Python's and NumPy's generators draw the highest and the lowest numbers."""
+    for highest in (True, False):
+        try:
+            with extreme_draws(highest):
+                trace = traced(step)
+        except LeftoverError:
+            raise
+        except Exception:  # the model's own: it need not work with such numbers
+            continue
+        yield trace
 
 
 def _short(error: Exception) -> str:

@@ -70,6 +70,7 @@ def test_sums_are_those_of_the_file(run: Runner, tmp_path: Path) -> None:
         (b"<!DOCTYPE html>", ["HTML"]),
         (b"", ["is empty", "_dump_snapshot"]),
     ],
+    ids=["gzip", "xz", "bzip2", "JSON", "HTML", "empty"],
 )
 def test_other_formats_are_named(run: Runner, tmp_path: Path, begin: bytes, texts: list[str]) -> None:
     path = tmp_path / "snapshot.pickle"
