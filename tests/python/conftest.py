@@ -22,6 +22,8 @@ settings.register_profile(
 )
 settings.load_profile("memscale")
 
+os.environ.pop("COLUMNS", None)  # tests in several processes have it, and text would fit it
+
 os.environ["MEMSCALE_CALIBRATION"] = (
     "off"  # the same plans on every machine; processes that tests start inherit it
 )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from memscale.core.leaves import tensors_of
 from memscale.errors import ProfileError
 
 
@@ -142,19 +143,24 @@ class _Gradients:
         return part
 
 
-def check_apart(loss: Tensor, since: int, leaves: Sequence[Tensor]) -> None:
+def nodes_of(batch: Any) -> list[Any]:
+    """Nodes that have made tensors among the arguments of a forward, in objects among them, too."""
+    return [tensor.grad_fn for tensor in tensors_of(batch) if tensor.grad_fn is not None]
+
+
+def check_apart(loss: Tensor, earlier: Sequence[Any], leaves: Sequence[Tensor]) -> None:
     """Raises where backward to some leaves would run into an earlier graph.
 
     Args:
         loss: where it begins.
-        since: `nodes_so_far` when its graph was begun.
+        earlier: `nodes_of` the arguments, before the forward.
         leaves: where it is to end.
 
     Raises:
         ProfileError: an earlier graph leads to them, too.
     """
-    earlier = extent_of(loss, since).earlier_leaves
-    if earlier and any(id(leaf) in earlier for leaf in leaves):
+    beyond = extent_of(loss, 0, earlier).earlier_leaves if earlier else frozenset()
+    if any(id(leaf) in beyond for leaf in leaves):
         raise ProfileError(
             "the forward goes on from an earlier one whose backward is still to come, as where a cache holds "
             "its tensors: such a step cannot be recorded by running it"

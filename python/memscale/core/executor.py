@@ -75,9 +75,6 @@ _MOST_PLANS = 32
 _CARRIED_BYTES = 64 * 1024
 """A loss that the loop still names is not worth a new plan: smaller outputs are within the reserve."""
 
-_DROPPED_SHARE = 0.005
-"""Of the predicted peak: what a loop drops before backward is worth a new plan from here on."""
-
 _NOT_ALONE = (
     "another thread is in the middle of a step of this model, or holds an output of it whose backward has "
     "not run: the model cannot be looked at without its plan now"
@@ -448,11 +445,9 @@ class Executor(Ours):
         )
 
     def _learn_use(self) -> None:
-        """What the step before has shown of the loop: which outputs its loss uses, which it holds."""
+        """What the step before has shown of the loop: which outputs its loss uses."""
         if self.planned is not None and self.open.seen is not None:
-            peak = self.planned.plan.predicted.allocated_peak_bytes
-            least = max(_CARRIED_BYTES, int(_DROPPED_SHARE * peak))
-            self._learned.learn(self.open.seen, self.planned.trace.use, least)
+            self._learned.learn(self.open.seen, self.planned.trace.use)
 
     def _watch_optimizers(self) -> None:
         self._optimizer_hook = before_steps(self, Executor.note_optimizer)

@@ -484,7 +484,9 @@ class GraphRecorder(TorchDispatchMode):
                 if buffer in self._buffer_reads:
                     self._note_changed(buffer)
                 # Past autograd (`output.data.clamp_`), else plain PyTorch would refuse the save in backward.
-                for module in self._saved_inside.pop(buffer, ()) if self.learn_inputs else ():
+                # A module that writes itself does so in its recompute as well.
+                saving = self._saved_inside.get(buffer, set()) if self.learn_inputs else set()
+                for module in saving.difference(self.open_modules):
                     self.graph.mark_module(module, _core.MODULE_INPUT_CHANGED)
             elif not _has_storage(tensor):  # nobody knows whose memory that is
                 self._refuse_second_runs()

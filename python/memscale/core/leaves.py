@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 _DEEPEST = 3
 
-_LONGEST = 1024
+LONGEST = 1024
 """Entries of a container in an object; a longer one is a data set that a batch knows, and not looked into."""
 
 
@@ -130,7 +130,7 @@ def _parts(leaf: Any) -> list[Any]:
     if isinstance(leaf, (str, bytes, int, float, complex, type, nn.Module)) or leaf is None:
         return []
     if isinstance(leaf, Mapping):
-        return [] if len(leaf) > _LONGEST else list(filter(_is_short, leaf.values()))
+        return [] if len(leaf) > LONGEST else list(filter(_is_short, leaf.values()))
     if dataclasses.is_dataclass(leaf):
         parts = (getattr(leaf, field.name, None) for field in dataclasses.fields(leaf))
         return list(filter(_is_short, parts))
@@ -139,4 +139,4 @@ def _parts(leaf: Any) -> list[Any]:
 
 
 def _is_short(part: Any) -> bool:
-    return not isinstance(part, (list, tuple, dict)) or len(part) <= _LONGEST
+    return not isinstance(part, (list, tuple, dict)) or len(part) <= LONGEST

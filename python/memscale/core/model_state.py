@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from memscale.core.iterators import copy_of, is_iterator
+from memscale.core.leaves import LONGEST
 from memscale.core.process_images import ProcessImages
 from memscale.core.tensor_hooks import HookImages
 from memscale.core.uninterrupted import uninterrupted
@@ -290,7 +291,7 @@ def preserved(model: nn.Module, contents: bool = False, batch: Any = ()) -> Iter
     given = Images(False, model.modules())
     for leaf in tree_leaves(batch):
         if not isinstance(leaf, Tensor):
-            given.take(leaf)
+            given.take(leaf, longest=LONGEST)
     weights = WeightImages(model)
     hooks = HookImages((*model.parameters(), *model.buffers()))
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]

@@ -60,7 +60,7 @@ class OpenGraph:
         self.thread = threading.get_ident()
         self._lives: list[weakref.ref[_Life]] = []
         leaves = tensors_of(output)
-        self.seen = SeenUse(leaves)
+        self.seen = SeenUse(len(leaves))
         nodes: dict[Any, list[int]] = {}
         for place, leaf in enumerate(leaves):
             if leaf.grad_fn is not None:

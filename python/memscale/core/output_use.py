@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loop does with a model's outputs: which its loss goes through, which it still holds in backward.
+"""What a loop does with a model's outputs: which of them its loss goes through.
 
 A trace sees the model, not the loop. Until a real step has shown otherwise it assumes that a loss that the
 model returns is the loop's; else, that the loss goes through the output that leaves most of the graph unused;
 and that the loop holds all outputs until the step is over. An output that no loss uses keeps its graph for as
-long as it is held; one that is dropped before backward takes no memory in it.
+long as it is held.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,19 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputUse:
-    """What becomes of a model's outputs, one flag per tensor, in order.
-
-    Attributes:
-        used: backward goes through it.
-        held: the loop holds it when backward begins.
-    """
+    """Which of a model's outputs backward goes through, one flag per tensor, in order."""
 
     used: tuple[bool, ...]
-    held: tuple[bool, ...]
-
-    def with_held(self, other: OutputUse) -> OutputUse:
-        """The same with all that is held in either."""
-        return OutputUse(self.used, tuple(map(max, self.held, other.held)))
 
     def fits(self, leaves: Sequence[Tensor]) -> bool:
         """Whether an output has as many tensors."""
@@ -46,28 +35,22 @@ class OutputUse:
 
 
 class SeenUse:
-    """What one backward shows of the outputs of its forward. Graphs hold it; it holds no tensor."""
+    """What a step shows of the outputs of its forward. Graphs hold it; it holds no tensor."""
 
-    __slots__ = ("_held", "_refs", "_used", "sizes")
+    __slots__ = ("_count", "_used")
 
-    def __init__(self, leaves: Sequence[Tensor]) -> None:
-        self._refs = [weakref.ref(leaf) for leaf in leaves]
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._used: set[int] = set()
-        self._held: tuple[bool, ...] | None = None
-        self.sizes = [leaf.nbytes for leaf in leaves]
 
     def note(self, places: Sequence[int]) -> None:
         """A backward goes through the outputs at these places."""
         self._used.update(places)
-        if self._held is None:
-            self._held = tuple(ref() is not None for ref in self._refs)
 
     @property
     def use(self) -> OutputUse | None:
         """None where no backward has been."""
-        if self._held is None:
-            return None
-        return OutputUse(tuple(place in self._used for place in range(len(self._refs))), self._held)
+        return OutputUse(tuple(place in self._used for place in range(self._count))) if self._used else None
 
 
 class LearnedUse:
@@ -81,25 +64,15 @@ class LearnedUse:
         self.use: OutputUse | None = None
         self._varies = False
 
-    def learn(self, seen: SeenUse, assumed: OutputUse | None, least_bytes: int) -> None:
-        """Takes one step in.
-
-        Args:
-            seen: of the step.
-            assumed: by the plan that it ran under.
-            least_bytes: outputs that are smaller are held, as far as plans go.
-        """
+    def learn(self, seen: SeenUse, assumed: OutputUse | None) -> None:
+        """Takes one step in, which ran under a plan that assumed this."""
         use = seen.use
         if use is None or assumed is None or self._varies or len(use.used) != len(assumed.used):
             return
-        small = [size < least_bytes for size in seen.sizes]
-        use = use.with_held(OutputUse(use.used, tuple(small)))
         if self.use is not None and len(self.use.used) == len(use.used):
-            self._varies = self.use.used != use.used
-            self.use = None if self._varies else use.with_held(self.use)
-        elif use.used != assumed.used or any(
-            there and not here for there, here in zip(assumed.held, use.held, strict=True)
-        ):
+            self._varies = self.use != use
+            self.use = None if self._varies else use
+        elif use != assumed:
             self.use = use
 
 
@@ -122,16 +95,13 @@ def nodes_behind(tensors: Sequence[Tensor]) -> set[Any]:
     return found
 
 
-def held_of(recorder: GraphRecorder, output: Any, loss: Tensor | None, step: StepFacts) -> Any:
-    """Output and loss, as far as a loop holds them in backward. The recorder notes what is assumed."""
-    leaves = tensors_of(output)
+def note_use(recorder: GraphRecorder, output: Any, loss: Tensor | None, step: StepFacts) -> None:
+    """The recorder notes what this trace assumes of the outputs, and what another would."""
     if step.forwards > 1 or loss is None:
-        return output, loss
+        return
     if step.use is None and own_loss(output) is None:
         recorder.another_use = one_alone(output)
-    held = step.use.held if step.use is not None and step.use.fits(leaves) else (True,) * len(leaves)
-    recorder.use = OutputUse(reached(loss, leaves), held)
-    return [leaf for leaf, is_held in zip(leaves, held, strict=True) if is_held], loss
+    recorder.use = OutputUse(reached(loss, tensors_of(output)))
 
 
 _LEAST_SHARE = 0.1
@@ -152,4 +122,4 @@ def one_alone(output: Any) -> OutputUse | None:
     place = min(sizes, key=lambda end: sizes[end])
     if whole - sizes[place] < _LEAST_SHARE * whole:
         return None
-    return OutputUse(reached(leaves[place], leaves), (True,) * len(leaves))
+    return OutputUse(reached(leaves[place], leaves))

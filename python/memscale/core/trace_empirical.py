@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from memscale import _core
 from memscale.core import leftovers, model_state, tracer
-from memscale.core.earlier_graphs import check_apart, nodes_so_far
+from memscale.core.earlier_graphs import check_apart, nodes_of
 from memscale.core.fake_optimizer import fake_optimizers, free_switches
 from memscale.core.fake_results import mode_of_fakes
 from memscale.core.gradient_buckets import GradientBuckets, silent
@@ -284,11 +284,11 @@ def copied_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
 
 
 def _warm_up(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: tracer.StepFacts) -> None:
-    since = nodes_so_far()
+    earlier = nodes_of((args, kwargs))
     loss = loss_of(step.run(model, args, kwargs))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if loss is not None and parameters:
-        check_apart(loss, since, parameters)
+        check_apart(loss, earlier, parameters)
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
@@ -308,10 +308,10 @@ def _record(
     buckets = GradientBuckets(model)
     forward = functools.partial(buckets.forward, functools.partial(calls.run, step, args, kwargs))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    since = nodes_so_far()
+    earlier = nodes_of((args, kwargs))
 
     def backward(loss: Tensor) -> list[Tensor | None]:
-        check_apart(loss, since, trainable)
+        check_apart(loss, earlier, trainable)
         with buckets.watched(recorder, trainable):
             gradients = torch.autograd.grad(loss, trainable, allow_unused=True) if trainable else []
         return buckets.completed(recorder, trainable, gradients)

@@ -30,7 +30,7 @@ from memscale.core.leaves import storage_bytes, tensors_of
 from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.core.loss import loss_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
-from memscale.core.output_use import OutputUse, held_of
+from memscale.core.output_use import OutputUse, note_use
 from memscale.core.target import CPU, Target
 from memscale.core.uninterrupted import uninterrupted
 from memscale.core.weight_images import GradientImages, WeightImages
@@ -400,9 +400,9 @@ def run_step(
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
             loss = loss_of(output, step.use) if step.forwards == 1 else _sum_of(map(loss_of, output))
-            recorder.held = held_of(recorder, output, loss, step)
-            recorder.output_bytes = storage_bytes(tensors_of(recorder.held))
-            del output
+            recorder.output_bytes = storage_bytes(tensors_of((output, loss)))
+            recorder.held = (output, loss)
+            note_use(recorder, output, loss, step)
         recorder.forward_is_over()
         recorder.set_phase(_core.PHASE_BACKWARD)
         recorder.learn_inputs = False

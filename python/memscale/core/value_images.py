@@ -124,10 +124,12 @@ class Images:
         self.modules = {id(module): module for module in modules}
         self.images: dict[int, _Image | None] = {}
         self._bytes_left = _MOST_BYTES
+        self._longest = _MOST
         self._versions = Versions()
 
-    def take(self, value: Any, depth: int = DEPTH) -> None:
-        """Takes the image of a value and of what it holds."""
+    def take(self, value: Any, depth: int = DEPTH, longest: int = _MOST) -> None:
+        """Takes the image of a value and of what it holds; not what is in containers of more entries."""
+        self._longest = longest
         self._take(value, depth, len(self.images) + _MOST)
 
     def _take(self, value: Any, depth: int, most: int) -> None:
@@ -143,7 +145,8 @@ class Images:
         if self.bindings and issubclass(type(value), nn.Module):  # however deep
             for parameter in nn.Module.parameters(value):
                 self._take(parameter, 1, most)
-        for child in image.children if image is not None else ():
+        children = () if image is None or len(image.children) > self._longest else image.children
+        for child in children:
             self._take(child, depth - 1, most)
 
     def changed(self, value: Any, depth: int = DEPTH) -> bool:

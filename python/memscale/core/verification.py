@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from memscale.core import model_state, sharding
 from memscale.core.double_run import BOUND, Errors, double_batch, errors_of, errors_of_each, in_double
-from memscale.core.earlier_graphs import check_apart, nodes_so_far
+from memscale.core.earlier_graphs import check_apart, nodes_of
 from memscale.core.gradient_buckets import silent
 from memscale.core.loss import loss_of
 from memscale.core.model_state import training_flags
@@ -346,11 +346,11 @@ def _step(executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], fac
         stack.enter_context(torch.enable_grad())
         trainable = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
         args, kwargs = copied_batch(args, kwargs)
-        since = nodes_so_far()
+        earlier = nodes_of((args, kwargs))
         loss = loss_of(facts.run(model, args, kwargs))
         if loss is not None and trainable:
             result["loss", ""] = loss.detach().clone()
-            check_apart(loss, since, [value for _, value in trainable])
+            check_apart(loss, earlier, [value for _, value in trainable])
             gradients = _gradients(model, loss, [value for _, value in trainable])
             for (name, _), gradient in zip(trainable, gradients, strict=True):
                 if gradient is not None:
