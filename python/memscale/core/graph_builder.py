@@ -21,6 +21,7 @@ from memscale import _core
 from memscale.core import fake_results, kernels
 from memscale.core.accumulation import AccumulationWatch
 from memscale.core.cuda_semantics import CudaKernels, is_backward
+from memscale.core.extents import Extent, extent_of, overlap
 from memscale.core.leaves import parts_of, storage_bytes, told_of
 from memscale.core.sources import Origins
 from memscale.core.target import CPU, Target
@@ -135,7 +136,8 @@ class GraphRecorder(TorchDispatchMode):
         self._read_by: set[tuple[int, int]] = set()  # (call, buffer) that has been entered as an input
         self._made_in_forward: set[int] = set()  # not saved so far
         self._made_in_step: set[int] = set()
-        self._saved_inside: dict[int, set[int]] = {}  # of those: in which modules
+        # Of those: the parts that were saved, and in which modules.
+        self._saved_inside: dict[int, dict[Extent, set[int]]] = {}
         self._saved_by_op: set[int] = (
             set()
         )  # buffers saved since the last operation: inputs of the one to come
@@ -263,7 +265,8 @@ class GraphRecorder(TorchDispatchMode):
             self._made_in_forward.discard(buffer)
             self.graph.set_category(buffer, _core.CATEGORY_ACTIVATION)
         if buffer in self._made_in_step:
-            self._saved_inside.setdefault(buffer, set()).update(self.open_modules)
+            parts = self._saved_inside.setdefault(buffer, {})
+            parts.setdefault(extent_of(tensor), set()).update(self.open_modules)
         self._saved_by_op.add(buffer)
         save = self.graph.add_save(buffer)
         if self.uses is not None:
@@ -484,10 +487,12 @@ class GraphRecorder(TorchDispatchMode):
                 if buffer in self._buffer_reads:
                     self._note_changed(buffer)
                 # Past autograd (`output.data.clamp_`), else plain PyTorch would refuse the save in backward.
-                # A module that writes itself does so in its recompute as well.
-                saving = self._saved_inside.get(buffer, set()) if self.learn_inputs else set()
-                for module in saving.difference(self.open_modules):
-                    self.graph.mark_module(module, _core.MODULE_INPUT_CHANGED)
+                # Recurrent layers write to other parts of the same memory.
+                parts = self._saved_inside.get(buffer, {}) if self.learn_inputs else {}
+                written = extent_of(tensor) if parts else None
+                for part, modules in parts.items():
+                    for module in modules if written is not None and overlap(part, written) else ():
+                        self.graph.mark_module(module, _core.MODULE_INPUT_CHANGED)
             elif not _has_storage(tensor):  # nobody knows whose memory that is
                 self._refuse_second_runs()
 

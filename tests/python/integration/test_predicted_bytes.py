@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions of steps whose memory hangs on one detail of an operator: none too low, none far too high."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import memscale
+from zoo.training import peak_bytes
+
+
+class Blur(nn.Module):
+    """A reshape gives a dimension of one element a stride by which the convolution chooses its layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.kernel = nn.Parameter(torch.ones(32, 1, 1)), nn.Parameter(torch.rand(1, 1, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x * self.scale).reshape(-1, 35, 35, 1)
+        x = F.pad(x, [0, 0, 1, 1, 1, 1]).permute(0, 3, 1, 2).reshape(-1, 1, 37, 37)
+        return F.conv2d(x, self.kernel).square().mean()
+
+
+class PyramidHead(nn.Module):
+    """Batch norm of single pixels in channels_last, whose copies are wide afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, padding=1)
+        self.pool = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(32, 32, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()
+        )
+        self.mix = nn.Sequential(nn.Conv2d(64, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        wide = F.interpolate(self.pool(x), size=x.shape[2:], mode="bilinear", align_corners=False)
+        return self.mix(torch.cat([x, wide], 1)).square().mean()
+
+
+class Aggregation(nn.Module):
+    """Backward of `amax` adds to a tensor that is read later: not in place, though others do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+        self.edges = torch.randint(1000, (2, 1700), generator=torch.Generator().manual_seed(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        to = self.edges[1].view(-1, 1).expand(-1, 32)
+        for layer in self.layers:
+            x = layer(x)[self.edges[0]]
+            x = x.new_zeros(1000, 32).scatter_reduce(0, to, x, "amax", include_self=False)
+        return x.square().mean()
+
+
+class Head(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(32, 32), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x)).square().mean()
+
+
+HEADS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sort": lambda x: x.sort(-1)[0],
+    "topk": lambda x: x.topk(20, -1)[0],
+    "max": lambda x: x.max(1)[0],
+    "kthvalue": lambda x: x.kthvalue(3, 1)[0],
+    "gather": lambda x: x.gather(1, torch.zeros(x.shape, dtype=torch.long)),
+    "index_select": lambda x: x.index_select(0, torch.arange(len(x) - 10)),
+    "binary cross-entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), torch.ones(x.shape)),
+}
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "reshape to one channel": lambda: (Blur(), torch.randn(4, 32, 35, 35)),
+    "single pixels": lambda: (
+        PyramidHead(),
+        torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last),
+    ),
+    "amax of edges": lambda: (Aggregation(), torch.randn(1000, 32)),
+    **{
+        name: lambda function=function: (Head(function), torch.randn(2000, 32))  # type: ignore[misc]
+        for name, function in HEADS.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*CASES])
+def test_plain_peak(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = CASES[name]()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step() -> None:
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    predicted = memscale.predict(model, optimizer, sample_input=x).plain.allocated_peak_bytes
+    step()
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), x))
+    measured = held + peak_bytes(step)
+    assert measured <= 1.001 * predicted <= 1.02 * measured
