@@ -144,6 +144,7 @@ static void weigh_candidates(decision *d)
 
 static msc_status create_simulator(decision *d, msc_error *err)
 {
+    /* msc_decide has set it. NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     msc_sim_options options = d->options->sim;
 
     options.capacity_bytes = UINT64_MAX;

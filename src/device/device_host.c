@@ -97,7 +97,7 @@ static msc_status host_pin(msc_device *device, void *start, uint64_t bytes, msc_
         return msc__fail(err, MSC_ENOMEM, "cannot pin %llu bytes: refused on purpose (refuse_pins)",
                          (unsigned long long)bytes);
     if (faults->pin_delay_us != 0)
-        msc__sleep_ns(faults->pin_delay_us * 1000ll);
+        msc__sleep_ns(faults->pin_delay_us * 1000LL);
     msc__mutex_lock(&host->mutex);
     after = msc__sat_add_u64(host->pinned_bytes, bytes);
     if (faults->pin_limit_bytes != 0 && after > faults->pin_limit_bytes)

@@ -165,6 +165,7 @@ msc_status msc_fingerprint_table_create(msc_context *ctx, const msc_fingerprint_
     *out = NULL;
     if (ctx == NULL || options == NULL)
         return msc__fail(err, MSC_EINVAL, "ctx or options is NULL");
+    /* The first version ends behind a pointer. NOLINTNEXTLINE(bugprone-sizeof-expression) */
     status = MSC__READ_OPTIONS("", msc_fingerprint_table_options, device, options, &used, err);
     if (status == MSC_OK)
         status = check_options(&used, err);

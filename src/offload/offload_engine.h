@@ -185,7 +185,6 @@ struct msc_offload {
     msc_device *device;
     msc_offload_options options;
     char *directory;
-    uint32_t process; /* `msc__fork_count` where it was created */
     int64_t born_ns;
 
     msc__mutex mutex;
@@ -194,13 +193,13 @@ struct msc_offload {
 
     msc__array pages; /* msc__block *: MSC__OFFLOAD_BLOCKS_PER_PAGE blocks each, which never move */
     uint32_t free_block;
+    uint32_t process; /* `msc__fork_count` where it was created */
 
     msc__slabs *slabs[MSC_TIER_COUNT]; /* NULL: not used; never for the file */
     msc__slabs *staging_slabs;         /* NULL: every copy is direct */
     msc_tier staging_tier;             /* whose limit the staging buffers count for */
     msc__ranges *file_space;
     msc__file *file; /* lane out's, on which callers reserve; NULL: not used */
-    bool file_grows; /* a thread reserves space, without the mutex */
     char notes[MSC_TIER_COUNT][MSC_ERROR_MESSAGE_BYTES];
 
     msc__lane out, in;
@@ -210,6 +209,7 @@ struct msc_offload {
     uint32_t group;       /* of the blocks put now */
     uint64_t allowance;   /* of that group */
     bool used_in_step;
+    bool file_grows;                            /* a thread reserves space, without the mutex */
     uint32_t window;                            /* blocks on their way back at most, now */
     msc__block *ahead[MSC__OFFLOAD_AHEAD_MOST]; /* on their way back, or back and not used; in no order */
     uint64_t ahead_bytes;

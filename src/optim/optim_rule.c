@@ -181,7 +181,7 @@ msc_status msc__rule_sizes(const msc_optim_rule *rule, uint64_t count, msc_optim
 msc_status msc_optim_tensor_sizes(const msc_optim_rule *rule, uint64_t count, msc_optim_sizes *out,
                                   msc_error *err)
 {
-    msc_optim_rule used;
+    msc_optim_rule used = {0};
     msc_status status;
 
     if (out == NULL)

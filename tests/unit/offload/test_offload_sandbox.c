@@ -157,8 +157,8 @@ static int never_ends(void)
 {
     static unsigned char back[100];
     msc__file_options options = {.directory = "/tmp", .depth = 4, .way = MSC__FILE_RING, .buffered = true};
-    msc__file *file = NULL;
-    msc_context *ctx;
+    static msc__file *file; /* the child ends with it */
+    static msc_context *ctx;
     uint32_t slots[2];
     int pipes[2];
     int file_fd;
