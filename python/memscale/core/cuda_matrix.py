@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from memscale.core.extents import is_dense
 from memscale.core.target import Target
 
 LT_WORKSPACE_BYTES: Final = 1 << 20
@@ -26,21 +27,9 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """`is_non_overlapping_and_dense`."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def _matrix(tensor: Tensor) -> list[int]:
     rows, columns = tensor.shape
-    if _is_dense(tensor):
+    if is_dense(tensor):
         return []
     step, inner = tensor.stride()
     if (step == 1 and inner >= max(1, rows)) or (inner == 1 and step >= max(1, columns)):

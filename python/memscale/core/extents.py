@@ -34,6 +34,18 @@ def overlap(one: Extent, other: Extent) -> bool:
     return max(widths) > step or not (between >= widths[0] and step - between >= widths[1])
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether it fills its memory without gaps or overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def _reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     """Elements from the first to the last, both included."""
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

@@ -23,7 +23,7 @@ def items_of(place: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def put_in_order(place: dict[Any, Any], keys: Iterable[Any]) -> None:
-    """Makes keys, all of which it has, come in this order, behind others that it has."""
+    """Puts keys that it has into this order, behind its others."""
     if isinstance(place, OrderedDict):
         for key in keys:
             OrderedDict.move_to_end(place, key)

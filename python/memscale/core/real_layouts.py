@@ -20,6 +20,8 @@ from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from memscale.core.extents import is_dense
+
 _BY_BACKEND = frozenset({"aten::convolution", "aten::convolution_backward"})
 """Operators for which the mode of fakes asks PyTorch what the backend does, which "meta" cannot know."""
 
@@ -105,21 +107,9 @@ def _each(result: Any, strides: Sequence[tuple[int, ...] | None], relaid: Relaid
 
 
 def _as_first(first: Any, result: Any) -> tuple[int, ...] | None:
-    if not isinstance(first, Tensor) or first.shape != result.shape or not _is_dense(first):
+    if not isinstance(first, Tensor) or first.shape != result.shape or not is_dense(first):
         return None
     return first.stride()
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether it fills its memory without gaps or overlaps, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _by_iterator(func: Any, args: Sequence[Any], result: Tensor) -> tuple[int, ...] | None:
@@ -136,7 +126,7 @@ def _by_iterator(func: Any, args: Sequence[Any], result: Tensor) -> tuple[int, .
             return _strides_of(result, torch.contiguous_format)
         if result.dim() == 4 and all(map(_is_channels_last, tensors)):
             return _strides_of(result, torch.channels_last)
-        if _is_dense(tensors[0]) and len({value.stride() for value in tensors}) == 1:
+        if is_dense(tensors[0]) and len({value.stride() for value in tensors}) == 1:
             return tensors[0].stride()
     return _permuted(result.shape, tensors)
 

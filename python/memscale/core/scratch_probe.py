@@ -300,7 +300,7 @@ class _Image(NamedTuple):
 
 
 def _along_side(call: Call, flops: int, image: _Image, batch: int) -> int | None:
-    """The peak with a batch of which one image is too large to be run: its longest side is made shorter.
+    """The peak with a batch where one image is too large to be run: its longest side is made shorter.
 
     What oneDNN takes, and what unfolding takes, is linear in each side from some length on. Three lengths are
     run. Where these are not on one line they were too short: then the whole image is run, if that is not for

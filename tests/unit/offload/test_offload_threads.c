@@ -303,7 +303,7 @@ static void pinning_holds_up_nobody(void **state)
 
 enum { SHAPES_MOST = 12 << 20 };
 
-/* Blocks of other sizes each time, some of which are refused. */
+/* Blocks of other sizes each time; some are refused. */
 static void *put_shapes(void *argument)
 {
     worker *w = argument;
