@@ -31,6 +31,9 @@ from sweeping.subject import Library, Made, Recipe, Unsupported, seed
 STEPS = 3
 """Compared bit by bit; then comes one whose peak is measured, and one after `detach`."""
 
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional arguments, and those by name."""
+
 _LEARNING_RATE = 1e-3
 _ATTEMPTS = 40
 
@@ -109,10 +112,21 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
-def train_step(made: Made, optimizer: torch.optim.Optimizer, number: int, record: bool = True) -> Digests:
+def train_step(made: Made, optimizer: torch.optim.Optimizer, number: int) -> Digests:
     """One training step from a seed of its own; its bits."""
     seed(1000 + number)
-    args, kwargs = made.batch(number)
+    return _train_on(made, optimizer, made.batch(number), record=True)
+
+
+def _measured_step(made: Made, optimizer: torch.optim.Optimizer) -> int:
+    """Peak bytes of one step whose batch was there before it: a loader's work is not the step's."""
+    seed(1000 + STEPS)
+    batch = made.batch(STEPS)
+    return peak_bytes(lambda: _train_on(made, optimizer, batch, record=False))
+
+
+def _train_on(made: Made, optimizer: torch.optim.Optimizer, batch: Batch, record: bool) -> Digests:
+    args, kwargs = batch
     output = made.model(*args, **kwargs)
     loss = made.loss(output)
     loss.backward()
@@ -183,7 +197,7 @@ def _run_plain(found: Plain, library: Library, name: str, recipe: Recipe) -> Non
         seen.append(remains.of_model(made.model))
     found.finite = all(step["loss is finite"] == "True" for step in found.steps)
     optimizer.zero_grad()
-    found.peak = peak_bytes(lambda: train_step(made, optimizer, STEPS, record=False))
+    found.peak = _measured_step(made, optimizer)
     found.steps.append(train_step(made, optimizer, STEPS + 1))
     by_chance = {name for name, value in seen[0].items() if seen[1].get(name) != value}  # seeds, say
     found.remains = {
@@ -253,7 +267,7 @@ def _predict(found: Planned, made: Made, optimizer: torch.optim.Optimizer, confi
     found.fakes += [("predict", where) for where in remains.fakes()]
 
 
-def _sample(batch: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+def _sample(batch: Batch) -> Any:
     args, kwargs = batch
     assert not (args and kwargs), "a sample is positional or by keyword"
     return dict(kwargs) if kwargs else args
@@ -288,7 +302,7 @@ def _steps(found: Planned, made: Made, optimizer: torch.optim.Optimizer) -> None
         found.fits, found.method, found.active = plan.fits, plan.profile, len(plan.active)
 
     def measured() -> None:
-        found.peak = peak_bytes(lambda: train_step(made, optimizer, STEPS, record=False))
+        found.peak = _measured_step(made, optimizer)
 
     _stage(found, "measured step", measured)
 
