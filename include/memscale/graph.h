@@ -104,13 +104,13 @@ enum {
     MSC_MODULE_HOOKED = 1u << 5,       /**< a module below has forward hooks, which would fire twice */
     MSC_MODULE_CHAIN = 1u << 6,        /**< no reason: its forward calls its children one after another, each
                                             on the result of the one before, and does nothing else */
-    MSC_MODULE_NO_ROOM = 1u << 7,      /**< a recompute needs more streamed weights at once than there is
-                                            room for */
+    MSC_MODULE_NO_ROOM = 1u << 7,      /**< a recompute needs more streamed weights than there is room for */
     /** A buffer that it reads, and does not change itself, is changed after it ran. What `msc_graph_add_input` names is
         seen without this. */
     MSC_MODULE_INPUT_CHANGED = 1u << 8,
-    MSC_MODULE_LEFT_OUT = 1u << 9, /**< the caller forbids it alone, and not calls around its calls */
-    MSC_MODULE_DIFFERED = 1u << 10 /**< a recompute of it was seen to differ from its forward */
+    MSC_MODULE_LEFT_OUT = 1u << 9,  /**< the caller forbids it alone, and not calls around its calls */
+    MSC_MODULE_DIFFERED = 1u << 10, /**< a recompute of it was seen to differ from its forward */
+    MSC_MODULE_SCRIPTED = 1u << 11  /**< calls TorchScript, which compiles after so many calls */
 };
 
 /** One operation. */

@@ -55,7 +55,8 @@ typedef enum msc_action {
     X(HOLDS_EXCLUDED, "holds-excluded",                                                                      \
       "a module inside it is excluded by configuration, and a recompute would run that twice")               \
     X(DIFFERED, "differed",                                                                                  \
-      "its recompute, or that of a module around or inside it, differed from its forward")
+      "its recompute, or that of a module around or inside it, differed from its forward")                   \
+    X(SCRIPTED, "scripted", "calls TorchScript, whose rounding follows from how often it is called")
 
 typedef enum msc_rule {
 #define MSC_RULE_ENUM(name, key, text) MSC_RULE_##name,

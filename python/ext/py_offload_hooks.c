@@ -29,6 +29,7 @@ typedef struct saved {
     PyObject_VAR_HEAD msc__py_store *store; /* NULL: it stayed */
     msc__py_engine *engine;                 /* a reference, where it stayed */
     msc__py_alias kept;
+    PyObject *guard;   /* asked before it is unpacked, or NULL */
     long long version; /* of `kept`; -1: it has none */
     uint32_t round;    /* the fetch that it was unpacked from last */
     bool first;        /* the record was made for it: memory has its form, if it has one */
@@ -52,6 +53,7 @@ static void saved_dealloc(PyObject *object)
 
     if (self->store != NULL)
         msc__py_store_unsave(self->store, self->round);
+    Py_XDECREF(self->guard);
     if (self->engine != NULL) {
         msc__py_alias_clear(&self->engine->torch, &self->kept);
         Py_DECREF((PyObject *)self->engine);
@@ -60,8 +62,37 @@ static void saved_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
+static PyObject *saved_left(PyObject *object, void *closure)
+{
+    (void)closure;
+    return PyBool_FromLong(((saved *)object)->store != NULL);
+}
+
+static PyObject *saved_set_guard(PyObject *object, PyObject *guard)
+{
+    saved *self = (saved *)object;
+    PyObject *before = self->guard;
+
+    self->guard = Py_NewRef(guard);
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
+static PyGetSetDef saved_attributes[] = {
+    {"left", saved_left, NULL, "Whether the tensor left the device, or is on its way.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef saved_methods[] = {
+    {"guard", saved_set_guard, METH_O,
+     "Has a function called before each unpack; what it raises ends the unpack."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyType_Slot saved_slots[] = {
     {Py_tp_dealloc, saved_dealloc},
+    {Py_tp_getset, saved_attributes},
+    {Py_tp_methods, saved_methods},
     {Py_tp_doc,
      "What autograd holds in place of a tensor that it saved; OffloadEngine.unpack gives the tensor."},
     {0, NULL},
@@ -527,12 +558,24 @@ static PyObject *tensor_of(msc__py_engine *engine, saved *self, msc__py_store *s
     return tensor;
 }
 
+/* Whether nobody speaks against the bytes that left; false with an exception. */
+static bool is_as_saved(const saved *self)
+{
+    PyObject *guard = Py_XNewRef(self->guard);
+    PyObject *answer = guard != NULL ? PyObject_CallNoArgs(guard) : NULL;
+    bool is = guard == NULL || answer != NULL;
+
+    Py_XDECREF(answer);
+    Py_XDECREF(guard);
+    return is;
+}
+
 PyObject *msc__py_engine_unpack(PyObject *object, PyObject *value)
 {
     msc__py_engine *engine = (msc__py_engine *)object;
     saved *self = (saved *)value;
     msc__py_store *store;
-    PyObject *tensor;
+    PyObject *tensor = NULL;
 
     if (Py_TYPE(value) != engine->saved_type)
         return msc__py_refuse_type("saved", "what pack returned", value);
@@ -545,7 +588,8 @@ PyObject *msc__py_engine_unpack(PyObject *object, PyObject *value)
         return refuse_modified(store->version);
     Py_INCREF(value);
     msc__py_store_hold(store);
-    tensor = tensor_of(engine, self, store);
+    if (is_as_saved(self))
+        tensor = tensor_of(engine, self, store);
     msc__py_store_release(store);
     Py_DECREF(value);
     return tensor;

@@ -106,6 +106,7 @@ MODULE_INPUT_CHANGED: Final = 256
 MODULE_LEFT_OUT: Final = 512
 """Module flag: the caller wants no technique applied to it; modules around it may be recomputed."""
 MODULE_DIFFERED: Final = 1024
+MODULE_SCRIPTED: Final = 2048
 """Module flag: a recompute of it was seen to differ from its forward."""
 
 class _SimOptions(TypedDict, total=False):
@@ -562,6 +563,13 @@ class _SegmentEvent(TypedDict):
 @final
 class Saved:
     """What autograd holds in place of a tensor that it saved; `OffloadEngine.unpack` gives the tensor."""
+
+    @property
+    def left(self) -> bool:
+        """Whether the tensor left the device, or is on its way."""
+
+    def guard(self, function: object, /) -> None:
+        """Has a function called before each unpack; what it raises ends the unpack."""
 
 @final
 class Block:

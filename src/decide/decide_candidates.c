@@ -51,6 +51,7 @@ static msc_rule judge(const evidence *found)
         {(found->flags & MSC_MODULE_EXCLUDED) != 0, MSC_RULE_HOLDS_EXCLUDED},
         {(found->flags & MSC_MODULE_DIFFERED) != 0, MSC_RULE_DIFFERED},
         {(found->flags & MSC_MODULE_NO_FORWARD) != 0, MSC_RULE_NO_FORWARD},
+        {(found->flags & MSC_MODULE_SCRIPTED) != 0, MSC_RULE_SCRIPTED},
         {(found->flags & MSC_MODULE_PYTHON_STATE) != 0, MSC_RULE_PYTHON_STATE},
         {(found->flags & MSC_MODULE_NOT_TENSORS) != 0, MSC_RULE_NOT_TENSORS},
         {(found->flags & MSC_MODULE_HOOKED) != 0, MSC_RULE_HOOKED},

@@ -24,7 +24,7 @@
 #define BARS_RUN                                                                                             \
     (MSC_MODULE_PYTHON_STATE | MSC_MODULE_NO_FORWARD | MSC_MODULE_NOT_TENSORS | MSC_MODULE_EXCLUDED |        \
      MSC_MODULE_HOOKED | MSC_MODULE_NO_ROOM | MSC_MODULE_INPUT_CHANGED | MSC_MODULE_LEFT_OUT |               \
-     MSC_MODULE_DIFFERED)
+     MSC_MODULE_DIFFERED | MSC_MODULE_SCRIPTED)
 
 /* Children of one chain that may be run together: calls[0 .. count - 1] follow each other without a gap. */
 typedef struct part {

@@ -314,7 +314,8 @@ static bool may_offload(const offloads *o, uint32_t module)
     const msc__survey *s = o->survey;
     uint32_t i;
 
-    if ((model->modules[module].flags & (MSC_MODULE_NO_FORWARD | MSC_MODULE_LEFT_OUT)) != 0)
+    if ((model->modules[module].flags &
+         (MSC_MODULE_NO_FORWARD | MSC_MODULE_LEFT_OUT | MSC_MODULE_DIFFERED)) != 0)
         return false;
     for (i = s->calls.first[module]; i < s->calls.first[module + 1]; i++) {
         uint32_t call = s->calls.items[i];

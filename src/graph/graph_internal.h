@@ -27,7 +27,7 @@
 #define MSC__GRAPH_MODULE_FLAGS                                                                              \
     ((uint32_t)(MSC_MODULE_ROOT | MSC_MODULE_PYTHON_STATE | MSC_MODULE_NO_FORWARD | MSC_MODULE_NOT_TENSORS | \
                 MSC_MODULE_EXCLUDED | MSC_MODULE_HOOKED | MSC_MODULE_CHAIN | MSC_MODULE_NO_ROOM |            \
-                MSC_MODULE_INPUT_CHANGED | MSC_MODULE_LEFT_OUT | MSC_MODULE_DIFFERED))
+                MSC_MODULE_INPUT_CHANGED | MSC_MODULE_LEFT_OUT | MSC_MODULE_DIFFERED | MSC_MODULE_SCRIPTED))
 
 struct msc_graph {
     msc_context *ctx;

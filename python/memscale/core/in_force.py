@@ -209,7 +209,8 @@ class InForce:
             moved, ahead_bytes = run[0].moved or None, run[0].ahead_bytes
             if offload is not None and not run[0].boundary:
                 watch, module = None if path else self.watch, self.model.get_submodule(path)
-                parts.append(OffloadAttachment(module, path, offload, moved, watch, ahead_bytes))
+                check = RecomputeCheck(self._config.check_recompute, self._recompute_failed)
+                parts.append(OffloadAttachment(module, path, offload, moved, watch, ahead_bytes, check))
                 continue
             boundary = None if offload is None else Boundary(offload, moved, ahead_bytes)
             check = self._new_check(planned, *(choice.module for choice in run))

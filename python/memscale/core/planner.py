@@ -45,6 +45,7 @@ from memscale.techniques.empty_caches import Seen
 from memscale.techniques.given_caches import preserved
 from memscale.techniques.loss_scale import entered
 from memscale.techniques.saving_hooks import without_saving_hooks
+from memscale.techniques.scripted import uncounted_scripts
 from memscale.techniques.state_offload import with_state_room
 from memscale.techniques.use_cache import CacheSwitch
 from memscale.techniques.weight_offload import with_room
@@ -132,6 +133,7 @@ class Planner:
         """Whether a plan would have the model's caches keep nothing, or its own checkpoints off."""
         return CacheSwitch(self.model).is_needed and self.engine.config.enable_checkpointing
 
+    @uncounted_scripts()
     def trace(
         self,
         args: tuple[Any, ...],
@@ -194,6 +196,7 @@ class Planner:
         """Why caches that the model makes are real: it reads them, or they are of such a kind."""
         return {}
 
+    @uncounted_scripts()
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         """The plan for a batch, with as few traces as will do."""
         cache_off = self.switches_cache
@@ -209,6 +212,7 @@ class Planner:
             return self._planned(best, cache_off)
         return self._planned(with_cache, cache_off=False)
 
+    @uncounted_scripts()
     def plan_and_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         """The same plan; its `plain` is the step of the untouched model, its cache included."""
         as_is = self._tried((), args, kwargs, cache_off=False)
@@ -219,6 +223,7 @@ class Planner:
         without = self._tried((), args, kwargs, cache_off=True, plain=as_is)
         return self._planned(self._best(without, args, kwargs, cache_off=True), cache_off=True)
 
+    @uncounted_scripts()
     def used_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any], with_plan: bool) -> int:
         """Device-used bytes of a step: under the smallest plan there is, or without any."""
         trace = self.trace(args, kwargs, cache_off=with_plan and self.switches_cache)

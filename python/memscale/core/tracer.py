@@ -38,29 +38,13 @@ from memscale.errors import ProfileError
 from memscale.techniques.attribute_tables import has_foreign_hooks
 from memscale.techniques.forward_slot import StandIn
 from memscale.techniques.given_caches import keeps_nothing
+from memscale.techniques.scripted import script_calls
 
 _PLAIN_ARGUMENTS = (
-    Tensor,
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    Enum,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    torch.layout,
-    torch.memory_format,
-    torch.Generator,
-    nn.Module,
-    type,
-    FunctionType,
-    MethodType,
+    Tensor, type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.Size,
+    torch.layout, torch.memory_format, torch.Generator, nn.Module, type, FunctionType, MethodType,
     BuiltinFunctionType,
-)
+)  # fmt: skip
 """Arguments that a recompute can be given again. Anything else may have been changed by the first."""
 
 _RNG_STATE_BYTES = 5056
@@ -248,7 +232,8 @@ class CallRecorder:
                 self._below.append([part for part in module.modules() if part is not module])
                 self._hook(module, number, undo)
             self.recorder.modules_are_known(known)
-            yield
+            with script_calls(self._note_script):
+                yield
             self.exchanged |= weights.exchanged()
         finally:
             with uninterrupted():
@@ -309,6 +294,11 @@ class CallRecorder:
                 self._look_for_hooks(number, around, below=False)
 
         return recorded
+
+    def _note_script(self) -> None:
+        """A recompute would be one more call of the script, whose bits follow from their number."""
+        if self.recorder.open_modules and not self.recorder.paused:
+            self.recorder.graph.mark_module(self.recorder.open_modules[-1], _core.MODULE_SCRIPTED)
 
     def _look_for_hooks(self, number: int, around: Sequence[int], below: bool = True) -> None:
         """Marks what would fire hooks again in a recompute, as they are now: many live for one forward.

@@ -32,6 +32,7 @@ from memscale.core.trace_empirical import buffer_contents, copied_batch
 from memscale.core.tracer import StepFacts
 from memscale.errors import VerificationError
 from memscale.techniques import global_hooks
+from memscale.techniques.scripted import uncounted_scripts
 
 if TYPE_CHECKING:
     from memscale.core.executor import Executor
@@ -219,6 +220,7 @@ def _kind_row(rows: list[Difference]) -> tuple[object, ...]:
     return _PLURALS[worst.kind], len(rows), equal, f"{worst.largest:g}", f"{largest:.1e}", worst.name
 
 
+@uncounted_scripts()
 def compare(
     executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts
 ) -> VerifyReport:

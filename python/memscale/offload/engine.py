@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -156,16 +156,29 @@ class Offload:
         return engine
 
     @contextmanager
-    def hooks(self, ordinals: tuple[int, ...] | None = None, ahead_bytes: int = 0) -> Iterator[None]:
+    def hooks(
+        self,
+        ordinals: tuple[int, ...] | None = None,
+        ahead_bytes: int = 0,
+        left: Callable[[Tensor, _core.Saved], object] | None = None,
+    ) -> Iterator[None]:
         """A context in which saved tensors leave. When it ends without an error, their sources are gone.
 
         Args:
             ordinals: which of them, as in `Choice.moved`; None: all that are worth it.
             ahead_bytes: as in `Choice.ahead_bytes`.
+            left: is given each tensor that leaves, and what autograd has in its place.
         """
         engine = self.engine
         engine.region(ordinals, ahead_bytes)
-        with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
+
+        def pack(tensor: Tensor) -> _core.Saved:
+            saved = engine.pack(tensor)
+            if saved.left and left is not None:
+                left(tensor, saved)
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(engine.pack if left is None else pack, engine.unpack):
             yield
         engine.settle()
 

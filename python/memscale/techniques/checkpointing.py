@@ -273,7 +273,7 @@ class Region:
                 continue
             address = save.memory.address
             if address is not None and known is None:
-                known = known_memory((*self.leaves, *self.state.read_tensors()))
+                known = known_memory((*self.staying(), *self.state.read_tensors()))
             if address is None or address in (known or ()):
                 save.memory = None
             else:

@@ -25,8 +25,10 @@ import torch
 from torch import nn
 
 from memscale.offload.engine import Offload
+from memscale.techniques import outliving
 from memscale.techniques.checkpointing import came_later, stands_aside
 from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 
 _here = threading.local()  # `.inside`: a forward of this thread runs under hooks
 
@@ -41,11 +43,15 @@ class OffloadedForward(StandIn):
         offload: Offload,
         saves: tuple[int, ...] | None,
         ahead_bytes: int,
+        path: str,
+        check: RecomputeCheck,
     ) -> None:
         super().__init__(module, original)
         self.offload = offload
         self.saves = saves
         self.ahead_bytes = ahead_bytes
+        self.path = path
+        self.check = check
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the forward under the engine's hooks, or as it is where nothing is saved."""
@@ -55,8 +61,12 @@ class OffloadedForward(StandIn):
             return self.original(*args, **kwargs)
         try:
             _here.inside = True
-            with self.offload.hooks(self.saves, self.ahead_bytes):
-                return self.original(*args, **kwargs)
+            left = outliving.Left(self.path, self.check) if self.check.of_call() else None
+            with self.offload.hooks(self.saves, self.ahead_bytes, None if left is None else left.add):
+                result = self.original(*args, **kwargs)
+            if left is not None:
+                left.settle()
+            return result
         finally:
             _here.inside = False
 
@@ -71,6 +81,7 @@ class OffloadAttachment:
         saves: which of the module's saved tensors leave, as in `Choice.moved`; None: all that are worth it.
         beneath: as in `StepAttachment`: the executor's watch where the module is the model itself.
         ahead_bytes: as in `Choice.ahead_bytes`.
+        check: whether it is noticed that a tensor has changed after it left.
     """
 
     name = "offload"
@@ -83,8 +94,10 @@ class OffloadAttachment:
         saves: tuple[int, ...] | None = None,
         beneath: StandIn | None = None,
         ahead_bytes: int = 0,
+        check: RecomputeCheck = UNCHECKED,
     ) -> None:
         self.path = path
+        self.check = check
         self.offload = offload
         self.saves = saves
         self.ahead_bytes = ahead_bytes
@@ -97,7 +110,8 @@ class OffloadAttachment:
             AttachError: the module does not let its forward be replaced.
         """
         module, present = self.slot.module, self.slot.present
-        self.slot.put(OffloadedForward(module, present, self.offload, self.saves, self.ahead_bytes))
+        about = self.offload, self.saves, self.ahead_bytes, self.path, self.check
+        self.slot.put(OffloadedForward(module, present, *about))
 
     def undo(self) -> None:
         """Restores `module.forward`. What is away stays reachable for the graphs that need it."""

@@ -14,6 +14,7 @@ recomputed in the first place: `GraphRecorder`.)
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -23,10 +24,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from memscale._core import Saved
 from memscale.errors import RecomputeError
 from memscale.techniques import card_check
 from memscale.techniques.compiled import never_compiled
-from memscale.techniques.recompute_check import Fingerprint, fingerprint
+from memscale.techniques.recompute_check import Fingerprint, RecomputeCheck, fingerprint
 from memscale.techniques.torch_settings import has_modes, without_modes
 
 CAUSE: Final = (
@@ -89,6 +91,18 @@ class Memory:
         if isinstance(self.held, int) and (present := self._present()) is not None:
             self.is_changed = fingerprint(present, sampled=False) != self.held
 
+    def has_changed(self, failed: Callable[[], RecomputeError]) -> bool:
+        """Whether it is known not to hold any more what it held.
+
+        Args:
+            failed: as of `differs`.
+        """
+        if self.is_changed or self.held is None or (present := self._present()) is None:
+            return self.is_changed
+        if isinstance(self.held, int):
+            return fingerprint(present, sampled=False) != self.held
+        return card_check.compare(self.held, present, failed)
+
     def differs(self, made: Tensor, failed: Callable[[], RecomputeError]) -> bool:
         """Whether it is known to hold something else than a recompute has made.
 
@@ -122,6 +136,7 @@ class _Waiting(threading.local):
 
     def __init__(self) -> None:
         self.memory: list[weakref.ref[Memory]] = []
+        self.left: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 
 
 _waiting = _Waiting()
@@ -156,11 +171,55 @@ def known_memory(values: Iterable[Any]) -> set[int]:
     }
 
 
-def error_of(path: str, index: int) -> RecomputeError:
-    """What to raise for a save whose memory holds something else than its recompute has made."""
+def error_of(path: str, index: int, other: str = "recompute") -> RecomputeError:
+    """What to raise for a save whose memory holds something else than what backward would get."""
     tensor = f"saved tensor {index}"
-    what = f"{tensor} of module {path!r} was changed between forward and backward, and its recompute was not"
+    what = f"{tensor} of module {path!r} was changed between forward and backward, and its {other} was not"
     return RecomputeError(what, path, tensor, CAUSE)
 
 
-never_compiled(Memory, wait, look, known_memory, error_of)
+class Left:
+    """Saves of one forward that leave the device while others may go on having their memory.
+
+    They are compared when they are saved once more, when this forward and the model's are over, and in
+    backward. A write to memory that is gone by all of these is not seen.
+
+    Args:
+        path: of the module.
+        check: of the module; it notes failures.
+    """
+
+    def __init__(self, path: str, check: RecomputeCheck) -> None:
+        self._path, self._check = path, check
+        self._memory: list[Memory] = []
+
+    def add(self, tensor: Tensor, saved: Saved) -> None:
+        """The next of them."""
+        memory = Memory.of(tensor)
+        if memory is None or memory.address is None:
+            return
+        earlier = _waiting.left.get(memory.address)
+        if earlier is not None:
+            earlier.look()
+        memory.note(None)
+        _waiting.left[memory.address] = memory
+        saved.guard(functools.partial(self._require_same, memory, len(self._memory)))
+        self._memory.append(memory)
+
+    def settle(self) -> None:
+        """The forward is over: memory that is gone by now cannot change."""
+        for memory in self._memory:
+            memory.look()
+            if memory.address is not None:
+                wait(memory)
+        self._memory = []
+
+    def _require_same(self, memory: Memory, index: int) -> None:
+        def failed() -> RecomputeError:
+            return self._check.fail(error_of(self._path, index, "copy"))
+
+        if memory.has_changed(failed):
+            raise failed()
+
+
+never_compiled(Memory, Left, wait, look, known_memory, error_of)

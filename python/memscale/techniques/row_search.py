@@ -21,6 +21,7 @@ from memscale.techniques.forward_slot import is_replaced
 from memscale.techniques.row_facts import RowFacts, prove, rows_are_apart, takes_one
 from memscale.techniques.row_proof import NotRowWiseError
 from memscale.techniques.row_tiles import RowTiles, hooked
+from memscale.techniques.scripted import script_calls, uncounted_scripts
 
 _LEAST_GAIN = 1.5
 """Bytes saved inside, over bytes of input and output, below which tiles are not worth their time."""
@@ -146,10 +147,15 @@ def _by_value(value: Any) -> Any:
     return id(value)
 
 
+def _refuse_script() -> None:
+    raise NotRowWiseError("it calls scripted code")
+
+
 def _examined(module: nn.Module, run: Callable[..., Any]) -> RowFacts | str:
     """What is known of a module, or why tiles are not for it."""
     try:
-        facts = prove(module, run)
+        with uncounted_scripts(), script_calls(_refuse_script):
+            facts = prove(module, run)
         if facts.inner_bytes < _LEAST_GAIN * facts.outer_bytes:
             return "it saves little beside its input and output"
         if not rows_are_apart(module, run, facts):

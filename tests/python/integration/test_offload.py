@@ -93,7 +93,7 @@ def test_a_region_comes_back_while_the_one_before_it_is_used(
     peaks = [peak_bytes(model, x) for _ in range(4)]  # the window grows to what is needed
     with_it = missed()
     hooks = Offload.hooks
-    monkeypatch.setattr(Offload, "hooks", lambda self, ordinals, _: hooks(self, ordinals))
+    monkeypatch.setattr(Offload, "hooks", lambda self, ordinals, _, left: hooks(self, ordinals, left=left))
     assert with_it <= missed() - len(early)
     assert max(peaks) <= plan.predicted.device_used_peak_bytes
 

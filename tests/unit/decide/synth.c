@@ -398,5 +398,6 @@ msc_graph *synth_left_out(msc_context *ctx)
     x = call_parent_of(t, "differed", MSC_MODULE_DIFFERED, x, parameter);
     x = call_parent_of(t, "excluded", MSC_MODULE_EXCLUDED, x, parameter);
     x = call_parent_of(t, "left_out", MSC_MODULE_LEFT_OUT, x, parameter);
+    x = call_parent_of(t, "scripted", MSC_MODULE_SCRIPTED, x, parameter);
     return tape_finish(t, x);
 }

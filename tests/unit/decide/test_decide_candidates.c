@@ -91,6 +91,8 @@ static void left_out(void **state)
     check_rule(&f, "parent_of_left_out.left_out", MSC_RULE_EXCLUDED);
     check_rule(&f, "parent_of_differed", MSC_RULE_DIFFERED);
     check_rule(&f, "parent_of_differed.differed", MSC_RULE_DIFFERED);
+    check_rule(&f, "parent_of_scripted", MSC_RULE_SCRIPTED);
+    check_rule(&f, "parent_of_scripted.scripted", MSC_RULE_SCRIPTED);
     stop(&f);
 }
 

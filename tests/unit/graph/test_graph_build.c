@@ -278,13 +278,13 @@ static void test_modules(void **state)
     const msc_module *modules;
 
     assert_int_equal(msc_graph_add_module(f->graph, "m", "M", &desc, NULL, &f->err), MSC_EINVAL);
-    desc = (msc_module){.parent = MSC_NONE, .flags = 1u << 11};
+    desc = (msc_module){.parent = MSC_NONE, .flags = 1u << 12};
     assert_int_equal(msc_graph_add_module(f->graph, "m", "M", &desc, NULL, &f->err), MSC_EINVAL);
     assert_int_equal(msc_graph_add_module(f->graph, "m", "M", NULL, NULL, &f->err), MSC_EINVAL);
     add_module(f, "m", MSC_NONE);
     assert_int_equal(msc_graph_mark_module(f->graph, 0, MSC_MODULE_EXCLUDED, 5, &f->err), MSC_OK);
     assert_int_equal(msc_graph_mark_module(f->graph, 0, MSC_MODULE_NOT_TENSORS, 6, &f->err), MSC_OK);
-    assert_int_equal(msc_graph_mark_module(f->graph, 0, 1u << 11, 0, &f->err), MSC_EINVAL);
+    assert_int_equal(msc_graph_mark_module(f->graph, 0, 1u << 12, 0, &f->err), MSC_EINVAL);
     assert_int_equal(msc_graph_mark_module(f->graph, 0, 0, UINT64_MAX, &f->err), MSC_EINVAL);
     assert_int_equal(msc_graph_mark_module(f->graph, 1, 0, 0, &f->err), MSC_EINVAL);
     modules = msc_graph_modules(f->graph);

@@ -75,7 +75,7 @@ static void test_modules(void **state)
                    "graph, line 3: module 0: the parent does not come before it");
     assert_refused(*state, 5, "module 1 0 00000000000000aa 16 a",
                    "graph, line 5: module 1: the parent does not come before it");
-    assert_refused(*state, 5, "module 0 2048 00000000000000aa 16 a",
+    assert_refused(*state, 5, "module 0 4096 00000000000000aa 16 a",
                    "graph, line 5: module 1: unknown flags");
 }
 
