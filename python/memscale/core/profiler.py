@@ -13,7 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memscale import _core
-from memscale.core import gradient_buckets, sharding
+from memscale.core import cached_casts, gradient_buckets, sharding
 from memscale.core.extreme_draws import extreme_draws
 from memscale.core.leaves import tensors_of
 from memscale.core.leftovers import LeftoverError
@@ -102,7 +102,12 @@ class MemoryProfiler:
         reason = reason or _nested((args, kwargs))
         if reason:
             raise ProfileError(reason)
-        may_run = may_run and not sharding.has_units(model)
+        with cached_casts.set_aside(model):
+            return self._traced(model, args, kwargs, step, may_run and not sharding.has_units(model))
+
+    def _traced(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts, may_run: bool
+    ) -> Trace:
         refused = ""  # words only: an exception's traceback would keep the caller's tensors alive
         if self.config.use_static_profiling:
             try:

@@ -186,7 +186,7 @@ class Offload:
         """Holds tensors, away if it is worth it; what is left of them on the device is their caller's."""
         engine = self.engine
         engine.region(None, ahead_bytes)
-        held = [Held(engine, engine.pack(tensor), tensor.requires_grad) for tensor in tensors]
+        held = [Held(engine, engine.pack(tensor), tensor) for tensor in tensors]
         engine.settle()
         return held
 
@@ -210,25 +210,53 @@ class Offload:
         return self._engine if self._process == os.getpid() else None  # a parent's has no threads here
 
 
+class _SameAgain(torch.autograd.Function):
+    """A tensor with a node and without a base, as most results of operations are."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        """The same memory."""
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Nobody asks: a recompute's graph is not gone through."""
+        return gradient
+
+
 class Held:
-    """A tensor that a checkpoint holds for its recompute."""
+    """A tensor that a checkpoint holds for its recompute.
 
-    __slots__ = ("engine", "requires_grad", "saved")
+    Args:
+        engine: where it is.
+        saved: what the engine gave for it.
+        tensor: itself, of which no more is kept than what a forward may ask it.
+    """
 
-    def __init__(self, engine: _core.OffloadEngine, saved: _core.Saved, requires_grad: bool) -> None:
+    __slots__ = ("attributes", "engine", "is_leaf", "requires_grad", "saved")
+
+    def __init__(self, engine: _core.OffloadEngine, saved: _core.Saved, tensor: Tensor) -> None:
         self.engine = engine
         self.saved = saved
-        self.requires_grad = requires_grad
+        self.requires_grad = tensor.requires_grad
+        self.is_leaf = tensor.is_leaf
+        self.attributes = dict(tensor.__dict__)
 
     def tensor(self) -> Tensor:
-        """The tensor, a leaf on the device.
+        """The tensor, on the device: with the attributes that it had, and a leaf if it was one.
 
         Raises:
             RuntimeError: it was changed in place before its copy was complete.
             OSError: it could not be read back.
         """
         tensor: Tensor = self.engine.unpack(self.saved).detach()
-        return tensor.requires_grad_() if self.requires_grad else tensor
+        if self.requires_grad:
+            tensor.requires_grad_()
+            if not self.is_leaf:
+                with torch.enable_grad():
+                    tensor = _SameAgain.apply(tensor)  # type: ignore[no-untyped-call]
+        tensor.__dict__.update(self.attributes)
+        return tensor
 
 
 @dataclass(frozen=True)

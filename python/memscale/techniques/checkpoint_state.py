@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from memscale.core import cached_casts
 from memscale.core.copied_tensors import is_copied
 from memscale.core.leaves import gradient_of, has_gradient_hooks
 from memscale.core.uninterrupted import uninterrupted
@@ -351,11 +352,15 @@ class State:
             else:
                 stack.callback(self._undo)
             stack.callback(_AutocastPresent(kind for kind, *_ in self.autocast).put_back)
+            nesting = _autocast_nesting()
             for kind, dtype, enabled, cached in self.autocast:
                 if enabled or _autocast_state(kind)[2]:
                     stack.enter_context(
                         torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached)
                     )
+            if nesting and not cached_casts.has_any(item[2] for item in self.tensors):
+                # The casts of a recompute would be there until the caller's block ends, after a step, too.
+                torch.set_autocast_cache_enabled(False)
             if self.cpu_rng is not None:
                 stack.callback(torch.set_rng_state, torch.get_rng_state())
                 torch.set_rng_state(self.cpu_rng)

@@ -21,6 +21,7 @@ from memscale.offload import limits
 from memscale.offload.engine import Boundary, Offload, OffloadSettings, why_not
 from memscale.techniques.checkpointing import CheckpointAttachment
 from memscale.techniques.offloading import OffloadAttachment
+from memscale.techniques.recompute_check import RecomputeCheck
 from soak.samples import (
     WIDTH,
     Block,
@@ -134,6 +135,35 @@ def test_nothing_holds_a_boundary_that_left(kept: frozenset[tuple[str, int]], tm
     assert boundary_memory.expired()
     assert same(list(torch.autograd.grad(y.sum(), [leaf, *block.parameters()])), list(expected))
     attachment.undo()
+
+
+class Asking(Block):
+    """Asks its input what only the tensor itself knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x * getattr(x, "scale", 1.0))
+        if x.is_leaf or x.grad_fn is None or x._base is not None:
+            y = y.sin()
+        return y
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_boundary_is_the_same_tensor_to_its_block(is_leaf: bool, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=folder, least_bytes=1)
+    block, leaf, offload = Asking(), batch(4).requires_grad_(), Offload(settings)
+
+    def gradients_of() -> list[Tensor]:
+        torch.manual_seed(3)
+        x = leaf if is_leaf else leaf * 2
+        x.scale = 0.5  # type: ignore[attr-defined]
+        return list(torch.autograd.grad(block(x).sum(), [leaf, *block.parameters()]))
+
+    expected = gradients_of()
+    check = RecomputeCheck("always")
+    CheckpointAttachment(block, "", boundary=Boundary(offload, (0,)), check=check).attach()
+    assert same(gradients_of(), expected)
+    assert offload.counters()["put_count_file"] > 0
 
 
 @pytest.mark.parametrize("saves, away", [((0, 1), 1 << 21), (None, 0)], ids=["named", "not named"])
