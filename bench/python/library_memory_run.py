@@ -21,8 +21,6 @@ import torch
 from common import print_rows
 from scratch_case import BF16, FP32, leaf, module_case, through
 from torch import nn
-from truth_run import highest, settings, train
-from truth_workloads import WORKLOADS
 
 OWNERS = ("tensors", "libraries", "code", "objects", "own")
 """In the order of `enum owner` in watch_malloc.c."""
@@ -171,6 +169,19 @@ OPERATORS: dict[str, Callable[[], Callable[[], object]]] = {
 """Forward and backward of one operator: what makes it ready, and with that what runs it."""
 
 
+def _training(name: str, budget: int, seen: list[Any]) -> Callable[[], object]:
+    """Two steps of a workload, which is built in them; the plans are added to `seen`."""
+    from truth_run import settings, train  # transformers comes with it, and operators do without
+    from truth_workloads import WORKLOADS
+
+    config = settings(budget or _AMPLE)
+
+    def run() -> None:
+        seen.extend(planned.plan for planned in train(WORKLOADS[name], config))
+
+    return run
+
+
 # ---- one row -----------------------------------------------------------------------------------------------
 
 
@@ -178,14 +189,7 @@ def row(name: str, threads: int, budget: int) -> Row:
     """Measures one subject."""
     torch.set_num_threads(threads)
     watch, seen = Watch(), []
-    if name in OPERATORS:
-        run = OPERATORS[name]()
-    else:
-        config = settings(budget or _AMPLE)
-
-        def run() -> None:
-            seen.extend(train(WORKLOADS[name], config))
-
+    run = OPERATORS[name]() if name in OPERATORS else _training(name, budget, seen)
     before = watch.live()
     watch.reset()
     run()
@@ -199,7 +203,7 @@ def row(name: str, threads: int, budget: int) -> Row:
         subject=name,
         threads=threads,
         budget_bytes=budget,
-        predicted_bytes=highest(seen).plan.predicted.device_used_peak_bytes if seen else 0,
+        predicted_bytes=max((plan.predicted.device_used_peak_bytes for plan in seen), default=0),
         tensor_bytes=most["tensors"],
         own_bytes=most["own"],
         library_bytes=most["libraries"],
