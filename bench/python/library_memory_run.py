@@ -190,11 +190,11 @@ def row(name: str, threads: int, budget: int) -> Row:
     torch.set_num_threads(threads)
     watch, seen = Watch(), []
     run = OPERATORS[name]() if name in OPERATORS else _training(name, budget, seen)
-    before = watch.live()
+    before, untouched = watch.live(), watch.touched("libraries", "code")
     watch.reset()
     run()
     peak, after = watch.peak(), watch.live()
-    touched, mkl = watch.touched("libraries", "code"), mkl_bytes()
+    touched, mkl = watch.touched("libraries", "code") - untouched, mkl_bytes()
     watch.reset()
     run()
     again = watch.live()
