@@ -7,10 +7,10 @@
  *
  * The library that called malloc decides:
  *
- *   tensors    libc10: PyTorch's CPU allocator, the one whose events the profiler shows
+ *   tensors    aligned blocks of libc10: PyTorch's CPU allocator, the one whose events the profiler shows
  *   libraries  libtorch_cpu (MKL and oneDNN are part of it), libgomp, libmkl*, libdnnl*: packing buffers, workspaces
  *   code       anonymous maps of the same: oneDNN reserves 256 KiB for each kernel that it generates
- *   objects    operator new, called by any of PyTorch's libraries: nodes of autograd, descriptors
+ *   objects    operator new, called by any of PyTorch's libraries, and what is left of libc10: nodes of autograd, lists
  *   own        MemScale's core: staging buffers, tables
  *
  * Everything else (the interpreter, NumPy, the C library) passes unseen. `bench/python/library_memory.py` builds this
@@ -134,7 +134,7 @@ static void count(enum owner owner, int64_t bytes)
 }
 
 /* What kind of call it was may say more than who made it. */
-enum call { PLAIN, NEW, MAP };
+enum call { PLAIN, ALIGNED, NEW, MAP };
 
 static void note(void *address, size_t bytes, uintptr_t from, enum call call)
 {
@@ -152,6 +152,8 @@ static void note(void *address, size_t bytes, uintptr_t from, enum call call)
     }
     owner = owner_of(from);
     if (call == NEW && (owner == TENSORS || owner == LIBRARIES))
+        owner = OBJECTS;
+    if (call == PLAIN && owner == TENSORS) /* its lists; the allocator asks for aligned blocks */
         owner = OBJECTS;
     if (call == MAP && owner == LIBRARIES)
         owner = CODE;
@@ -245,7 +247,7 @@ FRONT int posix_memalign(void **out, size_t alignment, size_t bytes)
 
     if (made == NULL)
         return ENOMEM;
-    note(made, bytes, FROM, PLAIN);
+    note(made, bytes, FROM, ALIGNED);
     *out = made;
     return 0;
 }
@@ -254,7 +256,7 @@ FRONT void *memalign(size_t alignment, size_t bytes)
 {
     void *made = __libc_memalign(alignment, bytes);
 
-    note(made, bytes, FROM, PLAIN);
+    note(made, bytes, FROM, ALIGNED);
     return made;
 }
 
@@ -262,7 +264,7 @@ FRONT void *aligned_alloc(size_t alignment, size_t bytes)
 {
     void *made = __libc_memalign(alignment, bytes);
 
-    note(made, bytes, FROM, PLAIN);
+    note(made, bytes, FROM, ALIGNED);
     return made;
 }
 

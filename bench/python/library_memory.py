@@ -13,7 +13,7 @@ the budget.
     library    asked for by libraries; code: address space that oneDNN reserves for generated kernels
     touched    of both, pages that were written to: what the process really has more
     mkl        MKL's own account
-    again      growth if the same is done once more: the libraries keep what they have
+    again      growth if an operator runs once more: the libraries keep what they have
     over       tensors, engines and touched, less the budget
 
 Needs Linux with glibc, and a C compiler (`$CC`, cc).

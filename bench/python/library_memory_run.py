@@ -43,7 +43,7 @@ class Row:
         code_bytes: the same of what oneDNN reserved for the code that it generates.
         touched_bytes: of the libraries' and the code, what was written to in the end, in whole pages.
         mkl_bytes: MKL's own account of its buffers in the end; -1 where PyTorch has no MKL.
-        again_bytes: by how much libraries and code grow if the same is done once more.
+        again_bytes: by how much libraries and code grow if an operator runs once more; -1 for a model.
         object_bytes: highest sum of C++ objects of PyTorch, beyond those of `import torch`.
     """
 
@@ -195,9 +195,10 @@ def row(name: str, threads: int, budget: int) -> Row:
     run()
     peak, after = watch.peak(), watch.live()
     touched, mkl = watch.touched("libraries", "code") - untouched, mkl_bytes()
-    watch.reset()
-    run()
-    again = watch.live()
+    again = -1
+    if name in OPERATORS:
+        run()
+        again = sum(watch.live()[owner] - after[owner] for owner in ("libraries", "code"))
     most = {owner: peak[owner] - before[owner] for owner in OWNERS}
     return Row(
         subject=name,
@@ -210,7 +211,7 @@ def row(name: str, threads: int, budget: int) -> Row:
         code_bytes=most["code"],
         touched_bytes=touched,
         mkl_bytes=mkl,
-        again_bytes=sum(again[owner] - after[owner] for owner in ("libraries", "code")),
+        again_bytes=again,
         object_bytes=most["objects"],
     )
 
