@@ -14,7 +14,7 @@ the budget.
     touched    of both, pages that were written to: what the process really has more
     mkl        MKL's own account
     again      growth if an operator runs once more: the libraries keep what they have
-    over       tensors, engines and touched, less the budget
+    over       tensors, engines and touched, less the budget; large where no plan fits
 
 Needs Linux with glibc, and a C compiler (`$CC`, cc).
 """
