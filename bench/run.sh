@@ -118,5 +118,6 @@ esac
 if [ -z "$quick" ]; then
   echo "== scratch"
   "$python" scratch.py $dry
+  check library_memory.py
 fi
 [ -z "$failed" ] || { echo "failed:$failed" >&2 && exit 1; }
