@@ -37,6 +37,7 @@ from memscale.core.fake_saves import FakeSaves
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, tensors_of
 from memscale.core.leaves import tell, told_of, what_to_tell
+from memscale.core.present_gradients import make_gradients, those_present
 from memscale.core.quiet_fakes import quiet_fakes
 from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.saved_weights import exchanged
@@ -46,7 +47,7 @@ from memscale.core.tensor_hooks import forget_hooks
 from memscale.core.tensor_versions import Versions
 from memscale.core.uninterrupted import uninterrupted
 from memscale.optim.masters import told_dtypes
-from memscale.optim.released import set_gradient
+from memscale.optim.released import bytes_here, set_gradient
 from memscale.weights.places import device_of_use
 
 _REAL_ELEMENTS = 1 << 24
@@ -298,6 +299,11 @@ class _FakeModel:
             return tensor.detach().clone().requires_grad_(tensor.requires_grad)
         return torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu")
 
+    def with_gradient(self) -> set[int]:
+        """Ids of the fakes of parameters whose gradients are in memory."""
+        reals = self.reals.items()
+        return {id(self.fakes[key]) for key, real in reals if real.is_leaf and bytes_here(real.grad)}
+
     def of(self, tensor: Tensor) -> Tensor | None:
         """The fake of a real tensor, or None for one that the model does not hold."""
         return self.fakes.get(id(tensor))
@@ -403,11 +409,14 @@ def _step(
     step: tracer.StepFacts,
     optimizers: Sequence[FakeOptimizer],
     parameters: Sequence[nn.Parameter],
+    released: ReleasedGradients,
 ) -> None:
-    """The optimizers' steps, after which no gradients are left."""
-    streamed_weights.are_stepped(recorder, step.path)
-    for optimizer in optimizers:
-        optimizer.step()
+    """The optimizers' steps, where there were gradients, after which none are left."""
+    with released.stepping(optimizers) if step.gradients else nullcontext():
+        if step.gradients:
+            streamed_weights.are_stepped(recorder, step.path)
+        for optimizer in optimizers if step.gradients else ():
+            optimizer.step()
     for parameter in parameters:
         parameter.grad = None
 
@@ -491,8 +500,8 @@ def _trace(
         buckets.declare(recorder)
         optimizers = fake_optimizers(recorder, parameters, step, fakes.of)
         released = ReleasedGradients(recorder, step)
-        if step.grads_present:
-            tracer.make_gradients(recorder, released.outside(buckets.outside(trainable)))
+        present = those_present(step, buckets.outside(trainable), fakes.with_gradient)
+        make_gradients(recorder, released.outside(present))
         stack.enter_context(released.watching(trainable))
         stack.enter_context(SteppedGradients(recorder, step.path, optimizers).watching(trainable))
         buckets.watch(recorder, trainable)
@@ -510,8 +519,7 @@ def _trace(
 
         with calls.attached():
             tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable, step)
-        with released.stepping(optimizers):
-            _step(recorder, step, optimizers, parameters)
+        _step(recorder, step, optimizers, parameters, released)
         tracer.settle(recorder, model, changes, forward)
         fakes.name_foreign(recorder)
         del batch, forward

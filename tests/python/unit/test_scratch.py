@@ -159,7 +159,7 @@ def test_fp32_products_are_not_run() -> None:
 def test_same_signature_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
     aside = scratch_probe._run_aside
-    monkeypatch.setattr(scratch_probe, "_run_aside", lambda call: runs.append(call) or aside(call))
+    monkeypatch.setattr(scratch_probe, "_run_aside", lambda *call: runs.append(call) or aside(*call))
     args = convolution(2)
     for _ in range(2):
         measured_scratch(
