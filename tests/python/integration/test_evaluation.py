@@ -150,15 +150,23 @@ def test_the_predicted_peak_is_the_measured_one(
     assert set(prediction.timeline.phase_peaks()) == {"forward"}
 
 
-def test_a_filled_cache_counts_and_stays_as_it_is() -> None:
-    model = gpt2().eval()
-    with torch.no_grad():
-        cache = model(ids(), use_cache=True).past_key_values
-    before = [layer.keys.clone() for layer in cache.layers]
-    sample = {"input_ids": ids(2, 1), "past_key_values": cache}
-    prediction = memscale.predict(model, sample_input=sample, training=False)
-    assert prediction.by_category["input"] > sum(2 * layer.keys.nbytes for layer in cache.layers) - 1
-    assert all(torch.equal(layer.keys, was) for layer, was in zip(cache.layers, before, strict=True))
+def test_a_step_of_generation_is_predicted_and_its_cache_stays_as_it_is() -> None:
+    found: list[Prediction] = []
+
+    def run(mark: Callable[[], None]) -> None:
+        model, new = gpt2().eval(), ids(2, 1)
+        with torch.no_grad():
+            cache = model(ids(), use_cache=True).past_key_values
+            before = [layer.keys.clone() for layer in cache.layers]
+            sample = {"input_ids": new, "past_key_values": cache}
+            found.append(memscale.predict(model, sample_input=sample, training=False))
+            assert all(torch.equal(layer.keys, was) for layer, was in zip(cache.layers, before, strict=True))
+            before.clear()
+            mark()
+            model(**sample)
+
+    measured = cpu_peaks(run).allocated_bytes
+    assert found[0].allocated_peak_bytes == measured
 
 
 def test_nothing_of_training_counts_but_what_is_there() -> None:
