@@ -48,7 +48,7 @@ _MOST_FAILURES: Final = 4
 """Traces that failed, likewise."""
 
 _MOST_KINDS: Final = 8
-"""Kinds of batches beyond which whole numbers among the arguments tell no more of them apart: counters."""
+"""Kinds of batches beyond which numbers and words among the arguments tell no more of them apart."""
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -182,14 +182,14 @@ class Evaluations:
             return False
         with executor.callers.planning() as alone:
             # What a graph that waits for its backward holds is not known.
-            if not alone or executor.open.are_there:
+            if not alone or executor.open.are_there or _is_captured(executor.model):
                 return False
             self._look(executor, kind, shapes, held, self._planner(executor, forward), (args, kwargs))
         return not kind.is_closed
 
     def _told(self, model: nn.Module, leaves: list[Any]) -> Any:
         """What tells kinds of batches apart beside their tensors."""
-        kinds = (int, str) if len(self._kinds) < _MOST_KINDS else (bool, str)
+        kinds = (int, str) if len(self._kinds) < _MOST_KINDS else bool
         flags = tuple(leaf for leaf in leaves if isinstance(leaf, kinds))
         return flags, model.training, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
@@ -232,6 +232,11 @@ def _still_held(output: Iterable[weakref.ref[Any]], tensors: list[Tensor]) -> in
     given = {tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided}
     alive = [storage for storage in (ref() for ref in output) if storage is not None]
     return sum(storage.nbytes() for storage in alive if storage._cdata not in given)
+
+
+def _is_captured(model: nn.Module) -> bool:
+    """Whether this goes into a CUDA graph, which a trace must not."""
+    return device_of(model).type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _held_bytes(executor: Executor) -> int:

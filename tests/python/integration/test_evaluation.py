@@ -362,6 +362,24 @@ def test_a_text_that_grows_to_the_budget_is_traced_a_few_times(caplog: pytest.Lo
     memscale.detach(model)
 
 
+def test_what_counts_calls_or_names_texts_is_no_other_kind() -> None:
+    class Told(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor, step: int, text: str) -> Tensor:
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    model = Told()
+    memscale.wrap(model, memory_budget="64MiB")
+    with torch.no_grad():
+        for step in range(30):
+            model(torch.randn(4, WIDTH), step, f"text {step}")
+    assert evaluations(model).traced == 9
+    memscale.detach(model)
+
+
 def test_nothing_of_a_look_is_left() -> None:
     model = gpt2().eval()
     attributes = {name: dict(part.__dict__) for name, part in model.named_modules()}
