@@ -196,6 +196,7 @@ def test_a_prediction_of_a_forward_is_one_like_others() -> None:
         stack(), sample_input=torch.randn(32, WIDTH), training=False, memory_budget="16MiB"
     )
     most = roomy.largest_batch()
+    assert f"largest batch: {most} (this sample: 32)" in roomy.advise()
     assert most > 32
     with_gradients = memscale.predict(stack(), sample_input=torch.randn(32, WIDTH), memory_budget="16MiB")
     assert most > with_gradients.largest_batch()
