@@ -181,8 +181,9 @@ class Evaluations:
             kind.is_closed = True
             return False
         with executor.callers.planning() as alone:
-            # What a graph that waits for its backward holds is not known.
-            if not alone or executor.open.are_there or _is_captured(executor.model):
+            # What graphs hold that wait for their backward, and a forward around this one, is not known.
+            unknown = executor.open.are_there or executor.callers.is_nested
+            if not alone or unknown or _is_captured(executor.model):
                 return False
             self._look(executor, kind, shapes, held, self._planner(executor, forward), (args, kwargs))
         return not kind.is_closed

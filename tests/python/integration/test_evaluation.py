@@ -293,6 +293,28 @@ def test_beside_a_graph_that_waits_nothing_is_said() -> None:
     memscale.detach(model)
 
 
+def test_inside_a_training_forward_nothing_is_looked_at() -> None:
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = stack()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    x = x + self(x).mean()
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    model, batch = Conditioned(), torch.randn(16, WIDTH)
+    memscale.wrap(model, memory_budget="1GiB")
+    model(batch).sum().backward()
+    assert evaluations(model).traced == 0
+    with torch.no_grad():
+        model(batch)
+    assert evaluations(model).traced == 1
+    memscale.detach(model)
+
+
 def test_a_model_that_cannot_be_traced_runs_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     model = Asking()
     calls: list[int] = []
