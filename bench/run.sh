@@ -86,6 +86,7 @@ check() { # these compare with what must hold: the rest still runs, and the exit
   echo "== $1"
   "$python" "$@" $dry || failed="$failed $1"
 }
+check evaluation.py $quick
 check budgets.py $quick
 check by_hand.py $quick
 check selective.py $quick

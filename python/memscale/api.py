@@ -22,7 +22,7 @@ from memscale.core.left_out import require_matches
 from memscale.core.plan import Plan
 from memscale.core.planner import make_plan
 from memscale.core.prediction import Prediction
-from memscale.core.predictor import bare, may_run, predict_step
+from memscale.core.predictor import bare, evaluation_step, may_run, predict_step
 from memscale.core.profiler import normalize_sample
 from memscale.core.savings import Savings
 from memscale.core.savings_build import Asked, Terms, savings_of
@@ -261,9 +261,13 @@ def predict(
     config: Config | None = None,
     sample_input: Any = None,
     device: str | torch.device | None = None,
+    *,
+    training: bool = True,
     **fields: Any,
 ) -> Prediction:
     """What one training step takes: peak bytes, where they go, time, whether it fits, what would make it fit.
+
+    Or, with `training=False`, one forward without gradients.
 
     The step is traced on tensors without data. The model may lie on any device, also on "meta" or made of
     fake tensors, so that one larger than this machine can be predicted; it is left as it was. One on "meta"
@@ -281,6 +285,10 @@ def predict(
             callable may have parameters `batch` and `sequence`, which `largest_batch` then asks for others.
         device: name of a card ("RTX 3090", "a100-40gb"), its memory ("24GiB"), "cuda" for the card that is
             present, "cpu" for this machine; None for where the model is.
+        training: False: of one forward under `torch.no_grad()`, after `model.eval()`. It counts the gradients
+            that the parameters have, and the state of `optimizer`; without one there is none. A forward that
+            saves nothing needs no plan. What a wrapped model's plan leaves changed between steps counts,
+            where `device` names no other: streamed weights, BF16 weights, optimizer state in a file.
         **fields: as for `wrap`.
 
     Raises:
@@ -300,6 +308,8 @@ def predict(
     require_matches(module, settings)
     hardware = resolve_device(device, module)
     step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)
+    if not training:
+        step = evaluation_step(module, step, here=device is None)
     taken = optimizer if may_have_our_state(hardware) else None
     around = functools.partial(counted_in_8bit, settings, taken)
     return predict_step(module, settings, sample_input, step, hardware, around)

@@ -42,6 +42,11 @@ class Callers:
             if entered:
                 self._leave(me)
 
+    @property
+    def is_nested(self) -> bool:
+        """Whether this thread's forward runs inside another one of its own."""
+        return self._inside.get(threading.get_ident(), 0) > 1
+
     def _leave(self, me: int) -> None:
         with self._lock:
             self._inside[me] -= 1

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memscale.core import cuda_attention, cuda_matrix
+from memscale.core import cuda_attention, cuda_matrix, scratch
 from memscale.core.cuda_card import CardFacts
 from memscale.core.cuda_reduce import reduction
 
@@ -385,9 +385,21 @@ def _recurrent_workspace(weights: Sequence[Tensor], output: Tensor, layers: int,
     return sum(map(_bytes, weights)) + layers * (1 + both) * (16 << 20) + 31 * _bytes(output) // 5
 
 
+def _encoder_layer(args: Sequence[Any], outputs: Sequence[Tensor], card: CardFacts) -> list[int]:
+    """Bound, of transformers/cuda/attention.cu: the CPU's, which has the scores as a whole."""
+    return [scratch.encoder_layer(args, outputs)]
+
+
+def _native_attention(args: Sequence[Any], outputs: Sequence[Tensor], card: CardFacts) -> list[int]:
+    """Bound, of transformers/cuda/attention.cu, likewise."""
+    return [scratch.native_attention(args, outputs)]
+
+
 RULES: dict[str, Pieces] = {
     "aten::convolution": _convolution,
     "aten::_cudnn_rnn": _recurrent,
+    "aten::_transformer_encoder_layer_fwd": _encoder_layer,
+    "aten::_native_multi_head_attention": _native_attention,
     "aten::sum": _reduce(4),
     "aten::mean": _reduce(4),
     "aten::prod": _reduce(4),

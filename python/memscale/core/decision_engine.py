@@ -142,7 +142,8 @@ class DecisionEngine:
         )
 
     def _advice(self, trace: Trace, decided: _core.Plan, predicted: Prediction) -> tuple[str, ...]:
-        checkpointing, switches = self.config.enable_checkpointing, trace.optimizer_switches
+        checkpointing = self.config.enable_checkpointing or not trace.gradients
+        switches = trace.optimizer_switches
         lines = () if predicted.fits else unmet_advice(predicted, checkpointing, switches)
         if self.hardware.device_kind != "cuda" or self.settings.is_expandable or not _checkpoints(decided):
             return lines

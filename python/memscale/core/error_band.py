@@ -11,6 +11,9 @@ The trace takes the model's output to live until the step is over, as in `out = 
 only takes `model(**batch).loss` frees the rest of it before, so the truth may lie lower by its bytes. The
 same bytes leave room for a loss outside of the model that needs less than the one that `loss.py` assumes.
 
+A forward without gradients is taken to be the first of its loop: `out = model(batch)` holds the last output
+while the next one is made, and the truth may lie higher by its bytes.
+
 State is counted for every parameter that is trained, also where this step gives it no gradient (an expert
 that no token came to): another step may. Until one does, the truth lies lower by it.
 
@@ -47,7 +50,10 @@ def error_band(peak_bytes: int, trace: Trace, hardware: Hardware) -> tuple[int, 
         The lowest and the highest number of bytes.
     """
     varying = max(peak_bytes - hardware.context_bytes, 0)
-    below = max(_LEAST_BYTES, varying * _BELOW_PPM // 1_000_000) + trace.output_bytes
-    below += trace.idle_state_bytes
+    below = max(_LEAST_BYTES, varying * _BELOW_PPM // 1_000_000) + trace.idle_state_bytes
     above = max(_LEAST_BYTES, varying * _ABOVE_PPM // 1_000_000)
+    if trace.gradients:
+        below += trace.output_bytes
+    else:
+        above += trace.output_bytes
     return max(peak_bytes - below, hardware.context_bytes), peak_bytes + above

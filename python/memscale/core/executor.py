@@ -32,6 +32,7 @@ from torch import nn
 from memscale.core import saved_weights
 from memscale.core.callers import Callers
 from memscale.core.config import Config
+from memscale.core.evaluation import Evaluations, evaluation_of
 from memscale.core.in_force import InForce
 from memscale.core.known_optimizers import KnownOptimizers
 from memscale.core.module_attributes import ModuleAttributes
@@ -91,6 +92,7 @@ class Executor(Ours):
         in_force: what is attached to the model.
         open: graphs of its forwards that wait for their backward.
         callers: the threads that run it.
+        evaluations: its forwards without gradients.
         planning_seconds: what planning has taken in the middle of training, in all.
         loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
     """
@@ -118,6 +120,7 @@ class Executor(Ours):
         self._outputs: dict[int, list[weakref.ref[Any]]] = {}  # by the thread that has run the forward
         self.open = OpenGraphs()
         self.callers = Callers()
+        self.evaluations = Evaluations()
         self._learned = LearnedUse()
         self._has_warned_of_open = self._has_told_of_lent_weights = self._has_told_of_threads = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
@@ -298,6 +301,7 @@ class Executor(Ours):
         modes: PresentModes,
     ) -> None:
         saved_weights.stale()
+        self.evaluations.trained()
         for switch in self.in_force.switches:
             switch.hold()
         self.in_force.about_to_run()
@@ -426,7 +430,7 @@ class Executor(Ours):
         )
 
     def _facts(self, training: bool | None = None) -> StepFacts:
-        optimizers = self._optimizers.all
+        optimizers = self.optimizers
         # Those of forwards that wait are outputs of this step, and traced with it.
         outputs = () if self.open.waiting else self._outputs.get(threading.get_ident(), ())
         alive = [storage.nbytes() for storage in (ref() for ref in outputs) if storage is not None]
@@ -443,6 +447,20 @@ class Executor(Ours):
             differed=self._differed,
             use=self._learned.use if self.open.planned == 1 else None,
         )
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """Those that are known to step the model."""
+        return self._optimizers.all
+
+    def facts_of_evaluation(self, forward: Callable[..., Any] | None = None) -> StepFacts:
+        """A forward without gradients, now: beside what is in memory, with the path techniques in force.
+
+        Args:
+            forward: as in `StepFacts`.
+        """
+        facts = evaluation_of(self._facts(), forward)
+        return facts if self.planned is None else self.in_force.told(self.planned, facts)
 
     def _learn_use(self) -> None:
         """What the step before has shown of the loop: which outputs its loss uses."""

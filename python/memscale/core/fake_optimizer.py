@@ -418,6 +418,10 @@ class FakeOptimizer:
 def fake_optimizers(
     recorder: GraphRecorder, parameters: Sequence[nn.Parameter], step: StepFacts, fake_of: FakeOf
 ) -> list[FakeOptimizer]:
-    """All that step the model, in this order; what path techniques change is the first one's alone."""
+    """All that step the model, in this order; what path techniques change is the first one's alone.
+
+    Beside a forward without gradients there are those that are known, and none is assumed.
+    """
     steps = [step, *(replace(step, optimizer=other, path=OptimizerPath()) for other in step.others)]
+    steps = [each for each in steps if step.gradients or each.optimizer is not None]
     return [FakeOptimizer(recorder, parameters, each, fake_of) for each in steps]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from memscale.core.known_optimizers import KnownOptimizers
     from memscale.core.plan import Choice, Plan
     from memscale.core.planner import Planned
+    from memscale.core.tracer import StepFacts
     from memscale.techniques.forward_slot import StandIn
 
 
@@ -232,6 +233,13 @@ class InForce:
             parts.append(ChainAttachment(self.model.get_submodule(chain), chain, runs, beneath=watch))
         self._attach(parts)
         self._places = _places_of(self.model, [path for path, _ in planned.trace.modules])
+
+    def told(self, planned: Planned, step: StepFacts) -> StepFacts:
+        """A step as it is traced with a plan's path techniques."""
+        for item in placed(self.model, self._around(planned), planned.places):
+            if isinstance(item, PathAttachment):
+                step = item.traced(step)
+        return step
 
     def _new_check(self, planned: Planned, *paths: str) -> RecomputeCheck:
         """For one run of modules. What a card does not repeat itself is not compared."""

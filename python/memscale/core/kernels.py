@@ -241,8 +241,8 @@ _MADE: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
 
 
 def _lstm_workspace(args: Sequence[Any], result: Any) -> Any:
-    """The fake layer returns an empty workspace."""
-    if result[3] is None or result[3].numel() > 0:
+    """The fake layer returns an empty workspace, which is right without gradients."""
+    if result[3] is None or result[3].numel() > 0 or not torch.is_grad_enabled():
         return result
     source, hidden, biased = args[0], int(args[10]), bool(args[12])
     size = rnn_workspace_bytes(tuple(map(int, source.shape)), hidden, biased, source.dtype, bool(args[7]))

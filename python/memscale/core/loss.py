@@ -9,6 +9,7 @@ dimensions or more, a squared difference from a target of the same shape.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +54,15 @@ def loss_of(output: Any, use: OutputUse | None = None) -> Tensor | None:
     total = parts[0]
     for part in parts[1:]:
         total = total + part
+    return total
+
+
+def sum_of(losses: Iterable[Tensor | None]) -> Tensor | None:
+    """The loss of several forwards; None where none has any."""
+    total = None
+    for loss in losses:
+        if loss is not None:
+            total = loss if total is None else total + loss
     return total
 
 

@@ -116,6 +116,8 @@ class Planner:
     @cached_property
     def link(self) -> Link | str:
         """How saved tensors may leave the device, or why they may not; "" if nobody asked for it."""
+        if not self.step.gradients:  # nothing is saved that could leave
+            return ""
         budget, device = budget_bytes(self.config, self.hardware), device_of(self.model)
         if device.type != self.hardware.device_kind:  # a prediction for a card, say
             device = torch.device(self.hardware.device_kind)
@@ -131,6 +133,8 @@ class Planner:
     @property
     def switches_cache(self) -> bool:
         """Whether a plan would have the model's caches keep nothing, or its own checkpoints off."""
+        if not self.step.gradients:
+            return False
         return CacheSwitch(self.model).is_needed and self.engine.config.enable_checkpointing
 
     @uncounted_scripts()
@@ -241,7 +245,7 @@ class Planner:
 
     @cached_property
     def _techniques(self) -> Way:
-        return techniques_of(self.engine.config)
+        return techniques_of(self.engine.config) if self.step.gradients else ()
 
     @property
     def _asked(self) -> Way:

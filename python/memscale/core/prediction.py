@@ -119,6 +119,7 @@ class Prediction:
         method: how the step was traced: "static" or "empirical".
         plan: the plan that this is the prediction of; None inside the plan itself.
         plain: the step without any technique; None for a prediction that is plain.
+        training: whether it is of a training step; False: of a forward without gradients.
     """
 
     allocated_peak_bytes: int
@@ -144,6 +145,7 @@ class Prediction:
     method: str = "static"
     plan: Plan | None = None
     plain: Prediction | None = None
+    training: bool = True
     scaling: Scaling | None = field(default=None, repr=False, compare=False)
 
     # ---- views -----------------------------------------------------------------------------------

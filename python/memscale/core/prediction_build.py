@@ -167,6 +167,7 @@ class Predictor:
             device_bytes=self.hardware.total_bytes,
             budget_source=self.budget.source,
             method=named.trace.method,
+            training=named.trace.gradients,
         )
 
     def peaks(self, trace: Trace, plan: _core.Plan | None) -> tuple[int, int]:

@@ -36,15 +36,16 @@ def _head(prediction: Prediction) -> list[str]:
         parts.append(f"reserved {format_bytes(prediction.reserved_peak_bytes)}")
     if prediction.context_bytes:
         parts.append(f"context {format_bytes(prediction.context_bytes)}")
+    what = "step" if prediction.training else "forward without gradients"
     lines = [
         f"verdict    {_verdict(prediction)}",
         f"device     {prediction.device}, {format_bytes(prediction.device_bytes)}",
         f"peak       {', '.join(parts)}; expected between {low} and {high}",
         f"when       {_moment(prediction)}",
         f"phases     {', '.join(f'{name} {format_bytes(size)}' for name, size in _phases(prediction))}",
-        f"time       {prediction.step_time_ns / 1e6:.1f} ms a step, by the cost model",
+        f"time       {prediction.step_time_ns / 1e6:.1f} ms a {what}, by the cost model",
     ]
-    if prediction.plan is not None:
+    if prediction.plan is not None and prediction.training:
         lines += [line for line in prediction.plan.summary_lines() if line.startswith(("plan ", "plain "))]
     if prediction.method != "static":
         lines.append(f"profile    {prediction.method}")

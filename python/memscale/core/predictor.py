@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from memscale.core.advice import advice_of
-from memscale.core.executor import EXECUTOR
+from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.planner import Planner
 from memscale.core.profiler import normalize_sample
 from memscale.core.scaling import Scaling
@@ -63,6 +63,21 @@ def predict_step(
             replace(planner, may_run=False), sample, batch, plan, lambda: _both(around(), bare(model))
         ),
     )
+
+
+def evaluation_step(model: nn.Module, step: StepFacts, here: bool) -> StepFacts:
+    """A forward without gradients, after `model.eval()`.
+
+    Args:
+        model: wrapped or not.
+        step: has the optimizer whose state counts.
+        here: on the model's own device, where a wrapped model has what its plan has made of it.
+    """
+    step = replace(step, training=False, gradients=False)
+    executor: Executor | None = model.__dict__.get(EXECUTOR)
+    if not here or executor is None or executor.planned is None:
+        return step
+    return executor.in_force.told(executor.planned, step)
 
 
 @contextmanager

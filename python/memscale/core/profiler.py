@@ -55,6 +55,12 @@ _NO_HOOKS = "saved tensor hooks"
 """From the words in which `torch.func` refuses them."""
 
 
+_NESTED = "{}, and PyTorch does not run these while operations are recorded"
+
+_IN_NESTED = "NestedTensorImpl"
+"""From the words in which nested tensors refuse what recording asks of them."""
+
+
 class HooksRefusedError(ProfileError):
     """No step of this model can be traced, whatever the batch: hooks on saved tensors are refused inside."""
 
@@ -141,6 +147,8 @@ class MemoryProfiler:
         except Exception as error:
             if _NO_HOOKS in str(error):
                 raise HooksRefusedError from None
+            if _IN_NESTED in str(error):
+                raise ProfileError(_NESTED.format("the model makes nested tensors inside")) from error
             _explain(error, args, kwargs)
             raise
         if refused:
@@ -160,7 +168,7 @@ def _nested(batch: Any) -> str:
     """Why a batch of nested tensors cannot be traced: what they do inside cannot be looked at."""
     if not any(tensor.is_nested for tensor in tensors_of(batch)):
         return ""
-    return "the batch has a nested tensor, and PyTorch does not run these while operations are recorded"
+    return _NESTED.format("the batch has a nested tensor")
 
 
 def _in_context(traced: Callable[..., Trace], step: StepFacts) -> Trace:

@@ -52,6 +52,7 @@ class ReleasedGradients:
     def __init__(self, recorder: GraphRecorder, step: StepFacts) -> None:
         self.recorder = recorder
         self.path = step.path
+        self._names = step.path.released if step.gradients else frozenset()
         self.adds = step.grads_present
         self.on_card = recorder.target.kind == "cuda"
         self._waiting: deque[Tensor] = deque()
@@ -61,7 +62,7 @@ class ReleasedGradients:
     def outside(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Those whose gradients stay."""
         names = self.recorder.names
-        return [value for value in parameters if names[id(value)] not in self.path.released]
+        return [value for value in parameters if names[id(value)] not in self._names]
 
     @contextmanager
     def watching(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:

@@ -83,10 +83,12 @@ class Scaling:
         for what in DIMENSIONS:
             try:
                 present = size_of(self.sample, self.batch, what)
-                plain, planned = self.largest(what, with_plan=False), self.largest(what, with_plan=True)
+                sizes = str(self.largest(what, with_plan=False))
+                if self.planner.step.gradients:
+                    sizes = f"{self.largest(what, with_plan=True)} with a plan, {sizes} without"
             except ValueError:
                 continue
-            lines.append(f"largest {what}: {planned} with a plan, {plain} without (this sample: {present})")
+            lines.append(f"largest {what}: {sizes} (this sample: {present})")
         return tuple(lines)
 
     # ---- search ----------------------------------------------------------------------------------

@@ -218,6 +218,29 @@ def _masked_index(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
     return sum(16 * tensor.dim() * tensor.numel() for tensor in masks)
 
 
+def encoder_layer(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
+    """Of the fused forward of an encoder layer, by `transformer.cpp`: attention, then the two products."""
+    source, width = args[0], int(args[1])
+    hidden = int(args[14].shape[0])
+    tokens: int = source.numel() // max(width, 1) * source.element_size()
+    return max(_fused_attention(source, args[2], args[3], args[18:19]), tokens * (2 * hidden + 2 * width))
+
+
+def native_attention(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
+    """Of the same attention alone."""
+    return _fused_attention(args[0], args[4], args[5], args[9:10])
+
+
+def _fused_attention(source: Tensor, heads: int, weight: Tensor, mask: Sequence[Any]) -> int:
+    """Queries, keys, values twice, or once beside the scores of all heads; low precision packs operands."""
+    size = nbytes(source)
+    batch, length = (int(source.shape[0]), int(source.shape[1])) if source.dim() == 3 else (1, 1)
+    scores = batch * int(heads) * length * length * source.element_size()
+    scores *= 2 if any(isinstance(item, Tensor) for item in mask) else 1
+    packed = 2 * (nbytes(weight) + size) if source.dtype in _HALF else 0
+    return max(6 * size, 3 * size + scores) + packed
+
+
 RULES: dict[str, Scratch] = {
     "aten::mm": _matmul,
     "aten::addmm": _matmul,
@@ -291,6 +314,8 @@ RULES: dict[str, Scratch] = {
     "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::mkldnn_rnn_layer": lstm_layer,
+    "aten::_transformer_encoder_layer_fwd": encoder_layer,
+    "aten::_native_multi_head_attention": native_attention,
     "aten::mkldnn_rnn_layer_backward": lstm_layer_backward,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,

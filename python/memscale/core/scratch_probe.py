@@ -193,7 +193,7 @@ def _real(value: Any) -> Any:
     return tuple(map(_real, value)) if isinstance(value, tuple) else value
 
 
-def _run_aside(call: Call) -> int | None:
+def _run_aside(call: Call, gradients: bool) -> int | None:
     """The peak of one run on zeros, or None where the operator or the profiler refuses."""
     found: list[int] = []
     threads = torch.get_num_threads()
@@ -202,6 +202,7 @@ def _run_aside(call: Call) -> int | None:
         torch.set_num_threads(threads)  # OpenMP gives a new thread the number of the environment
         try:
             args, kwargs = _real(call.args), {name: _real(value) for name, value in call.kwargs}
+            torch.set_grad_enabled(gradients)
             found.append(_peak_of(lambda: call.func(*args, **kwargs)))
         except Exception:  # zeros may be invalid for an operator, and the profiler's interface is not public
             return
@@ -212,10 +213,11 @@ def _run_aside(call: Call) -> int | None:
     return found[0] if found else None
 
 
-def _peak(call: Call) -> int | None:
-    """The same, remembered."""
+def _peak(call: Call, gradients: bool = True) -> int | None:
+    """The same, remembered. Few operators ask whether gradients are enabled."""
     key = (
         call[:3],
+        gradients,
         torch.get_num_threads(),
         torch._C._get_mkldnn_enabled(),
         torch.get_deterministic_debug_mode(),
@@ -224,7 +226,7 @@ def _peak(call: Call) -> int | None:
     if key not in _known:
         if len(_known) >= _KNOWN_LIMIT:
             _known.clear()
-        _known[key] = _run_aside(call)
+        _known[key] = _run_aside(call, gradients)
     return _known[key]
 
 
@@ -260,10 +262,17 @@ def _along_batch(call: Call, operands: Sequence[int], flops: int, image: _Image)
     if share < 1:
         single = call.cut(places, 1)._replace(outputs=call.outputs // batch)
         return _along_side(single, flops // batch, image, batch)
-    large = _peak(call.cut(places, share))
+    return _line(call, places, batch, share)
+
+
+def _line(
+    call: Call, places: Sequence[tuple[int, int]], batch: int, share: int, gradients: bool = True
+) -> int | None:
+    """Runs a part of a batch, and where that is not all of it half of the part: the line through both."""
+    large = _peak(call.cut(places, share), gradients)
     if share == batch or large is None:
         return large
-    small = _peak(call.cut(places, share // 2)) if share > 1 else 0
+    small = _peak(call.cut(places, share // 2), gradients) if share > 1 else 0
     if small is None:
         return None
     return large + (large - small) * (batch - share) // (share - share // 2)
@@ -406,11 +415,32 @@ def _cut_product(
 
 
 def _recurrent(call: Call) -> int | None:
-    """A layer of an LSTM. Not on a part of its steps: the workspace's size is fixed by the forward."""
+    """A layer of an LSTM. Not on a part of its steps: the workspace's size is fixed by the forward.
+
+    Without gradients it has no workspace, and another kernel.
+    """
     source, of_input, of_hidden = call.args[:3]
     flops = 4 * math.prod(source.size[:2]) * (math.prod(of_input.size) + math.prod(of_hidden.size))
     quick = flops <= _flop_limit(source.dtype, _PRODUCT_FLOPS) and call.room <= _OPERAND_BYTES
-    return _peak(call) if quick else None
+    return _peak(call, torch.is_grad_enabled()) if quick else None
+
+
+def _encoder_layer(call: Call) -> int | None:
+    """The fused forward of an encoder layer, or of attention, that PyTorch takes in evaluation."""
+    source, shapes = call.args[0], [value for value in call.args if isinstance(value, Shape)]
+    if len(source.size) != 3:
+        return None
+    batch, length, width = source.size
+    places = [(index, 0) for index, value in enumerate(call.args) if value == source]
+    # A mask, which has another shape, belongs to the whole batch.
+    has_mask = any(len(shape.size) > 2 or shape.dtype is torch.bool for shape in shapes[len(places) :])
+    weights = sum(math.prod(shape.size) for shape in shapes[len(places) :])
+    flops = 2 * batch * length * (weights + 2 * length * width)
+    parts = max(-(-flops // _flop_limit(source.dtype, _PRODUCT_FLOPS)), -(-call.room // _OPERAND_BYTES), 1)
+    share = batch // parts
+    if share < 1 or (has_mask and parts > 1):
+        return None
+    return _line(call, places, batch, share, gradients=False)
 
 
 def _light(call: Call) -> int | None:
@@ -427,6 +457,8 @@ MEASURES: dict[str, Measure] = {
     "aten::convolution_backward": _convolution_backward,
     "aten::mkldnn_rnn_layer": _recurrent,
     "aten::mkldnn_rnn_layer_backward": _recurrent,
+    "aten::_transformer_encoder_layer_fwd": _encoder_layer,
+    "aten::_native_multi_head_attention": _encoder_layer,
     **dict.fromkeys(
         (
             "aten::_embedding_bag",

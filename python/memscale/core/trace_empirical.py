@@ -29,6 +29,7 @@ from memscale.core.graph_builder import GraphRecorder, Slot
 from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.core.loss import loss_of
 from memscale.core.natural_ends import NaturalEnds
+from memscale.core.present_gradients import those_present
 from memscale.core.target import Target
 from memscale.core.tensor_versions import Versions
 from memscale.core.trace_static import DRAWS, HIGHEST_DRAW
@@ -36,6 +37,7 @@ from memscale.core.undone_writes import UndoneWrites
 from memscale.core.uninterrupted import uninterrupted
 from memscale.errors import AttachError
 from memscale.optim.masters import as_told
+from memscale.optim.released import bytes_here
 from memscale.techniques.checkpoint_state import Uses
 from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
 
@@ -321,7 +323,9 @@ def _record(
     with model_state.preserved(model, contents=True, batch=batch) as changes, tracer.no_collection():
         calls.declare_residents((args, kwargs), step)
         buckets.declare(recorder)
-        for parameter in buckets.outside(trainable) if step.grads_present else []:
+        outside = buckets.outside(trainable)
+        present = those_present(step, outside, lambda: {id(it) for it in outside if bytes_here(it.grad)})
+        for parameter in present:
             recorder.graph.add_resident(parameter.numel() * parameter.element_size(), _core.CATEGORY_GRADIENT)
         with observed_by(saves), calls.attached(), recorder:
             hooks = (saves.pack, saves.unpack)
@@ -360,6 +364,6 @@ def _optimizer_phase(
                 known = recorder.buffer_of(gradient)
                 if known is not None:
                     recorder.same_as(fake.grad, known)
-        for optimizer in optimizers:
+        for optimizer in optimizers if step.gradients else ():
             optimizer.step()
     return [note for optimizer in optimizers for note in optimizer.notes]

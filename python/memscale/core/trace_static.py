@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -37,6 +37,7 @@ from memscale.core.fake_saves import FakeSaves
 from memscale.core.gradient_buckets import GradientBuckets, silent
 from memscale.core.graph_builder import GraphRecorder, tensors_of
 from memscale.core.leaves import tell, told_of, what_to_tell
+from memscale.core.present_gradients import make_gradients, those_present
 from memscale.core.quiet_fakes import quiet_fakes
 from memscale.core.released_gradients import ReleasedGradients
 from memscale.core.saved_weights import exchanged
@@ -46,7 +47,8 @@ from memscale.core.tensor_hooks import forget_hooks
 from memscale.core.tensor_versions import Versions
 from memscale.core.uninterrupted import uninterrupted
 from memscale.optim.masters import told_dtypes
-from memscale.optim.released import set_gradient
+from memscale.optim.released import bytes_here, set_gradient
+from memscale.techniques import given_caches
 from memscale.weights.places import device_of_use
 
 _REAL_ELEMENTS = 1 << 24
@@ -298,6 +300,36 @@ class _FakeModel:
             return tensor.detach().clone().requires_grad_(tensor.requires_grad)
         return torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu")
 
+    def with_gradient(self) -> set[int]:
+        """Ids of the fakes of parameters whose gradients are in memory."""
+        reals = self.reals.items()
+        return {id(self.fakes[key]) for key, real in reals if real.is_leaf and bytes_here(real.grad)}
+
+    def batch(self, real: tuple[Any, Any], step: tracer.StepFacts) -> tuple[Any, Any]:
+        """The batch on fakes; without gradients also what is in caches, which nobody else holds."""
+        if not step.gradients:
+            given_caches.exchange(*real, self._alone())
+        made: tuple[Any, Any] = tree_map_only(Tensor, self.of_batch, real)
+        return made
+
+    def _alone(self) -> Callable[[Tensor], Tensor]:
+        """Makes fakes that live no longer than those who use them."""
+        bases: dict[tuple[int, torch.dtype], Tensor] = {}
+
+        def made(tensor: Tensor) -> Tensor:
+            if tensor.layout is not torch.strided or not tensor.is_floating_point():
+                return tensor
+            storage = tensor.untyped_storage()
+            key = storage._cdata, tensor.dtype
+            device = tensor.device if has_data(tensor) else torch.device("cpu")
+            with self.mode, torch.no_grad():
+                if key not in bases:
+                    count = storage.nbytes() // tensor.dtype.itemsize
+                    bases[key] = torch.empty(count, dtype=tensor.dtype, device=device)
+                return bases[key].as_strided(*_geometry(tensor))
+
+        return made
+
     def of(self, tensor: Tensor) -> Tensor | None:
         """The fake of a real tensor, or None for one that the model does not hold."""
         return self.fakes.get(id(tensor))
@@ -403,11 +435,14 @@ def _step(
     step: tracer.StepFacts,
     optimizers: Sequence[FakeOptimizer],
     parameters: Sequence[nn.Parameter],
+    released: ReleasedGradients,
 ) -> None:
-    """The optimizers' steps, after which no gradients are left."""
-    streamed_weights.are_stepped(recorder, step.path)
-    for optimizer in optimizers:
-        optimizer.step()
+    """The optimizers' steps, where there were gradients, after which none are left."""
+    with released.stepping(optimizers) if step.gradients else nullcontext():
+        if step.gradients:
+            streamed_weights.are_stepped(recorder, step.path)
+        for optimizer in optimizers if step.gradients else ():
+            optimizer.step()
     for parameter in parameters:
         parameter.grad = None
 
@@ -476,11 +511,12 @@ def _trace(
     buckets = GradientBuckets(model)
     preserved = model_state.preserved(model, batch=real_batch)
     with preserved as changes, tracer.no_collection(), quiet_fakes(), ExitStack() as stack:
+        stack.enter_context(given_caches.preserved(*real_batch))  # another trace may follow, or a real run
         for block in (model_state.training_flags(model, step.training), sharding.whole(model), silent(model)):
             stack.enter_context(block)
         stack.enter_context(fakes.swapped())
         stack.enter_context(nullcontext() if emulation is None else emulation.active())
-        batch = tree_map_only(Tensor, fakes.of_batch, real_batch)
+        batch = fakes.batch(real_batch, step)
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
         parameters = list(model.parameters())
@@ -491,8 +527,8 @@ def _trace(
         buckets.declare(recorder)
         optimizers = fake_optimizers(recorder, parameters, step, fakes.of)
         released = ReleasedGradients(recorder, step)
-        if step.grads_present:
-            tracer.make_gradients(recorder, released.outside(buckets.outside(trainable)))
+        present = those_present(step, buckets.outside(trainable), fakes.with_gradient)
+        make_gradients(recorder, released.outside(present))
         stack.enter_context(released.watching(trainable))
         stack.enter_context(SteppedGradients(recorder, step.path, optimizers).watching(trainable))
         buckets.watch(recorder, trainable)
@@ -510,8 +546,7 @@ def _trace(
 
         with calls.attached():
             tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable, step)
-        with released.stepping(optimizers):
-            _step(recorder, step, optimizers, parameters)
+        _step(recorder, step, optimizers, parameters, released)
         tracer.settle(recorder, model, changes, forward)
         fakes.name_foreign(recorder)
         del batch, forward

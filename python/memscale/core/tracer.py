@@ -10,9 +10,9 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -28,7 +28,7 @@ from memscale.core.copied_tensors import bytes_of_copies
 from memscale.core.graph_builder import GraphRecorder
 from memscale.core.leaves import storage_bytes, tensors_of
 from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
-from memscale.core.loss import loss_of
+from memscale.core.loss import loss_of, sum_of
 from memscale.core.optimizer_path import AS_IT_IS, OptimizerPath
 from memscale.core.output_use import OutputUse, note_use
 from memscale.core.target import CPU, Target
@@ -38,6 +38,7 @@ from memscale.errors import ProfileError
 from memscale.techniques.attribute_tables import has_foreign_hooks
 from memscale.techniques.forward_slot import StandIn
 from memscale.techniques.given_caches import keeps_nothing
+from memscale.techniques.loss_scale_outputs import evaluated
 from memscale.techniques.scripted import script_calls
 
 _PLAIN_ARGUMENTS = (
@@ -76,6 +77,7 @@ class StepFacts:
         differed: paths of modules whose recompute has differed from its forward in this run.
         left_out: what techniques leave alone, `differed` included.
         use: what the loop does with the outputs; None: not known, see `output_use`.
+        gradients: False: one forward without gradients, and no optimizer but those named here.
     """
 
     optimizer: torch.optim.Optimizer | None = None
@@ -93,10 +95,17 @@ class StepFacts:
     differed: frozenset[str] = frozenset()
     left_out: LeftOut = NOTHING_LEFT_OUT
     use: OutputUse | None = None
+    gradients: bool = True
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One forward."""
-        return (model if self.forward is None else self.forward)(*args, **kwargs)
+        forward = model if self.forward is None else self.forward
+        if self.gradients:
+            return forward(*args, **kwargs)
+        with torch.no_grad():
+            if self.path.half:
+                return evaluated(self.target.kind, forward, args, kwargs)
+            return forward(*args, **kwargs)
 
 
 @dataclass
@@ -123,6 +132,7 @@ class Trace:
         rerun_bytes: held all the time once a module runs a second time; see `CudaKernels.rerun_bytes`.
         reads_lengths: of caches that were filled already; see `empty_caches.Seen`.
         unrepeatable: paths of modules that a card may give other bits each time: see `OpFacts.unrepeatable`.
+        gradients: False: of a forward without them, see `StepFacts`.
     """
 
     graph: _core.Graph
@@ -143,6 +153,7 @@ class Trace:
     rerun_bytes: int = 0
     reads_lengths: bool = False
     unrepeatable: frozenset[str] = frozenset()
+    gradients: bool = True
 
 
 class CallRecorder:
@@ -152,6 +163,7 @@ class CallRecorder:
         modules: by their number in the graph: path and module.
         buffer_owners: by their number in the graph: where registered buffers are.
         path: what path techniques change.
+        gradients: False: of a forward without them.
         exchanged: after `attached`: paths of modules whose parameters were exchanged, or their gradients in
             forward, see `weight_images`.
     """
@@ -163,6 +175,7 @@ class CallRecorder:
         self.buffer_owners: dict[int, list[BufferPath]] = {}
         self.path = AS_IT_IS
         self.left_out = NOTHING_LEFT_OUT
+        self.gradients = True
         self._inside_excluded = 0  # calls of excluded modules that are under way
         self.exchanged: set[str] = set()
         self._below: list[list[nn.Module]] = []  # by number
@@ -171,7 +184,7 @@ class CallRecorder:
     def declare_residents(self, batch: Any, step: StepFacts) -> None:
         """Enters what is in memory before the step: parameters, buffers, the batch, carried outputs."""
         recorder = self.recorder
-        self.path, self.left_out = step.path, step.left_out
+        self.path, self.left_out, self.gradients = step.path, step.left_out, step.gradients
         streamed_weights.declare(recorder, step.path, self.model.named_parameters())
         for size in filter(None, (step.path.engine_bytes, step.path.state_engine_bytes)):
             buffer = recorder.graph.add_resident(size, _core.CATEGORY_WORKSPACE)
@@ -244,9 +257,9 @@ class CallRecorder:
         """One forward of the model, which is a call of the root whether or not the step goes through it."""
         gradients = GradientImages(self.model)
         try:
-            if step.forward is None:
-                return step.run(self.model, args, kwargs)
-            return self._recorded(step.forward, number=0)(*args, **kwargs)
+            if step.forward is not None:
+                step = replace(step, forward=self._recorded(step.forward, number=0))
+            return step.run(self.model, args, kwargs)
         finally:
             self.exchanged |= gradients.exchanged()
 
@@ -355,17 +368,6 @@ def _is_frozen(value: Any) -> bool:
     )
 
 
-def make_gradients(recorder: GraphRecorder, parameters: list[nn.Parameter]) -> None:
-    """Gives every trainable parameter a gradient that was there before the step."""
-    recorder.paused = True
-    for parameter in parameters:
-        if parameter.requires_grad:
-            parameter.grad = torch.empty_like(parameter)
-            buffer = recorder.resident(parameter.grad, _core.CATEGORY_GRADIENT)
-            recorder.label(buffer, parameter, recorder.names[id(parameter)])
-    recorder.paused = False
-
-
 Backward = Callable[[Tensor], list[Tensor | None]]
 """Runs backward from a loss and returns the gradients of some parameters."""
 
@@ -381,7 +383,7 @@ def run_step(
     """Forward, loss and backward under the recorder; with several forwards, backward of their sum.
 
     Output and loss live until the step is over, as a loop's variables do: the recorder holds them.
-    `parameters` are those whose gradients `backward` returns, in order.
+    `parameters` are those whose gradients `backward` returns, in order. Without gradients: forward alone.
     """
     with torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
@@ -389,7 +391,11 @@ def run_step(
                 output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
-            loss = loss_of(output, step.use) if step.forwards == 1 else _sum_of(map(loss_of, output))
+            if not step.gradients:
+                recorder.held, recorder.output_bytes = output, storage_bytes(tensors_of(output))
+                recorder.forward_is_over()
+                return []
+            loss = loss_of(output, step.use) if step.forwards == 1 else sum_of(map(loss_of, output))
             recorder.output_bytes = storage_bytes(tensors_of((output, loss)))
             recorder.held = (output, loss)
             note_use(recorder, output, loss, step)
@@ -413,14 +419,6 @@ def run_step(
             recorder.label(buffer, gradient, recorder.names[id(parameter)])
     recorder.set_phase(_core.PHASE_OPTIMIZER)
     return gradients
-
-
-def _sum_of(losses: Iterable[Tensor | None]) -> Tensor | None:
-    total = None
-    for loss in losses:
-        if loss is not None:
-            total = loss if total is None else total + loss
-    return total
 
 
 @contextmanager
@@ -496,6 +494,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
         recorder.idle_state_bytes, use=recorder.use, another_use=recorder.another_use,
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
         unrepeatable=frozenset(paths[number][0] for number in recorder.unrepeatable_modules),
+        gradients=calls.gradients,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memscale.techniques.checkpointing import runs_plain
+from memscale.techniques.checkpointing import evaluates, runs_plain
 from memscale.techniques.compiled import outside_compiler
 from memscale.techniques.forward_slot import StandIn
 
@@ -49,12 +49,24 @@ class WatchedForward(StandIn):
         with self.executor.callers.inside():
             return self._run(args, kwargs)
 
+    def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A forward that no plan is for. Without gradients it may be too much for the budget all the same."""
+        executor = self.executor
+        is_told = evaluates() and executor.evaluations.before(executor, self.original, args, kwargs)
+        half = executor.half
+        if half is None:
+            output = self.original(*args, **kwargs)
+        else:
+            output = half.evaluate(self.original, args, kwargs)
+        if is_told:
+            executor.evaluations.after(output)
+        return output
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.passive or self.executor.idle or runs_plain():
-            half = self.executor.half
-            if half is not None and not (self.passive or self.executor.idle):
-                return half.evaluate(self.original, args, kwargs)
+        if self.passive or self.executor.idle:
             return self.original(*args, **kwargs)
+        if runs_plain():
+            return self._evaluate(args, kwargs)
         failures = self.executor.failures
         self.executor.before_forward(self.original, args, kwargs)
         try:

@@ -28,6 +28,10 @@ _NOT_BUILT = {"auto_policy": "the policy"}
 """Switches that are accepted and do nothing in this version, with what they will switch."""
 
 
+_TOLD_SHAPES = 3
+"""Of the tensors that a forward is given, in the log."""
+
+
 def fields_without_effect(config: Config) -> list[str]:
     """Fields of a configuration that are on or set, and have no effect in this version."""
     fields = [name for name in _NOT_BUILT if getattr(config, name)]
@@ -140,6 +144,27 @@ def _warn_unmet(planned: Planned) -> None:
         format_bytes(plan.budget_bytes),
         by,
         format_bytes(plan.smallest_peak_bytes),
+        "; ".join(plan.advice),
+    )
+
+
+def warn_of_evaluation(plan: Plan, shapes: Sequence[Sequence[int]]) -> None:
+    """A forward without gradients is about to run that does not fit.
+
+    Args:
+        plan: for it.
+        shapes: of the tensors that it is given.
+    """
+    told = ", ".join(str(list(shape)) for shape in shapes[:_TOLD_SHAPES])
+    used = plan.predicted.device_used_peak_bytes
+    logs.LOGGER.warning(
+        "a forward without gradients does not fit: it is predicted to peak at %s, and the budget is %s%s "
+        "(arguments of %s%s). What would help: %s",
+        format_bytes(used),
+        format_bytes(plan.budget_bytes),
+        "" if used > plan.budget_bytes else ", with the safety reserve counted",
+        told,
+        ", …" if len(shapes) > _TOLD_SHAPES else "",
         "; ".join(plan.advice),
     )
 

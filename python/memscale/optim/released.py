@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from memscale.core.leaves import storage_bytes
 from memscale.optim.release_window import ReleaseWindow
 from memscale.optim.released_bytes import GradientBytes
 from memscale.optim.released_changes import change_of, is_same_anywhere, is_zeroing
@@ -135,6 +136,13 @@ def fills_its_storage(tensor: Tensor) -> bool:
         and (tensor.is_contiguous() or _aten.is_non_overlapping_and_dense.default(tensor))
         and not (tensor.is_neg() or tensor.is_conj())
     )
+
+
+def bytes_here(gradient: Tensor | None) -> int:
+    """Bytes of a gradient that are in memory; one that is away stays there."""
+    if isinstance(gradient, ReleasedGradient):
+        return gradient.memscale_bytes.plain.untyped_storage().nbytes()
+    return 0 if gradient is None else storage_bytes([getattr(gradient, "_local_tensor", gradient)])
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from memscale.optim.pieces import HOST
 from memscale.optim.taken import hold, is_taken, let_go, moments_of
 from memscale.optim.taken import why_not as why_not_taken
 from memscale.techniques import precision
-from memscale.techniques.loss_scale_outputs import evaluated_in_fp32
+from memscale.techniques.loss_scale_outputs import evaluated
 
 if TYPE_CHECKING:
     from memscale.core.tracer import StepFacts
@@ -137,11 +137,7 @@ class Bf16Weights:
 
     def evaluate(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A forward that is not trained, where nobody has opened autocast: as this would compute it."""
-        if torch.is_autocast_enabled(self.kind):
-            return forward(*args, **kwargs)
-        with torch.autocast(self.kind, dtype=torch.bfloat16):
-            output = forward(*args, **kwargs)
-        return evaluated_in_fp32(output)
+        return evaluated(self.kind, forward, args, kwargs)
 
 
 @contextmanager

@@ -483,9 +483,18 @@ def runs_plain() -> bool:
     values behind placeholders; or runs with derivatives in forward direction, which backward, where the
     recompute runs, need not have.
     """
+    return not torch.is_grad_enabled() or _is_transformed()
+
+
+def evaluates() -> bool:
+    """Whether a forward runs without gradients, and computes what it returns."""
+    return not (torch.is_grad_enabled() or _is_transformed())
+
+
+def _is_transformed() -> bool:
+    """Whether a forward is none that is differentiated by autograd in reverse alone, see `runs_plain`."""
     return (
-        not torch.is_grad_enabled()
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
         or getattr(_symbolic_trace, "_is_fx_tracing_flag", False)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +49,27 @@ def _apart(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
+def _places(args: Any, kwargs: Any) -> Iterator[dict[Any, Any]]:
+    """Where caches among the arguments of a call have their tensors: attributes, and tables of them."""
+    pending = [leaf for leaf in tree_leaves((args, kwargs)) if is_cache(leaf)]
+    while pending:
+        attributes = vars(pending.pop())
+        yield attributes
+        for name, value in list(attributes.items()):
+            if is_cache(value):
+                pending.append(value)
+            elif isinstance(value, dict):
+                yield value
+            elif name == "layers":
+                pending += value
+
+
+def exchange(args: Any, kwargs: Any, made: Callable[[Tensor], Tensor]) -> None:
+    """Puts something else in the place of the tensors in caches; inside `preserved` only."""
+    for place in _places(args, kwargs):
+        place.update({name: made(value) for name, value in place.items() if isinstance(value, Tensor)})
+
+
 @contextmanager
 def preserved(args: Any, kwargs: Any) -> Iterator[None]:
     """For a trace, which fills caches among its arguments, and runs backward from what is in them.
@@ -56,23 +77,11 @@ def preserved(args: Any, kwargs: Any) -> Iterator[None]:
     In the block they have the same content without the graph that has made it. Afterwards they have what they
     had before.
     """
-    before: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-    pending = [leaf for leaf in tree_leaves((args, kwargs)) if is_cache(leaf)]
-    while pending:
-        attributes = vars(pending.pop())
-        own = dict(attributes)
-        before.append((attributes, own))
-        for name, value in attributes.items():
-            if is_cache(value):
-                pending.append(value)
-            elif isinstance(value, dict):
-                before.append((value, dict(value)))
-            elif name == "layers":
-                pending += value
-                own[name] = list(value)
-    for present, was in before:
-        tensors = {name: value for name, value in was.items() if isinstance(value, Tensor)}
-        present.update({name: _apart(tensor) for name, tensor in tensors.items()})
+    before = [(place, dict(place)) for place in _places(args, kwargs)]
+    for _, was in before:
+        if "layers" in was:
+            was["layers"] = list(was["layers"])
+    exchange(args, kwargs, _apart)
     try:
         yield
     finally:

@@ -27,6 +27,22 @@ def evaluated_in_fp32(output: Any) -> Any:
     return _converted(output, {}, lambda value: value.dtype is torch.bfloat16)
 
 
+def evaluated(kind: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A forward with BF16 weights that is not trained, where nobody has opened autocast: as this computes it.
+
+    Args:
+        kind: of the weights' device.
+        forward: runs the model.
+        args: positional part of the batch.
+        kwargs: keyword part.
+    """
+    if torch.is_autocast_enabled(kind):
+        return forward(*args, **kwargs)
+    with torch.autocast(kind, dtype=torch.bfloat16):
+        output = forward(*args, **kwargs)
+    return evaluated_in_fp32(output)
+
+
 def _is_fp16_result(value: Tensor) -> bool:
     """A leaf is no result: the forward hands on what it was given."""
     return value.dtype is torch.float16 and value.requires_grad and not value.is_leaf

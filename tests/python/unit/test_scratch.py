@@ -159,7 +159,7 @@ def test_fp32_products_are_not_run() -> None:
 def test_same_signature_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
     aside = scratch_probe._run_aside
-    monkeypatch.setattr(scratch_probe, "_run_aside", lambda call: runs.append(call) or aside(call))
+    monkeypatch.setattr(scratch_probe, "_run_aside", lambda *call: runs.append(call) or aside(*call))
     args = convolution(2)
     for _ in range(2):
         measured_scratch(
@@ -258,9 +258,9 @@ def test_backward_is_traced_outside_autocast() -> None:
     assert casts <= 2 * 4 + 2  # each gradient once, to FP32; autocast would cast every operand again
 
 
-def band(peak: int, output: int, context: int = 0) -> tuple[int, int]:
+def band(peak: int, output: int, context: int = 0, gradients: bool = True) -> tuple[int, int]:
     """The band of a prediction."""
-    trace: Any = SimpleNamespace(output_bytes=output, idle_state_bytes=0)
+    trace: Any = SimpleNamespace(output_bytes=output, idle_state_bytes=0, gradients=gradients)
     hardware: Any = SimpleNamespace(context_bytes=context, device_kind="cpu")
     return error_band(peak, trace, hardware)
 
@@ -269,6 +269,11 @@ def test_band_holds_the_peak_and_the_dropped_output() -> None:
     low, high = band(100 << 20, 20 << 20)
     assert low < (80 << 20) < (100 << 20) < high
     assert high - (100 << 20) < (1 << 20)
+
+
+def test_band_without_gradients_holds_the_output_of_the_forward_before() -> None:
+    low, high = band(100 << 20, 20 << 20, gradients=False)
+    assert (99 << 20) < low < (120 << 20) < high < (121 << 20)
 
 
 def test_band_of_a_small_peak_is_not_empty() -> None:
@@ -281,6 +286,30 @@ def test_band_does_not_count_the_context() -> None:
     low, high = band(context + (100 << 20), 0, context)
     plain_low, plain_high = band(100 << 20, 0)
     assert (low - context, high - context) == (plain_low, plain_high)
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 64), (1, 200, 64), (3, 7, 256)])
+@pytest.mark.parametrize("hidden", [32, 600])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_rule_of_fused_encoder_layers_is_a_bound(
+    shape: tuple[int, int, int], hidden: int, masked: bool
+) -> None:
+    layer = nn.TransformerEncoderLayer(shape[2], 4, hidden, batch_first=True).eval().requires_grad_(False)
+    attention = layer.self_attn
+    mask = (torch.zeros(shape[:2], dtype=torch.bool), 1) if masked else ()
+    args = (
+        *(torch.zeros(shape), shape[2], 4, attention.in_proj_weight, attention.in_proj_bias),
+        *(attention.out_proj.weight, attention.out_proj.bias, False, False, 1e-5),
+        *(layer.norm1.weight, layer.norm1.bias, layer.norm2.weight, layer.norm2.bias),
+        *(layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias, *mask),
+    )
+    operator = aten._transformer_encoder_layer_fwd.default
+    with torch.no_grad():
+        output = operator(*args)
+    measure = scratch_probe.MEASURES["aten::_transformer_encoder_layer_fwd"]
+    measured = measured_scratch(measure, operator, args, {}, output.nbytes)
+    assert measured is not None
+    assert measured <= scratch.encoder_layer(args, [output]) < 3 * measured + (64 << 10)
 
 
 def _lstm_calls(
