@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of the documentation: rows of `bench/results`, what is made of them, and the text that it becomes.
 
-    bench/measured.md   the section "Measured" of the README, with {name} in the place of a figure
+    bench/measured.md   docs/guide/measured.md, with {name} in the place of a figure
     tools/measured.py   name → rows, arithmetic, text
     this file           reading, choosing and checking rows; filling a text in
 

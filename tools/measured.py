@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the README's section "Measured": for each its rows in `bench/results` and its arithmetic.
+"""The figures of README and guides: for each its rows in `bench/results` and its arithmetic.
 
 The commits are named: the words of `measured.md` were written for those rows. After a new measurement, name
 its commit here, read the words again, and run `tools/readme_figures.py --write`.
@@ -19,6 +19,14 @@ BENCHMARKS = "8b20dd82b745"
 """The commit of the rows of `memscale bench`."""
 
 GUIDES: dict[str, tuple[str, ...]] = {
+    "README.md": (
+        "CPU, {truth_all} steps of 48 workloads (`truth.csv`) | median {truth_all_median}, "
+        "worst under-estimate {truth_all_under} |",
+        "allocated peak, {card_runs} runs (`gpu_budget.csv`) | within {card_allocated_worst} |",
+        "at its peak, {by_hand_every} models (`by_hand.csv`) | {by_hand_every_median}, "
+        "never above {by_hand_every_worst} |",
+        "| {card_gpt2_plain} GB → {card_gpt2} GB, at {card_gpt2_time} × the step time of BF16 autocast |",
+    ),
     "docs/guide/optimizer.md": (
         "| bytes, 278 k parameters, 400 steps | {bytes_end} | {bytes_fp32} | {bytes_bf16} | {bytes_none} |",
         "| shapes, 42 k, 500 steps | {shapes_end} | {shapes_fp32} | {shapes_bf16} | {shapes_none} |",
@@ -32,7 +40,7 @@ GUIDES: dict[str, tuple[str, ...]] = {
         'cross-entropy" ({published_compiled_worst})',
     ),
 }
-"""Lines that a guide has to have, with the figures of the rows."""
+"""Lines that README and guides have to have, with the figures of the rows."""
 
 
 def figures_of(results: Results) -> dict[str, Figure]:

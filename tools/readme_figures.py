@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the README's measured figures, and some of the guides, agree with rows of bench/results.
+"""Checks that measured figures in README and guides agree with rows of bench/results.
 
     python tools/readme_figures.py            what does not agree; exit status 1 if anything
-    python tools/readme_figures.py --write    puts the figures of the rows into the README
+    python tools/readme_figures.py --write    puts the figures of the rows into docs/guide/measured.md
 
-The section is made of bench/measured.md; tools/measured.py says of each figure which rows it is made of,
-and which lines of the guides have figures.
+That page is made of bench/measured.md; tools/measured.py says of each figure which rows it is made of,
+and which lines of README and guides have figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from measured import GUIDES, figures_of
 ROOT = Path(__file__).resolve().parents[1]
 
 DOCUMENT = Document(
-    path=ROOT / "README.md",
+    path=ROOT / "docs" / "guide" / "measured.md",
     template=ROOT / "bench" / "measured.md",
     begin="<!-- Made of bench/measured.md by tools/readme_figures.py: edit there. -->",
     end="<!-- End of what is made of bench/measured.md. -->",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure of the README's section "Measured" agrees with rows of bench/results that have an origin."""
+"""Every measured figure of README and guides agrees with rows of bench/results that have an origin."""
 
 from __future__ import annotations
 
