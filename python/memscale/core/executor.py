@@ -94,6 +94,7 @@ class Executor(Ours):
         callers: the threads that run it.
         evaluations: its forwards without gradients.
         planning_seconds: what planning has taken in the middle of training, in all.
+        drops_output: see `StepFacts`.
         loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
     """
 
@@ -107,6 +108,7 @@ class Executor(Ours):
         self.planned: Planned | None = None
         self.idle = False
         self.planning_seconds = 0.0
+        self.drops_output = False
         self.loss_scale: LossScale | str = scale_for(model, optimizer)
         self._optimizers = KnownOptimizers(optimizer)
         self.in_force = InForce(
@@ -446,6 +448,7 @@ class Executor(Ours):
             forwards=self.open.planned,
             differed=self._differed,
             use=self._learned.use if self.open.planned == 1 else None,
+            drops_output=self.drops_output,
         )
 
     @property

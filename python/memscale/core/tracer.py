@@ -77,6 +77,7 @@ class StepFacts:
         differed: paths of modules whose recompute has differed from its forward in this run.
         left_out: what techniques leave alone, `differed` included.
         use: what the loop does with the outputs; None: not known, see `output_use`.
+        drops_output: the loop has the loss alone when backward begins, as transformers' Trainer.
         gradients: False: one forward without gradients, and no optimizer but those named here.
     """
 
@@ -95,6 +96,7 @@ class StepFacts:
     differed: frozenset[str] = frozenset()
     left_out: LeftOut = NOTHING_LEFT_OUT
     use: OutputUse | None = None
+    drops_output: bool = False
     gradients: bool = True
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -382,7 +384,8 @@ def run_step(
 ) -> list[Tensor | None]:
     """Forward, loss and backward under the recorder; with several forwards, backward of their sum.
 
-    Output and loss live until the step is over, as a loop's variables do: the recorder holds them.
+    Output and loss live until the step is over, as a loop's variables do: the recorder holds them. Of a loop
+    that `drops_output` the loss alone.
     `parameters` are those whose gradients `backward` returns, in order. Without gradients: forward alone.
     """
     with torch.enable_grad():
@@ -396,9 +399,10 @@ def run_step(
                 recorder.forward_is_over()
                 return []
             loss = loss_of(output, step.use) if step.forwards == 1 else sum_of(map(loss_of, output))
+            note_use(recorder, output, loss, step)
+            output = None if step.drops_output else output
             recorder.output_bytes = storage_bytes(tensors_of((output, loss)))
             recorder.held = (output, loss)
-            note_use(recorder, output, loss, step)
         recorder.forward_is_over()
         recorder.set_phase(_core.PHASE_BACKWARD)
         recorder.learn_inputs = False

@@ -45,6 +45,7 @@ def begin(
     sample_input: Any,
     optimizer: torch.optim.Optimizer | None = None,
     grads_present: bool = False,
+    drops_output: bool = False,
 ) -> Executor:
     """The pipeline, in order: sample, old plan off, log, new executor (profile → decide → attach)."""
     refuse(model)
@@ -56,6 +57,7 @@ def begin(
             wrapped.stop()
         logs.setup(config)
         executor = Executor(model, config, optimizer)
+        executor.drops_output = drops_output
         if wrapped is not None and isinstance(executor.loss_scale, LossScale):
             executor.loss_scale.take_over(wrapped.loss_scale)
         executor.start(sample, grads_present)

@@ -44,6 +44,7 @@ class Start(Protocol):
         sample_input: Any,
         optimizer: torch.optim.Optimizer | None = None,
         grads_present: bool = False,
+        drops_output: bool = False,
     ) -> Executor:
         """Returns the executor."""
 
@@ -55,10 +56,18 @@ class Follower:
         config: what the model is wrapped with.
         start: wraps a model.
         optimizer: stands in for the trainer's own until that has been created.
+        drops_output: see `StepFacts`.
     """
 
-    def __init__(self, config: Config, start: Start, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        start: Start,
+        optimizer: torch.optim.Optimizer | None,
+        drops_output: bool = False,
+    ) -> None:
         self.config = config
+        self.drops_output = drops_output
         self.start = start
         self.optimizer = optimizer
         self._before = 0.0
@@ -76,7 +85,7 @@ class Follower:
             return
         executor: Executor | None = model.__dict__.get(EXECUTOR)
         if executor is None:
-            executor = self.start(model, self.config, None)
+            executor = self.start(model, self.config, None, drops_output=self.drops_output)
         self._before = executor.planning_seconds
 
     def on_log(
@@ -159,11 +168,15 @@ def begin(trainer: Trainer, config: Config, sample_input: Any, start: Start) -> 
     assert isinstance(model, nn.Module)
     accelerator = trainer.accelerator
     autocast = accelerator.autocast() if accelerator.mixed_precision in ("fp16", "bf16") else nullcontext()
+    accumulates = trainer.args.gradient_accumulation_steps > 1
+    drops_output = _is_own(trainer, "compute_loss", "training_step") and not (
+        trainer.compute_loss_func or trainer.label_smoother
+    )
     with autocast:
-        start(model, config, sample_input, optimizer, trainer.args.gradient_accumulation_steps > 1)
+        start(model, config, sample_input, optimizer, accumulates, drops_output)
     _remove_callbacks(trainer)
     # In front: what reports figures elsewhere shall report these too.
-    trainer.callback_handler.callbacks.insert(0, callback_type()(config, start, optimizer))
+    trainer.callback_handler.callbacks.insert(0, callback_type()(config, start, optimizer, drops_output))
 
 
 def end(trainer: Trainer) -> None:
