@@ -117,8 +117,9 @@ class TestTransformers:
         assert planned.plan_at_wrap is not None
         if "optim" not in settings and "neftune_noise_alpha" not in settings:
             assert planned.executor.plan.digest == planned.plan_at_wrap.digest
-            assert planned.executor.planning_seconds == 0.0
-            assert not [key for key in planned.metrics if "planning" in key]
+            if "eval_strategy" not in settings:  # a first evaluation is traced when it comes
+                assert planned.executor.planning_seconds == 0.0
+                assert not [key for key in planned.metrics if "planning" in key]
 
     def test_steps_in_backward_are_refused(self, tmp_path: Path) -> None:
         """It looks at gradients between backward and step, whether or not it clips."""
