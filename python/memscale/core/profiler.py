@@ -76,10 +76,12 @@ class MemoryProfiler:
 
     Args:
         config: decides which ways may be taken, and the number of warm-up steps.
+        smallest: the peak of a trace under the smallest plan there is.
     """
 
-    def __init__(self, config: EffectiveConfig) -> None:
+    def __init__(self, config: EffectiveConfig, smallest: Callable[[Trace], int]) -> None:
         self.config = config
+        self.smallest = smallest
 
     @uncompiled()
     def profile(
@@ -119,7 +121,8 @@ class MemoryProfiler:
             try:
                 from memscale.core.trace_static import trace_static
 
-                return _in_context(functools.partial(trace_static, model, args, kwargs), step)
+                traced = functools.partial(trace_static, model, args, kwargs)
+                return _in_context(traced, step, self.smallest)
             except LeftoverError:
                 raise  # a real step would not take them away
             except Exception as error:
@@ -142,8 +145,8 @@ class MemoryProfiler:
 
         try:
             passes = self.config.warmup_steps
-            traced = functools.partial(trace_empirical, model, args, kwargs, passes=passes)
-            trace = _in_context(traced, step)
+            real = functools.partial(trace_empirical, model, args, kwargs, passes=passes)
+            trace = _in_context(real, step, self.smallest)
         except Exception as error:
             if _NO_HOOKS in str(error):
                 raise HooksRefusedError from None
@@ -171,27 +174,34 @@ def _nested(batch: Any) -> str:
     return _NESTED.format("the batch has a nested tensor")
 
 
-def _in_context(traced: Callable[..., Trace], step: StepFacts) -> Trace:
+def _in_context(traced: Callable[..., Trace], step: StepFacts, smallest: Callable[[Trace], int]) -> Trace:
     """The largest trace, in a copy of the context: variables that a forward sets are not set afterwards."""
-    return contextvars.copy_context().run(_largest, traced, step)
+    return contextvars.copy_context().run(_largest, traced, step, smallest)
 
 
-def _largest(traced: Callable[..., Trace], step: StepFacts) -> Trace:
+def _largest(traced: Callable[..., Trace], step: StepFacts, smallest: Callable[[Trace], int]) -> Trace:
     """The trace of the worst that a step may turn out to be.
 
     A loss may go through one of several outputs alone while the loop holds the others: their graphs stay, and
-    no plan makes up for that. Random numbers may drop layers: with high and with low ones.
+    no plan makes up for that. Through all of them it may take more, for large outputs. Random numbers may
+    drop layers: with high and with low ones.
     """
     trace = traced(step)
     if trace.another_use is not None:
-        step = replace(step, use=trace.another_use)
-        trace = traced(step)
+        through_one = replace(step, use=trace.another_use)
+        other = traced(through_one)
+        if _peak(trace) < _peak(other) or smallest(trace) < smallest(other):
+            trace, step = other, through_one
     traces = [trace]
     if trace.has_drawn:
         traces.append(traced(step, draw=0.0))
     if trace.changes.python_random:
         traces += _with_extreme_draws(traced, step)
-    return max(traces, key=lambda item: _core.replay(item.graph)["peak_bytes"])
+    return max(traces, key=_peak)
+
+
+def _peak(trace: Trace) -> int:
+    return int(_core.replay(trace.graph)["peak_bytes"])
 
 
 def _with_extreme_draws(traced: Callable[..., Trace], step: StepFacts) -> Iterator[Trace]:
