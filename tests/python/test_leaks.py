@@ -183,6 +183,8 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "OffloadEngine.notes": lambda _: ENGINE.notes(),
     "OffloadEngine.close": lambda _: offload_engine().close(),
     "Saved": lambda _: ENGINE.pack(SMALL),
+    "Saved.left": lambda _: ENGINE.pack(SMALL).left,
+    "Saved.guard": lambda _: ENGINE.pack(SMALL).guard(object),
     **BLOCK_CALLS,
     "Simulator.alloc": simulated(lambda s: s.alloc(3, 10**6, stream=3, pool=1)),
     "Simulator.free": simulated(lambda s: s.free(1)),

@@ -61,7 +61,7 @@ class OffloadedForward(StandIn):
             return self.original(*args, **kwargs)
         try:
             _here.inside = True
-            left = outliving.Left(self.path, self.check) if self.check.of_call() else None
+            left = outliving.Left(self.module, self.path, self.check) if self.check.of_call() else None
             with self.offload.hooks(self.saves, self.ahead_bytes, None if left is None else left.add):
                 result = self.original(*args, **kwargs)
             if left is not None:

@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memscale._core import Saved
 from memscale.errors import RecomputeError
@@ -135,29 +135,23 @@ class _Waiting(threading.local):
     """Memory of saves that is to be looked at when the model's forward of this thread is over."""
 
     def __init__(self) -> None:
-        self.memory: list[weakref.ref[Memory]] = []
+        self.memory: weakref.WeakSet[Memory] = weakref.WeakSet()
         self.left: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 
 
 _waiting = _Waiting()
 
-_MANY: Final = 1000
-
 
 def wait(memory: Memory) -> None:
     """It is looked at when the model's forward is over."""
-    if len(_waiting.memory) >= _MANY:
-        _waiting.memory = [ref for ref in _waiting.memory if ref() is not None]
-    _waiting.memory.append(weakref.ref(memory))
+    _waiting.memory.add(memory)
 
 
 def look() -> None:
     """A model's forward is over."""
-    waiting, _waiting.memory = _waiting.memory, []
-    for ref in waiting:
-        memory = ref()
-        if memory is not None:
-            memory.look()
+    waiting, _waiting.memory = _waiting.memory, weakref.WeakSet()
+    for memory in waiting:
+        memory.look()
 
 
 def known_memory(values: Iterable[Any]) -> set[int]:
@@ -184,27 +178,39 @@ class Left:
     They are compared when they are saved once more, when this forward and the model's are over, and in
     backward. A write to memory that is gone by all of these is not seen.
 
+    Buffers of the module, such as running statistics, are updated when they are saved already; backward does
+    not read those.
+
     Args:
-        path: of the module.
+        module: the module.
+        path: its name.
         check: of the module; it notes failures.
     """
 
-    def __init__(self, path: str, check: RecomputeCheck) -> None:
-        self._path, self._check = path, check
+    def __init__(self, module: nn.Module, path: str, check: RecomputeCheck) -> None:
+        self._module, self._path, self._check = module, path, check
+        self._buffers: set[int] | None = None
         self._memory: list[Memory] = []
 
     def add(self, tensor: Tensor, saved: Saved) -> None:
         """The next of them."""
         memory = Memory.of(tensor)
-        if memory is None or memory.address is None:
+        if memory is None or memory.address is None or self._is_buffer(tensor, memory.address):
             return
         earlier = _waiting.left.get(memory.address)
         if earlier is not None:
             earlier.look()
         memory.note(None)
         _waiting.left[memory.address] = memory
-        saved.guard(functools.partial(self._require_same, memory, len(self._memory)))
+        saved.guard(functools.partial(_require_same, self._path, self._check, memory, len(self._memory)))
         self._memory.append(memory)
+
+    def _is_buffer(self, tensor: Tensor, address: int) -> bool:
+        if tensor.requires_grad:
+            return False
+        if self._buffers is None:
+            self._buffers = known_memory(self._module.buffers())
+        return address in self._buffers
 
     def settle(self) -> None:
         """The forward is over: memory that is gone by now cannot change."""
@@ -214,12 +220,13 @@ class Left:
                 wait(memory)
         self._memory = []
 
-    def _require_same(self, memory: Memory, index: int) -> None:
-        def failed() -> RecomputeError:
-            return self._check.fail(error_of(self._path, index, "copy"))
 
-        if memory.has_changed(failed):
-            raise failed()
+def _require_same(path: str, check: RecomputeCheck, memory: Memory, index: int) -> None:
+    def failed() -> RecomputeError:
+        return check.fail(error_of(path, index, "copy"))
+
+    if memory.has_changed(failed):
+        raise failed()
 
 
-never_compiled(Memory, Left, wait, look, known_memory, error_of)
+never_compiled(Memory, Left, _require_same, wait, look, known_memory, error_of)

@@ -186,3 +186,11 @@ def test_the_run_goes_on_without_it(tmp_path: object, monkeypatch: pytest.Monkey
     for got, expected in zip(model.parameters(), plain.parameters(), strict=True):
         assert got.grad is not None and expected.grad is not None
         assert torch.equal(got.grad, expected.grad)
+
+
+def test_running_statistics_are_no_change() -> None:
+    """PyTorch saves them before it updates them."""
+    layer, x = nn.BatchNorm1d(WIDTH), torch.randn(16, WIDTH, requires_grad=True)
+    OffloadAttachment(layer, "0", _offload(), check=RecomputeCheck("always")).attach()
+    layer(x).square().sum().backward()
+    assert x.grad is not None and not layer.running_mean.equal(torch.zeros(WIDTH))

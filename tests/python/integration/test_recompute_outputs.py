@@ -197,7 +197,7 @@ def test_the_list_of_what_waits_stays_short() -> None:
     block, x = Block(), torch.randn(2, WIDTH)
     attachment = CheckpointAttachment(block, "block", check=RecomputeCheck("always"))
     attachment.attach()
-    for _ in range(outliving._MANY + 10):
+    for _ in range(1010):
         outliving.wait(outliving.Memory(x))
     block(x).sum().backward()
     attachment.undo()

@@ -179,7 +179,7 @@ def test_constants_match_the_names() -> None:
     phases = (_core.PHASE_FORWARD, _core.PHASE_BACKWARD, _core.PHASE_OPTIMIZER)
     assert phases == (0, 1, 2)
     flags = [value for name, value in vars(_core).items() if name.startswith("MODULE_")]
-    assert sorted(flags) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert sorted(flags) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
     works = {value: name[5:].lower() for name, value in vars(_core).items() if name.startswith("WORK_")}
     assert works.pop(_core.WORK_COUNT) == "count"
     full = tuple(works[i] for i in range(_core.WORK_COUNT))
