@@ -167,7 +167,7 @@ static void note(void *address, size_t bytes, uintptr_t from, enum call call)
     pthread_mutex_unlock(&lock);
 }
 
-/* Frees a slot, and moves up those behind it that were put there because it was taken. */
+/* Frees a slot, and moves up those behind it that were put there because it was full. */
 static void vacate(uint64_t hole)
 {
     uint64_t i = hole;

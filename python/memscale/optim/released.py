@@ -139,7 +139,7 @@ def fills_its_storage(tensor: Tensor) -> bool:
 
 
 def bytes_here(gradient: Tensor | None) -> int:
-    """Bytes of a gradient that are in memory; one that is away stays there."""
+    """Bytes of a gradient that are in memory; one that is offloaded stays there."""
     if isinstance(gradient, ReleasedGradient):
         return gradient.memscale_bytes.plain.untyped_storage().nbytes()
     return 0 if gradient is None else storage_bytes([getattr(gradient, "_local_tensor", gradient)])
