@@ -19,7 +19,7 @@ from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from memscale.core.flat_contents import is_flat
 from memscale.core.iterators import copy_of, is_iterator
@@ -36,7 +36,7 @@ from memscale.core.reached_code import (
     writes_of,
 )
 from memscale.core.value_images import ABSENT, Images, attributes_of, content_of, is_plain, same_as
-from memscale.techniques.process_tables import Kept, KeptAttribute, KeptByFunction, KeptName
+from memscale.techniques.process_tables import Kept, KeptAttribute, KeptByFunction, KeptName, KeptTensors
 from memscale.techniques.torch_settings import users_modes
 
 _STATE: Final = (
@@ -50,6 +50,9 @@ _CONTAINERS: Final = (dict, list, tuple, set, deque)
 
 _MANY: Final = 10_000
 """Containers above this size are data, not caches: to copy one for each plan costs more than the trace."""
+
+_MOST_TENSORS: Final = 1_000
+"""Beside the model's own: more are data."""
 
 _CODE: Final = (*INERT, FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
 _GRADIENTS: Final = frozenset({"grad", "backward", "zero_grad"})
@@ -225,6 +228,7 @@ class ProcessImages:
         reached = reached_from(dict.fromkeys(kind for kind in kinds if not is_library(kind.__module__)))
         reached.leave_out(modules)
         reached.reach(*hung)
+        self._of_model = set(map(id, (*model.parameters(), *model.buffers())))
         self._images = _StateImages(contents=False, modules=modules, bindings=contents)
         self._bound = [(place, place.globals.get(place.name, ABSENT)) for place in reached.places.values()]
         self._classes = [_ClassBindings(kind) for kind in reached.classes.values()]
@@ -238,6 +242,11 @@ class ProcessImages:
         self._own = [item for item in reached.own_functions() if item.__name__ not in ON_CREATION]
         named = (names_of(item.__code__) for item in (*self._own, *self._methods))
         self.uses_gradients = any(not names.isdisjoint(_GRADIENTS) for names in named)
+        self._names_data = any(
+            "data" in names_of(item.__code__)
+            for item in reached.functions
+            if not is_library(item.__globals__.get("__name__"))
+        )
         for value in hung:
             self._take(value)
         for _, value in self._bound:
@@ -310,7 +319,19 @@ class ProcessImages:
             is_other = id(attributes) in filled or not leading.isdisjoint(map(id, places))
             if is_other or may_change.held_by(function):
                 found.append(KeptByFunction(function))
-        return found
+        tensors = self._tensors()
+        is_any = tensors or self._names_data
+        return [*found, KeptTensors(tensors, self._names_data)] if is_any else found
+
+    def _tensors(self) -> list[Tensor]:
+        """What has been reached of these, beside those of the model."""
+        values = [value for _, value in self._bound]
+        values += [value for bindings in self._classes for _, value in bindings.values()]
+        values += [
+            child for image in self._images.images.values() if image is not None for child in image.children
+        ]
+        found = {id(value): value for value in values if type(value) in (Tensor, nn.Parameter)}
+        return [tensor for key, tensor in found.items() if key not in self._of_model][:_MOST_TENSORS]
 
     def restore(self) -> None:
         """Binds and fills everything as before."""

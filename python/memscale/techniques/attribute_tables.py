@@ -31,6 +31,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Protocol
 
@@ -375,9 +376,12 @@ class AttributeTables:
         kept: places of the process that are read, too.
         modes: `TorchFunctionMode` of the program, in force: what they count, they count once.
         tensors: that the modules read beside parameters and buffers. Attributes of these are read, too.
+
+    Attributes:
+        tensors: what has been found beside parameters and buffers of the modules; to be dropped soon.
     """
 
-    __slots__ = ("_of_process", "_tables")
+    __slots__ = ("_of_process", "_tables", "tensors")
 
     def __init__(
         self,
@@ -388,12 +392,12 @@ class AttributeTables:
     ) -> None:
         self._tables: list[_Table] = []
         self._of_process: list[_Table] = []
+        self.tensors: list[Tensor] = []
         seen = set(map(id, modules))
         level: list[Any] = []
         for module in modules:
             table = _Mapping(module.__dict__, _REGISTRIES)
-            parts = [*(self._add(table) if table.held else ()), *self._slots(module)]
-            level += [value for value in parts if type(value) not in _OPAQUE]
+            level += self._leading((*(self._add(table) if table.held else ()), *self._slots(module)), _OPAQUE)
         self._tables.append(_Registries(modules))
         self._tables += [_Mapping(tensor.__dict__) for tensor in tensors if type(tensor) in _OWN_TENSORS]
         self._walk(level, seen, self._enter, _OPAQUE)
@@ -410,8 +414,19 @@ class AttributeTables:
             for value in level:
                 if id(value) not in seen and len(self._tables) < most:
                     seen.add(id(value))
-                    found += [part for part in enter(value) if type(part) not in opaque]
+                    found += self._leading(enter(value), opaque)
             level = found
+
+    def _leading(self, values: Iterable[Any], opaque: frozenset[Any]) -> list[Any]:
+        """Those that lead to others. Notes the tensors among them."""
+        leading: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind in _OWN_TENSORS:
+                self.tensors.append(value)
+            elif kind not in opaque:
+                leading.append(value)
+        return leading
 
     def _add_kept(self, kept: Sequence[Kept], modes: Sequence[Any], seen: set[int]) -> None:
         first = len(self._tables)
@@ -420,7 +435,7 @@ class AttributeTables:
             for table in place.tables():
                 level += self._add(table)
             level += place.values()
-        level = [value for value in level if type(value) not in _OPAQUE_IN_PROCESS]
+        level = self._leading(level, _OPAQUE_IN_PROCESS)
         self._walk(level, seen, self._enter_in_process, _OPAQUE_IN_PROCESS)
         self._of_process = self._tables[first:]
         del self._tables[first:]
@@ -471,6 +486,7 @@ class AttributeTables:
 
     def _enter_object(self, value: Any, kind: type) -> Iterable[Any]:
         if issubclass(kind, nn.Module):
+            self.tensors += islice((*value.parameters(), *value.buffers()), _MOST)
             return [*self._add(_Mapping(value.__dict__, _REGISTRIES)), *self._slots(value)]
         if issubclass(kind, tuple):
             return value  # type: ignore[no-any-return]

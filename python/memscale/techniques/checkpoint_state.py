@@ -40,10 +40,11 @@ from memscale.techniques.buffer_copies import Place, copies_of, views_in_attribu
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.late_hooks import hooks_taken_off
-from memscale.techniques.process_tables import Kept
+from memscale.techniques.process_tables import Kept, KeptTensors
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.techniques.torch_settings import TorchSettings, has_modes, users_modes, without_modes
 from memscale.techniques.whole_recomputes import runs_to_the_end
+from memscale.techniques.written_tensors import WrittenTensors
 from memscale.weights.places import lasting_address
 
 BufferRef = tuple[nn.Module, str]
@@ -111,6 +112,7 @@ class Body:
         foreign: tensors from outside model and arguments that it reads.
         check: of its recomputes.
         kept: places of the process that it changes.
+        writes_past_versions: it may write to tensors without moving their versions.
         has_cards: the process has cards.
         device_kinds: devices whose generators and autocast count.
     """
@@ -127,6 +129,9 @@ class Body:
         self.path = path
         self.check = check
         self.kept = tuple(kept)
+        self.writes_past_versions = any(
+            place.past_versions for place in kept if isinstance(place, KeptTensors)
+        )
         self._buffers = [(weakref.ref(owner), name) for owner, name in buffers]
         self.uses = uses
         self._has_told_of_hooks = False
@@ -168,34 +173,15 @@ class State:
     """Everything beside the arguments that decides what a forward computes."""
 
     __slots__ = (
-        "attributes",
-        "autocast",
-        "buffers",
-        "check",
-        "context",
-        "copies",
-        "cpu_rng",
-        "cuda_rng",
-        "flags",
-        "foreign",
-        "generators",
-        "gradients",
-        "has_graded",
-        "has_hooked",
-        "kinds",
-        "next_hook",
-        "path",
-        "registries",
-        "settings",
-        "tensors",
-        "uses",
-        "vacant",
-        "views",
-    )
+        "attributes", "autocast", "buffers", "check", "context", "copies", "cpu_rng", "cuda_rng",
+        "flags", "foreign", "generators", "gradients", "has_graded", "has_hooked", "kinds", "next_hook",
+        "path", "registries", "settings", "tensors", "uses", "vacant", "views", "written",
+    )  # fmt: skip
 
     attributes: AttributeTables
     context: contextvars.Context
     settings: TorchSettings
+    written: WrittenTensors
 
     def __init__(self) -> None:
         self.autocast: list[tuple[str, torch.dtype, bool, bool]] = []
@@ -247,6 +233,8 @@ class State:
             if self.foreign:
                 self._copy_attributes(parts)
             self.attributes = AttributeTables(parts, body.kept, modes, [tensor for tensor, _ in self.foreign])
+        self.written = WrittenTensors(self.attributes.tensors, body.writes_past_versions)
+        self.attributes.tensors = []
         self.next_hook = RemovableHandle.next_id
         self.gradients = [
             (tensor, gradient_of(tensor))
@@ -302,6 +290,7 @@ class State:
 
     def after(self) -> None:
         """What the call has done decides what a recompute needs and may do."""
+        self.written.after()
         self.has_hooked = RemovableHandle.next_id != self.next_hook
         self.has_graded = any(gradient_of(tensor) != before for tensor, before in self.gradients)
         if not self.uses.python_generators and self.generators is not None and self.generators.are_present():
@@ -371,6 +360,7 @@ class State:
                 stack.callback(python_generators.present().put_back)
                 self.generators.put_back()
             self._check_contents({id(tensor) for _, _, tensor, _, _ in changed})
+            self.written.protect(stack)
             copies = self._restore_modules() if exchanges else {}
             self.attributes.restore(stack, differing)
             for (holder, key), before in self.views:

@@ -105,6 +105,29 @@ class KeptByFunction:
         return *(function.__closure__ or ()), *(function.__defaults__ or ()), *named
 
 
+class KeptTensors:
+    """Tensors that the code reaches, and may write to one day (`written_tensors`).
+
+    Args:
+        tensors: these.
+        past_versions: the code names `.data`, by which it can write without moving a version.
+    """
+
+    __slots__ = ("_refs", "past_versions")
+
+    def __init__(self, tensors: Iterable[Tensor], past_versions: bool) -> None:
+        self.past_versions = past_versions
+        self._refs = [weakref.ref(tensor) for tensor in tensors]
+
+    def tables(self) -> list[Any]:
+        """Nothing: what they hold is not written down."""
+        return []
+
+    def values(self) -> Iterable[Any]:
+        """Those that are still there."""
+        return [tensor for tensor in (ref() for ref in self._refs) if tensor is not None]
+
+
 class Weak:
     """In place of a tensor that is large or has a graph."""
 

@@ -158,6 +158,7 @@ class _Call:
                 if not self._is_all(tile):
                     output[tile.rows] = result.reshape(-1, result.shape[-1])
                 del result
+        self.state.written.after()
         assert output is not None
         # No view: what follows may write to it in place, and autograd forbids that for views from here.
         shape = [*self.shape[:-1], output.shape[-1]]

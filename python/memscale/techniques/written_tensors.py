@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that a call writes to in place although no trace saw it: a teacher that follows from some step on.
+
+Where a trace sees such writes the module is not recomputed (`GraphRecorder`). What begins in a later step is
+seen by its versions: a call that has moved one has its recompute's write to it undone, by a copy that is
+taken before the recompute. A recompute that reads what was written has other values than its forward, and is
+found by these.
+
+`.data` leaves the version alone. Where the model's code names it, contents are compared, too, of large
+tensors a sample. Writes through a view of NumPy are not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from contextlib import ExitStack, nullcontext
+
+import torch
+from torch import Tensor
+
+from memscale.core.tensor_versions import Versions
+from memscale.techniques.compiled import never_compiled
+from memscale.techniques.outliving import Memory
+from memscale.techniques.recompute_check import Fingerprint, fingerprint
+from memscale.techniques.torch_settings import has_modes, without_modes
+
+
+class WrittenTensors:
+    """Those of some tensors that a call writes to.
+
+    Args:
+        tensors: that it can reach, before it; each may come more than once.
+        by_contents: contents are compared, too.
+    """
+
+    __slots__ = ("_before", "_written")
+
+    def __init__(self, tensors: Iterable[Tensor], by_contents: bool = False) -> None:
+        present = {id(tensor): tensor for tensor in tensors if not tensor.is_inference()}
+        self._before = [
+            (tensor, tensor._version, _contents(tensor) if by_contents else None)
+            for tensor in present.values()
+        ]
+        self._written: list[weakref.ref[Tensor]] = []
+
+    def after(self) -> None:
+        """The call is over."""
+        self._written = [
+            weakref.ref(tensor)
+            for tensor, version, contents in self._before
+            if tensor._version != version or (contents is not None and _contents(tensor) != contents)
+        ]
+        self._before = []
+
+    def protect(self, stack: ExitStack) -> None:
+        """What they hold now comes again when `stack` closes."""
+        alive = [tensor for tensor in (ref() for ref in self._written) if tensor is not None]
+        if alive:
+            stack.callback(
+                _put_back, [(tensor, tensor.detach().clone()) for tensor in alive], Versions(alive)
+            )
+
+
+def _contents(tensor: Tensor) -> Fingerprint:
+    if not tensor.is_cpu:  # a card's would have to be waited for
+        return None
+    with without_modes() if has_modes() else nullcontext():
+        plain = tensor.detach()
+        return fingerprint(plain, sampled=True) if Memory.of(plain) else None
+
+
+def _put_back(contents: list[tuple[Tensor, Tensor]], versions: Versions) -> None:
+    with torch.no_grad():
+        for tensor, before in contents:
+            tensor.detach().copy_(before)
+    versions.restore()
+
+
+never_compiled(WrittenTensors, _contents, _put_back)
