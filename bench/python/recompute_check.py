@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to compare every recompute with its forward by value: share of the step, bytes looked at.
+"""What it costs to compare by value what backward reads with what forward had: share of the step, bytes.
 
     python recompute_check.py [--rounds N] [--threads N] [NAME ...]
 
 Each model trains in a process of its own, at 60 % of its plain peak, with `check_recompute="off"` and with
 "always", one step of each in turn; models of the registry with their real width and few layers, since cost
-and step grow with layers alike. Processor time of the process, which other programs lengthen little.
+and step grow with layers alike. Once with recomputes, which are compared with their forwards, and once with
+offloading in their place, where what has left is compared while others may write to it. Processor time of the process, which other programs lengthen little.
 
     share        (always - off) / off, medians over the rounds
     inside       time inside of the check, over the step's: what the share is without its noise
     looked_at    bytes that fingerprints are taken of in a step, in forward and recompute together
     held         bytes that are kept of them until backward
+    choices      modules that are recomputed, or whose saves leave
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -30,7 +33,8 @@ from truth_workloads import WORKLOADS, Workload
 import memscale
 from memscale.techniques import recompute_check
 
-COLUMNS = ("model", "threads", "step_ms", "share", "inside", "looked_at_mib", "held_kib", "recomputed")
+COLUMNS = ("model", "way", "threads", "step_ms", "share", "inside", "looked_at_mib", "held_kib", "choices")
+WAYS = ("recompute", "offload")
 
 REAL = {
     "bert-base 4 of 12 layers, 4x128": Workload(Entry(bert(4, 768, 12), text(4, 128)), False),
@@ -70,7 +74,7 @@ class Watch:
 class Training:
     """A model under a plan."""
 
-    def __init__(self, work: Workload, check: str, budget: int) -> None:
+    def __init__(self, work: Workload, way: str, check: str, budget: int) -> None:
         torch.manual_seed(0)
         self.work = work
         self.model = work.entry.build().train()
@@ -81,8 +85,11 @@ class Training:
             work.adapt(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = work.optimizer(trained)
+        self.folder = tempfile.TemporaryDirectory()
+        tiers = memscale.AsyncOffloadConfig(tiers=("file",), directory=self.folder.name)
+        given = {"enable_checkpointing": False, "async_config": tiers} if way == "offload" else {}
         config = memscale.Config(memory_budget=budget, enable_logging=False, check_recompute=check,
-                                 enable_offloading=False)  # fmt: skip
+                                 enable_offloading=way == "offload", **given)  # fmt: skip
         memscale.wrap(self.model, config)
         for _ in range(_WARM):
             self.step()
@@ -107,12 +114,12 @@ def plain_peak(work: Workload) -> int:
     return memscale.predict(model, sample_input=sample[1] or sample[0]).allocated_peak_bytes
 
 
-def measured(name: str, rounds: int, threads: int) -> tuple[Any, ...]:
+def measured(name: str, way: str, rounds: int, threads: int) -> tuple[Any, ...]:
     """One row."""
     torch.set_num_threads(threads)
     work = REAL[name] if name in REAL else WORKLOADS[name]
     budget = plain_peak(work) * _BUDGET_PERCENT // 100
-    off, always = Training(work, "off", budget), Training(work, "always", budget)
+    off, always = Training(work, way, "off", budget), Training(work, way, "always", budget)
     times: dict[str, list[int]] = {"off": [], "always": []}
     watch = Watch()
     recompute_check._fingerprint = watch  # type: ignore[assignment]
@@ -122,7 +129,7 @@ def measured(name: str, rounds: int, threads: int) -> tuple[Any, ...]:
     middle = median(times["off"])
     plan = always.model._memscale_executor.plan  # type: ignore[union-attr]
     return (
-        name, threads, middle / 1e6, median(times["always"]) / middle - 1, watch.ns / rounds / middle,
+        name, way, threads, middle / 1e6, median(times["always"]) / middle - 1, watch.ns / rounds / middle,
         watch.bytes / rounds / 2**20, watch.calls / rounds / 2 * 8 / 1024, len(plan.active),
     )  # fmt: skip
 
@@ -130,8 +137,8 @@ def measured(name: str, rounds: int, threads: int) -> tuple[Any, ...]:
 def main() -> None:
     """Measures the models that are named, or all."""
     if "--child" in sys.argv:
-        _, _, name, rounds, threads = sys.argv
-        print(json.dumps(measured(name, int(rounds), int(threads))))
+        _, _, name, way, rounds, threads = sys.argv
+        print(json.dumps(measured(name, way, int(rounds), int(threads))))
         return
     options = parser(__doc__)
     options.add_argument("names", nargs="*", metavar="NAME", help="default: all")
@@ -141,17 +148,20 @@ def main() -> None:
     table = Table("recompute_check", COLUMNS, given.dry)
     rows = []
     for name in given.names or [*REAL, *SMALL]:
-        child = [sys.executable, __file__, "--child", name, str(given.rounds), str(given.threads)]
-        done = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            print(f"{name}: failed")
-            continue
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
-        table.add(*rows[-1])
-    for title, column in (("share", 3), ("inside", 4)):
-        found = [row[column] for row in rows if row[-1]]
-        if found:
-            print(f"{title:8s} median {median(found):.2%}   worst {max(found):.2%}   of {len(found)} models")
+        for way in WAYS:
+            child = [sys.executable, __file__, "--child", name, way, str(given.rounds), str(given.threads)]
+            done = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=False)
+            if done.returncode:
+                print(f"{name}, {way}: failed")
+                continue
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+            table.add(*rows[-1])
+    for way in WAYS:
+        for title, column in (("share", 4), ("inside", 5)):
+            found = [row[column] for row in rows if row[1] == way and row[-1]]
+            if found:
+                about = f"median {median(found):.2%}   worst {max(found):.2%}   of {len(found)} models"
+                print(f"{way:10s} {title:8s} {about}")
 
 
 if __name__ == "__main__":
