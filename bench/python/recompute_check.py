@@ -6,7 +6,8 @@
 Each model trains in a process of its own, at 60 % of its plain peak, with `check_recompute="off"` and with
 "always", one step of each in turn; models of the registry with their real width and few layers, since cost
 and step grow with layers alike. Once with recomputes, which are compared with their forwards, and once with
-offloading in their place, where what has left is compared while others may write to it. Processor time of the process, which other programs lengthen little.
+offloading in their place, where what has left is compared while others may write to it. Processor time of
+the process, which other programs lengthen little.
 
     share        (always - off) / off, medians over the rounds
     inside       time inside of the check, over the step's: what the share is without its noise
