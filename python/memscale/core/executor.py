@@ -9,7 +9,7 @@
 
 The executor stands in front of the model's own forward. It looks at each training batch before it runs: a
 larger shape, gradients that are still there (accumulation), an output of the last step that is still held,
-another optimizer than assumed: each would break the prediction, so the step is planned anew first. Plans
+another optimizer than assumed: each would break the prediction, so the step is re-planned first. Plans
 are kept by what they were made for.
 """
 
@@ -44,6 +44,7 @@ from memscale.core.profiler import HooksRefusedError
 from memscale.core.step_signature import PlainValues, StepSignature, output_storages, signature_of
 from memscale.core.tracer import StepFacts
 from memscale.core.uninterrupted import uninterrupted
+from memscale.core.unseen_forward import UnseenForward
 from memscale.core.watched_forward import WatchedForward
 from memscale.errors import BudgetError, VerificationError, exclude_text, modules_of_run
 from memscale.observability import logs, metrics, offload_log, plan_log
@@ -93,6 +94,7 @@ class Executor(Ours):
         open: graphs of its forwards that wait for their backward.
         callers: the threads that run it.
         evaluations: its forwards without gradients.
+        unseen: tells of a loop that never calls it.
         planning_seconds: what planning has taken in the middle of training, in all.
         drops_output: see `StepFacts`.
         loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
@@ -123,6 +125,7 @@ class Executor(Ours):
         self.open = OpenGraphs()
         self.callers = Callers()
         self.evaluations = Evaluations()
+        self.unseen = UnseenForward()
         self._learned = LearnedUse()
         self._has_warned_of_open = self._has_told_of_lent_weights = self._has_told_of_threads = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
@@ -303,6 +306,7 @@ class Executor(Ours):
         modes: PresentModes,
     ) -> None:
         saved_weights.stale()
+        self.unseen.has_run = True
         self.evaluations.trained()
         for switch in self.in_force.switches:
             switch.hold()
@@ -483,6 +487,8 @@ class Executor(Ours):
             self._signature = None
             self._known.clear()
         masters.part_from_others(optimizer)
+        if self.planned is None:
+            self.unseen.stepping(model, optimizer)
 
     def _signature_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> StepSignature:
         """What a plan for this step would be for, without what is known not to matter."""

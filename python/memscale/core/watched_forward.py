@@ -66,6 +66,7 @@ class WatchedForward(StandIn):
         if self.passive or self.executor.idle:
             return self.original(*args, **kwargs)
         if runs_plain():
+            self.executor.unseen.has_run |= torch.is_grad_enabled()
             return self._evaluate(args, kwargs)
         failures = self.executor.failures
         self.executor.before_forward(self.original, args, kwargs)

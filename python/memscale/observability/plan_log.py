@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wrap says: one block, then silence; one line when a step had to be planned anew."""
+"""What a wrap says: one block, then silence; one line when a step had to be re-planned."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def announce(executor: Executor, replaced: Planned | None, changed: Sequence[str
     if replaced is not None:
         if changed is not None and _what_it_does(plan) != _what_it_does(replaced.plan):
             logs.LOGGER.info(
-                "planned anew (%s): peak %s, %d modules checkpointed%s",
+                "re-planned (%s): peak %s, %d modules checkpointed%s",
                 ", ".join(changed) or "the model has changed",
                 format_bytes(plan.predicted.device_used_peak_bytes),
                 len(plan.active),

@@ -160,7 +160,7 @@ def test_weights_in_bf16(eight_bit: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_with_checkpoints_and_a_batch_that_grows() -> None:
-    """Under the smallest plan there is, planned anew with weights, state and gradients away; verified."""
+    """Under the smallest plan there is, re-planned with weights, state and gradients away; verified."""
     settings = Config(
         memory_budget=context_bytes() + WEIGHT_BYTES * 6 // 10,
         enable_logging=False,

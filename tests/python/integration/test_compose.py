@@ -122,7 +122,7 @@ def test_the_users_own_checkpoints_are_not_doubled(reentrant: bool, every: int) 
 
     (plain, _), (planned, runs) = use(False), use(True)
     assert_equal(plain, planned)
-    # Once in forward and once in backward, for each of four; the first step may be planned anew.
+    # Once in forward and once in backward, for each of four; the first step may be re-planned.
     assert all(count <= 2 * 4 for count in runs[1:])
 
 

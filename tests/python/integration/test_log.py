@@ -132,5 +132,5 @@ def test_a_change_of_plan_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     trainer.step(rows(64))
     caplog.clear()
     trainer.step(rows(1024))
-    lines = [record.getMessage() for record in caplog.records if "planned anew" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "re-planned" in record.getMessage()]
     assert len(lines) == 1 and "\n" not in lines[0]

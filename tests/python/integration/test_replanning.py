@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step that is no longer the one planned for is planned anew before it runs, and only then."""
+"""A step that is no longer the one planned for is re-planned before it runs, and only then."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_shapes_that_take_turns_are_planned_once_each(
         batch, length = ((16, 8), (8, 16), (4, 32))[turn % count]
         trainer.step(torch.randn(batch, length, WIDTH))
     assert len(plans) == count
-    assert "planned anew" not in caplog.text  # all of them fit as they are
+    assert "re-planned" not in caplog.text  # all of them fit as they are
 
 
 def test_a_known_plan_that_covers_is_taken(plans: list[int]) -> None:

@@ -324,7 +324,7 @@ class TestPlans:
         train(model, optimizer, 2)
         data = model.get_submodule("up").weight.data_ptr()
         first = model(words())
-        second = model(words(rows=9))  # is planned anew while the first graph waits
+        second = model(words(rows=9))  # is re-planned while the first graph waits
         (first + second).backward()
         optimizer.step()
         assert model.get_submodule("up").weight.data_ptr() == data

@@ -522,7 +522,7 @@ def test_a_plan_with_runs_and_kept_operations(inner: bool) -> None:
     step(twin, list(twin.parameters()))
     assert not any("forward" in module.__dict__ for module in twin.modules())
 
-    # A batch that the plan does not cover passes the executor first, which plans anew.
+    # A batch that the plan does not cover passes the executor first, which re-plans.
     before = executor.planned
     model(torch.randn(64, WIDTH)).sum().backward()
     assert executor.planned is not before

@@ -214,7 +214,7 @@ class TestLife:
         memscale.wrap(model, ROOMY, sample_input=tiny_batch(), optimizer=optimizer)
         scale = model._memscale_executor.loss_scale
         scale.value = 512.0
-        assert is_from_half(model(tiny_batch(5)))  # planned anew
+        assert is_from_half(model(tiny_batch(5)))  # re-planned
         assert loss_scale.active() == [scale] and scale.value == 512.0
         memscale.wrap(model, SMALLEST, sample_input=tiny_batch(), optimizer=optimizer)
         (scale,) = loss_scale.active()

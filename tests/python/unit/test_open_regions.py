@@ -90,7 +90,7 @@ def test_a_wrapped_model_inside_another_is_checkpointed_in_both_runs() -> None:
 
 @pytest.mark.parametrize("budget", [1, 120_000])
 def test_two_images_of_a_pair(budget: int) -> None:
-    """The second forward of the first step is planned anew, while the first one waits."""
+    """The second forward of the first step is re-planned, while the first one waits."""
     config = memscale.Config(memory_budget=budget, enable_logging=False)
     plain, planned = model(), memscale.wrap(model(), config)
     for subject in (plain, planned):
