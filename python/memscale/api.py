@@ -30,13 +30,11 @@ from memscale.core.tracer import StepFacts
 from memscale.core.uninterrupted import uninterrupted
 from memscale.core.verification import VerifyReport, compare
 from memscale.core.wrapping import (
-    begin,
     begin_in_8bit,
     begin_with,
     counted_in_8bit,
     give_back_of,
     may_have_our_state,
-    say_where_8bit_is,
 )
 from memscale.observability import logs
 from memscale.optim import is_taken
@@ -74,7 +72,7 @@ def wrap(
             lets mixed precision compute in FP16 on cards that have no BF16, and with `exact=False` make
             weights BF16 on the CPU, with their FP32 masters in its state. With
             `config.use_8bit_optimizer` it gets 8-bit state, on the CPU or a card, until `detach`. A trainer
-            brings its own.
+            brings its own, and that gets the state as soon as the trainer has made it.
         **fields: fields of `Config`, as keywords: `wrap(model, memory_budget="8GiB")`.
 
     Returns:
@@ -98,8 +96,7 @@ def wrap(
     elif optimizer is not None:
         raise TypeError("optimizer is given beside a trainer, which brings its own")
     else:
-        integration.begin(target, settings, sample_input, begin)
-        say_where_8bit_is(settings)
+        integration.begin(target, settings, sample_input)
     return target
 
 

@@ -5,6 +5,7 @@ Around it stands what becomes of an optimizer with `use_8bit_optimizer`. It has 
 that it trains is wrapped:
 
     begin_in_8bit ──► begin_with ──► begin      `wrap` and `optimize`: state in place, where that is possible
+    change_to_8bit                              an optimizer that a trainer has made since
     apply_all_optimizations ──► begin_with      the optimizer may be another one, and has been taken over
     give_back_of                                `detach`, or a `wrap` without 8-bit state
     counted_in_8bit                             `plan`, `predict`: counted, and not a bit of it changed
@@ -69,7 +70,11 @@ def begin(
 
 
 def begin_in_8bit(
-    model: nn.Module, config: Config, sample_input: Any, optimizer: torch.optim.Optimizer | None
+    model: nn.Module,
+    config: Config,
+    sample_input: Any,
+    optimizer: torch.optim.Optimizer | None,
+    **known: bool,
 ) -> Executor:
     """`begin`, with 8-bit state in the loop's optimizer if that is asked for and can be done in place."""
     optimizer = optimizer_of(optimizer, model)
@@ -78,7 +83,15 @@ def begin_in_8bit(
     fresh = optimizer is not None and (not is_taken(optimizer) or is_held(optimizer))
     with _taken_or_given_back(optimizer, fresh):
         _take(optimizer, config)
-        return begin_with(model, config, sample_input, optimizer, fresh)
+        return begin_with(model, config, sample_input, optimizer, fresh, **known)
+
+
+def change_to_8bit(model: nn.Module, config: Config, optimizer: torch.optim.Optimizer | None) -> None:
+    """Gives an optimizer 8-bit state, if that is asked for, that has come after its model was wrapped."""
+    if optimizer is not None and config.use_8bit_optimizer and not is_taken(inner_of(optimizer)):
+        with _taken_or_given_back(optimizer, fresh=True):
+            _take(optimizer, config, says=_taken_for(model) is None)
+            _settle_state(model, config, inner_of(optimizer), fresh=True)
 
 
 @contextmanager
@@ -94,7 +107,7 @@ def _taken_or_given_back(optimizer: torch.optim.Optimizer | None, fresh: bool) -
         raise
 
 
-def _take(optimizer: torch.optim.Optimizer | None, config: Config) -> None:
+def _take(optimizer: torch.optim.Optimizer | None, config: Config, says: bool = True) -> None:
     """Gives an optimizer 8-bit state in place, where that is asked for and possible; else says why not."""
     if optimizer is None:
         if config.use_8bit_optimizer:
@@ -108,7 +121,8 @@ def _take(optimizer: torch.optim.Optimizer | None, config: Config) -> None:
     elif config.use_8bit_optimizer and not is_8bit(optimizer):
         line = with_8bit_state(optimizer, OWN)[1]
         hint = "" if is_taken(optimizer) else "; memscale.apply_all_optimizations may know another"
-        logs.LOGGER.info("%s%s", line, hint)
+        if says or hint:
+            logs.LOGGER.info("%s%s", line, hint)
 
 
 def begin_with(
@@ -117,13 +131,14 @@ def begin_with(
     sample_input: Any,
     optimizer: torch.optim.Optimizer | None,
     fresh: bool,
+    **known: bool,
 ) -> Executor:
     """`begin` for an optimizer that may have been taken over, `fresh`: in this call."""
     optimizer = inner_of(optimizer)
     if optimizer is not None and not config.use_8bit_optimizer and _taken_for(model) is optimizer:
         give_back_of(model)  # first: the plan counts the state that it finds
     with _taken_or_given_back(optimizer, fresh):
-        executor = begin(model, config, sample_input, optimizer)
+        executor = begin(model, config, sample_input, optimizer, **known)
         try:
             _settle_state(model, config, optimizer, fresh)
         except BaseException:

@@ -18,7 +18,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,25 +28,12 @@ from memscale.core.config import Config
 from memscale.core.config_checks import refuse
 from memscale.core.executor import EXECUTOR, Executor
 from memscale.core.model_state import preserved
+from memscale.core.wrapping import begin as wrap_model
+from memscale.core.wrapping import begin_in_8bit, change_to_8bit
 from memscale.observability import logs
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
-
-
-class Start(Protocol):
-    """Wraps a model, as `memscale.wrap` does, with what is known beside the sample."""
-
-    def __call__(
-        self,
-        model: nn.Module,
-        config: Config,
-        sample_input: Any,
-        optimizer: torch.optim.Optimizer | None = None,
-        grads_present: bool = False,
-        drops_output: bool = False,
-    ) -> Executor:
-        """Returns the executor."""
 
 
 class Follower:
@@ -54,7 +41,6 @@ class Follower:
 
     Attributes:
         config: what the model is wrapped with.
-        start: wraps a model.
         optimizer: stands in for the trainer's own until that has been created.
         drops_output: see `StepFacts`.
     """
@@ -62,13 +48,11 @@ class Follower:
     def __init__(
         self,
         config: Config,
-        start: Start,
         optimizer: torch.optim.Optimizer | None,
         drops_output: bool = False,
     ) -> None:
         self.config = config
         self.drops_output = drops_output
-        self.start = start
         self.optimizer = optimizer
         self._before = 0.0
 
@@ -78,14 +62,19 @@ class Follower:
         state: TrainerState,
         control: TrainerControl,
         model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         **kwargs: Any,
     ) -> None:
-        """Wraps the model if it is a new one, made by `model_init`."""
+        """Wraps the model if it is a new one, made by `model_init`; the optimizer is known from here on."""
         if model is None:
             return
         executor: Executor | None = model.__dict__.get(EXECUTOR)
         if executor is None:
-            executor = self.start(model, self.config, None, drops_output=self.drops_output)
+            executor = wrap_model(model, self.config, None, drops_output=self.drops_output)
+        inner = _inner(optimizer)
+        change_to_8bit(model, self.config, inner)
+        if inner is not None:
+            executor.note_optimizer(inner)
         self._before = executor.planning_seconds
 
     def on_log(
@@ -138,14 +127,13 @@ def rates_without_planning(figures: dict[str, float], planning_seconds: float) -
     return {"train_planning_seconds": round(planning_seconds, 4), **rates}
 
 
-def begin(trainer: Trainer, config: Config, sample_input: Any, start: Start) -> None:
+def begin(trainer: Trainer, config: Config, sample_input: Any) -> None:
     """Wraps a trainer's model with what the trainer knows of its steps.
 
     Args:
         trainer: any `Trainer`, before or between runs.
         config: for the model.
         sample_input: a batch as the model gets it; None to draw one.
-        start: wraps a model.
 
     Raises:
         TypeError: the trainer would put its model into `nn.DataParallel`.
@@ -173,10 +161,14 @@ def begin(trainer: Trainer, config: Config, sample_input: Any, start: Start) -> 
         trainer.compute_loss_func or trainer.label_smoother
     )
     with autocast:
-        start(model, config, sample_input, optimizer, accumulates, drops_output)
+        if optimizer is None:  # it comes with the training, and its state with it
+            wrap_model(model, config, sample_input, None, accumulates, drops_output)
+        else:
+            known = {"grads_present": accumulates, "drops_output": drops_output}
+            begin_in_8bit(model, config, sample_input, optimizer, **known)
     _remove_callbacks(trainer)
     # In front: what reports figures elsewhere shall report these too.
-    trainer.callback_handler.callbacks.insert(0, callback_type()(config, start, optimizer, drops_output))
+    trainer.callback_handler.callbacks.insert(0, callback_type()(config, optimizer, drops_output))
 
 
 def end(trainer: Trainer) -> None:
@@ -200,8 +192,7 @@ def _is_own(trainer: Trainer, *names: str) -> bool:
 def _optimizer_of(trainer: Trainer) -> torch.optim.Optimizer | None:
     """The trainer's optimizer, or one like it, without state; None if it cannot be known."""
     if trainer.optimizer is not None:
-        inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's is a shell
-        return inner if isinstance(inner, torch.optim.Optimizer) else None
+        return _inner(trainer.optimizer)
     if trainer.model_init is not None or not _is_own(trainer, "create_optimizer"):
         return None
     try:
@@ -216,6 +207,12 @@ def _optimizer_of(trainer: Trainer) -> torch.optim.Optimizer | None:
     except Exception as error:  # the trainer's own, which it will raise again when it trains
         logs.LOGGER.debug("wrap: no optimizer from the trainer: %s: %s", type(error).__name__, error)
         return None
+
+
+def _inner(optimizer: Any) -> torch.optim.Optimizer | None:
+    """What accelerate's shell, or none, is around."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
 
 
 # ---- the first batch -------------------------------------------------------------------------------
