@@ -119,6 +119,7 @@ class Executor(Ours):
         self._signature: StepSignature | None = None
         self._values = PlainValues()
         self._attributes = ModuleAttributes()
+        self._why_new = "the model has changed"
         self._is_new = False  # no forward has run under the plan in force
         self._known: dict[StepSignature, Planned] = {}
         self._outputs: dict[int, list[weakref.ref[Any]]] = {}  # by the thread that has run the forward
@@ -147,6 +148,16 @@ class Executor(Ours):
     def failures(self) -> int:
         """Batches that could not be planned."""
         return self._failures
+
+    def forget_plans(self, why: str = "the model has changed") -> None:
+        """The next training batch brings a plan of its own, also where the present one covers it.
+
+        Args:
+            why: in words, for the log.
+        """
+        self._why_new = why
+        self._signature = None
+        self._known.clear()
 
     def forget_failure(self) -> None:
         """The latest of them could not be run either: one like it is to be planned again."""
@@ -322,8 +333,7 @@ class Executor(Ours):
             return
         if self.in_force.has_lost_a_module and self._losses < _MOST_LOSSES:
             self._losses += 1
-            self._signature = None
-            self._known.clear()
+            self.forget_plans()
         self._learn_use()
         facts = self._facts()
         facts.forward = forward
@@ -359,8 +369,7 @@ class Executor(Ours):
         if not new:
             return
         self._differed |= new.keys()
-        self._signature = None
-        self._known.clear()
+        self.forget_plans()
         self._failed.clear()
         reasons = "; ".join(dict.fromkeys(new.values()))
         logs.LOGGER.warning(
@@ -484,8 +493,7 @@ class Executor(Ours):
             return
         if self._optimizers.note(optimizer, model) and self.in_force.path and self._losses < _MOST_LOSSES:
             self._losses += 1  # what the plan does to state and weights goes with the other optimizer
-            self._signature = None
-            self._known.clear()
+            self.forget_plans()
         masters.part_from_others(optimizer)
         if self.planned is None:
             self.unseen.stepping(model, optimizer)
@@ -534,7 +542,7 @@ class Executor(Ours):
         changed = None
         made_for, planned = self._found(signature)
         if planned is None or not facts.staying <= {name for name, _ in planned.places}:
-            changed = [] if self._signature is None else signature.beyond(self._signature)
+            changed = [self._why_new] if self._signature is None else signature.beyond(self._signature)
             with self.bare(), modes.on():
                 planned = make_plan(self.model, self.config, args, kwargs, facts)
             self._learn(signature, planned, self.planned is not None and _is_alike(self.planned, planned))

@@ -55,6 +55,7 @@ class Follower:
         self.drops_output = drops_output
         self.optimizer = optimizer
         self._before = 0.0
+        self._batch_size: int | None = None
 
     def on_train_begin(
         self,
@@ -71,6 +72,9 @@ class Follower:
         executor: Executor | None = model.__dict__.get(EXECUTOR)
         if executor is None:
             executor = wrap_model(model, self.config, None, drops_output=self.drops_output)
+        if self._batch_size not in (None, state.train_batch_size):  # auto_find_batch_size goes on
+            executor.forget_plans(f"batches of {state.train_batch_size}")
+        self._batch_size = state.train_batch_size
         inner = _inner(optimizer)
         change_to_8bit(model, self.config, inner)
         if inner is not None:

@@ -64,7 +64,7 @@ def announce(executor: Executor, replaced: Planned | None, changed: Sequence[str
         if changed is not None and _what_it_does(plan) != _what_it_does(replaced.plan):
             logs.LOGGER.info(
                 "re-planned (%s): peak %s, %d modules checkpointed%s",
-                ", ".join(changed) or "the model has changed",
+                ", ".join(changed) or "the step has changed",
                 format_bytes(plan.predicted.device_used_peak_bytes),
                 len(plan.active),
                 "".join(f", {step.technique}" for step in plan.steps),

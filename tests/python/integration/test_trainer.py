@@ -195,6 +195,14 @@ class TestTransformers:
         memscale.detach(planned.trainer)
         assert forwards and not any("forward" in module.__dict__ for module in planned.model.modules())
 
+    def test_a_smaller_batch_that_was_found_is_planned_for(self, tmp_path: Path) -> None:
+        """The plan of the first, too large one would cover it, and recompute what need not be."""
+        config = memscale.Config(memory_budget="6MiB", enable_logging=False)
+        settings = {"auto_find_batch_size": True, "per_device_train_batch_size": 24}
+        run = trained(tmp_path, config, kind=Counted, **settings)
+        assert run.trainer.batch_sizes[-1] == 6
+        assert run.executor.plan.fits and not run.executor.plan.active
+
     def test_a_loss_of_the_users_own(self, tmp_path: Path) -> None:
         from transformers import Trainer
 
