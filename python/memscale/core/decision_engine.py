@@ -10,16 +10,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memscale import _core
-from memscale.core.advice import allocator_hint, reserve_bytes, unmet_advice
+from memscale.core.advice import allocator_hint, least_bytes, reserve_bytes, unmet_advice
 from memscale.core.allocator_settings import EXPANDABLE, AllocatorSettings, allocator_settings
 from memscale.core.plan import Choice, Plan, Prediction
 from memscale.core.prediction_build import NamedGraph, Predictor
 from memscale.core.tier_room import TierRoom, placeable_bytes
+from memscale.core.timeline import PHASES
 
 if TYPE_CHECKING:
     from memscale.core.config import EffectiveConfig
     from memscale.core.hardware import Budget, Hardware
-    from memscale.core.tracer import Trace
+    from memscale.core.timeline import PHASES
+from memscale.core.tracer import Trace
 
 ChoiceRow = tuple[
     int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...], int
@@ -137,14 +139,20 @@ class DecisionEngine:
             digest=decided.digest,
             profile=trace.method,
             mode=self.config.mode.value,
-            advice=self._advice(trace, decided, predicted),
+            advice=self._advice(named, decided, predicted),
             notes=tuple(filter(None, (*trace.notes, self.settings.note, self.hardware.cost.note))),
         )
 
-    def _advice(self, trace: Trace, decided: _core.Plan, predicted: Prediction) -> tuple[str, ...]:
+    def _advice(self, named: NamedGraph, decided: _core.Plan, predicted: Prediction) -> tuple[str, ...]:
+        trace = named.trace
         checkpointing = self.config.enable_checkpointing or not trace.gradients
         switches = trace.optimizer_switches
-        lines = () if predicted.fits else unmet_advice(predicted, checkpointing, switches)
+        lines: tuple[str, ...] = ()
+        if not predicted.fits:
+            step = PHASES.index("optimizer")
+            begins = next((op for op, phase in enumerate(named.phases) if phase == step), len(named.phases))
+            least = least_bytes(trace.graph.buffers(), begins)
+            lines = unmet_advice(predicted, checkpointing, switches, least)
         if self.hardware.device_kind != "cuda" or self.settings.is_expandable or not _checkpoints(decided):
             return lines
         conf = ",".join(filter(None, (self.settings.conf, EXPANDABLE)))

@@ -86,17 +86,18 @@ def free_switches(optimizer: torch.optim.Optimizer | None, by_default: bool) -> 
         by_default: on the target it works on all parameters at once unless it is told.
 
     Returns:
-        "fused", if it could be on; "foreach", if it is on.
+        "fused", if it could be on; "foreach", if it is on; "8bit", if its state could be ours.
     """
     if optimizer is None:
-        return ("fused", "foreach") if by_default else ("fused",)
+        return ("fused", "foreach", "8bit") if by_default else ("fused", "8bit")
+    known = ("8bit",) * (type(optimizer) in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD))
     groups = optimizer.param_groups
     own = type(optimizer).__module__.startswith("torch.optim.")
     if not own or any(group.get("fused") for group in groups):
-        return ()
+        return known
     chosen = [group.get("foreach", False) for group in groups]
     at_once = any(by_default if choice is None else choice for choice in chosen)
-    return ("fused",) * ("fused" in optimizer.defaults) + ("foreach",) * at_once
+    return ("fused",) * ("fused" in optimizer.defaults) + ("foreach",) * at_once + known
 
 
 def _each_pair(keys: Sequence[Any]) -> set[int]:

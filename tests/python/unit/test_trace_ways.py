@@ -90,11 +90,11 @@ def test_a_fused_step_is_planned_and_not_run(name: str) -> None:
 
 def test_switches_of_an_optimizer() -> None:
     weights = [nn.Parameter(torch.ones(2))]
-    assert free_switches(None, by_default=False) == ("fused",)
-    assert free_switches(torch.optim.AdamW(weights), by_default=True) == ("fused", "foreach")
-    assert free_switches(torch.optim.AdamW(weights, foreach=False), by_default=True) == ("fused",)
+    assert free_switches(None, by_default=False) == ("fused", "8bit")
+    assert free_switches(torch.optim.AdamW(weights), by_default=True) == ("fused", "foreach", "8bit")
+    assert free_switches(torch.optim.AdamW(weights, foreach=False), by_default=True) == ("fused", "8bit")
     assert free_switches(torch.optim.RMSprop(weights), by_default=False) == ()
-    assert free_switches(torch.optim.SGD(weights, fused=True), by_default=True) == ()
+    assert free_switches(torch.optim.SGD(weights, fused=True), by_default=True) == ("8bit",)
 
     class AdamW8bit(torch.optim.AdamW):
         """Takes the arguments, and has no such thing."""
