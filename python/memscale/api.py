@@ -302,6 +302,8 @@ def predict(
     """
     module, settings = model_of(model), effective_config(merged(config, fields))
     require_sample(sample_input, "predict")
+    if not isinstance(training, bool):
+        raise TypeError(f"training is {training!r}; allowed: True or False")
     require_matches(module, settings)
     hardware = resolve_device(device, module)
     step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)

@@ -440,3 +440,9 @@ def test_gradients_that_have_left_stay_where_they_are(tmp_path: Path) -> None:
     assert evaluations(model).traced == 1
     assert sum(map(bytes_here, gradients)) == here < sum(parameter.nbytes for parameter in model.parameters())
     memscale.detach(model)
+
+
+@pytest.mark.parametrize("training", [None, "no", 0])
+def test_training_is_true_or_false(training: Any) -> None:
+    with pytest.raises(TypeError, match=r"training is .*; allowed: True or False"):
+        memscale.predict(nn.Linear(8, 8), sample_input=torch.ones(4, 8), training=training)
