@@ -85,6 +85,8 @@ def attempts(name: str) -> Attempts:
         except Exception:
             said += yield {"style": style, "batch": {}}  # building it says why
             continue
+        if number and sizes.own_of(kind):
+            return  # it has one configuration
         few = None if number < 2 else 4  # there is an end to tries
         for first, batch in enumerate(itertools.islice(inputs.batches(kind, config), few)):
             tried: Description | None = batch

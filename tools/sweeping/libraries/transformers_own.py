@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 Own = dict[str, Any] | Callable[[Any, Callable[..., Any]], Any]
-"""Fields that are fixed; or (class of the configuration, `shrink`) → configuration."""
+"""Fields that are fixed, to values or what a function gives; or (class of the configuration, `shrink`) → configuration."""
 
 
 def _bert(shrink: Any, **fixed: Any) -> Any:
@@ -92,6 +92,96 @@ def _with_text_in_qformer(kind: Any, shrink: Any) -> Any:
     return config
 
 
+def _small_resnet() -> Any:
+    from transformers import TimmWrapperConfig
+
+    given = {"in_chans": 3, "features_only": True, "out_indices": [1, 2, 3, 4]}
+    return TimmWrapperConfig(architecture="resnet10t", model_args=given)
+
+
+def _efficient_loftr(kind: Any, shrink: Any) -> Any:
+    return kind(
+        hidden_size=64,
+        out_features=[16, 16, 32, 64],
+        stage_num_blocks=[1, 1, 1, 1],
+        num_attention_layers=1,
+        num_attention_heads=8,
+    )
+
+
+def _dots_text(kind: Any, shrink: Any) -> Any:
+    attention = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "head_dim": 16,
+        "v_head_dim": 16,
+    }
+    return kind(
+        vocab_size=99,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        shared_experts_intermediate_size=64,
+        num_hidden_layers=3,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        index_topk=16,
+        index_head_dim=16,
+        index_n_heads=2,
+        sliding_window=8,
+        max_position_embeddings=96,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **attention,
+        **{f"swa_{name}": size for name, size in attention.items()},
+    )
+
+
+def _dots(kind: Any, shrink: Any) -> Any:
+    from transformers import Dots3NoteTextConfig
+
+    config = shrink(kind())
+    config.text_config = _dots_text(Dots3NoteTextConfig, shrink)
+    return config
+
+
+def _esm_fold(kind: Any, shrink: Any) -> Any:
+    structure = {
+        "ipa_dim": 16,
+        "num_angles": 7,
+        "num_blocks": 2,
+        "num_heads_ipa": 4,
+        "pairwise_dim": 16,
+        "resnet_dim": 16,
+        "sequence_dim": 48,
+    }
+    trunk = {
+        "num_blocks": 2,
+        "sequence_state_dim": 64,
+        "pairwise_state_dim": 16,
+        "sequence_head_width": 4,
+        "pairwise_head_width": 4,
+        "position_bins": 4,
+        "chunk_size": 16,
+        "structure_module": structure,
+    }
+    return kind(
+        vocab_size=33,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        pad_token_id=1,
+        is_folding_model=True,
+        esmfold_config={"trunk": trunk, "fp16_esm": False, "lddt_head_hid_dim": 16},
+    )
+
+
 def _block(sizes: dict[str, int]) -> dict[str, Any]:
     """Sizes, strides and paddings of the asymmetric convolutions of PP-OCR."""
     found: dict[str, Any] = {"reduce_channel": [1, 1, 0], "return_channel": [1, 1, 0]}
@@ -117,6 +207,9 @@ _SEW: dict[str, Any] = {
     "num_feat_extract_layers": 2,
 }
 _EFFICIENT: dict[str, Any] = {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320}
+
+_HIFIGAN: dict[str, Any] = {"upsample_initial_channel": 64, "model_in_dim": 16}
+_FOUR_MAPS: dict[str, Any] = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]}
 
 OWN: dict[str, Own] = {
     "EncoderDecoderConfig": _encoder_decoder,
@@ -171,7 +264,14 @@ OWN: dict[str, Own] = {
         "hidden_size": 128,
     },
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
-    "BambaConfig": {"attn_layer_indices": [1]},
+    "BambaConfig": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16},
+    "GraniteMoeHybridConfig": {
+        "layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 8, "mamba_d_head": 16,
+    },
+    "NemotronHConfig": {
+        "num_hidden_layers": 3, "layers_block_type": ["linear_attention", "moe", "full_attention"],
+        "mamba_num_heads": 8,
+    },
     "ReformerConfig": {
         "axial_pos_shape": (4, 6),
         "axial_pos_embds_dim": (32, 32),
@@ -189,9 +289,40 @@ OWN: dict[str, Own] = {
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"]},
     "EfficientNetConfig": _EFFICIENT,
     "AlignVisionConfig": _EFFICIENT,
-    "AlignConfig": {"projection_dim": 320},
+    "AlignConfig": {"projection_dim": 80},
     "LayoutLMv3Config": {"coordinate_size": 10, "shape_size": 12},
-    "BridgeTowerConfig": {"contrastive_hidden_size": 64},
+    "BridgeTowerConfig": {"contrastive_hidden_size": 64, "logit_scale_init_value": 2.6592},
+    "BeitForSemanticSegmentation": _FOUR_MAPS,
+    "Data2VecVisionForSemanticSegmentation": _FOUR_MAPS,
+    "JevConfig": {"num_verbalizers": 8, "offsets": {"noul": 0, "choice": 2, "score": 4}},
+    "Kosmos2Config": {"latent_query_num": 8},
+    "MllamaVisionModel": {"intermediate_layers_indices": [0]},
+    "Molmo2VisionModel": {"num_position_embeddings": 64},
+    "MoonshineStreamingConfig": {"num_key_value_heads": 4},
+    "MoshiForConditionalGeneration": {"audio_vocab_size": 32},
+    "MuseSparkAudioConfig": {"num_hidden_layers": 4},
+    "MusicgenForConditionalGeneration": {"decoder.decoder_start_token_id": 1},
+    "MusicgenMelodyForConditionalGeneration": {"decoder.decoder_start_token_id": 1},
+    "EdgeTamVisionConfig": {
+        "backbone_config": _small_resnet, "backbone_channel_list": [512, 256, 128, 64],
+    },
+    "EdgeTamPromptEncoderConfig": {"patch_size": 16},
+    "SamPromptEncoderConfig": {"image_embedding_size": 8},
+    "SamHQPromptEncoderConfig": {"image_embedding_size": 8},
+    "SpeechT5HifiGanConfig": _HIFIGAN,
+    "FastSpeech2ConformerHifiGanConfig": _HIFIGAN,
+    "MuseGlimmerAssistantConfig": {"layer_types": ["full_attention", "full_attention"]},
+    "Dots3NoteAudioConfig": {"feature_size": 16, "conv_output_size": 128},
+    "Dots3NoteTextConfig": _dots_text,
+    "Dots3NoteConfig": _dots,
+    "EfficientLoFTRConfig": _efficient_loftr,
+    "EsmForProteinFolding": _esm_fold,
+    "ClvpDecoderConfig": {"feature_size": 16},
+    "DecisionTransformerGPT2Model": {"vocab_size": 99},
+    "DoryConfig": {
+        "num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "MimiConfig": {"codebook_dim": 64, "vector_quantization_hidden_dimension": 64},
     "GraniteSpeech5EncoderConfig": {"context_size": 16},
     "GraniteSpeech5Config": {"context_size": 16},
@@ -200,12 +331,15 @@ OWN: dict[str, Own] = {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
     },
     "DPTConfig": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
-    "DepthProConfig": {"intermediate_hook_ids": [1, 0]},
-    "DbrxAttentionConfig": {"rope_theta": 10000.0},
+    "DepthProConfig": {
+        "intermediate_hook_ids": (1, 0), "patch_size": 64, "intermediate_feature_dims": (32, 32),
+        "scaled_images_feature_dims": (32, 32, 16),
+    },
+    "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
     "SwinConfig": {"window_size": 2},
     "LevitConfig": {"patch_size": 16},
     "JanusVQVAEConfig": {"num_patches": 4},
     "DonutSwinConfig": {"window_size": 2},
     "Step3p7TextConfig": {"sliding_window": 8},
-    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"]},
+    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
 }
