@@ -133,8 +133,13 @@ def _class(name: str) -> Any:
         raise Unsupported("not a model but a part or a function")
     if getattr(kind, "config_class", None) is None:
         raise Unsupported("has no configuration of its own")
+    given = list(inspect.signature(kind.__init__).parameters.values())[2:]
+    if any(item.default is item.empty and item.kind is item.POSITIONAL_OR_KEYWORD for item in given):
+        raise Unsupported("not a model but a part or a function")
     if kind.forward is torch.nn.Module.forward:
         raise Unsupported("has no forward")
+    if class_name in _UNFIT:
+        raise Unsupported(_UNFIT[class_name])
     for wanted, reason in _NEEDS.items():
         if wanted in inspect.signature(kind.forward).parameters:
             raise Unsupported(reason)
@@ -147,3 +152,10 @@ _NEEDS = {
     "context_input_ids": "needs a retriever",
 }
 """Parameter of a forward → why such a class is not trained alone."""
+
+_UNFIT = {
+    "DepthProForDepthEstimation": "its forward refuses labels, and training is not implemented",
+    "DiffusionGemmaDecoderModel": "needs keys and values of another model",
+    "Llama4ForConditionalGeneration": "its forward reads a field that its output lacks",
+}
+"""Class → why it is not trained."""

@@ -215,10 +215,10 @@ def _small_list(name: str, value: Any, widths: int | None) -> Any:
     if re.search(r"heads$", name):
         return type(value)(min(item, 2) for item in value)
     if name in ("image_size", "input_size") and min(value) > IMAGE:
-        return [IMAGE * item // max(value) for item in value]
+        return [max(8, IMAGE * item // max(value) // 8 * 8) for item in value]
     if _SIZES.search(name) and min(value) >= 16:
         by = widths or max(1, min(value) // 16)
-        return type(value)(item // by if item % by == 0 else max(8, item // by // 8 * 8) for item in value)
+        return [item // by if item % by == 0 else max(8, item // by // 8 * 8) for item in value]
     return None
 
 
@@ -293,6 +293,10 @@ def _follow(config: Any, before: dict[str, Any]) -> None:
             _set(config, name, width)
     if "prediction_length" in now and now["prediction_length"] is None:
         _set(config, "prediction_length", 4)
+    if {"stem_channels", "stage_in_channels", "stage_out_channels"} <= set(now):
+        out = list(now["stage_out_channels"])
+        _set(config, "stage_in_channels", [now["stem_channels"][-1], *out[:-1]])
+        _set(config, "hidden_sizes", out)
     if {"expand", "num_heads", "head_dim"} <= set(now):
         _set(config, "num_heads", int(now["expand"] * width) // now["head_dim"])
     if {"window_size", "spatial_merge_size", "patch_size"} <= set(now):

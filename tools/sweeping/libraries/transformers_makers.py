@@ -128,7 +128,7 @@ MAKERS: dict[str, _Maker] = {
     "image_sizes": lambda ask: torch.tensor([list(ask.images().shape[-2:])] * BATCH),
     "pixel_values_images": lambda ask: ask.images(),
     "text_input_ids": text,
-    "task_inputs": lambda ask: ask.ids(BATCH, ask.length),
+    "task_inputs": lambda ask: ask.ids(BATCH, int(ask.field("task_seq_len", default=ask.length))),
     "flattened_patches": lambda ask: torch.cat(
         [
             torch.ones(BATCH, 16, 2),

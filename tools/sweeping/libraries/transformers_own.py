@@ -40,7 +40,8 @@ def _speech_encoder_decoder(kind: Any, shrink: Any) -> Any:
     from transformers import Wav2Vec2Config
 
     decoder = _bert(shrink, is_decoder=True, add_cross_attention=True)
-    config = kind.from_encoder_decoder_configs(shrink(Wav2Vec2Config()), decoder)
+    encoder = shrink(Wav2Vec2Config(), num_feat_extract_layers=7)
+    config = kind.from_encoder_decoder_configs(encoder, decoder)
     config.decoder_start_token_id, config.pad_token_id = 1, 0
     return config
 
@@ -78,12 +79,21 @@ def _sapiens(kind: Any, shrink: Any) -> Any:
     return config
 
 
-def _perception(kind: Any, shrink: Any) -> Any:
+def _tower() -> Any:
     from transformers import TimmWrapperConfig
 
     model = {"embed_dim": 64, "depth": 2, "num_heads": 4, "img_size": 64, "patch_size": 16}
-    tower = TimmWrapperConfig(architecture="vit_pe_core_tiny_patch16_384", model_args=model)
-    return shrink(kind(vision_config=tower), projector_pooling_ratio=2)
+    return TimmWrapperConfig(architecture="vit_pe_core_tiny_patch16_384", model_args=model)
+
+
+def _perception(kind: Any, shrink: Any) -> Any:
+    return shrink(kind(vision_config=_tower()), projector_pooling_ratio=2)
+
+
+def _uvdoc_bridge(kind: Any, shrink: Any) -> Any:
+    from transformers import UVDocBackboneConfig
+
+    return UVDocBackboneConfig()
 
 
 def _with_text_in_qformer(kind: Any, shrink: Any) -> Any:
@@ -200,6 +210,17 @@ _PP_OCR_DET: dict[str, Any] = {
     "scale_factor_list": [1, 2, 4, 8],
     "kernel_list": [3, 2, 2],
 }
+_LCNET: dict[str, Any] = {
+    "backbone_config.stem_channels": (3, 16, 32),
+    "backbone_config.block_configs": [
+        [[3, 32, 32, 1, True]],
+        [[3, 32, 32, 2, False]],
+        [[3, 32, 64, 2, False]],
+        [[3, 64, 64, 2, False]],
+    ],
+    "backbone_config.stage_out_channels": [32, 32, 64, 64],
+    "backbone_config.out_indices": [1, 2, 3, 4],
+}
 _SEW: dict[str, Any] = {
     "conv_dim": [32, 32],
     "conv_stride": [5, 2],
@@ -255,7 +276,7 @@ OWN: dict[str, Own] = {
     "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
     "ShieldGemma2Config": {"yes_token_index": 5, "no_token_index": 6},
     "PPOCRV5ServerDetConfig": _PP_OCR_DET,
-    "PPOCRV6MediumDetConfig": _PP_OCR_DET,
+    "PPOCRV6MediumDetConfig": _PP_OCR_DET | _LCNET,
     "DeepseekOcr2SamVisionConfig": {"downsample_channels": [32, 64]},
     "ClapAudioConfig": {
         "spec_size": 128,
@@ -315,6 +336,45 @@ OWN: dict[str, Own] = {
     "Dots3NoteAudioConfig": {"feature_size": 16, "conv_output_size": 128},
     "Dots3NoteTextConfig": _dots_text,
     "Dots3NoteConfig": _dots,
+    "SamVisionConfig": {"num_pos_feats": 32},
+    "SamHQVisionConfig": {"num_pos_feats": 32},
+    "Sam2HieraDetConfig": {
+        "hidden_size": 16, "blocks_per_stage": [1, 2, 1, 1], "global_attention_blocks": [2],
+    },
+    "Sam2PromptEncoderConfig": {"patch_size": 16},
+    "Sam3TrackerConfig": {"vision_config.backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]},
+    "SwinForMaskedImageModeling": {"window_size": 2, "num_layers": 4},
+    "TvpConfig": {"max_img_size": 64, "num_frames": 4, "visual_prompt_size": 16},
+    "VitMatteConfig": {"backbone_config.patch_size": 16},
+    "PPOCRV6SmallDetConfig": _LCNET | {"layer_list_out_channels": (32, 32, 64, 64)},
+    "PPDocLayoutV2ReadingOrderConfig": {"max_2d_position_embeddings": 1024},
+    "Phi4MultimodalAudioModel": {
+        "nemo_final_size": 8, "ext_pw_out_channel": 64, "depthwise_separable_out_channel": 64,
+    },
+    "Qwen3ASREncoder": {"n_window": 50},
+    "PPDocLayoutV2Config": {"class_thresholds": [0.5] * 25, "class_order": list(range(25)), "decoder_in_channels": [64] * 3},
+    "Qwen2_5OmniBigVGANConfig": {"upsample_initial_channel": 128},
+    "Qwen3OmniMoeTalkerForConditionalGeneration": {"spatial_merge_size": 2},
+    "NeuCodecConfig": {"quantization_dim": 128},
+    "Xcodec2Config": {"quantization_dim": 128},
+    "VibeVoiceAcousticTokenizerDecoderConfig": {"num_filters": 4},
+    "VibeVoiceAcousticTokenizerEncoderConfig": {"num_filters": 4},
+    "UVDocBackboneConfig": {"depths": [1, 1, 1, 3, 3, 3]},
+    "UVDocBridge": _uvdoc_bridge,
+    "PocketTTSAudioTokenizerDecoderConfig": {"upsample_groups": 64},
+    "VitsConfig": {
+        "upsample_initial_channel": 64, "flow_size": 64, "spectrogram_bins": 33,
+        "use_stochastic_duration_prediction": False,
+    },
+    "UnlimitedOcrSamVisionConfig": {"downsample_channels": (32, 64)},
+    "T5Gemma2Encoder": {"text_config.dropout_rate": 0.0},
+    "SegGptConfig": {
+        "num_hidden_layers": 4, "intermediate_hidden_state_indices": [0, 1, 2, 3], "merge_index": 0,
+    },
+    "Wav2Vec2BertForCTC": {"vocab_size": 99},
+    "Wav2Vec2ConformerForCTC": {"vocab_size": 99},
+    "Pix2StructTextConfig": {"initializer_range": 0.02},
+    "PerceiverForOpticalFlow": {"train_size": [32, 32]},
     "EfficientLoFTRConfig": _efficient_loftr,
     "EsmForProteinFolding": _esm_fold,
     "ClvpDecoderConfig": {"feature_size": 16},
@@ -326,7 +386,7 @@ OWN: dict[str, Own] = {
     "MimiConfig": {"codebook_dim": 64, "vector_quantization_hidden_dimension": 64},
     "GraniteSpeech5EncoderConfig": {"context_size": 16},
     "GraniteSpeech5Config": {"context_size": 16},
-    "ZambaConfig": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
+    "ZambaConfig": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "CohereCompassTextConfig": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
     },

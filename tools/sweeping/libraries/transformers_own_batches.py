@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sweeping.libraries.transformers_ask import BATCH, LENGTH, PATCHES, Ask, patches, text, video
+from sweeping.libraries.transformers_makers import MAKERS
 
 _Maker = Callable[[Ask], Any]
 
@@ -36,6 +37,14 @@ def _separated(ask: Ask) -> Tensor:
 def _codes(*names: str, length: int = LENGTH) -> _Maker:
     """Codes of an audio codec; the first of the names that a configuration has says how many."""
     return lambda ask: ask.ids(BATCH, int(ask.field(*names)), length, low=0, high=30)
+
+
+def _codes_of(length: int) -> _Maker:
+    return lambda ask: ask.ids(BATCH, length, low=0, high=30)
+
+
+def _talker_text(ask: Ask) -> Tensor:
+    return ask.floats(BATCH, LENGTH, int(ask.field("embedding_size")))
 
 
 def _rows(*shape: int) -> _Maker:
@@ -66,6 +75,28 @@ _VIDEO_BLIP: dict[str, _Maker] = {
     "pixel_values": lambda ask: video(ask),
     "input_ids": _text_with(video=40),
     "qformer_input_ids": lambda ask: ask.ids(BATCH, 8),
+}
+_CODEC: dict[str, _Maker] = {"input_values": _rows(1, 3200), "input_features": _rows(10, 64)}
+_PATCHES_OF_ONE: dict[str, _Maker] = {
+    "pixel_values": lambda ask: ask.floats(1, BATCH * PATCHES, 3, 8, 8),
+    "grid_thw": _grid_of(4, 4),
+}
+_CAMERA: dict[str, _Maker] = {
+    "input_ids": _text_with(image=64),
+    "pixel_values": _rows(1, 3, 64, 64),
+    "pixel_attention_mask": lambda ask: torch.ones(BATCH, 1, dtype=torch.bool),
+}
+_UNITS: dict[str, _Maker] = {
+    "inputs_embeds": _rows(LENGTH, 64),
+    "decoder_input_ids": lambda ask: ask.ids(BATCH, 12),
+}
+_VIDEO_AND_TEXT: dict[str, _Maker] = {  # it takes one at a time
+    "input_ids": lambda ask: ask.ids(1, LENGTH),
+    "pixel_values": lambda ask: ask.floats(1, 4, 3, 64, 64),
+}
+_SPOKEN: dict[str, _Maker] = {
+    "input_ids": lambda ask: ask.ids(BATCH, 8),
+    "input_features": _rows(16, 64),
 }
 _PAIRS: dict[str, _Maker] = {"pixel_values": lambda ask: ask.floats(2, 2, 3, 64, 64)}
 
@@ -136,4 +167,79 @@ OWN_BATCHES: dict[str, dict[str, _Maker]] = {
     },
     "MusicgenForConditionalGeneration": _MUSIC | _LABELLED,
     "MusicgenMelodyForConditionalGeneration": _MUSIC | {"input_features": _rows(16, 12)} | _LABELLED,
+    "NeuCodecModel": _CODEC,
+    "Xcodec2Model": _CODEC,
+    "PaddleOCRVisionModel": _PATCHES_OF_ONE,
+    "PaddleOCRVisionTransformer": _PATCHES_OF_ONE,
+    "PaddleOCRVLForConditionalGeneration": {
+        "input_ids": _text_with(image=4),
+        "pixel_values": lambda ask: ask.floats(BATCH * PATCHES, 3, 8, 8),
+        "image_grid_thw": _grid_of(4, 4),
+        "labels": lambda ask: ask.ids(BATCH, 12),
+    },
+    "PerceiverForOpticalFlow": {"inputs": lambda ask: ask.floats(2, 2, 27, 32, 32)},
+    "Phi4MultimodalAudioModel": {
+        "hidden_states": _rows(64, 64),
+        "mask": lambda ask: torch.ones(BATCH, 64, dtype=torch.bool),
+    },
+    "PI0Model": {"action_embeds": _rows(5, 64)} | _CAMERA,
+    "PI0ForConditionalGeneration": {name: MAKERS[name] for name in ("state", "actions")} | _CAMERA,
+    "PocketTTSAudioTokenizerDecoderModel": {"latents": _rows(64, 8)},
+    "PPDocLayoutV2ReadingOrder": {
+        "boxes": lambda ask: ask.ids(BATCH, 6, 4, low=0, high=30).cumsum(-1),
+        "labels": lambda ask: ask.ids(BATCH, 6, low=0, high=10),
+        "mask": lambda ask: torch.ones(BATCH, 6, dtype=torch.bool),
+    },
+    "PPOCRV5MobileDetModel": {"hidden_states": _rows(3, 64, 64)},
+    "Qwen2_5OmniTalkerForConditionalGeneration": {"inputs_embeds": _talker_text},
+    "Qwen2_5OmniThinkerForConditionalGeneration": {
+        "input_ids": _text_with(audio=16),
+        "input_features": _rows(16, 64),
+        "feature_attention_mask": _ones(64),
+        "labels": lambda ask: ask.ids(BATCH, LENGTH),
+    },
+    "Qwen2_5OmniToken2WavBigVGANModel": {"mel_spectrogram": _rows(64, 8)},
+    "Qwen2_5OmniToken2WavDiTModel": {
+        "hidden_states": _rows(16, 64),
+        "condition_vector": _rows(16, 64),
+        "speaker_embedding": _rows(16, 64),
+        "quantized_code": _codes_of(8),
+        "time_step": lambda ask: torch.rand(BATCH, generator=ask.generator),
+    },
+    "Qwen2_5OmniToken2WavModel": {
+        "code": _codes_of(8),
+        "conditioning": _rows(64),
+        "reference_mel": _rows(16, 64),
+    },
+    "Qwen3ASREncoder": {"input_features": _rows(16, 200), "input_features_mask": _ones(200)},
+    "Qwen3OmniMoeCode2WavTransformerModel": {"inputs_embeds": _rows(LENGTH, 64)},
+    "Qwen3OmniMoeTalkerCodePredictorModel": {"inputs_embeds": _rows(LENGTH, 64)},
+    "Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration": {"inputs_embeds": _rows(4, 64)},
+    "Qwen3OmniMoeTalkerForConditionalGeneration": {"inputs_embeds": _rows(LENGTH, 64)},
+    "Qwen3OmniMoeTalkerModel": {"inputs_embeds": _rows(LENGTH, 64)},
+    "SeamlessM4TTextToUnitModel": _UNITS,
+    "SeamlessM4TTextToUnitForConditionalGeneration": _UNITS,
+    "SLANeXtBackbone": {"hidden_states": lambda ask: ask.images()},
+    "SpeechT5Model": {"input_values": _rows(LENGTH, 64), "decoder_input_values": _rows(12, 64)},
+    "SwinForMaskedImageModeling": {
+        "pixel_values": lambda ask: ask.images(),
+        "bool_masked_pos": MAKERS["bool_masked_pos"],
+    },
+    "TvpModel": _VIDEO_AND_TEXT,
+    "TvpForVideoGrounding": _VIDEO_AND_TEXT,
+    "UVDocBridge": {"hidden_states": _rows(128, 8, 8)},
+    "VibeVoiceAcousticTokenizerDecoderModel": {"latents": _rows(4, 64)},
+    "VibeVoiceAcousticTokenizerEncoderModel": {"hidden_states": _rows(1, 6400)},
+    "VisualBertForRegionToPhraseAlignment": {
+        name: MAKERS[name] for name in ("input_ids", "visual_embeds", "visual_attention_mask")
+    }
+    | {
+        "attention_mask": lambda ask: torch.ones(BATCH, LENGTH),
+        "region_to_phrase_position": lambda ask: ask.ids(BATCH, LENGTH + 4, low=0, high=LENGTH),
+        "labels": lambda ask: ask.floats(BATCH, LENGTH + 4, 4).softmax(-1),
+    },
+    "VoxtralRealtimeModel": _SPOKEN,
+    "VoxtralRealtimeForConditionalGeneration": _SPOKEN | {"labels": lambda ask: ask.ids(BATCH, 8)},
+    "WavTokenizerEncoderModel": {"input_values": _rows(1, 3200)},
+    "XcodecModel": {"input_values": _rows(1, 3200)},
 }
