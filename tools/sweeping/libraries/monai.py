@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sweeping.libraries import torchvision_ops
 from sweeping.subject import Attempts, Made, Recipe, leaves, usual_loss
@@ -37,7 +37,7 @@ _KL: dict[str, Any] = {
 }
 
 
-def _voxel_morph() -> nn.Module:
+def _voxel_morph() -> Any:
     return nets.VoxelMorphUNet(
         spatial_dims=2, in_channels=2, unet_out_channels=8, channels=(8, 8, 8, 8), final_conv_channels=(8,)
     )

@@ -123,7 +123,8 @@ class KindsNet(nn.Module):
     def _conv(kind: Any) -> nn.Module:
         if kind is tgnn.HeteroConv:
             convs = {edge: tgnn.SAGEConv(WIDTH, WIDTH) for edge in _EDGE_KINDS}
-            return tgnn.HeteroConv(convs, aggr="sum")
+            several: nn.Module = tgnn.HeteroConv(convs, aggr="sum")
+            return several
         made: nn.Module = kind(WIDTH, WIDTH, (list(_NODE_KINDS), list(_EDGE_KINDS)), heads=2)
         return made
 
@@ -177,7 +178,10 @@ def make(name: str, recipe: Recipe) -> Made:
     takes = inspect.signature(kind.forward).parameters
     return Made(
         model.train(),
-        lambda step: ((), {k: v for k, v in graph(step).items() if k in ("x", "edge_index", "batch") and k in takes}),
+        lambda step: (
+            (),
+            {k: v for k, v in graph(step).items() if k in ("x", "edge_index", "batch") and k in takes},
+        ),
         usual_loss,
     )
 

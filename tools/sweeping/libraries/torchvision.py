@@ -46,7 +46,7 @@ _SMALLEST = {
 }  # fmt: skip
 
 _SIZES = (64, 128, 224)
-_FEW_BOXES = {"rpn_pre_nms_top_n_train": 200, "rpn_post_nms_top_n_train": 100, "box_batch_size_per_image": 32}
+_FEW_BOXES = {"rpn_pre_nms_top_n_train": 200, "rpn_post_nms_top_n_train": 100, "box_batch_size_per_image": 16}
 """As many as small pictures have room for: suppression of boxes is written in Python here."""
 _BATCH = 2
 _CLASSES = 5

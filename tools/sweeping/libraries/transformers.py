@@ -127,7 +127,7 @@ def _class(name: str) -> Any:
         importlib.import_module(f"transformers.models.{family}"), class_name
     )
     missing = getattr(kind, "_backends", None)
-    if missing and not hasattr(kind, "forward"):
+    if missing and type(kind).__name__ == "DummyObject":
         raise Unsupported(f"needs {', '.join(missing)}")
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise Unsupported("not a model but a part or a function")

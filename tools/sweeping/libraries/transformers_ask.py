@@ -49,12 +49,17 @@ class Ask:
 
 
 def _with_inner(config: Any) -> list[Any]:
-    """A configuration and those inside, the outer ones first."""
+    """A configuration, those inside, and those inside of them."""
     found = [config]
-    for item in found:
-        inner = () if isinstance(item, dict) else (getattr(item, name, None) for name in _INNER)
-        found += [one for one in inner if one is not None and not any(one is known for known in found)]
+    for item in (config, *_inside(config)):
+        found += [one for one in _inside(item) if not any(one is known for known in found)]
     return found
+
+
+def _inside(config: Any) -> list[Any]:
+    if isinstance(config, dict):
+        return []
+    return [one for one in (getattr(config, name, None) for name in _INNER) if one is not None]
 
 
 _INNER = (

@@ -18,7 +18,7 @@ from sweeping.libraries.transformers_own import OWN
 STYLES = {
     "in place": "",
     "anew": "",
-    "sections": "split_with_sizes|has no len|expanded size",
+    "sections": "split_with_sizes|has no len|expanded size|RoPE axes",
     "filled": r"NoneType|empty\(\)",
     "even": "channels|normalized_shape|running_mean|mat1|must match",
     "wide": "channels|running_mean",

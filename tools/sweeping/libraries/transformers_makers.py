@@ -157,7 +157,9 @@ MAKERS: dict[str, _Maker] = {
     "spectrogram": lambda ask: ask.floats(
         BATCH, FRAMES, int(ask.field("num_mel_bins", "model_in_channels", "model_in_dim", default=16))
     ),
-    "noise_sequence": lambda ask: ask.floats(BATCH, FRAMES, int(ask.field("model_in_channels", "model_in_dim", default=16))),
+    "noise_sequence": lambda ask: ask.floats(
+        BATCH, FRAMES, int(ask.field("model_in_channels", "model_in_dim", default=16))
+    ),
     "speech_labels": lambda ask: ask.floats(BATCH, 12, int(ask.field("num_mel_bins", default=16))),
     "xpath_tags_seq": lambda ask: ask.ids(
         BATCH, ask.length, int(ask.field("max_depth", default=50)), low=0, high=30

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 Own = dict[str, Any] | Callable[[Any, Callable[..., Any]], Any]
-"""Fields that are fixed, to values or what a function gives; or (class of the configuration, `shrink`) → configuration."""
+"""Fields that are fixed, to values or to what a function gives, those inside by names with points; or a
+function of (class of the configuration, `shrink`) that gives the configuration."""
 
 
 def _bert(shrink: Any, **fixed: Any) -> Any:
@@ -40,7 +41,7 @@ def _speech_encoder_decoder(kind: Any, shrink: Any) -> Any:
     from transformers import Wav2Vec2Config
 
     decoder = _bert(shrink, is_decoder=True, add_cross_attention=True)
-    encoder = shrink(Wav2Vec2Config(), num_feat_extract_layers=7)
+    encoder = shrink(Wav2Vec2Config(), num_feat_extract_layers=7, apply_spec_augment=False)
     config = kind.from_encoder_decoder_configs(encoder, decoder)
     config.decoder_start_token_id, config.pad_token_id = 1, 0
     return config
@@ -88,6 +89,23 @@ def _tower() -> Any:
 
 def _perception(kind: Any, shrink: Any) -> Any:
     return shrink(kind(vision_config=_tower()), projector_pooling_ratio=2)
+
+
+def _pooled_tower() -> Any:
+    tower = _tower()
+    tower.num_labels, tower.global_pool, tower.do_pooling = 64, "map", True
+    return tower
+
+
+def _omdet(kind: Any, shrink: Any) -> Any:
+    from transformers import TimmBackboneConfig
+
+    config = shrink(kind(), vision_features_channels=[64] * 3, encoder_in_channels=[128, 256, 512])
+    config.apply_layernorm_after_vision_backbone = False
+    backbone: dict[str, Any] = {"backbone": "resnet10t", "out_indices": [2, 3, 4]}
+    config.backbone_config = TimmBackboneConfig(**backbone)
+    config.timm_kwargs = {}
+    return config
 
 
 def _uvdoc_bridge(kind: Any, shrink: Any) -> Any:
@@ -287,10 +305,13 @@ OWN: dict[str, Own] = {
     "SuperPointConfig": {"keypoint_decoder_dim": 65},
     "BambaConfig": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16},
     "GraniteMoeHybridConfig": {
-        "layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 8, "mamba_d_head": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
     },
     "NemotronHConfig": {
-        "num_hidden_layers": 3, "layers_block_type": ["linear_attention", "moe", "full_attention"],
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "moe", "full_attention"],
         "mamba_num_heads": 8,
     },
     "ReformerConfig": {
@@ -325,7 +346,8 @@ OWN: dict[str, Own] = {
     "MusicgenForConditionalGeneration": {"decoder.decoder_start_token_id": 1},
     "MusicgenMelodyForConditionalGeneration": {"decoder.decoder_start_token_id": 1},
     "EdgeTamVisionConfig": {
-        "backbone_config": _small_resnet, "backbone_channel_list": [512, 256, 128, 64],
+        "backbone_config": _small_resnet,
+        "backbone_channel_list": [512, 256, 128, 64],
     },
     "EdgeTamPromptEncoderConfig": {"patch_size": 16},
     "SamPromptEncoderConfig": {"image_embedding_size": 8},
@@ -333,13 +355,15 @@ OWN: dict[str, Own] = {
     "SpeechT5HifiGanConfig": _HIFIGAN,
     "FastSpeech2ConformerHifiGanConfig": _HIFIGAN,
     "MuseGlimmerAssistantConfig": {"layer_types": ["full_attention", "full_attention"]},
-    "Dots3NoteAudioConfig": {"feature_size": 16, "conv_output_size": 128},
+    "Dots3NoteAudioConfig": {"feature_size": 16, "conv_output_size": 128, "adapter_input_size": 64},
     "Dots3NoteTextConfig": _dots_text,
     "Dots3NoteConfig": _dots,
     "SamVisionConfig": {"num_pos_feats": 32},
     "SamHQVisionConfig": {"num_pos_feats": 32},
     "Sam2HieraDetConfig": {
-        "hidden_size": 16, "blocks_per_stage": [1, 2, 1, 1], "global_attention_blocks": [2],
+        "hidden_size": 16,
+        "blocks_per_stage": [1, 2, 1, 1],
+        "global_attention_blocks": [2],
     },
     "Sam2PromptEncoderConfig": {"patch_size": 16},
     "Sam3TrackerConfig": {"vision_config.backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]},
@@ -349,10 +373,16 @@ OWN: dict[str, Own] = {
     "PPOCRV6SmallDetConfig": _LCNET | {"layer_list_out_channels": (32, 32, 64, 64)},
     "PPDocLayoutV2ReadingOrderConfig": {"max_2d_position_embeddings": 1024},
     "Phi4MultimodalAudioModel": {
-        "nemo_final_size": 8, "ext_pw_out_channel": 64, "depthwise_separable_out_channel": 64,
+        "nemo_final_size": 8,
+        "ext_pw_out_channel": 64,
+        "depthwise_separable_out_channel": 64,
     },
     "Qwen3ASREncoder": {"n_window": 50},
-    "PPDocLayoutV2Config": {"class_thresholds": [0.5] * 25, "class_order": list(range(25)), "decoder_in_channels": [64] * 3},
+    "PPDocLayoutV2Config": {
+        "class_thresholds": [0.5] * 25,
+        "class_order": list(range(25)),
+        "decoder_in_channels": [64] * 3,
+    },
     "Qwen2_5OmniBigVGANConfig": {"upsample_initial_channel": 128},
     "Qwen3OmniMoeTalkerForConditionalGeneration": {"spatial_merge_size": 2},
     "NeuCodecConfig": {"quantization_dim": 128},
@@ -363,36 +393,81 @@ OWN: dict[str, Own] = {
     "UVDocBridge": _uvdoc_bridge,
     "PocketTTSAudioTokenizerDecoderConfig": {"upsample_groups": 64},
     "VitsConfig": {
-        "upsample_initial_channel": 64, "flow_size": 64, "spectrogram_bins": 33,
+        "upsample_initial_channel": 64,
+        "flow_size": 64,
+        "spectrogram_bins": 33,
         "use_stochastic_duration_prediction": False,
     },
     "UnlimitedOcrSamVisionConfig": {"downsample_channels": (32, 64)},
     "T5Gemma2Encoder": {"text_config.dropout_rate": 0.0},
     "SegGptConfig": {
-        "num_hidden_layers": 4, "intermediate_hidden_state_indices": [0, 1, 2, 3], "merge_index": 0,
+        "num_hidden_layers": 4,
+        "intermediate_hidden_state_indices": [0, 1, 2, 3],
+        "merge_index": 0,
     },
     "Wav2Vec2BertForCTC": {"vocab_size": 99},
     "Wav2Vec2ConformerForCTC": {"vocab_size": 99},
     "Pix2StructTextConfig": {"initializer_range": 0.02},
     "PerceiverForOpticalFlow": {"train_size": [32, 32]},
+    "PerceiverForMultimodalAutoencoding": {
+        "num_self_attention_heads": 1,
+        "num_cross_attention_heads": 1,
+        "num_labels": 7,
+        "image_size": 4,
+        "num_frames": 2,
+        "audio_samples_per_frame": 64,
+        "output_shape": [2, 2, 16, 16],
+        "output_num_channels": 64,
+        "_label_trainable_num_channels": 64,
+        "d_model": 405,
+    },
+    "UVDocModel": {"backbone_config.out_indices": [1, 2, 3, 4, 5, 6]},
+    "XcodecModel": {
+        "codebook_dim": 128,
+        "semantic_model_config.num_feat_extract_layers": 7,
+        "semantic_model_config.apply_spec_augment": False,
+    },
+    "BltConfig": {
+        "num_hidden_layers": 2,
+        "encoder_hash_byte_group_vocab": 100,
+        "encoder_config.hidden_size_global": 64,
+        "decoder_config.hidden_size_global": 64,
+        "global_config.encoder_cross_output_size": 128,
+    },
+    "PeVideoEncoderConfig": {"vision_config": _pooled_tower},
+    "OmDetTurboConfig": _omdet,
+    "NemotronH_Omni_Reasoning_V3_Config": {
+        "vision_config.patch_dim": 192,
+        "vision_config.video_patch_dim": 384,
+    },
     "EfficientLoFTRConfig": _efficient_loftr,
     "EsmForProteinFolding": _esm_fold,
     "ClvpDecoderConfig": {"feature_size": 16},
     "DecisionTransformerGPT2Model": {"vocab_size": 99},
     "DoryConfig": {
-        "num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1,
+        "num_hidden_layers": 3,
+        "n_input_layers": 1,
+        "n_recurrent_layers": 1,
+        "n_output_layers": 1,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "MimiConfig": {"codebook_dim": 64, "vector_quantization_hidden_dimension": 64},
     "GraniteSpeech5EncoderConfig": {"context_size": 16},
     "GraniteSpeech5Config": {"context_size": 16},
-    "ZambaConfig": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "ZambaConfig": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
     "CohereCompassTextConfig": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
     },
     "DPTConfig": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "DepthProConfig": {
-        "intermediate_hook_ids": (1, 0), "patch_size": 64, "intermediate_feature_dims": (32, 32),
+        "intermediate_hook_ids": (1, 0),
+        "patch_size": 64,
+        "intermediate_feature_dims": (32, 32),
         "scaled_images_feature_dims": (32, 32, 16),
     },
     "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},

@@ -27,6 +27,11 @@ def _text_with(**counts: int) -> _Maker:
     return made
 
 
+def _kinds(maker: _Maker) -> _Maker:
+    """Which tokens of such a text stand for a picture."""
+    return lambda ask: (maker(ask) == int(ask.field("image_token_id"))).long()
+
+
 def _separated(ask: Ask) -> Tensor:
     """Text with the three separators of a question and its context."""
     ids = text(ask)
@@ -45,6 +50,18 @@ def _codes_of(length: int) -> _Maker:
 
 def _talker_text(ask: Ask) -> Tensor:
     return ask.floats(BATCH, LENGTH, int(ask.field("embedding_size")))
+
+
+def _modalities(ask: Ask) -> dict[str, Tensor]:
+    return {
+        "image": ask.floats(2, 2, 3, 16, 16),
+        "audio": ask.floats(2, 128, 1),
+        "label": torch.zeros(2, 7),
+    }
+
+
+def _points(ask: Ask) -> dict[str, Tensor | None]:
+    return {"image": torch.arange(64), "audio": torch.arange(4), "label": None}
 
 
 def _rows(*shape: int) -> _Maker:
@@ -86,6 +103,10 @@ _CAMERA: dict[str, _Maker] = {
     "pixel_values": _rows(1, 3, 64, 64),
     "pixel_attention_mask": lambda ask: torch.ones(BATCH, 1, dtype=torch.bool),
 }
+_SOUND_AND_VIDEO: dict[str, _Maker] = {
+    "input_values": _rows(1, 4 * 1920),
+    "pixel_values_videos": _rows(4, 3, 64, 64),
+}
 _UNITS: dict[str, _Maker] = {
     "inputs_embeds": _rows(LENGTH, 64),
     "decoder_input_ids": lambda ask: ask.ids(BATCH, 12),
@@ -121,6 +142,13 @@ OWN_BATCHES: dict[str, dict[str, _Maker]] = {
         "audio_mel_mask": lambda ask: torch.zeros(BATCH, 32, dtype=torch.bool),
     },
     "Gemma4VisionModel": {"pixel_values": _rows(36, 192), "pixel_position_ids": _places(6)},
+    "HunYuanVLForConditionalGeneration": {
+        "input_ids": _text_with(image=8),
+        "pixel_values": patches,
+        "image_grid_thw": _grid_of(4, 4),
+        "mm_token_type_ids": _kinds(_text_with(image=8)),
+        "labels": lambda ask: ask.ids(BATCH, 16),
+    },
     "InklingAudioModel": {"audio_input_ids": lambda ask: ask.ids(BATCH, LENGTH, 16, low=0)},
     "InklingVisionModel": {"pixel_values": _rows(2, 8, 8, 3)},
     "Inkling2VisionModel": {
@@ -136,7 +164,10 @@ OWN_BATCHES: dict[str, dict[str, _Maker]] = {
         "num_options": lambda ask: torch.tensor([[2, 2, 3]]),
         "question_type_ids": lambda ask: torch.tensor([[0, 1, 2]]),
     },
-    "LongformerForMultipleChoice": {"input_ids": _separated, "labels": lambda ask: ask.ids(BATCH, low=0, high=2)},
+    "LongformerForMultipleChoice": {
+        "input_ids": _separated,
+        "labels": lambda ask: ask.ids(BATCH, low=0, high=2),
+    },
     "LongformerForQuestionAnswering": {
         "input_ids": _separated,
         "start_positions": lambda ask: torch.tensor([8] * BATCH),
@@ -169,14 +200,26 @@ OWN_BATCHES: dict[str, dict[str, _Maker]] = {
     "MusicgenMelodyForConditionalGeneration": _MUSIC | {"input_features": _rows(16, 12)} | _LABELLED,
     "NeuCodecModel": _CODEC,
     "Xcodec2Model": _CODEC,
+    "OmDetTurboForObjectDetection": {
+        "pixel_values": lambda ask: ask.images(),
+        "classes_input_ids": lambda ask: ask.ids(2 * BATCH, 8),
+        "classes_attention_mask": lambda ask: torch.ones(2 * BATCH, 8, dtype=torch.long),
+        "tasks_input_ids": lambda ask: ask.ids(BATCH, 8),
+        "tasks_attention_mask": _ones(8),
+        "classes_structure": lambda ask: torch.tensor([2] * BATCH),
+    },
     "PaddleOCRVisionModel": _PATCHES_OF_ONE,
     "PaddleOCRVisionTransformer": _PATCHES_OF_ONE,
     "PaddleOCRVLForConditionalGeneration": {
         "input_ids": _text_with(image=4),
         "pixel_values": lambda ask: ask.floats(BATCH * PATCHES, 3, 8, 8),
         "image_grid_thw": _grid_of(4, 4),
+        "mm_token_type_ids": _kinds(_text_with(image=4)),
         "labels": lambda ask: ask.ids(BATCH, 12),
     },
+    "PeAudioVideoEncoder": _SOUND_AND_VIDEO,
+    "PeAudioVideoModel": _SOUND_AND_VIDEO,
+    "PerceiverForMultimodalAutoencoding": {"inputs": _modalities, "subsampled_output_points": _points},
     "PerceiverForOpticalFlow": {"inputs": lambda ask: ask.floats(2, 2, 27, 32, 32)},
     "Phi4MultimodalAudioModel": {
         "hidden_states": _rows(64, 64),
@@ -228,7 +271,7 @@ OWN_BATCHES: dict[str, dict[str, _Maker]] = {
     "TvpModel": _VIDEO_AND_TEXT,
     "TvpForVideoGrounding": _VIDEO_AND_TEXT,
     "UVDocBridge": {"hidden_states": _rows(128, 8, 8)},
-    "VibeVoiceAcousticTokenizerDecoderModel": {"latents": _rows(4, 64)},
+    "VibeVoiceAcousticTokenizerDecoderModel": {"hidden_states": _rows(64, 4)},
     "VibeVoiceAcousticTokenizerEncoderModel": {"hidden_states": _rows(1, 6400)},
     "VisualBertForRegionToPhraseAlignment": {
         name: MAKERS[name] for name in ("input_ids", "visual_embeds", "visual_attention_mask")
