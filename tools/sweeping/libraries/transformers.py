@@ -154,8 +154,8 @@ _NEEDS = {
 """Parameter of a forward → why such a class is not trained alone."""
 
 _UNFIT = {
-    "DepthProForDepthEstimation": "its forward refuses labels, and training is not implemented",
     "DiffusionGemmaDecoderModel": "needs keys and values of another model",
+    "EsmFold2Model": "takes the atoms of a protein as an object of a class of its own; there is no recipe",
     "Llama4ForConditionalGeneration": "its forward reads a field that its output lacks",
 }
 """Class → why it is not trained."""

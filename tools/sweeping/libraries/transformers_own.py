@@ -100,7 +100,15 @@ def _pooled_tower() -> Any:
 def _omdet(kind: Any, shrink: Any) -> Any:
     from transformers import TimmBackboneConfig
 
-    config = shrink(kind(), vision_features_channels=[64] * 3, encoder_in_channels=[128, 256, 512])
+    config = shrink(
+        kind(),
+        class_embed_dim=128,
+        text_projection_in_dim=128,
+        text_projection_out_dim=128,
+        **{"text_config.hidden_size": 128, "text_config.projection_dim": 128},
+        vision_features_channels=[64] * 3,
+        encoder_in_channels=[128, 256, 512],
+    )
     config.apply_layernorm_after_vision_backbone = False
     backbone: dict[str, Any] = {"backbone": "resnet10t", "out_indices": [2, 3, 4]}
     config.backbone_config = TimmBackboneConfig(**backbone)
