@@ -36,10 +36,9 @@ def declare() -> None:
 
     if not torchvision.extension._has_ops():
         boxes._assert_has_ops = lambda: None
+        # It would be compiled, and the compiler keeps tensors without data.
         align: Any = importlib.import_module("torchvision.ops.roi_align")
-        align._roi_align = (
-            align._roi_align.__wrapped__
-        )  # it would be compiled, and leave tensors without data
+        align._roi_align = getattr(align._roi_align, "__wrapped__", align._roi_align)
 
 
 def _nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
