@@ -229,5 +229,46 @@ def test_a_sample_hardly_changes_with_the_names() -> None:
     assert len(set(sample([*names, ("library", "new")], 10, seed=3)) & set(chosen)) >= 9
 
 
+def test_fields_of_configurations_inside_are_fixed_by_names_with_points() -> None:
+    sizes = pytest.importorskip("sweeping.libraries.transformers_config")
+    transformers = pytest.importorskip("transformers")
+    config = sizes.shrink(transformers.CLIPConfig(), **{"text_config.projection_dim": 3})
+    assert config.text_config.projection_dim == 3
+    assert config.text_config.hidden_size == config.vision_config.hidden_size == 64
+
+
+def test_a_configuration_that_makes_those_inside_anew_has_an_end() -> None:
+    from sweeping.libraries.transformers_ask import Ask
+
+    class Endless:
+        encoder = property(lambda self: Endless())
+
+    ask = Ask(Endless, Endless(), {}, 0)
+    assert ask.field("hidden_size", default=7) == 7
+    inner = SimpleNamespace(vision_config=SimpleNamespace(patch_size=8))
+    assert Ask(Endless, SimpleNamespace(vlm_config=inner), {}, 0).field("patch_size") == 8
+
+
+def test_suppression_keeps_what_no_better_box_covers() -> None:
+    from sweeping.libraries.torchvision_ops import _nms
+
+    generator = torch.Generator().manual_seed(0)
+    corner = torch.rand(60, 2, generator=generator) * 20
+    boxes = torch.cat([corner, corner + 1 + torch.rand(60, 2, generator=generator) * 10], 1)
+    scores = torch.rand(60, generator=generator)
+    kept: list[int] = []
+    for index in scores.argsort(descending=True).tolist():
+        low, high = (
+            torch.maximum(boxes[index, :2], boxes[kept, :2]),
+            torch.minimum(boxes[index, 2:], boxes[kept, 2:]),
+        )
+        common = (high - low).clamp(min=0).prod(1)
+        area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+        if not (common / (area[index] + area[kept] - common) > 0.3).any():
+            kept.append(index)
+    assert 5 < len(kept) < 55
+    assert _nms(boxes, scores, 0.3).tolist() == kept
+
+
 if __name__ == "__main__":
     print(json.dumps(trials()))

@@ -178,6 +178,8 @@ def _failure_of(library: Library, name: str, recipe: Recipe) -> str:
     """Why one step with a recipe does not work; "" if it does."""
     try:
         train_step(*built(library, name, recipe), 0)
+    except Unsupported as error:
+        return str(error)
     except Exception as error:
         return one_line(error)
     return ""

@@ -194,7 +194,7 @@ def _largest(traced: Callable[..., Trace], step: StepFacts, smallest: Callable[[
             trace, step = other, through_one
     traces = [trace]
     if trace.has_drawn:
-        traces.append(traced(step, draw=0.0))
+        traces += _if_it_works(functools.partial(traced, step, draw=0.0))
     if trace.changes.python_random:
         traces += _with_extreme_draws(traced, step)
     return max(traces, key=_peak)
@@ -207,14 +207,19 @@ def _peak(trace: Trace) -> int:
 def _with_extreme_draws(traced: Callable[..., Trace], step: StepFacts) -> Iterator[Trace]:
     """Traces in which Python's and NumPy's generators draw the highest and the lowest numbers."""
     for highest in (True, False):
-        try:
-            with extreme_draws(highest):
-                trace = traced(step)
-        except LeftoverError:
-            raise
-        except Exception:  # the model's own: it need not work with such numbers
-            continue
-        yield trace
+        with extreme_draws(highest):
+            found = _if_it_works(functools.partial(traced, step))
+        yield from found
+
+
+def _if_it_works(traced: Callable[[], Trace]) -> list[Trace]:
+    """The trace of a step with random numbers that hardly any step draws: a model need not work with them."""
+    try:
+        return [traced()]
+    except LeftoverError:
+        raise
+    except Exception:  # the model's own
+        return []
 
 
 def _short(error: Exception) -> str:

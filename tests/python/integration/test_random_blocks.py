@@ -113,3 +113,26 @@ def test_a_model_that_cannot_work_with_extremes_is_planned() -> None:
 
     seed(0)
     assert memscale.plan(Refuses(), None, memscale.Config(memory_budget="1GiB"), torch.randn(8, WIDTH)).fits
+
+
+def test_a_model_that_needs_one_of_its_layers_is_planned_and_trained() -> None:
+    class Seen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen = []
+            for layer in self.layers:
+                if torch.rand([]) >= 0.1:
+                    x = torch.tanh(layer(x))
+                    seen.append(x)
+            return torch.stack(seen).mean()  # raises if every layer was dropped
+
+    seed(0)
+    model, x = Seen(), torch.randn(8, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    assert memscale.predict(model, optimizer, sample_input=x).plain is not None
+    memscale.wrap(model, memscale.Config(memory_budget="1GiB", enable_logging=False), sample_input=x)
+    model(x).backward()
+    assert model.layers[0].weight.grad is not None

@@ -55,7 +55,7 @@ NETS: dict[str, tuple[dict[str, Any], Given]] = {
             "in_channels": 3, "out_channels": 3, "attention_head_dim": 4,
             "down_block_types": ("SkipDownBlock2D", "AttnSkipDownBlock2D"),
             "up_block_types": ("AttnSkipUpBlock2D", "SkipUpBlock2D"), "norm_num_groups": None,
-            "time_embedding_type": "fourier",
+            "block_out_channels": (32, 64), "time_embedding_type": "fourier",
         },
         {"sample": (2, 3, 16, 16), "timestep": 10},
     ),
@@ -79,7 +79,7 @@ NETS: dict[str, tuple[dict[str, Any], Given]] = {
             "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
             "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
         },
-        {"sample": (1, 4, 3, 16, 16), "timestep": 10, "encoder_hidden_states": (1, 6, 16)},
+        {"sample": (1, 4, 3, 16, 16), "timestep": 10, "encoder_hidden_states": (3, 6, 16)},
     ),
     "UNetSpatioTemporalConditionModel": (
         {

@@ -6,10 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from monai.networks import nets
 from torch import Tensor
 
+from sweeping.libraries import torchvision_ops
 from sweeping.subject import Attempts, Made, Recipe, leaves, usual_loss
+
+torchvision_ops.declare()  # two nets import it
+
+from monai.networks import nets  # noqa: E402
+from monai.networks.nets.restormer import Restormer  # noqa: E402
 
 DISTRIBUTIONS = ("torch", "monai")
 
@@ -30,6 +35,13 @@ _KL: dict[str, Any] = {
     "latent_channels": 3,
     "norm_num_groups": 4,
 }
+
+
+def _voxel_morph() -> Any:
+    return nets.VoxelMorphUNet(
+        spatial_dims=2, in_channels=2, unet_out_channels=8, channels=(8, 8, 8, 8), final_conv_channels=(8,)
+    )
+
 
 NETS: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "AttentionUnet": (
@@ -131,7 +143,10 @@ NETS: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
         ((1, 1, 64, 64),),
     ),
     "TorchVisionFCModel": (
-        {"model_name": "resnet18", "num_classes": 3, "pretrained": False},
+        {
+            "model_name": "resnet18", "num_classes": 3, "pretrained": False,
+            "pool": ("avg", {"kernel_size": 2, "stride": 1}),
+        },
         ((2, 3, 64, 64),),
     ),
     "UNet": (_FLAT | _UNET, ((2, 1, 64, 64),)),
@@ -155,14 +170,14 @@ NETS: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     ),
     "ViTAutoEnc": (
         {
-            "in_channels": 1, "img_size": 32, "patch_size": 8, "spatial_dims": 2, "hidden_size": 32,
+            "in_channels": 1, "img_size": 32, "patch_size": 4, "spatial_dims": 2, "hidden_size": 32,
             "mlp_dim": 64, "num_layers": 2, "num_heads": 2,
         },
         ((2, 1, 32, 32),),
     ),
     "VNet": (_DEEP, ((1, 1, 32, 32, 32),)),
     "VoxelMorph": (
-        {"spatial_dims": 2, "channels": (8, 8, 8, 8, 8, 8), "final_conv_channels": (8,)},
+        {"spatial_dims": 2, "backbone": _voxel_morph},
         ((1, 1, 32, 32), (1, 1, 32, 32)),
     ),
     "VQVAE": (
@@ -188,7 +203,8 @@ def attempts(name: str) -> Attempts:
 
 def make(name: str, recipe: Recipe) -> Made:
     given, shapes = NETS[name]
-    model = getattr(nets, name)(**given).train()
+    kind = Restormer if name == "Restormer" else getattr(nets, name)  # the package does not export it
+    model = kind(**{key: item() if callable(item) else item for key, item in given.items()}).train()
     return Made(model, lambda step: (tuple(_input(shape, step) for shape in shapes), {}), _loss)
 
 

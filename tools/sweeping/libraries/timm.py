@@ -18,8 +18,8 @@ DISTRIBUTIONS = ("torch", "timm")
 
 _BATCH = 2
 _CLASSES = 5
-_SIZES = (64, 96, 128, None)
-"""The last is the model's own."""
+_SIZES = (64, 96, 112, 128, None)
+"""Some want a multiple of 14; the last is the model's own."""
 
 _SMALL = (
     "test_",
@@ -44,6 +44,9 @@ _SMALL = (
 )
 _LARGE = re.compile(r"large|huge|giant|gigantic|_xl|_b\b|base|enormous|_[lgh]\d|so\d+m|152|200|269|101")
 
+_SMALLER: dict[str, dict[str, int]] = {"deepseek_vit_412m": {"depth": 2}}
+"""Families whose smallest is large."""
+
 
 def names() -> list[str]:
     """The first of each file in the order of what its name says of its size."""
@@ -65,7 +68,8 @@ def attempts(name: str) -> Attempts:
 
 
 def make(name: str, recipe: Recipe) -> Made:
-    given = {"img_size": recipe["size"]} if recipe["given"] and recipe["size"] else {}
+    given: dict[str, int] = {"img_size": recipe["size"]} if recipe["given"] and recipe["size"] else {}
+    given |= _SMALLER.get(name.partition(".")[2], {})
     model = timm.create_model(
         name.partition(".")[2], pretrained=False, num_classes=_CLASSES, drop_rate=0.1, **given
     ).train()

@@ -39,11 +39,8 @@ _NEED: dict[str, str] = {
     "GravNetConv": "needs torch_cluster",
     "XConv": "needs torch_cluster",
     "SplineConv": "needs torch_spline_conv",
-    "HANConv": "takes a graph of several kinds of nodes",
-    "HGTConv": "takes a graph of several kinds of nodes",
-    "HeteroConv": "a container for graphs of several kinds of nodes",
-    "MeshCNNConv": "takes meshes",
-    "WLConv": "has no weights and gives whole numbers",
+    "PANConv": "needs torch_sparse",
+    "WLConv": "has no trainable weight, and gives whole numbers",
 }
 
 
@@ -70,7 +67,9 @@ _ALSO: dict[str, dict[str, Any]] = {
     "GATv2Conv": {"heads": 2, "concat": False, "edge_dim": WIDTH},
     "TransformerConv": {"heads": 2, "concat": False}, "PointNetConv": {"local_nn": None},
     "AGNNConv": {"requires_grad": True}, "GPSConv": {"heads": 2}, "EGConv": {"num_heads": 4, "num_bases": 2},
-    "DNAConv": {"heads": 2}, "AntiSymmetricConv": {"num_iters": 2},
+    "DNAConv": {"heads": 2}, "AntiSymmetricConv": {"num_iters": 2}, "GMMConv": {"dim": WIDTH},
+    "SignedConv": {"out_channels": WIDTH // 2},  # it gives two of them side by side
+    "MixHopConv": {"out_channels": WIDTH // 2, "powers": [0, 1]},
 }  # fmt: skip
 
 
@@ -94,6 +93,8 @@ class Net(nn.Module):
             known = {**graph, "x": x, "x_0": first}
             if type(conv).__name__ == "DNAConv":
                 known["x"] = torch.stack([x, first], 1)
+            if type(conv).__name__ == "MeshCNNConv":
+                known["edge_index"] = graph["mesh_index"]
             given = {name: known[name] for name in self.wanted if name in known and self._takes(conv, name)}
             out = conv(**given)
             x = torch.relu(out[0] if isinstance(out, tuple) else out)
@@ -107,6 +108,35 @@ class Net(nn.Module):
             or getattr(conv, "edge_dim", None) is not None
             or type(conv).__name__ in ("GMMConv", "NNConv", "PDNConv", "HEATConv", "GINEConv")
         )
+
+
+class KindsNet(nn.Module):
+    """The same for graphs of several kinds of nodes."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.inside = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in _NODE_KINDS})
+        self.convs = nn.ModuleList(self._conv(kind) for _ in range(3))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    @staticmethod
+    def _conv(kind: Any) -> nn.Module:
+        if kind is tgnn.HeteroConv:
+            convs = {edge: tgnn.SAGEConv(WIDTH, WIDTH) for edge in _EDGE_KINDS}
+            several: nn.Module = tgnn.HeteroConv(convs, aggr="sum")
+            return several
+        made: nn.Module = kind(WIDTH, WIDTH, (list(_NODE_KINDS), list(_EDGE_KINDS)), heads=2)
+        return made
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> list[Tensor]:
+        x = {name: torch.tanh(self.inside[name](item)) for name, item in x_dict.items()}
+        for conv in self.convs:
+            x = {name: torch.relu(item) for name, item in conv(x, edge_index_dict).items()}
+        return [self.head(item) for item in x.values()]
+
+
+_NODE_KINDS = ("paper", "author")
+_EDGE_KINDS = (("author", "writes", "paper"), ("paper", "by", "author"), ("paper", "cites", "paper"))
 
 
 def names() -> list[str]:
@@ -123,6 +153,8 @@ def attempts(name: str) -> Attempts:
 def make(name: str, recipe: Recipe) -> Made:
     part, _, class_name = name.partition(".")
     kind: Any = getattr(tgnn, class_name)
+    if class_name in ("HANConv", "HGTConv", "HeteroConv"):
+        return Made(KindsNet(kind).train(), lambda step: ((), _graph_of_kinds(step)), usual_loss)
     parameters = inspect.signature(kind.__init__).parameters
 
     def given() -> dict[str, Any]:
@@ -146,9 +178,19 @@ def make(name: str, recipe: Recipe) -> Made:
     takes = inspect.signature(kind.forward).parameters
     return Made(
         model.train(),
-        lambda step: ((), {k: v for k, v in graph(step).items() if k in ("x", "edge_index") and k in takes}),
+        lambda step: (
+            (),
+            {k: v for k, v in graph(step).items() if k in ("x", "edge_index", "batch") and k in takes},
+        ),
         usual_loss,
     )
+
+
+def _graph_of_kinds(step: int) -> dict[str, Any]:
+    some = graph(step)
+    x = {name: some["x"] + number for number, name in enumerate(_NODE_KINDS)}
+    edges = {kind: some["edge_index"].roll(number, 1) for number, kind in enumerate(_EDGE_KINDS)}
+    return {"x_dict": x, "edge_index_dict": edges}
 
 
 def graph(step: int) -> dict[str, Tensor]:
@@ -164,9 +206,11 @@ def graph(step: int) -> dict[str, Tensor]:
         "hyperedge_index": some(NODES, 2, EDGES),
         "pos_edge_index": some(NODES, 2, EDGES),
         "neg_edge_index": some(NODES, 2, EDGES),
+        "mesh_index": torch.stack([torch.arange(NODES).repeat_interleave(4), some(NODES, 4 * NODES)]),
         "edge_type": some(KINDS, EDGES),
         "node_type": some(KINDS, NODES),
         "edge_attr": torch.rand(EDGES, WIDTH, generator=generator),
+        "batch": torch.arange(NODES) // (NODES // 4),
         "pos": torch.randn(NODES, 3, generator=generator),
         "normal": torch.randn(NODES, 3, generator=generator),
     }

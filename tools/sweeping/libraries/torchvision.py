@@ -46,6 +46,8 @@ _SMALLEST = {
 }  # fmt: skip
 
 _SIZES = (64, 128, 224)
+_FEW_BOXES = {"rpn_pre_nms_top_n_train": 200, "rpn_post_nms_top_n_train": 100, "box_batch_size_per_image": 16}
+"""As many as small pictures have room for: suppression of boxes is written in Python here."""
 _BATCH = 2
 _CLASSES = 5
 
@@ -59,9 +61,7 @@ def attempts(name: str) -> Attempts:
     if task == "optical_flow":
         yield {"size": 128}
         return
-    if task == "inception":
-        yield {"size": 96}
-    for size in _SIZES:
+    for size in (299,) if task == "inception" else _SIZES:
         yield {"size": size}
 
 
@@ -77,6 +77,8 @@ def make(name: str, recipe: Recipe) -> Made:
         given |= {"image_size": size} if task == "vit" else {"input_size": (size, size)}
     if task == "detection" and "ssd" not in name:
         given |= {"min_size": size, "max_size": size, "trainable_backbone_layers": 5}
+    if "rcnn" in name:
+        given |= _FEW_BOXES
     if name in ("googlenet", "inception_v3"):
         given["init_weights"] = False
     model = models.get_model(name, **given).train()

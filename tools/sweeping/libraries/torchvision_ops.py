@@ -8,8 +8,11 @@ need in training, is written in Python; `roi_align` has a version in Python in t
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -33,18 +36,22 @@ def declare() -> None:
 
     if not torchvision.extension._has_ops():
         boxes._assert_has_ops = lambda: None
+        # It would be compiled, and the compiler keeps tensors without data.
+        align: Any = importlib.import_module("torchvision.ops.roi_align")
+        align._roi_align = getattr(align._roi_align, "__wrapped__", align._roi_align)
 
 
 def _nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    """Indices of boxes that overlap no better one by more than the threshold."""
-    left, order = boxes.detach(), scores.detach().argsort(descending=True, stable=True)
-    kept = []
-    while order.numel():
-        best, order = order[0], order[1:]
-        kept.append(best)
-        low = torch.maximum(left[best, :2], left[order, :2])
-        high = torch.minimum(left[best, 2:], left[order, 2:])
-        common = (high - low).clamp(min=0).prod(1)
-        area = (left[:, 2:] - left[:, :2]).prod(1)
-        order = order[common / (area[best] + area[order] - common) <= threshold]
-    return torch.stack(kept) if kept else torch.zeros(0, dtype=torch.long)
+    """Indices of boxes that overlap no better one by more than the threshold; by numpy, in one operator."""
+    order = scores.detach().argsort(descending=True, stable=True)
+    best = boxes.detach()[order].numpy()
+    low = numpy.maximum(best[:, None, :2], best[None, :, :2])
+    high = numpy.minimum(best[:, None, 2:], best[None, :, 2:])
+    common = (high - low).clip(min=0).prod(-1)
+    area = (best[:, 2:] - best[:, :2]).prod(-1)
+    far = common / (area[:, None] + area[None] - common) <= threshold
+    left = numpy.ones(len(best), dtype=bool)
+    for index in range(len(best)):
+        if left[index]:
+            left[index + 1 :] &= far[index, index + 1 :]
+    return order[torch.from_numpy(left)]

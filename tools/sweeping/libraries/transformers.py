@@ -85,6 +85,8 @@ def attempts(name: str) -> Attempts:
         except Exception:
             said += yield {"style": style, "batch": {}}  # building it says why
             continue
+        if number and sizes.own_of(kind):
+            return  # it has one configuration
         few = None if number < 2 else 4  # there is an end to tries
         for first, batch in enumerate(itertools.islice(inputs.batches(kind, config), few)):
             tried: Description | None = batch
@@ -125,14 +127,19 @@ def _class(name: str) -> Any:
         importlib.import_module(f"transformers.models.{family}"), class_name
     )
     missing = getattr(kind, "_backends", None)
-    if missing and not hasattr(kind, "forward"):
+    if missing and type(kind).__name__ == "DummyObject":
         raise Unsupported(f"needs {', '.join(missing)}")
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise Unsupported("not a model but a part or a function")
     if getattr(kind, "config_class", None) is None:
         raise Unsupported("has no configuration of its own")
+    given = list(inspect.signature(kind.__init__).parameters.values())[2:]
+    if any(item.default is item.empty and item.kind is item.POSITIONAL_OR_KEYWORD for item in given):
+        raise Unsupported("not a model but a part or a function")
     if kind.forward is torch.nn.Module.forward:
         raise Unsupported("has no forward")
+    if class_name in _UNFIT:
+        raise Unsupported(_UNFIT[class_name])
     for wanted, reason in _NEEDS.items():
         if wanted in inspect.signature(kind.forward).parameters:
             raise Unsupported(reason)
@@ -145,3 +152,10 @@ _NEEDS = {
     "context_input_ids": "needs a retriever",
 }
 """Parameter of a forward → why such a class is not trained alone."""
+
+_UNFIT = {
+    "DiffusionGemmaDecoderModel": "needs keys and values of another model",
+    "EsmFold2Model": "takes the atoms of a protein as an object of a class of its own; there is no recipe",
+    "Llama4ForConditionalGeneration": "its forward reads a field that its output lacks",
+}
+"""Class → why it is not trained."""

@@ -25,8 +25,7 @@ class Ask:
 
     def field(self, *names: str, default: Any = None) -> Any:
         """A field of the configuration or of one inside it."""
-        inner = [getattr(self.config, name, None) for name in _INNER]
-        for config in (self.config, *(item for item in inner if item is not None)):
+        for config in _with_inner(self.config):
             for name in names:
                 value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
                 if value is not None:
@@ -49,6 +48,20 @@ class Ask:
         return self.floats(BATCH, channels, height, width)
 
 
+def _with_inner(config: Any) -> list[Any]:
+    """A configuration, those inside, and those inside of them."""
+    found = [config]
+    for item in (config, *_inside(config)):
+        found += [one for one in _inside(item) if not any(one is known for known in found)]
+    return found
+
+
+def _inside(config: Any) -> list[Any]:
+    if isinstance(config, dict):
+        return []
+    return [one for one in (getattr(config, name, None) for name in _INNER) if one is not None]
+
+
 _INNER = (
     "text_config",
     "vision_config",
@@ -57,6 +70,8 @@ _INNER = (
     "thinker_config",
     "backbone_config",
     "encoder_config",
+    "vlm_config",
+    "model_config",
 )
 
 

@@ -9,6 +9,7 @@ keep their ratios, in lists), heads 4 and heads' widths 16.
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 from typing import Any
 
@@ -17,7 +18,7 @@ from sweeping.libraries.transformers_own import OWN
 STYLES = {
     "in place": "",
     "anew": "",
-    "sections": "split_with_sizes|has no len|expanded size",
+    "sections": "split_with_sizes|has no len|expanded size|RoPE axes",
     "filled": r"NoneType|empty\(\)",
     "even": "channels|normalized_shape|running_mean|mat1|must match",
     "wide": "channels|running_mean",
@@ -77,7 +78,7 @@ _KEPT = re.compile(
 
 def tiny(kind: Any, style: str) -> Any:
     """A small configuration for a model class."""
-    own = OWN.get(kind.__name__) or OWN.get(kind.config_class.__name__)
+    own = own_of(kind)
     if own is not None:
         return own(kind.config_class, shrink) if callable(own) else shrink(kind.config_class(), **own)
     config = kind.config_class()
@@ -90,13 +91,20 @@ def tiny(kind: Any, style: str) -> Any:
     return _anew(kind.config_class, config) if style == "anew" else config
 
 
+def own_of(kind: Any) -> Any:
+    """What `OWN` says of a class or of its configuration."""
+    return OWN.get(kind.__name__) or OWN.get(kind.config_class.__name__)
+
+
 def _name_sections(config: Any) -> None:
     """For models whose code has sections of its own for widths that are not tiny."""
-    for inner in (config, *(value for value in vars(config).values() if is_config(value))):
-        if isinstance(getattr(inner, "rope_parameters", None), dict):
-            total = int(8 * inner.rope_parameters.get("partial_rotary_factor", 1))
-            sections = [total // 4, total // 4, total - 2 * (total // 4)]
-            inner.rope_parameters = {**inner.rope_parameters, "mrope_section": sections}
+    if isinstance(getattr(config, "rope_parameters", None), dict):
+        total = int(8 * config.rope_parameters.get("partial_rotary_factor", 1))
+        sections = [total // 4, total // 4, total - 2 * (total // 4)]
+        config.rope_parameters = {**config.rope_parameters, "mrope_section": sections}
+    for value in vars(config).values():
+        if is_config(value):
+            _name_sections(value)
 
 
 def _common_divisor(config: Any) -> int:
@@ -124,6 +132,7 @@ def _fill(config: Any) -> None:
 def shrink(config: Any, widths: int | None = None, **fixed: Any) -> Any:
     """Makes a configuration small, in place; `fixed` fields are set to what is given.
 
+    A name with points is of a field of a configuration inside.
     Widths are divided by `widths` if it is given.
     """
     before = dict(vars(config))
@@ -138,10 +147,14 @@ def shrink(config: Any, widths: int | None = None, **fixed: Any) -> Any:
         small = _small(name, value, before, widths)
         if small is not None and small != value:
             _set(config, name, small)
+    deep = {name: fixed.pop(name) for name in list(fixed) if "." in name}
     for name, value in fixed.items():
-        setattr(config, name, value)
+        setattr(config, name, value() if callable(value) else value)
     _special_tokens(config)
     _follow(config, before)
+    for name, value in deep.items():
+        path, _, last = name.rpartition(".")
+        setattr(operator.attrgetter(path)(config), last, value)
     return config
 
 
@@ -202,7 +215,7 @@ def _small_list(name: str, value: Any, widths: int | None) -> Any:
     if re.search(r"heads$", name):
         return type(value)(min(item, 2) for item in value)
     if name in ("image_size", "input_size") and min(value) > IMAGE:
-        return [IMAGE * item // max(value) for item in value]
+        return [max(8, IMAGE * item // max(value) // 8 * 8) for item in value]
     if _SIZES.search(name) and min(value) >= 16:
         by = widths or max(1, min(value) // 16)
         return [item // by if item % by == 0 else max(8, item // by // 8 * 8) for item in value]
@@ -254,7 +267,7 @@ def _special_tokens(config: Any) -> None:
         ):
             _set(config, name, [free])
             free -= 1
-    for name in ("image_token_id", "image_token_index", "video_token_id"):
+    for name in ("image_token_id", "image_token_index", "video_token_id", "video_token_index"):
         if name in vars(config) and vars(config)[name] is None and hasattr(config, "vision_config"):
             _set(config, name, free)
             free -= 1
@@ -280,6 +293,10 @@ def _follow(config: Any, before: dict[str, Any]) -> None:
             _set(config, name, width)
     if "prediction_length" in now and now["prediction_length"] is None:
         _set(config, "prediction_length", 4)
+    if {"stem_channels", "stage_in_channels", "stage_out_channels"} <= set(now):
+        out = list(now["stage_out_channels"])
+        _set(config, "stage_in_channels", [now["stem_channels"][-1], *out[:-1]])
+        _set(config, "hidden_sizes", out)
     if {"expand", "num_heads", "head_dim"} <= set(now):
         _set(config, "num_heads", int(now["expand"] * width) // now["head_dim"])
     if {"window_size", "spatial_merge_size", "patch_size"} <= set(now):

@@ -17,6 +17,7 @@ import torch
 
 from sweeping.libraries.transformers_ask import BATCH, LENGTH, Ask, Description
 from sweeping.libraries.transformers_makers import MAKERS
+from sweeping.libraries.transformers_own_batches import OWN_BATCHES
 
 _MAIN = (
     "input_ids",
@@ -85,6 +86,9 @@ def _label_kinds(name: str) -> tuple[str | None, ...]:
 
 def batches(kind: Any, config: Any) -> Iterator[Description]:
     """Descriptions to try, the fullest first."""
+    if kind.__name__ in OWN_BATCHES:
+        yield {"names": list(OWN_BATCHES[kind.__name__])}
+        return
     parameters = inspect.signature(kind.forward).parameters
     needed = [
         name
@@ -240,7 +244,8 @@ def batch(kind: Any, config: Any, description: Description, step: int) -> dict[s
     made = {}
     for name in description.get("names", []):
         ask = Ask(kind, config, description, step)
-        value = MAKERS[name](ask)
+        own = OWN_BATCHES.get(kind.__name__, {}).get(name)
+        value = (own or MAKERS[name])(ask)
         if value is not None:
             two = "MultipleChoice" in kind.__name__ and name not in ("input_ids", "labels")
             made[name] = torch.stack([value, value], 1) if two else value

@@ -38,7 +38,9 @@ def _grid(ask: Ask) -> Tensor:
 def _sound(ask: Ask) -> Tensor:
     if ask.description.get("sound") == "spectrum":
         return ask.floats(
-            BATCH, FRAMES, int(ask.field("num_mel_bins", "feature_size", "input_size", default=16))
+            BATCH,
+            int(ask.field("max_length", default=FRAMES)),
+            int(ask.field("num_mel_bins", "feature_size", "input_size", default=16)),
         )
     samples = ask.description.get("samples", SOUND)
     return ask.floats(BATCH, *([1] if ask.description.get("sound") == "channel" else []), samples)
@@ -126,7 +128,7 @@ MAKERS: dict[str, _Maker] = {
     "image_sizes": lambda ask: torch.tensor([list(ask.images().shape[-2:])] * BATCH),
     "pixel_values_images": lambda ask: ask.images(),
     "text_input_ids": text,
-    "task_inputs": lambda ask: ask.ids(BATCH, ask.length),
+    "task_inputs": lambda ask: ask.ids(BATCH, int(ask.field("task_seq_len", default=ask.length))),
     "flattened_patches": lambda ask: torch.cat(
         [
             torch.ones(BATCH, 16, 2),
@@ -153,9 +155,11 @@ MAKERS: dict[str, _Maker] = {
     "returns_to_go": lambda ask: ask.floats(BATCH, 6, 1),
     "timesteps": lambda ask: torch.arange(6).expand(BATCH, -1),
     "spectrogram": lambda ask: ask.floats(
-        BATCH, FRAMES, int(ask.field("num_mel_bins", "model_in_channels", default=16))
+        BATCH, FRAMES, int(ask.field("num_mel_bins", "model_in_channels", "model_in_dim", default=16))
     ),
-    "noise_sequence": lambda ask: ask.floats(BATCH, FRAMES, int(ask.field("model_in_channels", default=16))),
+    "noise_sequence": lambda ask: ask.floats(
+        BATCH, FRAMES, int(ask.field("model_in_channels", "model_in_dim", default=16))
+    ),
     "speech_labels": lambda ask: ask.floats(BATCH, 12, int(ask.field("num_mel_bins", default=16))),
     "xpath_tags_seq": lambda ask: ask.ids(
         BATCH, ask.length, int(ask.field("max_depth", default=50)), low=0, high=30
