@@ -10,7 +10,7 @@ of 60 % of the plain peak of its largest batch. Time on the clock, the plan befo
     alternating     two shapes in turn
     longest         each batch as long as its longest text, which follows a distribution
     packed          texts one behind the other, with positions that begin anew where one does
-    unfreezing      all but the head frozen for 50 steps
+    unfreezing      all but the last layer frozen for 50 steps
     accumulation    four forwards a step, every other one of another shape
     evaluation      four forwards without gradients, twice as large, every 20 steps
     generation      24 tokens every 20 steps
@@ -81,6 +81,7 @@ def _longest(step: int, forward: int) -> dict[str, Tensor]:
 def _unfreeze(step: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
     if step in (0, 50):
         model.transformer.requires_grad_(step == 50)
+        model.transformer.h[-1].requires_grad_(True)
 
 
 def _evaluate(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
