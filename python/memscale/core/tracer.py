@@ -392,6 +392,8 @@ def run_step(
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
             with streamed_weights.in_use(recorder, step.path):
                 output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
+            for leaf in tensors_of(output):  # a cache's, that the forward returns and nothing reads
+                recorder.resident(leaf, _core.CATEGORY_INPUT)
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
             if not step.gradients:
