@@ -141,7 +141,8 @@ def _only_holder(tensor: Tensor) -> bool:
 
 def _is_unshared(total: Tensor) -> bool:
     """True when the engine's buffer alone holds a gradient: no other node waits for the very tensor."""
-    return total._use_count() <= _ALONE and _only_holder(total)
+    holders: int = total._use_count()  # type: ignore[attr-defined]
+    return holders <= _ALONE and _only_holder(total)
 
 
 def _dense(tensor: Tensor) -> bool:

@@ -144,7 +144,7 @@ def _on_line(runs: Sequence[Events | None], cuts: Sequence[int]) -> Events | Non
     if len(runs) < len(cuts) or None in runs or not alike(*runs):  # type: ignore[arg-type]
         return None
     low, high = [], []
-    for large, middle, small in zip(*runs, strict=True):  # type: ignore[arg-type]
+    for large, middle, small in zip(*runs, strict=True):
         first, second = (large - middle) / (cuts[1] - cuts[0]), (middle - small) / (cuts[2] - cuts[1])
         least, most = sorted((large + first * cuts[0], large + second * cuts[0]), key=abs)
         low.append(least)
