@@ -24,16 +24,29 @@ def living_bytes() -> int:
     return sum(storages.values())
 
 
-def peak_bytes(step: Callable[[], object]) -> int:
-    """Most bytes at one moment of `step`."""
-    from torch.profiler import ProfilerActivity, profile
+_MARK = "the measured step"
 
-    now = most = living_bytes()
+
+def peak_bytes(step: Callable[[], object], before: Callable[[], object] = lambda: None) -> int:
+    """Most bytes at one moment of `step`.
+
+    Args:
+        step: what is measured.
+        before: a step like it. The profiler does not see the end of what was allocated before it began, such
+            as tensors of the last step that a module keeps until the next one replaces them.
+    """
+    from torch.profiler import ProfilerActivity, profile, record_function
+
     with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
+        before()
+        now = most = living_bytes()
+        with record_function(_MARK):
+            step()
     inner: Any = profiler.profiler
-    events = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
+    events = sorted(inner.kineto_results.events(), key=lambda event: event.start_ns())
+    begin = next(event.start_ns() for event in events if event.name() == _MARK)
+    for event in events:
+        if event.name() == "[memory]" and event.start_ns() >= begin:
+            now += event.nbytes()
+            most = max(most, now)
     return most

@@ -122,7 +122,11 @@ def _measured_step(made: Made, optimizer: torch.optim.Optimizer) -> int:
     """Peak bytes of one step whose batch was there before it: a loader's work is not the step's."""
     seed(1000 + STEPS)
     batch = made.batch(STEPS)
-    return peak_bytes(lambda: _train_on(made, optimizer, batch, record=False))
+
+    def step() -> None:
+        _train_on(made, optimizer, batch, record=False)
+
+    return peak_bytes(step, before=step)
 
 
 def _train_on(made: Made, optimizer: torch.optim.Optimizer, batch: Batch, record: bool) -> Digests:

@@ -169,6 +169,7 @@ def _predict(
     others = replace(planner, may_run=False)  # a step of another size may not fit into this machine
     scaling = Scaling(others, case.sample, batch, planned.plan, around)
     plain_trace = traces[hardware.target, False]
+    plain_trace = plain_trace.larger or plain_trace
     return _predicted(planned.plan, scaling, (plain_trace, planned.trace), planner.engine)
 
 

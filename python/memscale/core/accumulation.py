@@ -24,6 +24,9 @@ _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 
 _ZEROS = frozenset({torch.ops.aten.new_zeros.default, torch.ops.aten.zeros.default})
 
+_ALONE = 4
+"""References to a tensor that the engine's buffer alone holds: its own, three of this call of the mode."""
+
 _FILLS = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
     torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
@@ -126,15 +129,20 @@ class AccumulationWatch:
         same = total.shape == part.shape and total.dtype == part.dtype and total.layout == part.layout
         if not same or torch.is_grad_enabled():
             return func
-        if self.into_leaf or (total.untyped_storage()._cdata not in self.held and _only_holder(total)):
-            return _ADD_IN_PLACE
-        return func
+        alone = total.untyped_storage()._cdata not in self.held and _is_unshared(total)
+        return _ADD_IN_PLACE if self.into_leaf or alone else func
 
 
 def _only_holder(tensor: Tensor) -> bool:
     """True when nothing but the engine's buffer (and the wrapper made here) holds the storage."""
     storage = tensor.untyped_storage()
     return bool(torch._C._storage_Use_Count(storage._cdata) <= 2) and _dense(tensor)
+
+
+def _is_unshared(total: Tensor) -> bool:
+    """True when the engine's buffer alone holds a gradient: no other node waits for the very tensor."""
+    holders: int = total._use_count()  # type: ignore[attr-defined]
+    return holders <= _ALONE and _only_holder(total)
 
 
 def _dense(tensor: Tensor) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from memscale.core.cuda_scratch import Block
-from memscale.core.scratch_probe import Call, Shape, describe
+from memscale.core.scratch_run import Call, Shape, describe
 
 PROBED: Final = frozenset(("aten::convolution", "aten::convolution_backward"))
 """Operators that are measured."""

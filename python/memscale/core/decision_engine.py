@@ -120,7 +120,9 @@ class DecisionEngine:
         smallest = decided.summary["smallest_peak_bytes"] + self.hardware.context_bytes
         predicted = self.predictor.predict(named, decided, decided.summary["step_ns"])
         predicted = replace(predicted, smallest_peak_bytes=smallest)
-        plain = self._plain(named if plain_trace is None else NamedGraph(plain_trace))
+        unplanned = plain_trace or trace
+        unplanned = unplanned.larger or unplanned
+        plain = self._plain(named if unplanned is trace else NamedGraph(unplanned))
         return Plan(
             choices=tuple(_choice(named, item) for item in decided.choices),
             fits=predicted.fits,
@@ -185,7 +187,24 @@ class DecisionEngine:
 
     def plain_used_bytes(self, trace: Trace) -> int:
         """Device-used peak of a step without any technique."""
-        return self.predictor.peaks(trace, None)[1] + self.hardware.context_bytes
+        return self.predictor.peaks(trace.larger or trace, None)[1] + self.hardware.context_bytes
+
+    def worse(self, all_outputs: Trace, one: Trace) -> Trace:
+        """Which of two uses of the outputs to plan for.
+
+        The graphs of outputs that no loss goes through stay, and no plan makes up for that. A loss through
+        all of them is worse if it takes more in every plan, or if it alone needs one.
+
+        Args:
+            all_outputs: the loss goes through all.
+            one: through one alone.
+        """
+        plain, other = (self.predictor.peaks(trace, None)[1] for trace in (all_outputs, one))
+        if other <= self._allowed < plain:
+            return all_outputs
+        if plain < other or self.smallest_used_bytes(all_outputs) < self.smallest_used_bytes(one):
+            return one
+        return all_outputs
 
     def smallest_used_bytes(self, trace: Trace) -> int:
         """Device-used peak of a step under the smallest plan that the configuration allows."""

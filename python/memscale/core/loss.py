@@ -4,7 +4,8 @@
 Models from transformers return their loss. Other models leave the loss to the training loop, which a
 profile cannot see. Then the profile assumes the loss that takes the most memory among the usual ones:
 cross-entropy over the last dimension of every floating-point output; for pictures and volumes, with four
-dimensions or more, a squared difference from a target of the same shape.
+dimensions or more, a squared difference from a target of the same shape. No loss goes through what a model
+returns in a key/value cache.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from memscale.core.leaves import tensors_of
+from memscale.techniques.given_caches import is_cache
 
 if TYPE_CHECKING:
     from memscale.core.output_use import OutputUse
@@ -66,8 +69,15 @@ def sum_of(losses: Iterable[Tensor | None]) -> Tensor | None:
     return total
 
 
+def cached_in(output: Any) -> set[int]:
+    """Ids of the tensors of key/value caches in an output."""
+    caches = filter(is_cache, tree_leaves(output))
+    return {id(tensor) for cache in caches for tensor in tensors_of(cache)}
+
+
 def _differentiable(output: Any) -> list[Tensor]:
-    found = [leaf for leaf in tensors_of(output) if leaf.requires_grad]
+    cached = cached_in(output)
+    found = [leaf for leaf in tensors_of(output) if leaf.requires_grad and id(leaf) not in cached]
     return [leaf for leaf in found if (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel() > 0]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from memscale.core.leaves import tensors_of
-from memscale.core.loss import own_loss
+from memscale.core.loss import cached_in, own_loss
 
 if TYPE_CHECKING:
     from memscale.core.graph_builder import GraphRecorder
@@ -113,8 +113,8 @@ def one_alone(output: Any) -> OutputUse | None:
 
     None where it would leave little of it.
     """
-    leaves = tensors_of(output)
-    ends = [place for place, leaf in enumerate(leaves) if leaf.grad_fn is not None]
+    leaves, cached = tensors_of(output), cached_in(output)
+    ends = [place for place, leaf in enumerate(leaves) if leaf.grad_fn is not None and id(leaf) not in cached]
     if len(ends) < 2:
         return None
     whole = len(nodes_behind(leaves))

@@ -177,7 +177,7 @@ class Planner:
         stays: str,
     ) -> Trace:
         step = replace(self.step, target=self.hardware.target, left_out=self.left_out)
-        profiler = MemoryProfiler(self.engine.config, self.engine.smallest_used_bytes)
+        profiler = MemoryProfiler(self.engine.config, self.engine.worse)
         switch = CacheSwitch(self.model, cache_stays=stays)
         with (
             torch.inference_mode(False),  # wherever the caller is: what is traced is a training step

@@ -76,12 +76,12 @@ class MemoryProfiler:
 
     Args:
         config: decides which ways may be taken, and the number of warm-up steps.
-        smallest: the peak of a trace under the smallest plan there is.
+        worse: which of two traces to plan for, one with a loss through all outputs, one with one of them.
     """
 
-    def __init__(self, config: EffectiveConfig, smallest: Callable[[Trace], int]) -> None:
+    def __init__(self, config: EffectiveConfig, worse: Callable[[Trace, Trace], Trace]) -> None:
         self.config = config
-        self.smallest = smallest
+        self.worse = worse
 
     @uncompiled()
     def profile(
@@ -122,7 +122,7 @@ class MemoryProfiler:
                 from memscale.core.trace_static import trace_static
 
                 traced = functools.partial(trace_static, model, args, kwargs)
-                return _in_context(traced, step, self.smallest)
+                return _in_context(traced, step, self.worse)
             except LeftoverError:
                 raise  # a real step would not take them away
             except Exception as error:
@@ -146,7 +146,7 @@ class MemoryProfiler:
         try:
             passes = self.config.warmup_steps
             real = functools.partial(trace_empirical, model, args, kwargs, passes=passes)
-            trace = _in_context(real, step, self.smallest)
+            trace = _in_context(real, step, self.worse)
         except Exception as error:
             if _NO_HOOKS in str(error):
                 raise HooksRefusedError from None
@@ -174,30 +174,35 @@ def _nested(batch: Any) -> str:
     return _NESTED.format("the batch has a nested tensor")
 
 
-def _in_context(traced: Callable[..., Trace], step: StepFacts, smallest: Callable[[Trace], int]) -> Trace:
+def _in_context(
+    traced: Callable[..., Trace], step: StepFacts, worse: Callable[[Trace, Trace], Trace]
+) -> Trace:
     """The largest trace, in a copy of the context: variables that a forward sets are not set afterwards."""
-    return contextvars.copy_context().run(_largest, traced, step, smallest)
+    return contextvars.copy_context().run(_largest, traced, step, worse)
 
 
-def _largest(traced: Callable[..., Trace], step: StepFacts, smallest: Callable[[Trace], int]) -> Trace:
+def _largest(traced: Callable[..., Trace], step: StepFacts, worse: Callable[[Trace, Trace], Trace]) -> Trace:
     """The trace of the worst that a step may turn out to be.
 
-    A loss may go through one of several outputs alone while the loop holds the others: their graphs stay, and
-    no plan makes up for that. Through all of them it may take more, for large outputs. Random numbers may
-    drop layers: with high and with low ones.
+    A loss may go through one of several outputs alone while the loop holds the others, or through all of
+    them. Random numbers may drop layers: with high and with low ones.
     """
-    trace = traced(step)
+    trace, larger = traced(step), None
     if trace.another_use is not None:
         through_one = replace(step, use=trace.another_use)
-        other = traced(through_one)
-        if _peak(trace) < _peak(other) or smallest(trace) < smallest(other):
-            trace, step = other, through_one
+        both = trace, traced(through_one)
+        trace = worse(*both)
+        step = step if trace is both[0] else through_one
+        larger = max(both, key=_peak)
     traces = [trace]
     if trace.has_drawn:
         traces += _if_it_works(functools.partial(traced, step, draw=0.0))
     if trace.changes.python_random:
         traces += _with_extreme_draws(traced, step)
-    return max(traces, key=_peak)
+    trace = max(traces, key=_peak)
+    if larger is not None and _peak(larger) > _peak(trace):
+        trace.larger = larger
+    return trace
 
 
 def _peak(trace: Trace) -> int:

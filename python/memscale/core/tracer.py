@@ -130,6 +130,7 @@ class Trace:
         has_drawn: single random numbers were drawn, which may decide what the step does.
         use: what becomes of the outputs; None with several forwards.
         another_use: assumed nowhere yet, and it leaves much of the graph unused.
+        larger: with another use of the outputs, if the step takes more with that where nothing is planned.
         path: what path techniques change, as the graph has it.
         rerun_bytes: held all the time once a module runs a second time; see `CudaKernels.rerun_bytes`.
         reads_lengths: of caches that were filled already; see `empty_caches.Seen`.
@@ -151,6 +152,7 @@ class Trace:
     has_drawn: bool = False
     use: OutputUse | None = None
     another_use: OutputUse | None = None
+    larger: Trace | None = None
     path: OptimizerPath = AS_IT_IS
     rerun_bytes: int = 0
     reads_lengths: bool = False
@@ -392,6 +394,8 @@ def run_step(
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
             with streamed_weights.in_use(recorder, step.path):
                 output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
+            for leaf in tensors_of(output):  # a cache's, that the forward returns and nothing reads
+                recorder.resident(leaf, _core.CATEGORY_INPUT)
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
             if not step.gradients:

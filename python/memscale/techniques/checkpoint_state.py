@@ -15,7 +15,6 @@ What is put back lies in the modules' registries, where other threads look, too:
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -38,6 +37,7 @@ from memscale.techniques import python_generators
 from memscale.techniques.attribute_tables import AttributeTables, has_foreign_hooks
 from memscale.techniques.buffer_copies import Place, copies_of, views_in_attributes
 from memscale.techniques.compiled import never_compiled
+from memscale.techniques.context_copies import ContextCopy
 from memscale.techniques.exchange_lock import lock_of
 from memscale.techniques.late_hooks import hooks_taken_off
 from memscale.techniques.process_tables import Kept, KeptTensors
@@ -179,7 +179,7 @@ class State:
     )  # fmt: skip
 
     attributes: AttributeTables
-    context: contextvars.Context
+    context: ContextCopy
     settings: TorchSettings
     written: WrittenTensors
 
@@ -241,7 +241,7 @@ class State:
             for _, _, tensor, _, requires_grad in self.tensors
             if requires_grad and tensor.is_leaf
         ]
-        self.context = contextvars.copy_context()
+        self.context = ContextCopy()
         self.autocast = [_autocast_state(kind) for kind in body.device_kinds]
         self.cpu_rng = torch.get_rng_state()
         if "cuda" in body.device_kinds:
@@ -394,7 +394,7 @@ class State:
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Calls a function with the context variables of the first run. What it sets of them is lost."""
-        return self.context.copy().run(function, *args, **kwargs)
+        return self.context.run(function, *args, **kwargs)
 
     def _has_gone(self) -> bool:
         """Whether modules have anything else now than what was written down.

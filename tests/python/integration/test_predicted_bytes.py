@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +64,38 @@ class Aggregation(nn.Module):
         return x.square().mean()
 
 
+class Branches(nn.Module):
+    """A gradient for which another branch waits is not summed into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.head = nn.Linear(8, 256), nn.Linear(256, 256), nn.Linear(256, 8)
+        self.branches = nn.ModuleList(nn.Linear(256, 256) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        total = self.first(h)
+        for branch in self.branches:
+            total = branch(h) + total
+        return self.head(total + h).square().mean()
+
+
+class Positions(nn.Module):
+    """Returns what a cache of the process holds, and no operation reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.layer(x).square().mean(), "positions": positions(len(x))}
+
+
+@functools.cache
+def positions(length: int) -> Tensor:
+    return torch.arange(64.0).repeat(length, 1)
+
+
 class Head(nn.Module):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -86,6 +121,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         PyramidHead(),
         torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last),
     ),
+    "branches": lambda: (Branches(), torch.randn(2000, 8)),
     "amax of edges": lambda: (Aggregation(), torch.randn(1000, 32)),
     **{
         name: lambda function=function: (Head(function), torch.randn(2000, 32))  # type: ignore[misc]
@@ -110,3 +146,70 @@ def test_plain_peak(name: str) -> None:
     held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), x))
     measured = held + peak_bytes(step)
     assert measured <= 1.001 * predicted <= 1.02 * measured
+
+
+def test_what_a_cache_holds_and_the_model_returns() -> None:
+    model, x = Positions(), torch.randn(2000, 32)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step() -> None:
+        output = model(x)
+        output["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    predicted = memscale.predict(model, optimizer, sample_input=x).plain.allocated_peak_bytes
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), x, positions(len(x))))
+    measured = held + peak_bytes(step)
+    assert measured <= 1.001 * predicted <= 1.02 * measured
+
+
+collected: ContextVar[dict[str, list[Tensor]] | None] = ContextVar("collected", default=None)
+
+
+def collect(module: nn.Module, args: Any, output: Tensor) -> None:
+    states = collected.get()
+    if states is not None:
+        states["states"].append(output)
+
+
+class Collecting(nn.Module):
+    """Collects what its blocks return, as long as it runs, into a list that a context variable holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU()) for _ in range(6)
+        )
+        for block in self.blocks:
+            block.register_forward_hook(collect)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: dict[str, list[Tensor]] = {"states": []}
+        token = collected.set(states)
+        try:
+            for block in self.blocks:
+                x = block(x)
+        finally:
+            collected.reset(token)
+        return (x + states["states"][0]).square().mean()
+
+
+def test_plan_where_a_context_variable_collects() -> None:
+    torch.manual_seed(0)
+    model, x = Collecting(), torch.randn(2000, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step() -> None:
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    config = memscale.Config(memory_budget="1KiB", enable_logging=False)
+    with memscale.optimize(model, optimizer, config, sample_input=x) as executor:
+        step()
+        held = sum(tensor.nbytes for tensor in (*model.parameters(), x))
+        measured = held + peak_bytes(step)
+        assert executor.plan.active
+        assert measured <= 1.001 * executor.plan.predicted.allocated_peak_bytes <= 1.02 * measured

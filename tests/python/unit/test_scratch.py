@@ -13,10 +13,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import memscale
-from memscale.core import scratch, scratch_probe
+from memscale.core import scratch, scratch_convolution, scratch_probe, scratch_run
 from memscale.core.error_band import error_band
 from memscale.core.fake_optimizer import _each_pair
-from memscale.core.scratch_probe import Shape, describe, measured_scratch
+from memscale.core.scratch_probe import measured_scratch
+from memscale.core.scratch_run import Shape, describe
 from processors import why_no_bf16_lstm
 from zoo.training import peak_bytes
 
@@ -27,8 +28,8 @@ BF16 = torch.bfloat16
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is less measured on processors that are slow in BF16."""
-    scratch_probe._known.clear()
-    monkeypatch.setattr(scratch_probe, "_SLOW_FLOPS", scratch_probe._FLOPS)
+    scratch_run._known.clear()
+    monkeypatch.setattr(scratch_run, "_SLOW_FLOPS", scratch_convolution._FLOPS)
 
 
 def convolution(batch: int, channels: int = 64, side: int = 28, dtype: torch.dtype = torch.float32) -> Any:
@@ -74,25 +75,48 @@ def test_batch_beyond_the_limit_follows_a_line(monkeypatch: pytest.MonkeyPatch) 
     measure, func, args = (
         scratch_probe.MEASURES["aten::convolution"],
         aten.convolution.default,
-        convolution(16),
+        convolution(32),
     )
     outputs = outputs_of(func, args)
     whole = measured_scratch(measure, func, args, {}, outputs)
     flops = 2 * 64 * 9 * outputs // 4
-    monkeypatch.setattr(scratch_probe, "_FLOPS", flops // 2)
-    scratch_probe._known.clear()
+    monkeypatch.setattr(scratch_convolution, "_FLOPS", flops // 4)
+    monkeypatch.setattr(scratch_convolution, "_MOST_FLOPS", flops // 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # as many images are enough for one each
+    scratch_run._known.clear()
     assert measured_scratch(measure, func, args, {}, outputs) == whole
-    sizes = {key[0][1][0].size[0] for key in scratch_probe._known}
+    sizes = {key[0][1][0].size[0] for key in scratch_run._known}
     assert sizes == {8, 4}
 
 
-LARGE_IMAGES = {
-    "2-d": (torch.Size((1, 32, 64, 48)), torch.Size((64, 32, 3, 3)), 1, 1),
-    "two of them": (torch.Size((2, 32, 64, 48)), torch.Size((64, 32, 3, 3)), 1, 1),
-    "dilated": (torch.Size((1, 64, 64, 32)), torch.Size((32, 64, 3, 3)), 4, 1),
-    "3-d": (torch.Size((1, 16, 32, 16, 16)), torch.Size((32, 16, 3, 3, 3)), 1, 1),
-    "strided": (torch.Size((1, 32, 96, 48)), torch.Size((64, 32, 5, 5)), 1, 2),
+LARGE_IMAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "2-d": ((1, 32, 64, 48), (64, 32, 3, 3), {}),
+    "two of them": ((2, 32, 64, 48), (64, 32, 3, 3), {}),
+    "dilated": ((1, 64, 64, 32), (32, 64, 3, 3), {"dilation": 4}),
+    "3-d": ((1, 16, 32, 16, 16), (32, 16, 3, 3, 3), {}),
+    "strided": ((1, 32, 96, 48), (64, 32, 5, 5), {"stride": 2}),
+    "lines": ((4, 128, 1024), (128, 128, 7), {"dilation": 4}),
+    "transposed": ((4, 64, 32, 32), (64, 64, 4, 4), {"stride": 2, "transposed": True}),
+    "large weight": ((4, 512, 16, 16), (512, 512, 3, 3), {}),
+    "unfolded": ((2, 32, 64, 48), (64, 32, 3, 3), {"dtype": torch.float64}),
 }
+
+
+def large_image(name: str, backward: bool) -> tuple[Any, tuple[Any, ...], int, int]:
+    """Operator, arguments, bytes of its outputs, and what one image takes to compute."""
+    size, kernel, options = LARGE_IMAGES[name]
+    sides, transposed, dtype = len(size) - 2, options.get("transposed", False), options.get("dtype")
+    source, weight = (torch.empty(shape, dtype=dtype, device="meta") for shape in (size, kernel))
+    dilation, padding = options.get("dilation", 1), 1 if transposed else kernel[2] // 2
+    rest = [[options.get("stride", 1)] * sides, [padding * dilation] * sides, [dilation] * sides]
+    rest += [transposed, [0] * sides, 1]
+    args: tuple[Any, ...] = (source, weight, None, *rest)
+    made = aten.convolution.default(*args)
+    flops = 2 * (source if transposed else made).numel() // size[0] * weight[0].numel()
+    if not backward:
+        return aten.convolution.default, args, made.nbytes, flops
+    args = (made, source, weight, None, *rest, [True, True, False])
+    return aten.convolution_backward.default, args, source.nbytes + weight.nbytes, 2 * flops
 
 
 @pytest.mark.parametrize("name", [*LARGE_IMAGES])
@@ -100,24 +124,13 @@ LARGE_IMAGES = {
 def test_parts_of_an_image_that_is_too_large(
     name: str, backward: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size, kernel, dilation, step = LARGE_IMAGES[name]
-    sides = len(size) - 2
-    source, weight = torch.empty(size, device="meta"), torch.empty(kernel, device="meta")
-    rest = [[step] * sides, [dilation * (kernel[2] // 2)] * sides, [dilation] * sides, False, [0] * sides, 1]
-    func, args = aten.convolution.default, (source, weight, None, *rest)
-    made = func(*args)
-    outputs, flops = made.nbytes, 2 * made.numel() // size[0] * kernel[1:].numel()
-    if backward:
-        func, args = (
-            aten.convolution_backward.default,
-            (made, source, weight, None, *rest, [True, True, False]),
-        )
-        outputs, flops = source.nbytes + weight.nbytes, 2 * flops
+    func, args, outputs, flops = large_image(name, backward)
     measure = scratch_probe.MEASURES[func._schema.name]
     whole = measured_scratch(measure, func, args, {}, outputs)
-    scratch_probe._known.clear()
-    for limit in ("_FLOPS", "_SLOW_FLOPS", "_IMAGE_FLOPS"):
-        monkeypatch.setattr(scratch_probe, limit, flops // 2)
+    scratch_run._known.clear()
+    monkeypatch.setattr(scratch_run, "_SLOW_FLOPS", flops // 2)
+    for limit in ("_FLOPS", "_IMAGE_FLOPS", "_MOST_FLOPS"):
+        monkeypatch.setattr(scratch_convolution, limit, flops // 2)
     found = measured_scratch(measure, func, args, {}, outputs)
     assert whole is not None and found is not None
     assert whole + outputs <= 1.005 * (found + outputs)
@@ -126,16 +139,16 @@ def test_parts_of_an_image_that_is_too_large(
 
 def test_an_image_that_is_far_too_large_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("_FLOPS", "_IMAGE_FLOPS", "_MOST_FLOPS"):
-        monkeypatch.setattr(scratch_probe, limit, 1000)
+        monkeypatch.setattr(scratch_convolution, limit, 1000)
     args = convolution(2)
     func = aten.convolution.default
     assert measured_scratch(scratch_probe.MEASURES["aten::convolution"], func, args, {}, 1 << 20) is None
-    assert scratch_probe._known == {}
+    assert scratch_run._known == {}
 
 
 def test_large_product_runs_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("_PRODUCT_FLOPS", "_SLOW_FLOPS"):
-        monkeypatch.setattr(scratch_probe, limit, 2 * 64 * 64 * 128)
+    for module, limit in ((scratch_probe, "_PRODUCT_FLOPS"), (scratch_run, "_SLOW_FLOPS")):
+        monkeypatch.setattr(module, limit, 2 * 64 * 64 * 128)
     bias = torch.empty(512, dtype=BF16, device="meta")
     args = (
         bias,
@@ -144,7 +157,7 @@ def test_large_product_runs_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured_scratch(
         scratch_probe.MEASURES["aten::addmm"], aten.addmm.default, args, {}, 256 * 512 * 2
     )
-    (key,) = scratch_probe._known
+    (key,) = scratch_run._known
     shapes = [value.size for value in key[0][1] if isinstance(value, Shape)]
     assert shapes == [(64,), (64, 128), (128, 64)]
     assert found is not None and found >= scratch_probe._SHRUNK_MARGIN_BYTES
@@ -153,13 +166,13 @@ def test_large_product_runs_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fp32_products_are_not_run() -> None:
     args = (torch.empty(64, 64, device="meta"), torch.empty(64, 64, device="meta"))
     assert measured_scratch(scratch_probe.MEASURES["aten::mm"], aten.mm.default, args, {}, 64 * 64 * 4) == 0
-    assert scratch_probe._known == {}
+    assert scratch_run._known == {}
 
 
 def test_same_signature_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
-    aside = scratch_probe._run_aside
-    monkeypatch.setattr(scratch_probe, "_run_aside", lambda *call: runs.append(call) or aside(*call))
+    aside = scratch_run._run_aside
+    monkeypatch.setattr(scratch_run, "_run_aside", lambda *call: runs.append(call) or aside(*call))
     args = convolution(2)
     for _ in range(2):
         measured_scratch(
@@ -190,7 +203,7 @@ def test_measuring_leaves_the_caller_alone() -> None:
             scratch_probe.MEASURES["aten::convolution"], aten.convolution.default, args, {}, 1 << 20
         )
         assert torch.is_autocast_enabled("cpu")
-    assert len(scratch_probe._known) == 1
+    assert len(scratch_run._known) == 1
     assert torch.equal(torch.get_rng_state(), state)
     assert threading.active_count() == threads
     assert all("conv" not in event.name for event in profiled.events())  # type: ignore[union-attr]
