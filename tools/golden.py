@@ -114,7 +114,7 @@ def _child(name: str) -> None:
 
 def taken(names: list[str]) -> dict[str, Any]:
     """The entries of workloads, two processes at a time."""
-    paths = [str(ROOT / "python"), str(ROOT / "bench" / "python"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT / "bench" / "python"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "MEMSCALE_CALIBRATION": "off", "PYTHONPATH": os.pathsep.join(paths)}
 
     def one(name: str) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def main() -> int:
     options.add_argument("file", type=Path)
     options.add_argument("names", nargs="*", metavar="NAME", help="workloads; default: all")
     given = options.parse_args()
-    sys.path[:0] = [str(ROOT / "python"), str(ROOT / "bench" / "python")]
+    sys.path.insert(0, str(ROOT / "bench" / "python"))
     known = workloads()
     names = given.names or list(known)
     unknown = [name for name in names if name not in known]

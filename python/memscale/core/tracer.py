@@ -376,6 +376,12 @@ Backward = Callable[[Tensor], list[Tensor | None]]
 """Runs backward from a loss and returns the gradients of some parameters."""
 
 
+def _count_returned(recorder: GraphRecorder, output: Any) -> None:
+    """Tensors that a forward returns and nothing has made or read before, such as those of a cache."""
+    for leaf in tensors_of(output):
+        recorder.resident(leaf, _core.CATEGORY_INPUT)
+
+
 def run_step(
     recorder: GraphRecorder,
     forward: Callable[[], Any],
@@ -394,8 +400,7 @@ def run_step(
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
             with streamed_weights.in_use(recorder, step.path):
                 output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
-            for leaf in tensors_of(output):  # a cache's, that the forward returns and nothing reads
-                recorder.resident(leaf, _core.CATEGORY_INPUT)
+            _count_returned(recorder, output)
             for carried in recorder.carried:
                 recorder.graph.end_buffer(carried)
             if not step.gradients:

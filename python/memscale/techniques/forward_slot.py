@@ -297,7 +297,11 @@ class ForwardSlot:
             self.module.forward = stand_in
         except (AttributeError, RuntimeError, TypeError) as error:
             raise AttachError(f"cannot replace the forward of module {self.path!r}: {error}") from error
-        plain_copies.begin(self.module)
+        try:
+            plain_copies.begin(self.module)
+        except BaseException:
+            self._put_back()
+            raise
         self.stand_in = stand_in
 
     def remove(self) -> None:
@@ -316,9 +320,11 @@ class ForwardSlot:
         if self._module() is None:
             return
         plain_copies.end(self.module)
-        if self.module.__dict__.get("forward") is not stand_in:
-            pass  # somebody else's is on top
-        elif self._before is None:
+        if self.module.__dict__.get("forward") is stand_in:  # else somebody else's is on top
+            self._put_back()
+
+    def _put_back(self) -> None:
+        if self._before is None:
             del self.module.__dict__["forward"]
         else:
             self.module.forward = self._before

@@ -19,6 +19,7 @@ from contextlib import ExitStack, nullcontext
 import torch
 from torch import Tensor
 
+from memscale.core.leaves import is_sparse
 from memscale.core.tensor_versions import Versions
 from memscale.techniques.compiled import never_compiled
 from memscale.techniques.outliving import Memory
@@ -37,7 +38,9 @@ class WrittenTensors:
     __slots__ = ("_before", "_written")
 
     def __init__(self, tensors: Iterable[Tensor], by_contents: bool = False) -> None:
-        present = {id(tensor): tensor for tensor in tensors if not tensor.is_inference()}
+        present = {
+            id(tensor): tensor for tensor in tensors if not (tensor.is_inference() or is_sparse(tensor))
+        }
         self._before = [
             (tensor, tensor._version, _contents(tensor) if by_contents else None)
             for tensor in present.values()
