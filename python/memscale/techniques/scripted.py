@@ -57,10 +57,11 @@ def script_calls(note: Callable[[], object]) -> Iterator[None]:
 
 
 def _exchange() -> None:
-    for kind in _KINDS:
-        original = kind.__dict__["__call__"]
-        _originals.append(original)
-        kind.__call__ = _noting(original)
+    originals = [kind.__dict__["__call__"] for kind in _KINDS]
+    noting = [_noting(original) for original in originals]
+    _originals[:] = originals
+    for kind, call in zip(_KINDS, noting, strict=True):
+        kind.__call__ = call
 
 
 def _put_back() -> None:
