@@ -102,6 +102,7 @@ if [ -z "$quick" ]; then
   check mlp_tile.py
   check attention_tile.py
   check optimizer_convergence.py
+  check planning_share.py
 fi
 if [ -n "$quick" ]; then
   echo "== sac_ilp.py: left out"
