@@ -20,8 +20,7 @@ from memscale.core.timeline import PHASES
 if TYPE_CHECKING:
     from memscale.core.config import EffectiveConfig
     from memscale.core.hardware import Budget, Hardware
-    from memscale.core.timeline import PHASES
-from memscale.core.tracer import Trace
+    from memscale.core.tracer import Trace
 
 ChoiceRow = tuple[
     int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...], int

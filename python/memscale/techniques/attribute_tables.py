@@ -31,7 +31,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from itertools import islice
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Protocol
 
@@ -379,9 +378,10 @@ class AttributeTables:
 
     Attributes:
         tensors: what has been found beside parameters and buffers of the modules; to be dropped soon.
+        referred: other modules that have been found; the same.
     """
 
-    __slots__ = ("_of_process", "_tables", "tensors")
+    __slots__ = ("_of_process", "_tables", "referred", "tensors")
 
     def __init__(
         self,
@@ -393,6 +393,7 @@ class AttributeTables:
         self._tables: list[_Table] = []
         self._of_process: list[_Table] = []
         self.tensors: list[Tensor] = []
+        self.referred: list[nn.Module] = []
         seen = set(map(id, modules))
         level: list[Any] = []
         for module in modules:
@@ -486,7 +487,7 @@ class AttributeTables:
 
     def _enter_object(self, value: Any, kind: type) -> Iterable[Any]:
         if issubclass(kind, nn.Module):
-            self.tensors += islice((*value.parameters(), *value.buffers()), _MOST)
+            self.referred.append(value)
             return [*self._add(_Mapping(value.__dict__, _REGISTRIES)), *self._slots(value)]
         if issubclass(kind, tuple):
             return value  # type: ignore[no-any-return]

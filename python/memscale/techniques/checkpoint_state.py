@@ -44,7 +44,7 @@ from memscale.techniques.process_tables import Kept, KeptTensors
 from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.techniques.torch_settings import TorchSettings, has_modes, users_modes, without_modes
 from memscale.techniques.whole_recomputes import runs_to_the_end
-from memscale.techniques.written_tensors import WrittenTensors
+from memscale.techniques.written_tensors import WrittenTensors, tensors_beside
 from memscale.weights.places import lasting_address
 
 BufferRef = tuple[nn.Module, str]
@@ -233,8 +233,9 @@ class State:
             if self.foreign:
                 self._copy_attributes(parts)
             self.attributes = AttributeTables(parts, body.kept, modes, [tensor for tensor, _ in self.foreign])
-        self.written = WrittenTensors(self.attributes.tensors, body.writes_past_versions)
-        self.attributes.tensors = []
+        found = [*self.attributes.tensors, *tensors_beside(parts, self.attributes.referred)]
+        self.written = WrittenTensors(found, body.writes_past_versions)
+        self.attributes.tensors, self.attributes.referred = [], []
         self.next_hook = RemovableHandle.next_id
         self.gradients = [
             (tensor, gradient_of(tensor))

@@ -13,11 +13,13 @@ tensors a sample. Writes through a view of NumPy are not seen.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, nullcontext
+from itertools import chain, islice
+from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memscale.core.leaves import is_sparse
 from memscale.core.tensor_versions import Versions
@@ -25,6 +27,9 @@ from memscale.techniques.compiled import never_compiled
 from memscale.techniques.outliving import Memory
 from memscale.techniques.recompute_check import Fingerprint, fingerprint
 from memscale.techniques.torch_settings import has_modes, without_modes
+
+_MOST: Final = 1_000
+"""Weights and buffers of one module that is referred to."""
 
 
 class WrittenTensors:
@@ -65,6 +70,36 @@ class WrittenTensors:
             )
 
 
+class _Below(NamedTuple):
+    """What a module has in it, read once: to walk through a model takes longer than a call's other notes."""
+
+    modules: frozenset[int]
+    tensors: tuple[weakref.ref[Tensor], ...]
+
+
+_below: weakref.WeakKeyDictionary[nn.Module, _Below] = weakref.WeakKeyDictionary()
+
+
+def tensors_beside(parts: Sequence[nn.Module], referred: Iterable[nn.Module]) -> list[Tensor]:
+    """Weights and buffers of modules that others refer to, such as a teacher's.
+
+    Args:
+        parts: those that refer to them. What they are in themselves, a model that its layers know, is left
+            out: its weights are looked at where they are read.
+        referred: by these.
+    """
+    refs: list[weakref.ref[Tensor]] = []
+    for module in referred:
+        below = _below.get(module)
+        if below is None:
+            weights = islice(chain(module.parameters(), module.buffers()), _MOST)
+            below = _Below(frozenset(map(id, module.modules())), tuple(map(weakref.ref, weights)))
+            _below[module] = below
+        if id(parts[0]) not in below.modules:
+            refs += below.tensors
+    return [tensor for tensor in (ref() for ref in refs) if tensor is not None]
+
+
 def _contents(tensor: Tensor) -> Fingerprint:
     if not tensor.is_cpu:  # a card's would have to be waited for
         return None
@@ -80,4 +115,4 @@ def _put_back(contents: list[tuple[Tensor, Tensor]], versions: Versions) -> None
     versions.restore()
 
 
-never_compiled(WrittenTensors, _contents, _put_back)
+never_compiled(WrittenTensors, tensors_beside, _contents, _put_back)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core.executor import EXECUTOR
+from memscale.techniques.written_tensors import tensors_beside
 from zoo.training import SMALLEST
 
 WIDTH = 32
@@ -124,3 +125,10 @@ def test_versions_move_as_in_plain() -> None:
     before = _large._version
     _run(LargeGlobal, "no_grad", wrapped=True)
     assert _large._version - before == plain
+
+
+def test_a_model_that_its_layers_know_is_not_walked_through() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)))
+    teacher = nn.Linear(8, 8)
+    assert tensors_beside([model[1], model[1][0]], [model]) == []
+    assert list(map(id, tensors_beside([model[1]], [teacher]))) == [id(teacher.weight), id(teacher.bias)]
