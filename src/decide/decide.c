@@ -20,7 +20,10 @@
 
 #include "base/error.h"
 #include "base/sized.h"
-#include "decide/decide_fit.h"
+#include "decide/decide_cost.h"
+#include "decide/decide_plan.h"
+#include "decide/decide_reserved.h"
+#include "decide/decide_search.h"
 #include "sim/sim_ahead.h"
 #include "sim/sim_options.h"
 #include "sim/sim_trace.h"

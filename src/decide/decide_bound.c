@@ -32,7 +32,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "decide/decide_fit.h"
+#include "decide/decide_cost.h"
+#include "decide/decide_search.h"
 
 #define PPM 1000000
 #define MOST_MOMENTS 8u

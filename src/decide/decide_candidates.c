@@ -10,7 +10,8 @@
  * modules, and behind these what may leave the device (decide_offload.c).
  */
 #include "base/error.h"
-#include "decide/decide_internal.h"
+#include "decide/decide_cost.h"
+#include "decide/decide_survey.h"
 
 /* ---- what follows for modules --------------------------------------------------------------------- */
 

@@ -17,7 +17,7 @@
  * Cost: n log n regions for n children, each as long as it is.
  */
 #include "base/error.h"
-#include "decide/decide_internal.h"
+#include "decide/decide_survey.h"
 
 #define SHORT_CHAIN 12u /* children: n (n - 1) / 2 runs */
 

@@ -24,7 +24,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/sized.h"
-#include "decide/decide_internal.h"
+#include "decide/decide_cost.h"
 
 #define MOST_STEP_NS ((int64_t)1 << 60)
 

@@ -23,7 +23,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "decide/decide_fit.h"
+#include "decide/decide_reserved.h"
 
 /* Combinations that are listed, and candidates none of which overlap. */
 #define MOST_SETS ((uint32_t)1 << 15)

@@ -9,7 +9,7 @@
 #ifndef MSC_DECIDE_FIT_H
 #define MSC_DECIDE_FIT_H
 
-#include "decide/decide_internal.h"
+#include "decide/decide_model.h"
 
 #define MSC__FIT_BLOCK 64u /* segments per block */
 
@@ -66,7 +66,7 @@ typedef struct msc__fit_excess_of {
 } msc__fit_excess_of;
 
 /** See decide_fit.c. */
-struct msc__fit {
+typedef struct msc__fit {
     msc__scratch scratch; /**< owns every array below */
     const msc__model *model;
     uint32_t *op_slot;    /**< per position 0 … op count */
@@ -96,7 +96,7 @@ struct msc__fit {
     msc__array touches;       /**< uint32_t: index into `buffers` */
     msc__fit_region *regions; /**< parallel to the model's regions */
     uint8_t *active;          /**< per region: 1 while it is in the set */
-};
+} msc__fit;
 
 /** Builds the tables for the empty set. `msc__fit_fini` is due in any case. Errors: ENOMEM, EOVERFLOW. */
 msc_status msc__fit_init(msc__fit *fit, const msc__model *model, msc_error *err);

@@ -10,9 +10,10 @@
  * both, the one whose list of candidates comes first stays, so the result does not depend on the order of
  * offers.
  */
+#include <stdbool.h>
 #include <string.h>
 
-#include "decide/decide_internal.h"
+#include "decide/decide_frontier.h"
 
 void msc__frontier_init(msc__frontier *frontier, msc_context *ctx, uint32_t candidate_count)
 {

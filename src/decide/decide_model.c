@@ -10,7 +10,8 @@
  */
 #include "base/bytes.h"
 #include "base/error.h"
-#include "decide/decide_internal.h"
+#include "decide/decide_cost.h"
+#include "decide/decide_survey.h"
 
 /* All that is alive at once, everything twice, must stay below this: sums of two such totals fit int64_t. */
 #define MOST_BYTES ((uint64_t)1 << 61)

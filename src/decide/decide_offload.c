@@ -26,7 +26,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "decide/decide_internal.h"
+#include "decide/decide_survey.h"
 
 /* A module that moves more pieces than this in a step is a model rather than a block: where the modules inside it move
  * nearly as much, it is left to them. */

@@ -20,7 +20,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "decide/decide_internal.h"
+#include "decide/decide_survey.h"
 
 /* ---- who excludes whom ---------------------------------------------------------------------------- */
 

@@ -11,8 +11,9 @@
  * What the other way round would bring is computed with the fit: the set, with one candidate taken out or put
  * in place of what it overlaps.
  */
+#include "decide/decide_plan.h"
 #include "base/error.h"
-#include "decide/decide_fit.h"
+#include "decide/decide_cost.h"
 
 /* Which active candidate treats a module, plus 1; 0: none. */
 typedef struct table {

@@ -18,7 +18,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "decide/decide_fit.h"
+#include "decide/decide_plan.h"
+#include "decide/decide_reserved.h"
 #include "sim/sim_trace.h"
 
 /* Plans of the frontier that are kept, since each may have to be replayed. */

@@ -29,6 +29,8 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "decide/decide_cost.h"
+#include "decide/decide_search.h"
 #include "decide/decide_walker.h"
 
 #define EXHAUSTIVE_SETS 4096u

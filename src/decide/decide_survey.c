@@ -12,8 +12,8 @@
  *
  * Cost: (saves + inputs + writes + calls) × nesting depth.
  */
+#include "decide/decide_survey.h"
 #include "base/error.h"
-#include "decide/decide_internal.h"
 
 /* Flags that say nothing against the modules around. */
 #define OF_ITSELF ((uint32_t)MSC_MODULE_LEFT_OUT)

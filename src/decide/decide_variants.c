@@ -26,7 +26,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "decide/decide_internal.h"
+#include "decide/decide_cost.h"
+#include "decide/decide_survey.h"
 
 #define MOST_VARIANTS 6u
 #define MOST_OPERATIONS 1024u /* of a region: larger ones are a model rather than a block */

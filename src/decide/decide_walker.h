@@ -14,6 +14,7 @@
 #define MSC_DECIDE_WALKER_H
 
 #include "decide/decide_fit.h"
+#include "decide/decide_frontier.h"
 
 #define MSC__FEW_CANDIDATES 40u /* up to here every candidate is tried, beyond only the ends of groups */
 #define MSC__MOST_GROUPS 96u    /* groups that are tried, the most rewarding ones */

@@ -7,7 +7,7 @@
 #ifndef MSC_TEST_BRUTE_H
 #define MSC_TEST_BRUTE_H
 
-#include "decide/decide_fit.h"
+#include "decide/decide_plan.h"
 
 #define BRUTE_MOST_CANDIDATES 512u
 

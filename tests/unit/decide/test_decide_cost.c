@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "decide/decide_internal.h"
+#include "decide/decide_cost.h"
 #include "synth.h"
 
 static void operation_time(void **state)

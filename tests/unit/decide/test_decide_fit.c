@@ -8,7 +8,8 @@
 
 #include <cmocka.h>
 
-#include "decide/decide_fit.h"
+#include "decide/decide_plan.h"
+#include "decide/decide_search.h"
 #include "synth.h"
 
 static uint32_t random_state = 7;

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "decide/decide_cost.h"
 #include "figures.h"
 #include "synth.h"
 

@@ -8,7 +8,8 @@
 
 #include <cmocka.h>
 
-#include "decide/decide_fit.h"
+#include "decide/decide_cost.h"
+#include "decide/decide_search.h"
 #include "synth.h"
 
 typedef struct fixture {
