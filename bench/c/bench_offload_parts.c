@@ -32,7 +32,7 @@
 
 #include "bench_measure.h"
 #include "memscale/offload.h"
-#include "offload/offload_file.h"
+#include "offload/file/offload_file.h"
 #include "offload/offload_ranges.h"
 #include "offload/offload_ring.h"
 #include "offload/offload_slabs.h"

@@ -27,7 +27,7 @@
 #include "base/thread.h"
 #include "device/device_internal.h"
 #include "memscale/offload.h"
-#include "offload/offload_file.h"
+#include "offload/file/offload_file.h"
 #include "offload/offload_ranges.h"
 #include "offload/offload_ring.h"
 #include "offload/offload_schedule.h"

@@ -15,8 +15,8 @@
 
 #include "offload_training.h"
 
+#include "offload/file/offload_file_internal.h"
 #include "offload/offload_engine.h"
-#include "offload/offload_file_internal.h"
 
 #define BYTES ((1u << 20) - 300u)
 #define CHUNK (64u << 10)

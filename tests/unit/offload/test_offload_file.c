@@ -23,7 +23,7 @@
 
 #include <cmocka.h>
 
-#include "offload/offload_file_internal.h"
+#include "offload/file/offload_file_internal.h"
 #include "oom/failing_alloc.h"
 
 #define PAGE MSC__FILE_PAGE

@@ -22,7 +22,7 @@
 
 #include <cmocka.h>
 
-#include "offload/offload_file_internal.h"
+#include "offload/file/offload_file_internal.h"
 
 #define BYTES 65536u
 

@@ -23,7 +23,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "offload/offload_file_internal.h"
+#include "offload/file/offload_file_internal.h"
 
 #define PATH_BYTES 4096
 

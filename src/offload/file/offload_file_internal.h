@@ -14,7 +14,7 @@
 #include <stdatomic.h>
 #include <sys/uio.h>
 
-#include "offload/offload_file.h"
+#include "offload/file/offload_file.h"
 
 /* ---- for tests ------------------------------------------------------------------------------------ */
 

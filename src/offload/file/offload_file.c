@@ -18,7 +18,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "offload/offload_file_internal.h"
+#include "offload/file/offload_file_internal.h"
 
 /* The system moves at most 2^31 bytes less a page at once; a power of two below keeps the rest aligned. */
 #define ATTEMPT_MOST (UINT64_C(1) << 30)

@@ -26,7 +26,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "offload/offload_file_internal.h"
+#include "offload/file/offload_file_internal.h"
 
 #ifdef __NR_io_uring_setup
 #include "base/thread.h"

@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/thread.h"
-#include "offload/offload_file_internal.h"
+#include "offload/file/offload_file_internal.h"
 
 /* Eight operations of 1 MiB keep any disk busy that a machine has one of; more threads only cost. */
 #define WORKERS_MOST 8u
