@@ -151,9 +151,14 @@ typedef struct msc__report {
 typedef struct msc__direction {
     /** Takes a block that is wanted and can be begun: it is the lane's from then on. The mutex is held. */
     msc__ask (*claim)(msc__lane *lane, msc__block *block);
-    void (*begin)(msc__lane *lane, msc__block *block);
-    /** Waits for the oldest copy, and ends it. */
+    /** Submits the copy of a whole block, which needs no buffer. */
+    msc_status (*copy_whole)(msc__lane *lane, msc__block *block, msc_error *err);
+    /** Begins a piece: its buffer is free. */
+    msc_status (*copy_piece)(msc__lane *lane, msc__item *item, msc_error *err);
+    /** Waits for the oldest copy, and ends it: `msc__lane_end_oldest`. */
     void (*retire)(msc__lane *lane);
+    /** All pieces of a block that were begun are over. */
+    void (*finish)(msc__lane *lane, msc__block *block);
     /** Makes a report come true. The mutex is held. */
     void (*tell)(msc__lane *lane, const msc__report *report);
 } msc__direction;
@@ -326,12 +331,17 @@ void msc__lane_finish(msc__lane *lane);
 /** Notes the first failure of the copy under way. */
 void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, const msc_error *why);
 
-/** A staging buffer that no item has. */
-bool msc__lane_staging(const msc__lane *lane, uint32_t *out);
+/** Begins a block: all its pieces, while older copies end. */
+void msc__lane_begin(msc__lane *lane, msc__block *block);
 
-msc__item *msc__lane_oldest(msc__lane *lane);
-msc__item *msc__lane_append(msc__lane *lane);
-void msc__lane_retire_oldest(msc__lane *lane);
+/** The item at a place in the order of their begin; 0 is the oldest. */
+static inline msc__item *msc__lane_item(msc__lane *lane, uint32_t place)
+{
+    return &lane->items[(lane->first + place) % MSC__OFFLOAD_ITEMS];
+}
+
+/** The copy of the oldest item is over: its buffer is free, and the block has a piece less to wait for. */
+void msc__lane_end_oldest(msc__lane *lane);
 
 /* offload_out.c, offload_in.c */
 

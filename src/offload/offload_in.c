@@ -58,10 +58,8 @@ static void tell(msc__lane *lane, const msc__report *report)
     msc__block_settle_drop(engine, block);
 }
 
-static void end_piece(msc__lane *lane, msc__block *block)
+static void finish(msc__lane *lane, msc__block *block)
 {
-    if (--block->returning.pieces_left > 0)
-        return;
     msc__lane_report(lane, block, block->returning.failure == MSC_OK ? MSC__IN_OVER : MSC__IN_FAILED);
 }
 
@@ -155,7 +153,7 @@ static void pass_on_those_read(msc__lane *lane, bool wait)
     uint32_t i;
 
     for (i = 0; i < lane->count; i++) {
-        msc__item *item = &lane->items[(lane->first + i) % MSC__OFFLOAD_ITEMS];
+        msc__item *item = msc__lane_item(lane, i);
 
         if (item->staging != MSC_NONE && !pass_on(lane, item, wait && i == 0))
             break;
@@ -165,45 +163,30 @@ static void pass_on_those_read(msc__lane *lane, bool wait)
 /* Waits for the end of the oldest item. What was read meanwhile is passed on before the lane reads more. */
 static void retire(msc__lane *lane)
 {
-    msc__item *item = msc__lane_oldest(lane);
-    msc__block *block = item->block;
-    bool staged = item->staging != MSC_NONE;
+    msc__item *item = msc__lane_item(lane, 0);
     msc_error why;
     msc_status status;
 
     pass_on_those_read(lane, true);
     status = wait_for(lane, item, &why);
     if (status != MSC_OK)
-        msc__lane_fail(lane, &block->returning, status, &why);
-    if (staged)
-        lane->staging[item->staging].busy = false;
-    msc__lane_retire_oldest(lane);
-    end_piece(lane, block);
+        msc__lane_fail(lane, &item->block->returning, status, &why);
+    msc__lane_end_oldest(lane);
     pass_on_those_read(lane, false);
 }
 
-static void append(msc__lane *lane, msc__item item)
-{
-    item.block->returning.pieces_left++;
-    *msc__lane_append(lane) = item;
-}
-
-static msc_status begin_direct(msc__lane *lane, msc__block *block, msc_error *err)
+static msc_status copy_whole(msc__lane *lane, msc__block *block, msc_error *err)
 {
     const msc_device_ops *ops = lane->engine->device->ops;
-    msc_status status;
+    msc_status status =
+        ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__OUT_DONE], err);
 
-    while (lane->count == MSC__OFFLOAD_ITEMS)
-        retire(lane);
-    status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__OUT_DONE], err);
-    if (status == MSC_OK)
-        status = deliver(lane, block, block->place.slab.memory, block->bytes, NULL, err);
-    if (status == MSC_OK)
-        append(lane, (msc__item){.block = block, .bytes = block->bytes, .staging = MSC_NONE});
-    return status;
+    return status == MSC_OK ? deliver(lane, block, block->place.slab.memory, block->bytes, NULL, err)
+                            : status;
 }
 
-static msc_status fetch(msc__lane *lane, msc__item *item, msc_error *err)
+/* The buffer gets the piece from its place; it goes on to the device in `pass_on`. */
+static msc_status copy_piece(msc__lane *lane, msc__item *item, msc_error *err)
 {
     const msc__place *place = &item->block->place;
     void *buffer = lane->staging[item->staging].memory;
@@ -217,47 +200,11 @@ static msc_status fetch(msc__lane *lane, msc__item *item, msc_error *err)
                           place->offset + item->offset, &item->slot, err);
 }
 
-static msc_status begin_pieces(msc__lane *lane, msc__block *block, msc_error *err)
-{
-    uint64_t chunk = lane->engine->options.chunk_bytes;
-    uint64_t offset;
-
-    for (offset = 0; offset < block->bytes && block->returning.failure == MSC_OK; offset += chunk) {
-        uint64_t rest = block->bytes - offset;
-        msc__item item = {.block = block, .offset = offset, .bytes = rest < chunk ? rest : chunk};
-        msc_status status;
-
-        while (lane->count == MSC__OFFLOAD_ITEMS || !msc__lane_staging(lane, &item.staging))
-            retire(lane);
-        status = fetch(lane, &item, err);
-        if (status != MSC_OK)
-            return status;
-        lane->staging[item.staging].busy = true;
-        append(lane, item);
-    }
-    return MSC_OK;
-}
-
-/* Beginning counts as a piece, so that the block is not over before all its pieces have begun. */
-static void begin(msc__lane *lane, msc__block *block)
-{
-    const msc_device_ops *ops = lane->engine->device->ops;
-    msc_error why;
-    msc_status status = MSC_OK;
-
-    block->returning.failure = MSC_OK;
-    block->returning.pieces_left = 1;
-    block->returning.checksum = 0;
-    block->returning.offset = 0;
-    block->returning.begin_ns = msc__trace_now(lane->engine);
-    if (block->in_waits)
-        status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__IN_READY], &why);
-    if (status == MSC_OK)
-        status = msc__place_is_direct(lane->engine, &block->place) ? begin_direct(lane, block, &why)
-                                                                   : begin_pieces(lane, block, &why);
-    if (status != MSC_OK)
-        msc__lane_fail(lane, &block->returning, status, &why);
-    end_piece(lane, block);
-}
-
-const msc__direction msc__direction_in = {claim, begin, retire, tell};
+const msc__direction msc__direction_in = {
+    .claim = claim,
+    .copy_whole = copy_whole,
+    .copy_piece = copy_piece,
+    .retire = retire,
+    .finish = finish,
+    .tell = tell,
+};

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What both lanes share: their ring, their sleep, their staging buffers and the list of copies under way.
+ * What both lanes share: their ring, their sleep, their staging buffers, the list of copies under way, and how a block is
+ * begun piece by piece. What is copied from where, and what the end of a copy means, is the direction's
+ * (offload_out.c, offload_in.c).
  *
  * A lane is woken only when it sleeps, so a burst of puts costs one system call; and lane out for small blocks only
  * when some have come together or somebody asks for one, or else each of them would cost a system call, which takes
@@ -256,12 +258,12 @@ static void begin(msc__lane *lane, msc__block *block)
 {
     if (block->bytes > SMALL_BYTES)
         msc__lane_tell(lane);
-    lane->direction->begin(lane, block);
+    msc__lane_begin(lane, block);
 }
 
 static void retire(msc__lane *lane)
 {
-    if (msc__lane_oldest(lane)->bytes > SMALL_BYTES)
+    if (msc__lane_item(lane, 0)->bytes > SMALL_BYTES)
         msc__lane_tell(lane);
     lane->direction->retire(lane);
 }
@@ -302,7 +304,8 @@ void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, con
     msc__mutex_unlock(&engine->mutex);
 }
 
-bool msc__lane_staging(const msc__lane *lane, uint32_t *out)
+/* A staging buffer that no item has. */
+static bool find_staging(const msc__lane *lane, uint32_t *out)
 {
     uint32_t i;
 
@@ -315,18 +318,92 @@ bool msc__lane_staging(const msc__lane *lane, uint32_t *out)
     return false;
 }
 
-msc__item *msc__lane_oldest(msc__lane *lane)
+static bool is_out(const msc__lane *lane)
 {
-    return lane->count > 0 ? &lane->items[lane->first] : NULL;
+    return lane == &lane->engine->out;
 }
 
-msc__item *msc__lane_append(msc__lane *lane)
+/* The half of a block that is this lane's. */
+static msc__transfer *transfer_of(const msc__lane *lane, msc__block *block)
 {
-    return &lane->items[(lane->first + lane->count++) % MSC__OFFLOAD_ITEMS];
+    return is_out(lane) ? &block->leaving : &block->returning;
 }
 
-void msc__lane_retire_oldest(msc__lane *lane)
+static void append(msc__lane *lane, msc__item item)
 {
+    transfer_of(lane, item.block)->pieces_left++;
+    *msc__lane_item(lane, lane->count++) = item;
+}
+
+static void end_piece(msc__lane *lane, msc__block *block)
+{
+    if (--transfer_of(lane, block)->pieces_left == 0)
+        lane->direction->finish(lane, block);
+}
+
+void msc__lane_end_oldest(msc__lane *lane)
+{
+    const msc__item *item = msc__lane_item(lane, 0);
+    msc__block *block = item->block;
+
+    if (item->staging != MSC_NONE)
+        lane->staging[item->staging].busy = false;
     lane->first = (lane->first + 1) % MSC__OFFLOAD_ITEMS;
     lane->count--;
+    end_piece(lane, block);
+}
+
+static msc_status begin_whole(msc__lane *lane, msc__block *block, msc_error *err)
+{
+    msc_status status;
+
+    while (lane->count == MSC__OFFLOAD_ITEMS)
+        lane->direction->retire(lane);
+    status = lane->direction->copy_whole(lane, block, err);
+    if (status == MSC_OK)
+        append(lane, (msc__item){.block = block, .bytes = block->bytes, .staging = MSC_NONE});
+    return status;
+}
+
+static msc_status begin_pieces(msc__lane *lane, msc__block *block, msc_error *err)
+{
+    const msc__transfer *move = transfer_of(lane, block);
+    uint64_t chunk = lane->engine->options.chunk_bytes;
+    uint64_t offset;
+
+    for (offset = 0; offset < block->bytes && move->failure == MSC_OK; offset += chunk) {
+        uint64_t rest = block->bytes - offset;
+        msc__item item = {.block = block, .offset = offset, .bytes = rest < chunk ? rest : chunk};
+        msc_status status;
+
+        while (lane->count == MSC__OFFLOAD_ITEMS || !find_staging(lane, &item.staging))
+            lane->direction->retire(lane);
+        status = lane->direction->copy_piece(lane, &item, err);
+        if (status != MSC_OK)
+            return status;
+        lane->staging[item.staging].busy = true;
+        append(lane, item);
+    }
+    return MSC_OK;
+}
+
+/* Beginning counts as a piece, so that the block is not over before all its pieces have begun. */
+void msc__lane_begin(msc__lane *lane, msc__block *block)
+{
+    msc_offload *engine = lane->engine;
+    msc__transfer *move = transfer_of(lane, block);
+    bool waits = is_out(lane) ? block->out_waits : block->in_waits;
+    void *ready = block->events[is_out(lane) ? MSC__OUT_READY : MSC__IN_READY];
+    msc_error why;
+    msc_status status = MSC_OK;
+
+    *move = (msc__transfer){.pieces_left = 1, .begin_ns = msc__trace_now(engine), .failure = MSC_OK};
+    if (waits)
+        status = engine->device->ops->stream_wait(engine->device, lane->stream, ready, &why);
+    if (status == MSC_OK)
+        status = msc__place_is_direct(engine, &block->place) ? begin_whole(lane, block, &why)
+                                                             : begin_pieces(lane, block, &why);
+    if (status != MSC_OK)
+        msc__lane_fail(lane, move, status, &why);
+    end_piece(lane, block);
 }

@@ -62,15 +62,13 @@ static bool move_to_memory(msc_offload *engine, msc__block *block)
     return moved;
 }
 
-static void begin(msc__lane *lane, msc__block *block); /* finish begins a block anew where the file failed */
-
-/* All pieces that were begun are over. */
+/* A block whose file failed begins anew. */
 static void finish(msc__lane *lane, msc__block *block)
 {
     if (block->leaving.failure == MSC_OK)
         msc__lane_report(lane, block, MSC__OUT_STORED);
     else if (move_to_memory(lane->engine, block))
-        begin(lane, block);
+        msc__lane_begin(lane, block);
     else
         msc__lane_report(lane, block, MSC__OUT_FAILED);
 }
@@ -116,19 +114,13 @@ static void advance(msc__lane *lane, msc__item *item)
     }
 }
 
-static void end_piece(msc__lane *lane, msc__block *block)
-{
-    if (--block->leaving.pieces_left == 0)
-        finish(lane, block);
-}
-
 /* The first item whose copy from the device has to be waited for, in the order of the stream; NULL: none. */
 static msc__item *first_uncopied(msc__lane *lane)
 {
     uint32_t i;
 
     for (i = 0; i < lane->count; i++) {
-        msc__item *item = &lane->items[(lane->first + i) % MSC__OFFLOAD_ITEMS];
+        msc__item *item = msc__lane_item(lane, i);
 
         if (!item->copied && (i == 0 || item->staging != MSC_NONE))
             return item;
@@ -148,8 +140,7 @@ static bool is_over(const msc__lane *lane, const msc__item *item)
  */
 static void retire(msc__lane *lane)
 {
-    msc__item *item = msc__lane_oldest(lane);
-    msc__block *block = item->block;
+    msc__item *item = msc__lane_item(lane, 0);
     msc__item *next;
     msc_error why;
     msc_status status;
@@ -160,12 +151,9 @@ static void retire(msc__lane *lane)
         msc__lane_tell(lane);
         status = msc__file_wait(lane->file, item->slot, &why);
         if (status != MSC_OK)
-            msc__lane_fail(lane, &block->leaving, status, &why);
+            msc__lane_fail(lane, &item->block->leaving, status, &why);
     }
-    if (item->staging != MSC_NONE)
-        lane->staging[item->staging].busy = false;
-    msc__lane_retire_oldest(lane);
-    end_piece(lane, block);
+    msc__lane_end_oldest(lane);
 }
 
 /* Submits one copy and the event behind it. */
@@ -183,71 +171,29 @@ static msc_status copy(msc__lane *lane, void *to, const void *from, uint64_t byt
     return status;
 }
 
-static void append(msc__lane *lane, msc__item item)
+static msc_status copy_whole(msc__lane *lane, msc__block *block, msc_error *err)
 {
-    item.block->leaving.pieces_left++;
-    *msc__lane_append(lane) = item;
-}
-
-static msc_status begin_direct(msc__lane *lane, msc__block *block, msc_error *err)
-{
-    msc_status status;
-
-    while (lane->count == MSC__OFFLOAD_ITEMS)
-        retire(lane);
-    status =
+    msc_status status =
         copy(lane, block->place.slab.memory, block->source, block->bytes, block->events[MSC__OUT_DONE], err);
-    if (status != MSC_OK)
-        return status;
-    append(lane, (msc__item){.block = block, .bytes = block->bytes, .staging = MSC_NONE});
-    if (msc__lane_tells_issue(lane, block))
+
+    if (status == MSC_OK && msc__lane_tells_issue(lane, block))
         msc__lane_report(lane, block, MSC__OUT_ISSUED);
-    return MSC_OK;
+    return status;
 }
 
-static msc_status begin_pieces(msc__lane *lane, msc__block *block, msc_error *err)
+static msc_status copy_piece(msc__lane *lane, msc__item *item, msc_error *err)
 {
-    uint64_t chunk = lane->engine->options.chunk_bytes;
-    uint64_t offset;
+    const msc__staging *staging = &lane->staging[item->staging];
 
-    for (offset = 0; offset < block->bytes && block->leaving.failure == MSC_OK; offset += chunk) {
-        uint64_t rest = block->bytes - offset;
-        msc__item item = {.block = block, .offset = offset, .bytes = rest < chunk ? rest : chunk};
-        msc__staging *staging;
-        msc_status status;
-
-        while (lane->count == MSC__OFFLOAD_ITEMS || !msc__lane_staging(lane, &item.staging))
-            retire(lane);
-        staging = &lane->staging[item.staging];
-        status = copy(lane, staging->memory, (const char *)block->source + offset, item.bytes, staging->event,
-                      err);
-        if (status != MSC_OK)
-            return status;
-        staging->busy = true;
-        append(lane, item);
-    }
-    return MSC_OK;
+    return copy(lane, staging->memory, (const char *)item->block->source + item->offset, item->bytes,
+                staging->event, err);
 }
 
-/* Beginning counts as a piece, so that the block is not over before all its pieces have begun. */
-static void begin(msc__lane *lane, msc__block *block)
-{
-    const msc_device_ops *ops = lane->engine->device->ops;
-    msc_error why;
-    msc_status status = MSC_OK;
-
-    block->leaving.failure = MSC_OK;
-    block->leaving.pieces_left = 1;
-    block->leaving.checksum = 0;
-    block->leaving.begin_ns = msc__trace_now(lane->engine);
-    if (block->out_waits)
-        status = ops->stream_wait(lane->engine->device, lane->stream, block->events[MSC__OUT_READY], &why);
-    if (status == MSC_OK)
-        status = msc__place_is_direct(lane->engine, &block->place) ? begin_direct(lane, block, &why)
-                                                                   : begin_pieces(lane, block, &why);
-    if (status != MSC_OK)
-        msc__lane_fail(lane, &block->leaving, status, &why);
-    end_piece(lane, block);
-}
-
-const msc__direction msc__direction_out = {claim, begin, retire, tell};
+const msc__direction msc__direction_out = {
+    .claim = claim,
+    .copy_whole = copy_whole,
+    .copy_piece = copy_piece,
+    .retire = retire,
+    .finish = finish,
+    .tell = tell,
+};
