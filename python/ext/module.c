@@ -19,7 +19,7 @@
  * The bindings think nothing: parse, call, convert. What must be decided is decided in the core, where C
  * callers get it too. _core.pyi is the manual; the doc strings here are its first lines.
  */
-#include "module.h"
+#include "module_state.h"
 
 #include "convert.h"
 #include "memscale/base.h"
@@ -38,11 +38,6 @@
 #include "py_sim.h"
 #include "py_simulator.h"
 #include "py_snapshot.h"
-
-msc__py_state *msc__py_module_state(PyObject *module)
-{
-    return PyModule_GetState(module);
-}
 
 /* ---- functions ---------------------------------------------------------------------------------- */
 

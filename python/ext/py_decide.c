@@ -11,7 +11,7 @@
 #include "convert.h"
 #include "error.h"
 #include "memscale/decide.h"
-#include "module.h"
+#include "module_state.h"
 #include "py_graph.h"
 #include "py_plan.h"
 #include "py_sim.h"

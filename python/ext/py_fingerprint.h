@@ -6,7 +6,7 @@
 #include "pydoor.h"
 
 #include "memscale/fingerprint.h"
-#include "module.h"
+#include "module_state.h"
 
 /** A tensor's layout, and room for what is not borrowed. The tensor must stay. */
 typedef struct msc__py_layout {

@@ -8,10 +8,10 @@
 #include "py_fingerprint_table.h"
 
 #include "convert.h"
+#include "dlpack_types.h"
 #include "error.h"
 #include "memscale/fingerprint.h"
-#include "module.h"
-#include "py_dlpack.h"
+#include "module_state.h"
 #include "py_fingerprint.h"
 #include "py_optim_card.h"
 

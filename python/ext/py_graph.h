@@ -6,7 +6,7 @@
 #include "pydoor.h"
 
 #include "memscale/graph.h"
-#include "module.h"
+#include "module_state.h"
 
 /** Makes the type. New reference, or NULL with an exception. */
 PyTypeObject *msc__py_graph_type_new(PyObject *module);

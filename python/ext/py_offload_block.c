@@ -8,7 +8,7 @@
  * while a lane touches it. Guarded by the GIL, which is released while waiting; whoever waited looks anew.
  */
 #include "error.h"
-#include "module.h"
+#include "module_state.h"
 #include "py_offload_store.h"
 
 struct msc__py_block {

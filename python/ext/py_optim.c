@@ -8,7 +8,7 @@
 #include "convert.h"
 #include "error.h"
 #include "memscale/optim.h"
-#include "module.h"
+#include "module_state.h"
 #include "py_optim_args.h"
 #include "py_optim_card.h"
 

@@ -6,7 +6,7 @@
 #include "pydoor.h"
 
 #include "memscale/plan.h"
-#include "module.h"
+#include "module_state.h"
 
 /** A Plan and the context that its plan lives in. */
 typedef struct msc__py_plan {

@@ -17,8 +17,8 @@
 
 #include "pydoor.h"
 
+#include "dlpack_types.h"
 #include "memscale/status.h"
-#include "py_dlpack.h"
 
 /* ---- what is asked of PyTorch ------------------------------------------------------------------- */
 

@@ -149,7 +149,8 @@ static msc_status judge_modules(msc__model *model, msc__survey *s, msc_error *er
     return status;
 }
 
-msc_status msc__model_judge(msc__model *model, const msc_decide_options *options, msc_error *err)
+/* Fills subjects, candidates and their relations. */
+static msc_status find_candidates(msc__model *model, const msc_decide_options *options, msc_error *err)
 {
     msc__survey s;
     msc_status status = msc__survey_init(&s, model, err);
@@ -166,4 +167,15 @@ msc_status msc__model_judge(msc__model *model, const msc_decide_options *options
         status = msc__model_pair(model, &s, err);
     msc__survey_fini(&s);
     return status;
+}
+
+msc_status msc__model_init(msc__model *model, msc_context *ctx, const msc_graph *graph,
+                           const msc_decide_options *options, msc_error *err)
+{
+    msc_status status = msc__model_read(model, ctx, graph, options, err);
+
+    if (status != MSC_OK)
+        return status;
+    msc__cost_times(model, &options->rates);
+    return find_candidates(model, options, err);
 }

@@ -8,10 +8,9 @@
  *
  * The model refers to the graph, which must outlive it.
  */
+#include "decide/decide_model.h"
 #include "base/bytes.h"
 #include "base/error.h"
-#include "decide/decide_cost.h"
-#include "decide/decide_survey.h"
 
 /* All that is alive at once, everything twice, must stay below this: sums of two such totals fit int64_t. */
 #define MOST_BYTES ((uint64_t)1 << 61)
@@ -134,7 +133,7 @@ static msc_status open_lists(msc__model *model, msc_error *err)
     return status;
 }
 
-msc_status msc__model_init(msc__model *model, msc_context *ctx, const msc_graph *graph,
+msc_status msc__model_read(msc__model *model, msc_context *ctx, const msc_graph *graph,
                            const msc_decide_options *options, msc_error *err)
 {
     msc_status status;
@@ -154,9 +153,7 @@ msc_status msc__model_init(msc__model *model, msc_context *ctx, const msc_graph 
     model->forward_end = find_forward_end(model);
     msc__last_calls(graph, model->last_call);
     msc__regions_derive(graph, model->call_regions);
-    msc__cost_times(model, &options->rates);
-    status = open_lists(model, err);
-    return status == MSC_OK ? msc__model_judge(model, options, err) : status;
+    return open_lists(model, err);
 }
 
 uint32_t msc__first_input(const msc__model *model, uint32_t call)

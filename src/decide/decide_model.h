@@ -125,6 +125,10 @@ typedef struct msc__model {
 /** Builds everything up to the candidates. `msc__model_fini` is due in any case. */
 msc_status msc__model_init(msc__model *model, msc_context *ctx, const msc_graph *graph,
                            const msc_decide_options *options, msc_error *err);
+
+/** The first part of init: what stands in the graph, without times and candidates. */
+msc_status msc__model_read(msc__model *model, msc_context *ctx, const msc_graph *graph,
+                           const msc_decide_options *options, msc_error *err);
 void msc__model_fini(msc__model *model);
 
 /** Whether a candidate moves anything off the device. */

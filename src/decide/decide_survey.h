@@ -37,9 +37,6 @@ bool msc__is_written(const msc__model *model, const msc__survey *s, uint32_t buf
 /** What speaks for and against running a region again: MSC__NOTE_…. Cost: its operations and saves. */
 uint8_t msc__survey_region(const msc__model *model, const msc__survey *s, const msc__region *region);
 
-/** Fills subjects, candidates and their relations; part of init. Errors: ENOMEM. */
-msc_status msc__model_judge(msc__model *model, const msc_decide_options *options, msc_error *err);
-
 /** Appends a candidate and its regions; what follows from the regions is filled in. Errors: ENOMEM. */
 msc_status msc__model_add(msc__model *model, const msc__candidate *candidate, const msc__region *regions,
                           msc_error *err);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * @file py_dlpack.h
+ * @file dlpack_types.h
  * Types of DLPack (dlpack.h, version 1.2), as PyTorch's tensors are shown in them. Needs the GIL.
  */
-#ifndef MSC_EXT_PY_DLPACK_H
-#define MSC_EXT_PY_DLPACK_H
+#ifndef MSC_EXT_DLPACK_TYPES_H
+#define MSC_EXT_DLPACK_TYPES_H
 
 #include "pydoor.h"
 
@@ -73,4 +73,4 @@ typedef struct msc_dl_api {
     int (*current_stream)(int32_t device_type, int32_t ordinal, void **out);
 } msc_dl_api;
 
-#endif /* MSC_EXT_PY_DLPACK_H */
+#endif /* MSC_EXT_DLPACK_TYPES_H */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** @file module.h  State of the module `memscale._core`: its types. One per interpreter, no globals. */
-#ifndef MSC_EXT_MODULE_H
-#define MSC_EXT_MODULE_H
+/** @file module_state.h  State of the module `memscale._core`: its types. One per interpreter, no globals. */
+#ifndef MSC_EXT_MODULE_STATE_H
+#define MSC_EXT_MODULE_STATE_H
 
 #include "pydoor.h"
 
-#include "py_dlpack.h"
+#include "dlpack_types.h"
 
 /** What functions of the module read tensors with. Found when it is first needed: the package can do without PyTorch. */
 typedef struct msc__py_tensor_door {
@@ -28,7 +28,10 @@ typedef struct msc__py_state {
     msc__py_tensor_door tensors;
 } msc__py_state;
 
-/** State of a module object. Never fails for ours. */
-msc__py_state *msc__py_module_state(PyObject *module);
+/** State of a module object. Never fails for ours. Inline, because module.c includes everybody who asks for it. */
+static inline msc__py_state *msc__py_module_state(PyObject *module)
+{
+    return PyModule_GetState(module);
+}
 
-#endif /* MSC_EXT_MODULE_H */
+#endif /* MSC_EXT_MODULE_STATE_H */

@@ -11,7 +11,7 @@
 
 #include "convert.h"
 #include "error.h"
-#include "module.h"
+#include "module_state.h"
 #include "py_offload_store.h"
 
 /* ---- arguments ---------------------------------------------------------------------------------- */
