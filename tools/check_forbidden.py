@@ -2,7 +2,8 @@
 """Checks for what must not stand in the sources.
 
 - In src/: calls that allocate, print, end the process or read the environment (base/context.c, which owns
-  the default allocator, may allocate), and headers of Python, PyTorch, databases and JSON.
+  the default allocator, may allocate; base/invariant.h asserts for all), and headers of Python, PyTorch,
+  databases and JSON.
 - In every source file: a missing SPDX line, and marks of unfinished work.
 """
 
@@ -17,9 +18,12 @@ from source_tree import Finding, blank_c, files, includes, line_of, main
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 
-#: The one file that meets the C library's allocator and, one day, the environment.
-DOORKEEPER = "src/base/context.c"
-DOORKEEPER_CALLS = frozenset({"realloc", "free", "getenv"})
+#: Files that may call what the others may not: the one that meets the C library's allocator and, one day, the
+#: environment; and the one that invariants are stated with.
+DOORKEEPERS = {
+    "src/base/context.c": frozenset({"realloc", "free", "getenv"}),
+    "src/base/invariant.h": frozenset({"assert", "assert.h"}),
+}
 
 SOURCE_SUFFIXES = (".c", ".h", ".cu", ".py", ".pyi", "meson.build")
 
@@ -56,14 +60,16 @@ def _check_any(where: str, text: str) -> Iterator[Finding]:
 
 
 def _check_src(where: str, text: str) -> Iterator[Finding]:
+    allowed = DOORKEEPERS.get(where, frozenset())
     for line, name, _ in includes(text):
-        if _HEADER.search(name):
+        if _HEADER.search(name) and name not in allowed:
             yield Finding(where, line, f"includes {name}; the core knows only the C library")
     code = blank_c(text)
     for match in _CALL.finditer(code):
         line, name = line_of(code, match.start()), match.group(1)
-        if where != DOORKEEPER or name not in DOORKEEPER_CALLS:
-            yield Finding(where, line, f"calls {name}; memory: base/alloc.h, failures: base/error.h")
+        if name not in allowed:
+            instead = "memory: base/alloc.h, failures: base/error.h, invariants: base/invariant.h"
+            yield Finding(where, line, f"calls {name}; {instead}")
     for match in _STREAM.finditer(code):
         yield Finding(where, line_of(code, match.start()), f"uses {match.group()}; the library never prints")
 

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/search.h"
 #include "decide/decide_frontier.h"
 
 void msc__frontier_init(msc__frontier *frontier, msc_context *ctx, uint32_t candidate_count)
@@ -32,18 +33,8 @@ void msc__frontier_fini(msc__frontier *frontier)
 /* First plan that takes at least this long. */
 static uint32_t find_place(const msc__frontier *frontier, int64_t added_ns)
 {
-    const msc__frontier_plan *plans = msc__frontier_plans(frontier);
-    uint32_t low = 0;
-    uint32_t high = frontier->plans.count;
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (plans[middle].added_ns < added_ns)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return MSC__LOWER_BOUND(msc__frontier_plan, added_ns, frontier->plans.items, frontier->plans.count,
+                            added_ns);
 }
 
 /* Whether the candidates of `set` come first where the two differ first. */

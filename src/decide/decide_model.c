@@ -11,6 +11,7 @@
 #include "decide/decide_model.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/search.h"
 
 /* All that is alive at once, everything twice, must stay below this: sums of two such totals fit int64_t. */
 #define MOST_BYTES ((uint64_t)1 << 61)
@@ -38,17 +39,7 @@ static void read_graph(msc__model *model, const msc_graph *graph)
 
 static uint32_t find_forward_end(const msc__model *model)
 {
-    uint32_t low = 0;
-    uint32_t high = model->op_count;
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (model->ops[middle].phase == MSC_PHASE_FORWARD)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return MSC__LOWER_BOUND(msc_op, phase, model->ops, model->op_count, MSC_PHASE_FORWARD + 1);
 }
 
 static void fill_buckets(msc__model *model)
@@ -158,32 +149,12 @@ msc_status msc__model_read(msc__model *model, msc_context *ctx, const msc_graph 
 
 uint32_t msc__first_input(const msc__model *model, uint32_t call)
 {
-    uint32_t low = 0;
-    uint32_t high = model->input_count;
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (model->inputs[middle].call < call)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return MSC__LOWER_BOUND(msc_input, call, model->inputs, model->input_count, call);
 }
 
 uint32_t msc__first_write(const msc__model *model, uint32_t op)
 {
-    uint32_t low = 0;
-    uint32_t high = model->write_count;
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (model->writes[middle].op < op)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return MSC__LOWER_BOUND(msc_write, op, model->writes, model->write_count, op);
 }
 
 void msc__model_fini(msc__model *model)

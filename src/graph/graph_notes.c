@@ -16,6 +16,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/search.h"
 #include "graph/graph_internal.h"
 
 static msc_status check_note(const msc_graph *graph, uint32_t module, const char *text, msc_error *err)
@@ -126,18 +127,9 @@ const msc_note *msc_graph_buffer_notes(const msc_graph *graph)
 static const msc_note *find_note(const msc__array *array, uint32_t item)
 {
     const msc_note *notes = array->items;
-    uint32_t low = 0;
-    uint32_t high = array->count;
+    uint32_t at = MSC__LOWER_BOUND(msc_note, item, notes, array->count, item);
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-
-        if (notes[middle].item < item)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < array->count && notes[low].item == item ? &notes[low] : NULL;
+    return at < array->count && notes[at].item == item ? &notes[at] : NULL;
 }
 
 const msc_note *msc_graph_op_note(const msc_graph *graph, uint32_t op)

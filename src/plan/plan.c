@@ -21,6 +21,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/search.h"
 
 msc_status msc_plan_create(msc_context *ctx, msc_plan **out, msc_error *err)
 {
@@ -253,17 +254,10 @@ const msc_plan_summary *msc_plan_get_summary(const msc_plan *plan)
 
 uint32_t msc_plan_find(const msc_plan *plan, uint32_t module)
 {
-    uint32_t low = 0;
-    uint32_t high = plan->choices.count;
+    uint32_t count = plan->choices.count;
+    uint32_t at = MSC__LOWER_BOUND(msc_choice, module, plan->choices.items, count, module);
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (choice_at(plan, middle)->module < module)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < plan->choices.count && choice_at(plan, low)->module == module ? low : MSC_NONE;
+    return at < count && choice_at(plan, at)->module == module ? at : MSC_NONE;
 }
 
 msc_action msc_plan_action(const msc_plan *plan, uint32_t module)

@@ -15,22 +15,15 @@
  * order of entry, so a parent always precedes its children, and what lies inside a call follows it.
  */
 #include "sim/sim_lifetimes.h"
+#include "base/search.h"
 
 #include <string.h>
 
 bool msc__offsets_have(const uint32_t *offsets, uint32_t count, uint32_t offset)
 {
-    uint32_t low = 0;
-    uint32_t high = count;
+    uint32_t at = msc__lower_bound_u32(offsets, count, sizeof *offsets, 0, offset);
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (offsets[middle] < offset)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < count && offsets[low] == offset;
+    return at < count && offsets[at] == offset;
 }
 
 /* ---- one region ----------------------------------------------------------------------------------- */

@@ -35,6 +35,7 @@
  *  Away. The bytes are away from put to release, if that is later.
  */
 #include "sim/sim_moves.h"
+#include "base/search.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,34 +47,12 @@
 /* Of a call, or where it would be; inputs are sorted by call. */
 static uint32_t first_input_of(const msc_graph *graph, uint32_t call)
 {
-    const msc_input *inputs = msc_graph_inputs(graph);
-    uint32_t low = 0;
-    uint32_t high = msc_graph_input_count(graph);
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (inputs[middle].call < call)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return MSC__LOWER_BOUND(msc_input, call, msc_graph_inputs(graph), msc_graph_input_count(graph), call);
 }
 
 uint32_t msc__first_save(const msc_graph *graph, uint32_t position)
 {
-    const msc_save *saves = msc_graph_saves(graph);
-    uint32_t low = 0;
-    uint32_t high = msc_graph_save_count(graph);
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (saves[middle].pack < position)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return MSC__LOWER_BOUND(msc_save, pack, msc_graph_saves(graph), msc_graph_save_count(graph), position);
 }
 
 /* ---- one move -------------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/search.h"
 #include "base/sized.h"
 #include "snapshot/snapshot_pickle.h"
 
@@ -237,18 +238,8 @@ uint32_t msc_snapshot_device_count(const msc_snapshot *snapshot)
 /* First segment of a device or a later one. */
 static uint32_t first_segment(const msc_snapshot *snapshot, uint32_t device)
 {
-    const msc_snapshot_segment *segments = snapshot->segments.items;
-    uint32_t low = 0;
-    uint32_t high = snapshot->segments.count;
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (segments[middle].device < device)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return MSC__LOWER_BOUND(msc_snapshot_segment, device, snapshot->segments.items, snapshot->segments.count,
+                            device);
 }
 
 const msc_snapshot_segment *msc_snapshot_segments(const msc_snapshot *snapshot, uint32_t device,

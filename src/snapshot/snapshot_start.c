@@ -24,6 +24,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/search.h"
 #include "sim/sim_options.h"
 #include "sim/sim_restore.h"
 
@@ -253,18 +254,7 @@ static uint64_t block_bytes(const start *s, const range *memory, const msc__allo
 /* First block at or above an address. */
 static uint32_t first_block(const start *s, uint64_t address)
 {
-    const held *blocks = s->blocks.items;
-    uint32_t low = 0;
-    uint32_t high = s->blocks.count;
-
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (blocks[middle].address < address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return MSC__LOWER_BOUND(held, address, s->blocks.items, s->blocks.count, address);
 }
 
 /* Adds the pieces of a range; counts the blocks that it holds. */

@@ -243,6 +243,14 @@ def test_doorkeeper_does_not_print(tree):
     assert "context.c:3: calls printf" in only(check_forbidden.check(tree))
 
 
+def test_one_header_asserts(tree):
+    plant(tree, "src/base/invariant.h", "#include <assert.h>\n#define MSC__ASSERT(c) assert(c)\n")
+    plant(tree, "src/graph/a.c", "MSC__ASSERT(a);\n")
+    assert check_forbidden.check(tree) == []
+    plant(tree, "src/graph/a.c", "#include <assert.h>\n")
+    assert "includes assert.h" in only(check_forbidden.check(tree))
+
+
 @pytest.mark.parametrize("name", ["src/graph/a.c", "src/graph/a.h", "tools/a.py", "src/meson.build", "a.pyi"])
 def test_license_line(tree, name):
     plant(tree, name, "\n", spdx=False)
