@@ -465,8 +465,6 @@ def _engine_file(results: Results) -> Named:
         rate = {row["kind"]: float(row["numbers"].split()[2]) for row in part}
         yield f"file_{way}_dd", Figure(f"{rate['engine'] / rate['dd']:.2f}", part)
         yield f"file_{way}_plain", Figure(f"{rate['engine'] / rate['plain']:.2f}", part)
-    ring = results.rows("c", "e6c95a211a62", bench="offload_parts", case="ring", kind="thread to thread")
-    yield "ring", _one(ring, "numbers.1", "{:.0f} million")
     requests = results.rows("c", "f652f1cbcf40", bench="offload_parts", case="requests")
     later = requests.where(kind="100 steps after it")
     yield "requests", Figure(in_words(int(later.numbers("numbers.0")[0])), later)

@@ -2,8 +2,6 @@
 /*
  * What the offload engine stands on: bench_offload_parts [--csv] [MiB] [directory]
  *
- *   ring     entries through one ring: pushed and taken by one thread, and from one thread to another, where who
- *            finds it full or empty lets others run
  *   ranges   one take and one give among 1,000 ranges of a training step's sizes
  *   slabs    the same with blocks of memory, all slabs mapped before
  *   requests what an engine over host memory asks its allocator for: as it is opened, in a first step of 64 blocks that
@@ -15,15 +13,13 @@
  * The median of five runs counts; the ways of the file take turns in each run, so a disk that slows down slows all.
  * Space is reserved and written once before. Throughput of a disk means nothing by itself: compare with plain.
  *
- * With --csv one row per case, to be appended to a results file: bench, case, kind, then for ring, ranges and slabs
+ * With --csv one row per case, to be appended to a results file: bench, case, kind, then for ranges and slabs
  * operations, million per second and ns each; for requests their number; for file the block's bytes, depth, MiB per second, percent of plain.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* O_DIRECT, O_TMPFILE */
 #endif
 #include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,11 +30,9 @@
 #include "memscale/offload.h"
 #include "offload/file/offload_file.h"
 #include "offload/offload_ranges.h"
-#include "offload/offload_ring.h"
 #include "offload/offload_slabs.h"
 
 #define RUNS 5
-#define ENTRIES 4000000u
 #define RANGES 1000u
 #define ROUNDS 2000u
 #define DEPTH_MOST 16u
@@ -56,67 +50,6 @@ static void row(const char *name, const char *kind, double operations, double *t
         printf("offload_parts,%s,%s,%.0f,%.2f,%.1f\n", name, kind, operations, 1e-6 / each, 1e9 * each);
     else
         printf("%-8s %-24s %8.2f M/s %8.1f ns\n", name, kind, 1e-6 / each, 1e9 * each);
-}
-
-/* ---- ring ------------------------------------------------------------------------------------------- */
-
-static void *push_all(void *argument)
-{
-    uint64_t i;
-
-    for (i = 0; i < ENTRIES; i++)
-        while (msc__ring_push(argument, i) != MSC_OK)
-            (void)sched_yield();
-    return NULL;
-}
-
-static double ring_alone(msc__ring *ring)
-{
-    double start = seconds();
-    uint64_t sum = 0;
-    uint64_t entry = 0;
-    uint64_t i;
-
-    for (i = 0; i < ENTRIES; i++) {
-        require(msc__ring_push(ring, i) == MSC_OK && msc__ring_pop(ring, &entry) == MSC_OK,
-                "the ring is stuck");
-        sum += entry;
-    }
-    require(sum == (uint64_t)ENTRIES * (ENTRIES - 1) / 2, "the ring is wrong");
-    return seconds() - start;
-}
-
-static double ring_between_threads(msc__ring *ring)
-{
-    double start = seconds();
-    pthread_t writer;
-    uint64_t entry = 0;
-    uint64_t i;
-
-    require(pthread_create(&writer, NULL, push_all, ring) == 0, "no thread");
-    for (i = 0; i < ENTRIES; i++) {
-        while (msc__ring_pop(ring, &entry) != MSC_OK)
-            (void)sched_yield();
-        require(entry == i, "the ring is wrong");
-    }
-    (void)pthread_join(writer, NULL);
-    return seconds() - start;
-}
-
-static void bench_ring(msc_context *ctx)
-{
-    msc__ring *ring;
-    double alone[RUNS], between[RUNS];
-    int i;
-
-    require(msc__ring_create(ctx, 1024, &ring, NULL) == MSC_OK, "no ring");
-    for (i = 0; i < RUNS; i++) {
-        alone[i] = ring_alone(ring);
-        between[i] = ring_between_threads(ring);
-    }
-    row("ring", "one thread", ENTRIES, alone);
-    row("ring", "thread to thread", ENTRIES, between);
-    msc__ring_destroy(ring);
 }
 
 /* ---- ranges and slabs -------------------------------------------------------------------------------- */
@@ -384,7 +317,6 @@ int main(int argc, char **argv)
         directory = argv[2];
     require(mib >= 64 && mib % 64 == 0, "MiB: a multiple of 64");
     require(msc_context_create(NULL, &ctx, NULL) == MSC_OK, "no context");
-    bench_ring(ctx);
     bench_ranges(ctx);
     bench_requests();
     bench_file(ctx, directory, mib * MIB);

@@ -3,8 +3,8 @@
  * @file offload_engine.h
  * What the files of the engine share: the block, the lane, the engine, and who may touch what when.
  *
- *      caller ── put ──► ring ──► lane out ──► tier          caller ── get ──► ring ──► lane in ──► destination
- *                                 (a thread)                                          (a thread)
+ *      caller ── put ──► queue ──► lane out ──► tier         caller ── get ──► queue ──► lane in ──► destination
+ *                                  (a thread)                                          (a thread)
  *
  * Everything in `msc_offload` and in its blocks is guarded by `mutex`, except what is constant after create and
  * the two `msc__transfer` of a block, which belong to their lanes. No lane holds the mutex while bytes move. `changed` is broadcast
@@ -29,11 +29,10 @@
 #include "memscale/offload.h"
 #include "offload/file/offload_file.h"
 #include "offload/offload_ranges.h"
-#include "offload/offload_ring.h"
 #include "offload/offload_schedule.h"
 #include "offload/offload_slabs.h"
 
-#define MSC__OFFLOAD_RING_CAPACITY 4096u
+#define MSC__OFFLOAD_QUEUE 4096u /* tickets that wait for a lane at most */
 #define MSC__OFFLOAD_ITEMS 64u /* copies that a lane has under way at most; above the most staging buffers */
 #define MSC__OFFLOAD_BATCH                                                                                   \
     16u /* blocks that a lane takes, and reports that it makes, under one lock at most */
@@ -167,19 +166,23 @@ typedef struct msc__direction {
 struct msc__lane {
     msc_offload *engine;
     const msc__direction *direction;
-    msc__ring *ring; /* tickets */
     msc__thread thread;
     bool ready;      /* initialised as far as `awake` */
     msc__cond awake; /* with the engine's mutex */
     bool asleep;
     uint32_t put_off_count; /* submitted since it fell asleep, without waking it */
     uint64_t put_off_bytes;
-    uint32_t full_count; /* submitters that wait for room in the ring */
+    uint32_t full_count; /* submitters that wait for room in the queue */
     void *stream;
     msc__file *file; /* NULL: no file tier */
     msc__staging *staging;
-    msc_ticket next;                     /* out of the ring, and not taken yet; 0: none */
-    msc__item items[MSC__OFFLOAD_ITEMS]; /* a ring: first … first + count */
+    msc_ticket
+        queue[MSC__OFFLOAD_QUEUE]; /* a ring: queue_first … queue_first + queued; guarded by the mutex */
+    uint32_t queue_first;
+    _Atomic uint32_t
+        queued; /* the lane looks without the mutex too: with copies under way it need not take it in vain */
+    msc_ticket next;                     /* out of the queue, and not taken yet; 0: none */
+    msc__item items[MSC__OFFLOAD_ITEMS]; /* a ring: first … first + count; the lane's alone */
     uint32_t first, count;
     msc__report reports[MSC__OFFLOAD_BATCH];
     uint32_t report_count; /* not told yet */
@@ -301,7 +304,7 @@ msc_status msc__lane_start(msc__lane *lane, const msc__direction *direction, con
                            msc_error *err);
 void msc__lane_fini(msc__lane *lane);
 
-/** Passes a block to a lane. The mutex is held; it is released while the ring is full. A lane that sleeps goes on
+/** Passes a block to a lane. The mutex is held; it is released while the queue is full. A lane that sleeps goes on
     sleeping while there is little to do, until `msc__lane_wake`: whoever asks for a result calls that. Returns whether
     the lane is to be roused. */
 bool msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What both lanes share: their ring, their sleep, their staging buffers, the list of copies under way, and how a block is
+ * What both lanes share: their queue, their sleep, their staging buffers, the list of copies under way, and how a block is
  * begun piece by piece. What is copied from where, and what the end of a copy means, is the direction's
  * (offload_out.c, offload_in.c).
  *
@@ -8,7 +8,7 @@
  * when some have come together or somebody asks for one, or else each of them would cost a system call, which takes
  * longer than its copy. It is woken when the mutex is free: a lane that wakes to a mutex that is held costs each side one
  * more system call. Lane in sleeps on while more blocks are ahead of the program than wait for it. A lane decides to
- * sleep under the engine's mutex, which submitters hold, and looks at the ring once more there: nothing is
+ * sleep under the engine's mutex, which submitters hold, and looks at the queue once more there: nothing is
  * submitted unseen.
  *
  * Copies under way are a queue: the streams and the file finish them in about the order in which they began,
@@ -56,9 +56,7 @@ msc_status msc__lane_init(msc_offload *engine, msc__lane *lane, msc_error *err)
     if (status != MSC_OK)
         return status;
     lane->ready = true;
-    status = msc__ring_create(engine->ctx, MSC__OFFLOAD_RING_CAPACITY, &lane->ring, err);
-    if (status == MSC_OK)
-        status = engine->device->ops->stream_create(engine->device, &lane->stream, err);
+    status = engine->device->ops->stream_create(engine->device, &lane->stream, err);
     if (status == MSC_OK && engine->staging_slabs != NULL)
         status = init_staging(engine, lane, err);
     return status;
@@ -77,9 +75,41 @@ void msc__lane_fini(msc__lane *lane)
         if (lane->staging[i].event != NULL)
             engine->device->ops->event_destroy(engine->device, lane->staging[i].event);
     msc__free(engine->ctx, lane->staging, engine->options.staging_count * sizeof *lane->staging);
-    msc__ring_destroy(lane->ring);
     msc__cond_fini(&lane->awake);
 }
+
+/* ---- the queue: the mutex is held --------------------------------------------------------------- */
+
+/* Relaxed: stores are under the mutex, and who has no mutex looks again with it before it counts on the answer. */
+static uint32_t queued(const msc__lane *lane)
+{
+    return atomic_load_explicit(&lane->queued, memory_order_relaxed);
+}
+
+static bool push(msc__lane *lane, msc_ticket ticket)
+{
+    uint32_t count = queued(lane);
+
+    if (count == MSC__OFFLOAD_QUEUE)
+        return false;
+    lane->queue[(lane->queue_first + count) % MSC__OFFLOAD_QUEUE] = ticket;
+    atomic_store_explicit(&lane->queued, count + 1, memory_order_relaxed);
+    return true;
+}
+
+static bool pop(msc__lane *lane, msc_ticket *out)
+{
+    uint32_t count = queued(lane);
+
+    if (count == 0)
+        return false;
+    *out = lane->queue[lane->queue_first];
+    lane->queue_first = (lane->queue_first + 1) % MSC__OFFLOAD_QUEUE;
+    atomic_store_explicit(&lane->queued, count - 1, memory_order_relaxed);
+    return true;
+}
+
+/* ---- sleep -------------------------------------------------------------------------------------- */
 
 /* Nothing is put off any more. Returns whether something was, and the lane sleeps. */
 static bool end_putting_off(msc__lane *lane)
@@ -117,7 +147,7 @@ bool msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
     msc_offload *engine = lane->engine;
 
     lane->full_count++;
-    while (msc__ring_push(lane->ring, ticket) == MSC_EAGAIN)
+    while (!push(lane, ticket))
         msc__cond_wait(&engine->changed, &engine->mutex);
     lane->full_count--;
     if (!lane->asleep)
@@ -186,12 +216,12 @@ void msc__lane_finish(msc__lane *lane)
 
 /* ---- the thread --------------------------------------------------------------------------------- */
 
-/* The ticket that is next, out of the ring; false: there is none. */
+/* The ticket that is next, out of the queue; false: there is none. */
 static bool find_next(msc__lane *lane)
 {
     if (lane->next != 0)
         return true;
-    if (msc__ring_pop(lane->ring, &lane->next) != MSC_OK)
+    if (!pop(lane, &lane->next))
         return false;
     if (lane->full_count > 0)
         msc__cond_broadcast(&lane->engine->changed);
@@ -244,7 +274,7 @@ static uint32_t take(msc__lane *lane, msc__block **out)
     msc_offload *engine = lane->engine;
     uint32_t count;
 
-    if (lane->count > 0 && lane->next == 0 && msc__ring_count(lane->ring) == 0)
+    if (lane->count > 0 && lane->next == 0 && queued(lane) == 0)
         return 0;
     msc__mutex_lock(&engine->mutex);
     tell(lane);
