@@ -9,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 #define FIRST_CAPACITY 16u
 #define MOST_ITEMS 0x7fffffffu
@@ -21,6 +22,7 @@ msc_status msc__array_reserve(msc_context *ctx, msc__array *array, size_t item_b
     size_t bytes;
     void *items;
 
+    MSC__ASSERT(item_bytes > 0 && array->count <= array->capacity);
     if (needed <= capacity)
         return MSC_OK;
     if (needed > MOST_ITEMS)
@@ -47,6 +49,7 @@ msc_status msc__array_push(msc_context *ctx, msc__array *array, size_t item_byte
         if (status != MSC_OK)
             return status;
     }
+    MSC__ASSERT(array->count < array->capacity);
     memcpy((char *)array->items + (size_t)array->count * item_bytes, item, item_bytes);
     array->count++;
     return MSC_OK;

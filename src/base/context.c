@@ -12,6 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 
 struct msc_context {
@@ -86,6 +87,7 @@ void *msc__resize(msc_context *ctx, void *old, size_t old_bytes, size_t new_byte
     uint64_t rest = ctx->held_bytes - old_bytes;
     void *result;
 
+    MSC__ASSERT(old_bytes <= ctx->held_bytes && (old != NULL || old_bytes == 0));
     if (new_bytes > ctx->limit_bytes || rest > ctx->limit_bytes - new_bytes)
         return NULL;
     result = ctx->allocator.resize(ctx->allocator.user, old, old_bytes, new_bytes);
@@ -94,6 +96,7 @@ void *msc__resize(msc_context *ctx, void *old, size_t old_bytes, size_t new_byte
     ctx->held_bytes = rest + new_bytes;
     if (ctx->held_bytes > ctx->peak_bytes)
         ctx->peak_bytes = ctx->held_bytes;
+    MSC__ASSERT(ctx->held_bytes <= ctx->limit_bytes);
     return result;
 }
 
@@ -113,6 +116,7 @@ void msc__free(msc_context *ctx, void *old, size_t bytes)
 {
     if (old == NULL)
         return;
+    MSC__ASSERT(bytes > 0 && bytes <= ctx->held_bytes); /* what it was made with */
     (void)ctx->allocator.resize(ctx->allocator.user, old, bytes, 0);
     ctx->held_bytes -= bytes;
 }

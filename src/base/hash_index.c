@@ -8,8 +8,10 @@
  * Invariant: at most half of the slots are taken, so a probe always meets an empty one.
  */
 #include "base/hash_index.h"
+
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 #define FIRST_SLOTS 64u
 #define MOST_SLOTS 0x80000000u
@@ -18,6 +20,7 @@ static void insert(msc__hash_slot *slots, uint32_t capacity, msc__hash_slot entr
 {
     uint32_t at = entry.hash & (capacity - 1);
 
+    MSC__ASSERT((capacity & (capacity - 1)) == 0 && entry.item != 0);
     while (slots[at].item != 0)
         at = (at + 1) & (capacity - 1);
     slots[at] = entry;
@@ -48,6 +51,7 @@ msc_status msc__hash_index_reserve(msc_context *ctx, msc__hash_index *index, con
 
 void msc__hash_index_insert(msc__hash_index *index, uint32_t hash, uint32_t record)
 {
+    MSC__ASSERT(index->count < index->capacity / 2); /* msc__hash_index_reserve: searches end */
     insert(index->slots, index->capacity, (msc__hash_slot){.hash = hash, .item = record + 1});
     index->count++;
 }
@@ -56,6 +60,7 @@ uint32_t msc__hash_index_next(const msc__hash_index *index, uint32_t hash, uint3
 {
     if (index->capacity == 0)
         return MSC_NONE;
+    MSC__ASSERT(index->count < index->capacity);
     for (;;) {
         const msc__hash_slot *slot = &index->slots[(*probe)++ & (index->capacity - 1)];
         if (slot->item == 0)

@@ -5,6 +5,8 @@
  */
 #include "base/text.h"
 
+#include "base/invariant.h"
+
 #define FNV_OFFSET 14695981039346656037u /* FNV-1a, 64 bit */
 #define FNV_PRIME 1099511628211u
 
@@ -39,6 +41,7 @@ void msc__text_put_u64(msc__text *text, uint64_t value)
         digits[count++] = (char)('0' + value % 10);
         value /= 10;
     } while (value != 0);
+    MSC__ASSERT(count <= (int)sizeof digits);
     while (count > 0)
         msc__text_put_char(text, digits[--count]);
 }
