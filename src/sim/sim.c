@@ -23,6 +23,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "sim/sim_pools.h"
 #include "sim/sim_trace.h"
@@ -101,6 +102,7 @@ static msc_status alloc_host(msc__sim_pools *pools, uint32_t id, uint64_t size_b
     status = msc__sim_blocks_reserve(pools->ctx, &pools->blocks, (uint64_t)pools->blocks.used_count + 1, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(msc__sim_reserved(pools) <= pools->options.capacity_bytes);
     if (size_bytes > pools->options.capacity_bytes - msc__sim_reserved(pools))
         return msc__sim_pools_fail(pools, size_bytes, size_bytes, err);
     *slot = msc__sim_blocks_take(&pools->blocks);
@@ -119,6 +121,7 @@ static void free_host(msc__sim_pools *pools, uint32_t slot)
 {
     uint64_t size_bytes = msc__sim_block_at(&pools->blocks, slot)->size_bytes;
 
+    MSC__ASSERT(pools->active_count > 0);
     pools->active_count--;
     msc__sim_count_requested(&pools->counters, MSC__SIM_LARGE, size_bytes);
     msc__sim_count_completed(&pools->counters, MSC__SIM_LARGE, size_bytes, size_bytes);
@@ -190,6 +193,7 @@ msc_status msc__sim_cover_id(msc_sim *sim, uint32_t id, msc_error *err)
 
     if (id < count)
         return MSC_OK;
+    MSC__ASSERT(id < NO_BLOCK); /* entries name slots, and both have marks above them */
     status = msc__array_reserve(sim->ctx, ids, sizeof(uint32_t), id + 1 - count, err);
     if (status != MSC_OK)
         return status;
@@ -220,6 +224,7 @@ msc_status msc_sim_alloc_in(msc_sim *sim, uint32_t id, uint64_t size_bytes, cons
         else
             status = msc__sim_pools_alloc(&sim->pools, id, size_bytes, place, &slot, err);
     }
+    MSC__ASSERT(status != MSC_OK || (slot == NO_BLOCK) == (size_bytes == 0));
     if (status == MSC_OK)
         *id_at(sim, id) = slot;
     return checked(sim, status, err);
@@ -243,6 +248,7 @@ static msc_status find_id(const msc_sim *sim, uint32_t id, bool awaited, uint32_
         return msc__fail(err, MSC_EINVAL, "id %" PRIu32 " %s", id,
                          awaited ? "has not been freed" : "has been freed and awaits its completion");
     *slot = entry & ~AWAITED;
+    MSC__ASSERT(*slot == NO_BLOCK || msc__sim_block_at(&sim->pools.blocks, *slot)->tag == id);
     return MSC_OK;
 }
 

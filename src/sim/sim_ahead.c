@@ -14,7 +14,7 @@
 #include "sim/sim_ahead.h"
 
 #include "base/error.h"
-
+#include "base/invariant.h"
 #include "sim/sim_derive.h"
 
 /* ---- what follows what ----------------------------------------------------------------------------- */
@@ -24,6 +24,7 @@ static bool brings_back(const msc__plan_regions *plan, const msc__region *region
     uint32_t i;
 
     *out = (msc__follow){.next = MSC_NONE, .first_use = MSC_NONE};
+    MSC__ASSERT(region->first_move + region->move_count <= plan->move_count);
     for (i = region->first_move; i < region->first_move + region->move_count; i++) {
         if (plan->moves[i].use < out->first_use)
             out->first_use = plan->moves[i].use;
@@ -45,6 +46,7 @@ static void link_follows(msc__follow *follows, uint32_t count)
     uint32_t i;
 
     for (i = 0; i + 1 < count; i++) {
+        MSC__ASSERT(follows[i].region < follows[i + 1].region);
         follows[i + 1].uncertain |=
             least < follows[i].first_use || follows[i + 1].next_use > follows[i].first_use;
         least = follows[i].first_use < least ? follows[i].first_use : least;
@@ -92,6 +94,7 @@ static uint32_t count_early(const msc__moved *moves, uint32_t count, uint64_t mo
     uint32_t i;
 
     for (i = 0; i < count && moves[i].back == moves[0].use; i++) {
+        MSC__ASSERT(i == 0 || moves[i].use >= moves[i - 1].use);
         taken += rounded(moves[i].size_bytes, granule_bytes);
         if (taken > most_bytes)
             break;
@@ -115,6 +118,7 @@ void msc__moves_bring_early(const msc_graph *graph, const msc_plan *plan, msc__p
         if (follows[i].next == MSC_NONE || follows[i].uncertain ||
             msc_plan_choices(plan)[choice].ahead_bytes == 0)
             continue;
+        MSC__ASSERT(choice < msc_plan_choice_count(plan) && next < region);
         msc__moves_by_use(moves, next->move_count);
         early = count_early(moves, next->move_count, msc_plan_choices(plan)[choice].ahead_bytes, 1);
         while (early-- > 0)
@@ -140,6 +144,7 @@ typedef struct outlook {
 
 static void note_level(outlook *o, uint32_t position, uint64_t live_bytes)
 {
+    MSC__ASSERT(position < o->derivation.op_count + 2);
     if (o->level[position] < live_bytes)
         o->level[position] = live_bytes;
     if (o->peak_bytes < live_bytes)
@@ -187,8 +192,10 @@ static uint64_t bytes_after(outlook *o, const msc__follow *follow)
         return UINT64_MAX;
     if (follow->uncertain)
         return 0;
+    MSC__ASSERT(follow->first_use <= follow->next_use && follow->next_use <= o->derivation.op_count);
     for (i = follow->first_use; i < follow->next_use; i++)
         most = o->level[i] > most ? o->level[i] : most;
+    MSC__ASSERT(most <= o->peak_bytes);
     next = &o->derivation.plan.regions[follow->next];
     moves = o->derivation.plan.moves + next->first_move;
     msc__moves_by_use(moves, next->move_count);
@@ -210,6 +217,7 @@ static void find_bytes(outlook *o, const msc_graph *graph, const msc_plan *plan)
         const msc__region *region = &o->derivation.plan.regions[o->follows[i].region];
         uint32_t choice = msc_plan_find(plan, msc_graph_calls(graph)[region->first_call].module);
         uint64_t bytes = bytes_after(o, &o->follows[i]);
+        MSC__ASSERT(choice < msc_plan_choice_count(plan));
         if (bytes < o->ahead_bytes[choice])
             o->ahead_bytes[choice] = bytes;
     }

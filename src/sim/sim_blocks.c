@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 
 #define CLASS_BITS 4u /* log2 of the classes per power of two */
 
@@ -61,15 +62,18 @@ uint32_t msc__sim_blocks_take(msc__sim_blocks *blocks)
 
     if (slot != 0) {
         blocks->empty_first = msc__sim_block_at(blocks, slot)->next;
+        MSC__ASSERT(msc__sim_block_at(blocks, slot)->state == MSC__SIM_EMPTY);
     } else {
         if (blocks->slots.count == 0)
             memset(msc__sim_block_at(blocks, blocks->slots.count++), 0, sizeof *block);
+        MSC__ASSERT(blocks->slots.count < blocks->slots.capacity);
         slot = blocks->slots.count++;
     }
     block = msc__sim_block_at(blocks, slot);
     memset(block, 0, sizeof *block);
     block->priority = priority_of(slot);
     blocks->used_count++;
+    MSC__ASSERT(blocks->used_count < blocks->slots.count);
     return slot;
 }
 
@@ -77,6 +81,8 @@ void msc__sim_blocks_give(msc__sim_blocks *blocks, uint32_t slot)
 {
     msc__sim_block *block = msc__sim_block_at(blocks, slot);
 
+    MSC__ASSERT(slot != 0 && slot < blocks->slots.count && blocks->used_count > 0);
+    MSC__ASSERT(block->state != MSC__SIM_EMPTY);
     block->state = MSC__SIM_EMPTY;
     block->next = blocks->empty_first;
     blocks->empty_first = slot;
@@ -104,6 +110,7 @@ uint32_t msc__sim_blocks_split(msc__sim_blocks *blocks, uint32_t slot, uint64_t 
     msc__sim_block *block = msc__sim_block_at(blocks, slot);
     msc__sim_block *rest = msc__sim_block_at(blocks, rest_slot);
 
+    MSC__ASSERT(size_bytes > 0 && size_bytes < block->size_bytes);
     rest->address = block->address + size_bytes;
     rest->size_bytes = block->size_bytes - size_bytes;
     rest->set_index = block->set_index;
@@ -123,12 +130,16 @@ void msc__sim_blocks_absorb(msc__sim_blocks *blocks, uint32_t slot, uint32_t oth
     msc__sim_block *block = msc__sim_block_at(blocks, slot);
     const msc__sim_block *other = msc__sim_block_at(blocks, other_slot);
 
+    MSC__ASSERT(block->prev == other_slot || block->next == other_slot);
+    MSC__ASSERT(block->set_index == other->set_index);
     if (block->prev == other_slot) {
+        MSC__ASSERT(other->address + other->size_bytes == block->address);
         block->address = other->address;
         block->prev = other->prev;
         if (block->prev != 0)
             msc__sim_block_at(blocks, block->prev)->next = slot;
     } else {
+        MSC__ASSERT(block->address + block->size_bytes == other->address);
         block->next = other->next;
         if (block->next != 0)
             msc__sim_block_at(blocks, block->next)->prev = slot;
@@ -151,6 +162,7 @@ uint32_t msc__sim_class_of(uint64_t size_bytes)
     if (granules < (1u << CLASS_BITS))
         return (uint32_t)granules;
     high = 63u - (uint32_t)__builtin_clzll(granules);
+    MSC__ASSERT(high < 54); /* at most MSC__SIM_MOST_BYTES: 2^53 granules */
     return ((high - CLASS_BITS + 1) << CLASS_BITS) +
            (uint32_t)((granules >> (high - CLASS_BITS)) & ((1u << CLASS_BITS) - 1));
 }
@@ -174,6 +186,7 @@ void msc__sim_set_insert(msc__sim_blocks *blocks, msc__sim_set *set, uint32_t sl
     uint32_t *above = &block->use.link.right;
     uint32_t at;
 
+    MSC__ASSERT(block->state == MSC__SIM_FREE && block->size_bytes % MSC__SIM_GRANULE_BYTES == 0);
     set->words[class_index / 64] |= UINT64_C(1) << (class_index % 64);
     set->summary |= UINT64_C(1) << (class_index / 64);
     for (at = *link; at != 0; at = *link) {
@@ -226,10 +239,12 @@ void msc__sim_set_erase(msc__sim_blocks *blocks, msc__sim_set *set, uint32_t slo
     uint32_t *link = &set->roots[class_index];
 
     while (*link != slot) {
+        MSC__ASSERT(*link != 0); /* or the block is not in the set */
         msc__sim_block *node = msc__sim_block_at(blocks, *link);
         link = is_below(node, *link, &key) ? &node->use.link.right : &node->use.link.left;
     }
     join_trees(blocks, link, block->use.link.left, block->use.link.right);
+    MSC__ASSERT((set->words[class_index / 64] >> (class_index % 64) & 1) != 0);
     if (set->roots[class_index] != 0)
         return;
     set->words[class_index / 64] &= ~(UINT64_C(1) << (class_index % 64));
@@ -244,6 +259,7 @@ static uint32_t next_class(const msc__sim_set *set, uint32_t class_index)
     uint64_t bits = set->words[word] & (UINT64_MAX << ((class_index + 1) % 64));
     uint64_t later;
 
+    MSC__ASSERT(word < MSC__SIM_CLASS_WORDS);
     if (bits == 0) {
         later = set->summary & (UINT64_MAX << (word + 1));
         if (later == 0)
@@ -251,6 +267,7 @@ static uint32_t next_class(const msc__sim_set *set, uint32_t class_index)
         word = (uint32_t)__builtin_ctzll(later);
         bits = set->words[word];
     }
+    MSC__ASSERT(bits != 0);
     return word * 64 + (uint32_t)__builtin_ctzll(bits);
 }
 
@@ -276,6 +293,7 @@ static inline uint32_t lower_bound(const msc__sim_blocks *blocks, const msc__sim
     class_index = next_class(set, class_index);
     for (at = set->roots[class_index]; at != 0; at = msc__sim_block_at(blocks, at)->use.link.left)
         best = at;
+    MSC__ASSERT(best == 0 || !is_below(msc__sim_block_at(blocks, best), best, key));
     return best;
 }
 
@@ -303,6 +321,7 @@ uint32_t msc__sim_set_largest(const msc__sim_blocks *blocks, const msc__sim_set 
     if (set->summary == 0)
         return 0;
     word = 63u - (uint32_t)__builtin_clzll(set->summary);
+    MSC__ASSERT(set->words[word] != 0);
     at = set->roots[word * 64 + 63u - (uint32_t)__builtin_clzll(set->words[word])];
     for (; at != 0; at = msc__sim_block_at(blocks, at)->use.link.right)
         best = at;

@@ -15,6 +15,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 void *msc__scratch_take(msc__scratch *scratch, size_t count, size_t item_bytes)
 {
@@ -63,10 +64,13 @@ void msc__buckets_add(msc__buckets *buckets, uint32_t position, uint32_t item)
 {
     if (buckets->first == NULL)
         return;
+    MSC__ASSERT(position < buckets->position_count);
     if (buckets->items == NULL) {
         buckets->first[position + 2]++;
         buckets->item_count++;
     } else {
+        MSC__ASSERT(buckets->first[position + 1] <
+                    buckets->first[position + 2]); /* as many as were counted */
         buckets->items[buckets->first[position + 1]++] = item;
     }
 }
@@ -79,6 +83,8 @@ void msc__buckets_place(msc__scratch *scratch, msc__buckets *buckets)
         return;
     for (p = 2; p < buckets->position_count + 2; p++)
         buckets->first[p] += buckets->first[p - 1];
+    MSC__ASSERT(buckets->items == NULL);
+    MSC__ASSERT(buckets->first[buckets->position_count + 1] <= buckets->item_count);
     buckets->items = msc__scratch_take(scratch, buckets->item_count, sizeof *buckets->items);
     if (buckets->items == NULL)
         buckets->first = NULL;

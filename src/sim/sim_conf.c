@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 
 /* ---- tokens ------------------------------------------------------------------------------------- */
@@ -63,6 +64,7 @@ static void next_token(conf *c)
             if (!is_space(*c->at) && length < TOKEN_BYTES - 1)
                 c->token[length++] = *c->at;
     }
+    MSC__ASSERT(length < TOKEN_BYTES);
     c->token[length] = '\0';
 }
 
@@ -218,6 +220,7 @@ static bool is_power(uint64_t value)
 /* Sets the intervals begin … end - 1. */
 static void fill_divisions(conf *c, uint32_t begin, uint32_t end, uint32_t divisions)
 {
+    MSC__ASSERT(end <= MSC_SIM_ROUNDUP_INTERVALS);
     for (; begin < end; begin++)
         c->options.roundup_power2_divisions[begin] = divisions;
 }

@@ -23,6 +23,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "sim/sim_ahead.h"
 
 /* Bytes that may be alive at once, of everything, so that sums of them never overflow. */
@@ -87,8 +88,10 @@ static void find_ends(msc__derivation *d, const msc_graph *graph)
     }
     for (i = 0; i < msc_graph_input_count(graph); i++)
         hold_input(d, msc_graph_calls(graph), &inputs[i]);
-    for (i = 0; i < d->plan.move_count; i++)
+    for (i = 0; i < d->plan.move_count; i++) {
+        MSC__ASSERT(!d->buffers[d->plan.moves[i].buffer].resident);
         raise_to(&d->end[d->plan.moves[i].buffer], d->plan.moves[i].settle);
+    }
 }
 
 /* A save that is released where its region recomputes holds its instance for the recompute only. A kept
@@ -97,6 +100,7 @@ static void settle_ends(msc__derivation *d, const msc__region *region)
 {
     uint32_t i;
 
+    MSC__ASSERT(region->live && region->end <= d->op_count);
     for (i = d->begins.first[region->begin]; i < d->begins.first[region->end]; i++) {
         uint32_t b = d->begins.items[i];
         if (msc__op_is_kept(d, d->buffers[b].begin)) {
@@ -113,6 +117,8 @@ static void add_region(msc__derivation *d, uint32_t r)
     const msc__region *region = &d->plan.regions[r];
     uint32_t i;
 
+    MSC__ASSERT(region->begin < region->stop && region->stop <= region->end);
+    MSC__ASSERT(region->redo >= region->end && region->redo <= d->op_count);
     msc__buckets_add(&d->starts, region->begin, r);
     for (i = d->begins.first[region->begin]; i < d->begins.first[region->stop]; i++) {
         uint32_t b = d->begins.items[i];
@@ -143,6 +149,7 @@ static void add_moves(msc__derivation *d)
 
     for (i = 0; i < d->plan.move_count; i++) {
         const msc__moved *move = &d->plan.moves[i];
+        MSC__ASSERT(move->put <= move->settle && (move->back == MSC_NONE || move->back <= move->use));
         if (move->release > move->put) { /* else it is never away */
             msc__buckets_add(&d->puts, move->put, i);
             msc__buckets_add(&d->drops, move->release, i);

@@ -6,6 +6,7 @@
 #ifndef MSC_SIM_DERIVE_H
 #define MSC_SIM_DERIVE_H
 
+#include "base/invariant.h"
 #include "sim/sim_buckets.h"
 #include "sim/sim_moves.h"
 
@@ -43,6 +44,7 @@ static inline bool msc__op_is_kept(const msc__derivation *d, uint32_t op)
 /** The object of an instance that came back. */
 static inline uint32_t msc__returned_object(const msc__derivation *d, uint32_t move)
 {
+    MSC__ASSERT(move < d->plan.move_count);
     return 2 * d->buffer_count + d->plan.count + move;
 }
 

@@ -25,6 +25,7 @@
  * survive frees and releases; the smaller counts.
  */
 #include "base/bytes.h"
+#include "base/invariant.h"
 #include "sim/sim_pools.h"
 
 /* Address space of one segment: 9/8 of the device as in PyTorch, and 4 TiB where the device has no limit. */
@@ -87,6 +88,8 @@ void msc__sim_expandable_add_unmapped(msc__sim_pools *pools, uint32_t slot)
     uint32_t below = set->unmapped_last;
     uint32_t above = 0;
 
+    MSC__ASSERT(block->state == MSC__SIM_UNMAPPED);
+    MSC__ASSERT(block->size_bytes % msc__sim_page_bytes(&pools->options, block->set_index) == 0);
     while (below != 0 && block_at(pools, below)->address > block->address) {
         above = below;
         below = block_at(pools, below)->use.link.left;
@@ -104,6 +107,8 @@ static void unmapped_erase(msc__sim_pools *pools, uint32_t slot)
     uint32_t below = block->use.link.left;
     uint32_t above = block->use.link.right;
 
+    MSC__ASSERT(block->state == MSC__SIM_UNMAPPED);
+    MSC__ASSERT(below == 0 ? set->unmapped_first == slot : block_at(pools, below)->use.link.right == slot);
     *(below != 0 ? &block_at(pools, below)->use.link.right : &set->unmapped_first) = above;
     *(above != 0 ? &block_at(pools, above)->use.link.left : &set->unmapped_last) = below;
 }
@@ -113,6 +118,7 @@ static void absorb_alike(msc__sim_pools *pools, uint32_t slot, uint32_t other)
 {
     msc__sim_set *set = msc__sim_set_at(pools, block_at(pools, slot)->set_index);
 
+    MSC__ASSERT(!msc__sim_is_active(block_at(pools, slot)));
     if (other == 0 || block_at(pools, other)->state != block_at(pools, slot)->state)
         return;
     if (block_at(pools, other)->state == MSC__SIM_FREE)
@@ -148,6 +154,7 @@ static uint32_t add_space(msc__sim_pools *pools, uint32_t set_index, uint64_t ro
     if (bytes < rounded_bytes)
         bytes = rounded_bytes;
     bytes = page_count(bytes, page_bytes) * page_bytes;
+    MSC__ASSERT(bytes >= rounded_bytes && bytes % page_bytes == 0);
     address = msc__sim_pools_place(pools, bytes, page_bytes);
     if (address == 0)
         return 0;
@@ -186,6 +193,8 @@ static bool map_pages(msc__sim_pools *pools, uint32_t slot, uint64_t bytes)
 
     uint64_t address = block->address;
 
+    MSC__ASSERT(block->state == MSC__SIM_UNMAPPED && bytes > 0 && mapped <= block->size_bytes);
+    MSC__ASSERT(msc__sim_reserved(pools) <= pools->options.capacity_bytes);
     if (mapped > pools->options.capacity_bytes - msc__sim_reserved(pools))
         return false;
     unmapped_erase(pools, slot);
@@ -194,6 +203,7 @@ static bool map_pages(msc__sim_pools *pools, uint32_t slot, uint64_t bytes)
     block->state = MSC__SIM_FREE;
     absorb_alike(pools, slot, block->prev);
     absorb_alike(pools, slot, block->next);
+    MSC__ASSERT(block->size_bytes >= mapped);
     msc__sim_pools_insert(pools, slot);
     pools->mapped_page_count += pages;
     msc__sim_count_segment(pools, MSC_SIM_SEGMENT_MAP, block->set_index, address, mapped);
@@ -220,10 +230,12 @@ uint32_t msc__sim_expandable_grow(msc__sim_pools *pools, uint32_t set_index, uin
         return 0;
     while ((have = block_at(pools, slot)->size_bytes) < rounded_bytes) {
         uint32_t next = block_at(pools, slot)->next; /* unmapped, for free neighbours have merged */
+        MSC__ASSERT(next != 0 && block_at(pools, next)->state == MSC__SIM_UNMAPPED);
         if (!map_pages(pools, next, least(block_at(pools, next)->size_bytes, rounded_bytes - have)))
             return 0;
         slot = next; /* it has absorbed the block below */
     }
+    MSC__ASSERT(block_at(pools, slot)->state == MSC__SIM_FREE);
     msc__sim_set_erase(&pools->blocks, msc__sim_set_at(pools, set_index), slot);
     return slot;
 }
@@ -235,6 +247,7 @@ static uint32_t cut_to_pages(msc__sim_pools *pools, uint32_t slot, uint64_t begi
 {
     msc__sim_block *block = block_at(pools, slot);
 
+    MSC__ASSERT(begin < end && block->address <= begin && end <= block->address + block->size_bytes);
     msc__sim_set_erase(&pools->blocks, msc__sim_set_at(pools, block->set_index), slot);
     if (block->address < begin) {
         uint32_t upper = msc__sim_blocks_split(&pools->blocks, slot, begin - block->address);
@@ -243,6 +256,7 @@ static uint32_t cut_to_pages(msc__sim_pools *pools, uint32_t slot, uint64_t begi
     }
     if (block_at(pools, slot)->size_bytes > end - begin)
         msc__sim_pools_insert(pools, msc__sim_blocks_split(&pools->blocks, slot, end - begin));
+    MSC__ASSERT(block_at(pools, slot)->address == begin && block_at(pools, slot)->size_bytes == end - begin);
     return slot;
 }
 
@@ -253,6 +267,7 @@ void msc__sim_expandable_unmap(msc__sim_pools *pools, uint32_t slot)
     uint64_t begin = msc__sim_expandable_to_border(pools, block, block->address);
     uint64_t bytes = block->size_bytes > begin ? (block->size_bytes - begin) / page_bytes * page_bytes : 0;
 
+    MSC__ASSERT(block->state == MSC__SIM_FREE);
     if (bytes == 0)
         return;
     begin += block->address;
@@ -261,6 +276,7 @@ void msc__sim_expandable_unmap(msc__sim_pools *pools, uint32_t slot)
     block->state = MSC__SIM_UNMAPPED;
     absorb_alike(pools, slot, block->prev);
     absorb_alike(pools, slot, block->next);
+    MSC__ASSERT(pools->mapped_page_count >= bytes / page_bytes);
     pools->mapped_page_count -= bytes / page_bytes;
     msc__sim_count_segment(pools, MSC_SIM_SEGMENT_UNMAP, block->set_index, begin, bytes);
     if (block->prev == 0 && block->next == 0) {

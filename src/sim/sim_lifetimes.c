@@ -15,9 +15,11 @@
  * order of entry, so a parent always precedes its children, and what lies inside a call follows it.
  */
 #include "sim/sim_lifetimes.h"
-#include "base/search.h"
 
 #include <string.h>
+
+#include "base/invariant.h"
+#include "base/search.h"
 
 bool msc__offsets_have(const uint32_t *offsets, uint32_t count, uint32_t offset)
 {
@@ -33,6 +35,7 @@ msc__region msc__region_of_call(const msc_graph *graph, uint32_t call, uint32_t 
     const msc_call *called = &msc_graph_calls(graph)[call];
     msc__region region;
 
+    MSC__ASSERT(call <= last_call && called->begin <= called->end);
     memset(&region, 0, sizeof region);
     region.first_call = call;
     region.last_call = last_call;
@@ -49,6 +52,7 @@ void msc__region_extend(msc__region *region, const msc_graph *graph, uint32_t ca
     const msc_call *called = &msc_graph_calls(graph)[call];
     uint64_t state_bytes = msc_graph_modules(graph)[called->module].state_bytes;
 
+    MSC__ASSERT(call == region->last_call + 1 && called->begin == region->end);
     region->last_call = last_call;
     region->end = called->end;
     if (state_bytes <= UINT64_MAX - region->state_bytes)
@@ -66,6 +70,7 @@ void msc__region_note(msc__region *region, const msc_save *save, const msc_buffe
         region->stop = save->pack;
     if (buffer->begin + 1 > region->stop)
         region->stop = buffer->begin + 1;
+    MSC__ASSERT(region->stop > region->begin && region->stop <= region->end);
     if (msc__save_is_unused(save, op_count))
         return;
     region->live = 1;
@@ -81,6 +86,7 @@ void msc__region_settle(msc__region *region)
         region->early = 1;
         region->redo = region->end;
     }
+    MSC__ASSERT(!region->live || (region->redo >= region->end && region->until > region->end));
 }
 
 /* ---- all calls, each for itself ------------------------------------------------------------------- */
@@ -106,6 +112,7 @@ static void start_regions(const msc_graph *graph, msc__region *regions)
         regions[c] = msc__region_of_call(graph, c, c);
     for (c = msc_graph_call_count(graph); c-- > 0;) {
         uint32_t parent = calls[c].parent;
+        MSC__ASSERT(parent == MSC_NONE || parent < c);
         if (parent != MSC_NONE && regions[parent].last_call < regions[c].last_call)
             regions[parent].last_call = regions[c].last_call;
     }
@@ -152,6 +159,7 @@ static void place_call(const msc_graph *graph, const msc_plan *plan, msc__plan_r
         msc__region_extend(&out->regions[out->count - 1], graph, call, out->last_calls[call]);
     } else {
         msc__region region = msc__region_of_call(graph, call, out->last_calls[call]);
+        MSC__ASSERT(out->count < msc_graph_call_count(graph));
         region.offload = choice->action == MSC_ACTION_OFFLOAD;
         region.boundary = choice->boundary;
         out->regions[out->count++] = region;
@@ -166,6 +174,7 @@ static void place_calls(const msc_graph *graph, const msc_plan *plan, msc__plan_
     uint32_t c;
 
     for (c = 0; c < msc_graph_call_count(graph); c++) {
+        MSC__ASSERT(calls[c].parent == MSC_NONE || calls[c].parent < c);
         out->cover[c] = calls[c].parent == MSC_NONE ? MSC_NONE : out->cover[calls[c].parent];
         if (out->cover[c] == MSC_NONE && plan != NULL)
             place_call(graph, plan, out, c);
@@ -185,6 +194,7 @@ static void mark_kept(const msc_graph *graph, const msc_plan *plan, msc__plan_re
             msc_plan_kept(plan, msc_plan_find(plan, calls[region->first_call].module), &count);
         if (mark == 0 && region->live)
             continue;
+        MSC__ASSERT(region->end <= msc_graph_op_count(graph));
         for (i = 0; i < count && offsets[i] < region->end - region->begin; i++)
             out->kept[region->begin + offsets[i]] = mark;
     }

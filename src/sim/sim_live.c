@@ -12,6 +12,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "sim/sim_trace.h"
 
 /* What is known of an instance. */
@@ -28,10 +29,13 @@ static void mark_until(const msc_trace *trace, uint64_t event, mark *marks)
 
     for (i = 0; i <= event; i++) {
         if (events[i].kind == MSC_EVENT_ALLOC) {
+            MSC__ASSERT(marks[events[i].id].size_bytes == 0 &&
+                        !marks[events[i].id].alive); /* each id is used once */
             marks[events[i].id].size_bytes = events[i].size_bytes;
             marks[events[i].id].category = events[i].category;
             marks[events[i].id].alive = 1;
         } else if (events[i].kind == MSC_EVENT_FREE) {
+            MSC__ASSERT(marks[events[i].id].alive && marks[events[i].id].size_bytes == events[i].size_bytes);
             marks[events[i].id].alive = 0;
         }
     }

@@ -35,11 +35,12 @@
  *  Away. The bytes are away from put to release, if that is later.
  */
 #include "sim/sim_moves.h"
-#include "base/search.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/invariant.h"
+#include "base/search.h"
 #include "sim/sim_ahead.h"
 
 /* ---- finding ---------------------------------------------------------------------------------------- */
@@ -63,6 +64,7 @@ static msc__moved start_move(const msc_graph *graph, uint32_t buffer, uint32_t p
     msc__moved move = {.buffer = buffer, .use = MSC_NONE, .back = MSC_NONE, .size_bytes = moved->size_bytes};
 
     move.put = position > moved->begin || moved->resident ? position : moved->begin + 1;
+    MSC__ASSERT(move.put <= msc_graph_op_count(graph));
     return move;
 }
 
@@ -90,6 +92,7 @@ msc__moved msc__move_of_input(const msc_graph *graph, const msc__region *region,
 
     move.use = region->redo;
     move.release = region->until;
+    MSC__ASSERT(region->live && move.use <= move.release);
     for (i = msc__first_save(graph, region->begin);
          i < msc_graph_save_count(graph) && saves[i].pack <= region->end; i++)
         if (saves[i].buffer == buffer && msc__save_is_inside(&saves[i], region))
@@ -138,8 +141,10 @@ static void settle_out(msc__moved *moves, uint32_t count, const msc__move_limits
         uint32_t settle;
         while (waits <= limits->window_out_bytes && k < count)
             waits += moves[k++].size_bytes;
+        MSC__ASSERT(k > i);
         settle = waits > limits->window_out_bytes ? moves[k - 1].put : limits->end;
         moves[i].settle = settle > moves[i].put ? settle : moves[i].put;
+        MSC__ASSERT(waits >= moves[i].size_bytes && (i == 0 || moves[i].order > moves[i - 1].order));
         waits -= moves[i].size_bytes;
     }
 }
@@ -155,7 +160,9 @@ static void bring_back(msc__moved *moves, uint32_t count, const msc__move_limits
         ahead += moves[i].size_bytes;
         while (ahead > limits->window_in_bytes)
             ahead -= moves[first++].size_bytes;
+        MSC__ASSERT(first <= i + 1 && (i == 0 || moves[i].use >= moves[i - 1].use));
         moves[i].back = moves[first > 0 ? first - 1 : 0].use;
+        MSC__ASSERT(moves[i].back <= moves[i].use);
     }
 }
 
@@ -192,6 +199,7 @@ typedef struct listing {
 
 static void add_move(listing *l, msc__moved move)
 {
+    MSC__ASSERT(l->out->move_count < msc_graph_save_count(l->graph) + msc_graph_input_count(l->graph));
     move.order = l->out->move_count - l->first;
     l->moves[l->out->move_count++] = move;
     l->last_of[move.buffer] = l->out->move_count;
@@ -263,6 +271,7 @@ void msc__moves_of_plan(const msc_graph *graph, const msc_plan *plan, msc__plan_
         region->move_count = out->move_count - l.first;
         if (region->move_count == 0)
             continue;
+        MSC__ASSERT(summary != NULL);
         limits = msc__move_limits_of(region, summary->window_out_bytes, summary->window_in_bytes);
         msc__moves_settle(room->moves + l.first, region->move_count, &limits);
     }

@@ -15,6 +15,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "sim/sim_pools.h"
 
 /* Position of the first place in `order` that is not below (pool, stream). */
@@ -23,6 +24,7 @@ static uint32_t find_place(const msc__sim_pools *pools, uint32_t pool, uint32_t 
     uint32_t low = 0;
     uint32_t high = pools->order.count;
 
+    MSC__ASSERT(pools->order.count == pools->places.count);
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         const msc__sim_place *place = msc__sim_place_at(pools, msc__sim_places_by_order(pools, middle));
@@ -64,6 +66,7 @@ static msc_status add_place(msc__sim_pools *pools, uint32_t position, const msc_
         return msc__fail_memory(err, "the free sets of a stream", 2 * sizeof *added.sets);
     added.released = released;
     order = pools->order.items;
+    MSC__ASSERT(position <= pools->order.count);
     memmove(order + position + 1, order + position, (pools->order.count - position) * sizeof *order);
     order[position] = pools->places.count;
     pools->order.count++;
@@ -75,6 +78,7 @@ void msc__sim_places_mark(msc__sim_pools *pools, uint32_t pool, bool released)
 {
     uint32_t i;
 
+    MSC__ASSERT(pool != 0 || !released); /* the default pool stays */
     for (i = find_place(pools, pool, 0); i < pools->order.count; i++) {
         msc__sim_place *place = msc__sim_place_at(pools, msc__sim_places_by_order(pools, i));
         if (place->pool != pool)

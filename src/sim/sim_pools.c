@@ -34,6 +34,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 /* ---- new memory --------------------------------------------------------------------------------- */
 
@@ -44,6 +45,7 @@ static uint32_t add_segment(msc__sim_pools *pools, uint32_t set_index, uint64_t 
     uint32_t slot;
     msc__sim_block *block;
 
+    MSC__ASSERT(msc__sim_reserved(pools) <= pools->options.capacity_bytes);
     if (bytes > pools->options.capacity_bytes - msc__sim_reserved(pools))
         return 0;
     address = msc__sim_pools_place(pools, bytes, 1);
@@ -63,6 +65,8 @@ static uint32_t add_segment(msc__sim_pools *pools, uint32_t set_index, uint64_t 
 static uint32_t ask_device(msc__sim_pools *pools, uint32_t set_index, uint64_t rounded_bytes)
 {
     uint64_t bytes = msc__sim_segment_bytes(&pools->options, rounded_bytes);
+
+    MSC__ASSERT(bytes >= rounded_bytes);
 
     if (pools->options.allowed_bytes != UINT64_MAX &&
         msc__sat_add_u64(msc__sim_reserved(pools), bytes) > pools->options.allowed_bytes)
@@ -116,6 +120,7 @@ static uint32_t take_fit(msc__sim_pools *pools, uint32_t set_index, uint64_t rou
     if (pools->options.expandable_segments)
         slot = prefer_smaller_growth(pools, set, slot);
     bytes = msc__sim_block_at(&pools->blocks, slot)->size_bytes;
+    MSC__ASSERT(bytes >= rounded_bytes);
     if (rounded_bytes < limit && bytes >= limit)
         return 0;
     if (rounded_bytes >= limit &&
@@ -128,6 +133,8 @@ static uint32_t take_fit(msc__sim_pools *pools, uint32_t set_index, uint64_t rou
 static bool should_split(const msc__sim_pools *pools, const msc__sim_block *block, uint64_t rounded_bytes)
 {
     uint64_t rest = block->size_bytes - rounded_bytes;
+
+    MSC__ASSERT(rounded_bytes <= block->size_bytes);
 
     if (block->set_index % 2 == MSC__SIM_SMALL || pools->options.expandable_segments)
         return rest >= MSC__SIM_GRANULE_BYTES;
@@ -146,6 +153,7 @@ static void split_rest(msc__sim_pools *pools, uint32_t slot, uint64_t rounded_by
     bool counts = !pools->options.expandable_segments;
     bool was_split = block->prev != 0 || block->next != 0;
 
+    MSC__ASSERT(block->state == MSC__SIM_FREE);
     if (should_split(pools, block, rounded_bytes)) {
         uint32_t rest = msc__sim_blocks_split(&pools->blocks, slot, rounded_bytes);
         msc__sim_pools_insert(pools, rest);
@@ -203,6 +211,8 @@ msc_status msc__sim_pools_alloc(msc__sim_pools *pools, uint32_t id, uint64_t siz
     if (status != MSC_OK)
         return status;
     set_index = pools->last_place * 2 + pool;
+    MSC__ASSERT(pools->last_place < pools->places.count);
+    MSC__ASSERT(rounded_bytes >= size_bytes || rounded_bytes == MSC__SIM_MOST_BYTES);
     status = reserve_room(pools, set_index, rounded_bytes, err);
     if (status != MSC_OK)
         return status;
@@ -216,6 +226,7 @@ msc_status msc__sim_pools_alloc(msc__sim_pools *pools, uint32_t id, uint64_t siz
         return msc__sim_pools_fail(pools, size_bytes, rounded_bytes, err);
     split_rest(pools, *slot, rounded_bytes);
     block = msc__sim_block_at(&pools->blocks, *slot);
+    MSC__ASSERT(block->size_bytes >= rounded_bytes && block->set_index == set_index);
     block->state = MSC__SIM_ALLOCATED;
     block->tag = id;
     block->use.requested_bytes = size_bytes;
@@ -259,11 +270,14 @@ void msc__sim_pools_free_active(msc__sim_pools *pools, uint32_t slot)
     uint64_t above;
     bool is_split;
 
+    MSC__ASSERT(pools->active_count > 0 && msc__sim_is_active(block));
     pools->active_count--;
     msc__sim_count_completed(&pools->counters, pool, block->size_bytes, block->use.requested_bytes);
     block->state = MSC__SIM_FREE;
     below = absorb_free(pools, slot, block->prev);
     above = absorb_free(pools, slot, block->next);
+    MSC__ASSERT(block->prev == 0 || msc__sim_block_at(&pools->blocks, block->prev)->state != MSC__SIM_FREE);
+    MSC__ASSERT(block->next == 0 || msc__sim_block_at(&pools->blocks, block->next)->state != MSC__SIM_FREE);
     msc__sim_pools_insert(pools, slot);
     if (pools->options.expandable_segments)
         return;
@@ -277,6 +291,7 @@ void msc__sim_pools_free_active(msc__sim_pools *pools, uint32_t slot)
 /* Counts a block as no longer allocated. */
 static void stop_counting(msc__sim_pools *pools, const msc__sim_block *block)
 {
+    MSC__ASSERT(block->state == MSC__SIM_ALLOCATED);
     msc__sim_count_requested(&pools->counters, block->set_index % 2, block->size_bytes);
     if (block->size_bytes >= pools->options.max_split_bytes)
         pools->counters.oversize_allocations.current--;
@@ -305,8 +320,10 @@ void msc__sim_pools_complete(msc__sim_pools *pools, uint32_t slot)
     uint32_t *slots = pools->awaiting.items;
     uint32_t i = 0;
 
+    MSC__ASSERT(msc__sim_block_at(&pools->blocks, slot)->state == MSC__SIM_AWAITING);
     while (slots[i] != slot)
         i++;
+    MSC__ASSERT(i < pools->awaiting.count);
     pools->awaiting.count--;
     memmove(slots + i, slots + i + 1, (pools->awaiting.count - i) * sizeof *slots);
     msc__sim_pools_free_active(pools, slot);

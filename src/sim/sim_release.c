@@ -17,21 +17,24 @@
  */
 #include "sim/sim_pools.h"
 
+#include "base/invariant.h"
+
+static bool is_unsplit(const msc__sim_block *block)
+{
+    return block->prev == 0 && block->next == 0;
+}
+
 /* Gives an unsplit free block of a segment of fixed size back to the device. */
 static void release_segment(msc__sim_pools *pools, uint32_t slot)
 {
     const msc__sim_block *block = msc__sim_block_at(&pools->blocks, slot);
     uint64_t bytes = block->size_bytes;
 
+    MSC__ASSERT(block->state == MSC__SIM_FREE && is_unsplit(block));
     msc__sim_set_erase(&pools->blocks, msc__sim_set_at(pools, block->set_index), slot);
     msc__sim_count_segment(pools, MSC_SIM_SEGMENT_FREE, block->set_index, block->address, bytes);
     msc__sim_pools_forget_segment(pools);
     msc__sim_blocks_give(&pools->blocks, slot);
-}
-
-static bool is_unsplit(const msc__sim_block *block)
-{
-    return block->prev == 0 && block->next == 0;
 }
 
 /* ---- oversize blocks ---------------------------------------------------------------------------- */
@@ -46,6 +49,7 @@ bool msc__sim_release_oversize(msc__sim_pools *pools, uint32_t set_index, uint64
 
     if (limit == UINT64_MAX || pools->options.expandable_segments)
         return false; /* blocks of expandable segments are passed over, and there are no others */
+    MSC__ASSERT(limit >= pools->options.large_segment_bytes);
     slot = wanted < MSC__SIM_MOST_BYTES ? msc__sim_set_lower_bound(&pools->blocks, set, wanted, 0) : 0;
     if (slot != 0) {
         release_segment(pools, slot);
@@ -98,6 +102,7 @@ static bool visit_garbage(msc__sim_pools *pools, garbage *sum, double least_age)
                 sum->age += age_of(pools, block);
                 sum->count++;
             } else if ((double)age_of(pools, block) >= least_age) {
+                MSC__ASSERT(sum->count > 0 && sum->age >= age_of(pools, block));
                 sum->age -= age_of(pools, block);
                 sum->count--;
                 sum->released_bytes += block->size_bytes;
@@ -119,6 +124,7 @@ void msc__sim_collect_garbage(msc__sim_pools *pools)
         pools->options.expandable_segments)
         return; /* blocks of expandable segments are not garbage */
     wanted = msc__sim_reserved(pools) - pools->garbage_bytes;
+    MSC__ASSERT(wanted > 0);
     (void)visit_garbage(pools, &sum, -1);
     while (sum.released_bytes < wanted && sum.count > 0)
         if (!visit_garbage(pools, &sum, (double)sum.age / (double)sum.count))
@@ -138,6 +144,8 @@ static void complete_awaiting(msc__sim_pools *pools)
     pools->counters.sync_count++;
     pools->awaiting.count = 0;
     for (i = 0; i < count; i++) {
+        MSC__ASSERT(ids[msc__sim_block_at(&pools->blocks, slots[i])->tag] ==
+                    (MSC__SIM_ID_AWAITED | slots[i]));
         ids[msc__sim_block_at(&pools->blocks, slots[i])->tag] = MSC__SIM_ID_AWAITED | MSC__SIM_ID_NO_BLOCK;
         msc__sim_pools_free_active(pools, slots[i]);
     }
@@ -186,6 +194,7 @@ void msc__sim_pools_release_cached(msc__sim_pools *pools)
     for (begin = 0; begin < pools->order.count; begin = end) {
         const msc__sim_place *place = msc__sim_place_at(pools, msc__sim_places_by_order(pools, begin));
         end = pool_end(pools, begin);
+        MSC__ASSERT(end > begin && (!place->released || place->pool != 0));
         if (place->pool == 0 && !pools->capturing) {
             release_places(pools, begin, end, MSC__SIM_LARGE);
             release_places(pools, begin, end, MSC__SIM_SMALL);

@@ -28,6 +28,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "memscale/replay.h"
 #include "sim/sim_trace.h"
@@ -73,6 +74,7 @@ static void note_alloc(player *p, uint64_t index, uint64_t allocated_bytes)
 
 static void start_op(player *p, const msc_event *event)
 {
+    MSC__ASSERT(event->kind == MSC_EVENT_OP || event->kind == MSC_EVENT_RECOMPUTE);
     p->op = event->id;
     p->in_recompute = event->kind == MSC_EVENT_RECOMPUTE;
     if (p->op_events < p->live_count)
@@ -86,6 +88,7 @@ static void note_put(player *p, const msc_event *event)
     p->away_bytes += event->size_bytes;
     p->out->moved_bytes += event->size_bytes;
     p->out->moved_count++;
+    MSC__ASSERT(p->away_bytes >= event->size_bytes);
     if (p->away_bytes <= p->out->away_peak_bytes)
         return;
     p->out->away_peak_bytes = p->away_bytes;
@@ -106,12 +109,14 @@ static msc_status play(player *p, const msc_event *event, uint64_t index, msc_er
         break;
     case MSC_EVENT_FREE:
         status = msc_sim_free(p->sim, event->id, err);
+        MSC__ASSERT(p->category_bytes[event->category] >= event->size_bytes);
         p->category_bytes[event->category] -= event->size_bytes;
         break;
     case MSC_EVENT_PUT:
         note_put(p, event);
         break;
     case MSC_EVENT_DROP:
+        MSC__ASSERT(p->away_bytes >= event->size_bytes);
         p->away_bytes -= event->size_bytes;
         break;
     default:
@@ -195,6 +200,7 @@ static msc_status start_step(player *p, uint32_t step, uint64_t *next, msc_error
 
     for (i = 0; i < count && events[i].kind == MSC_EVENT_ALLOC && status == MSC_OK; i++) {
         bool waits = step == 0 && msc_trace_instances(p->trace)[i].appears != MSC_NONE;
+        MSC__ASSERT(events[i].id == i); /* residents come first, in the order of their ids */
         if (!waits && !msc__sim_has(p->sim, events[i].id))
             status = msc_sim_alloc(p->sim, events[i].id, events[i].size_bytes, 0, err);
     }
@@ -246,6 +252,7 @@ static msc_status warm_up(player *p, uint64_t *next, msc_error *err)
     p->op = msc__trace_op_count(p->trace);
     if (status == MSC_OK)
         status = start_step(p, step, next, err);
+    MSC__ASSERT(status != MSC_OK || *next <= msc_trace_event_count(p->trace));
     for (i = 0; i < *next && status == MSC_OK; i++) {
         p->category_bytes[events[i].category] += events[i].size_bytes;
         note_alloc(p, i, msc_sim_get_stats(p->sim).allocated_now_bytes);

@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "sim/sim_pools.h"
 
 /* Sum of the blocks, if the sizes can be. */
@@ -60,6 +61,7 @@ static msc_status enter_active(msc_sim *sim, uint32_t slot, const msc__sim_resto
     msc__sim_pools *pools = msc__sim_pools_of(sim);
     msc__sim_block *block = msc__sim_block_at(&pools->blocks, slot);
 
+    MSC__ASSERT(given->state == MSC__SIM_ALLOCATED || given->state == MSC__SIM_AWAITING);
     block->state = MSC__SIM_ALLOCATED;
     block->tag = given->id;
     block->use.requested_bytes = given->requested_bytes;
@@ -90,6 +92,9 @@ static uint32_t add_block(msc__sim_pools *pools, const msc__sim_restored_segment
     uint32_t slot = msc__sim_blocks_take(&pools->blocks);
     msc__sim_block *block = msc__sim_block_at(&pools->blocks, slot);
 
+    MSC__ASSERT(prev == 0 || msc__sim_block_at(&pools->blocks, prev)->address +
+                                     msc__sim_block_at(&pools->blocks, prev)->size_bytes ==
+                                 address);
     block->address = address;
     block->size_bytes = given->size_bytes;
     block->set_index = pools->last_place * 2 + (segment->is_large ? MSC__SIM_LARGE : MSC__SIM_SMALL);
@@ -181,5 +186,6 @@ msc_status msc__sim_restore(msc_sim *sim, const msc__sim_restored_segment *segme
         if (status != MSC_OK)
             return status;
     }
+    MSC__ASSERT(address == segment->address + bytes);
     return make_room_for_releases(pools, err);
 }

@@ -20,6 +20,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 /* Above all segments: the most there is below 2^64 that is a multiple of the smallest segment. */
 #define TOP_ADDRESS (UINT64_MAX - MSC__SIM_SMALL_SEGMENT_BYTES + 1)
@@ -31,6 +32,7 @@ uint64_t msc__sim_pools_place(msc__sim_pools *pools, uint64_t bytes, uint64_t un
     uint64_t end = pools->lowest_address == 0 ? TOP_ADDRESS : pools->lowest_address;
     uint64_t start = pools->placed_address;
 
+    MSC__ASSERT(bytes > 0 && bytes % MSC__SIM_GRANULE_BYTES == 0 && unit > 0);
     if (start == 0) {
         start = end > bytes ? (end - bytes) / unit * unit : 0;
         if (start == 0)
@@ -47,6 +49,7 @@ uint64_t msc__sim_pools_place(msc__sim_pools *pools, uint64_t bytes, uint64_t un
 
 void msc__sim_pools_forget_segment(msc__sim_pools *pools)
 {
+    MSC__ASSERT(pools->segment_count > 0);
     pools->segment_count--;
     if (pools->segment_count == 0)
         pools->lowest_address = 0;
@@ -85,6 +88,8 @@ static void record(msc__sim_pools *pools, msc_sim_segment_kind kind, uint32_t se
     const msc__sim_place *place = msc__sim_place_at(pools, set_index / 2);
     msc_sim_segment_event *event = (msc_sim_segment_event *)pools->events.items + pools->events.count;
 
+    MSC__ASSERT(pools->events.count < pools->events.capacity); /* msc__sim_events_reserve */
+    MSC__ASSERT(pools->call_count > 0);
     memset(event, 0, sizeof *event);
     event->address = address;
     event->size_bytes = bytes;
@@ -103,6 +108,8 @@ void msc__sim_count_segment(msc__sim_pools *pools, msc_sim_segment_kind kind, ui
     uint32_t pool = set_index % 2;
     bool is_oversize = bytes >= pools->options.max_split_bytes;
 
+    MSC__ASSERT((kind == MSC_SIM_SEGMENT_MAP || kind == MSC_SIM_SEGMENT_UNMAP) ==
+                (pools->options.expandable_segments != 0));
     if (kind == MSC_SIM_SEGMENT_ALLOC || kind == MSC_SIM_SEGMENT_MAP) {
         msc__sim_count_up(counters, pool, MSC__SIM_RESERVED_BYTES, bytes);
         counters->device_alloc_count++;
@@ -166,6 +173,7 @@ static void add_block(msc_sim_map *map, msc_sim_segment *segment, const msc__sim
     msc_sim_block *out = &map->blocks[map->block_count++];
     bool is_active = msc__sim_is_active(block);
 
+    MSC__ASSERT(is_mapped(block) && segment->address + segment->size_bytes == block->address);
     out->address = block->address;
     out->size_bytes = block->size_bytes;
     out->requested_bytes = is_active ? block->use.requested_bytes : 0;
@@ -206,6 +214,8 @@ static void fill_map(msc_sim_map *map, const msc__sim_pools *pools)
         for (; slot != 0 && is_mapped(msc__sim_block_at(&pools->blocks, slot));
              slot = msc__sim_block_at(&pools->blocks, slot)->next)
             add_block(map, segment, msc__sim_block_at(&pools->blocks, slot));
+        MSC__ASSERT(segment->allocated_bytes <= segment->active_bytes &&
+                    segment->active_bytes <= segment->size_bytes);
         segment->block_end = map->block_count;
     }
 }
@@ -230,6 +240,8 @@ msc_status msc__sim_map_make(const msc__sim_pools *pools, msc_sim_map **out, msc
         map->blocks = msc__alloc(pools->ctx, blocks * sizeof *map->blocks);
         if (map->segments != NULL && map->blocks != NULL)
             fill_map(map, pools);
+        MSC__ASSERT(map->segment_count == 0 ||
+                    (map->segment_count == segments && map->block_count == blocks));
         map->segment_count = segments;
         map->block_count = blocks;
         if (map->segments == NULL || map->blocks == NULL) {

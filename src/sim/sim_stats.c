@@ -13,10 +13,14 @@
 
 #include <string.h>
 
+#include "base/invariant.h"
+
 static msc_sim_stat read_counter(const msc__sim_counter *counter)
 {
     msc_sim_stat stat = {counter->current, counter->peak, counter->allocated, 0};
 
+    MSC__ASSERT(counter->current <= counter->peak);
+    MSC__ASSERT(counter->allocated + counter->base >= counter->current);
     stat.freed = counter->allocated + counter->base - counter->current;
     return stat;
 }
@@ -26,6 +30,8 @@ static void read_metric(const msc__sim_counters *counters, msc__sim_metric metri
     msc_sim_stat small = read_counter(&counters->pools[MSC__SIM_SMALL][metric]);
     msc_sim_stat large = read_counter(&counters->pools[MSC__SIM_LARGE][metric]);
 
+    MSC__ASSERT(counters->peaks[metric] >= small.current + large.current);
+    MSC__ASSERT(counters->peaks[metric] <= small.peak + large.peak);
     out[MSC_SIM_STAT_SMALL_POOL] = small;
     out[MSC_SIM_STAT_LARGE_POOL] = large;
     out[MSC_SIM_STAT_ALL].current = small.current + large.current;

@@ -10,6 +10,7 @@
 #ifndef MSC_SIM_SIM_STATS_H
 #define MSC_SIM_SIM_STATS_H
 
+#include "base/invariant.h"
 #include "memscale/sim.h"
 
 /** The figures. The first five change with every request. */
@@ -52,6 +53,7 @@ typedef struct msc__sim_counters {
 static inline void msc__sim_counter_add(msc__sim_counter *counter, uint64_t amount)
 {
     counter->current += amount;
+    MSC__ASSERT(counter->current >= amount);
     counter->allocated += amount;
     if (counter->current > counter->peak)
         counter->peak = counter->current;
@@ -63,6 +65,7 @@ static inline void msc__sim_count_up(msc__sim_counters *counters, uint32_t pool,
 {
     uint64_t both;
 
+    MSC__ASSERT(pool <= MSC__SIM_LARGE && metric < MSC__SIM_METRIC_COUNT);
     msc__sim_counter_add(&counters->pools[pool][metric], amount);
     both = counters->pools[0][metric].current + counters->pools[1][metric].current;
     if (both > counters->peaks[metric])
@@ -72,6 +75,7 @@ static inline void msc__sim_count_up(msc__sim_counters *counters, uint32_t pool,
 static inline void msc__sim_count_down(msc__sim_counters *counters, uint32_t pool, msc__sim_metric metric,
                                        uint64_t amount)
 {
+    MSC__ASSERT(counters->pools[pool][metric].current >= amount);
     counters->pools[pool][metric].current -= amount;
 }
 
@@ -85,6 +89,7 @@ static inline uint64_t msc__sim_now(const msc__sim_counters *counters, msc__sim_
 static inline void msc__sim_count_allocated(msc__sim_counters *counters, uint32_t pool, uint64_t block_bytes,
                                             uint64_t requested_bytes)
 {
+    MSC__ASSERT(requested_bytes <= block_bytes);
     msc__sim_count_up(counters, pool, MSC__SIM_ALLOCATION, 1);
     msc__sim_count_up(counters, pool, MSC__SIM_ALLOCATED_BYTES, block_bytes);
     msc__sim_count_up(counters, pool, MSC__SIM_ACTIVE, 1);
@@ -106,6 +111,8 @@ static inline void msc__sim_count_completed(msc__sim_counters *counters, uint32_
     msc__sim_count_down(counters, pool, MSC__SIM_ACTIVE, 1);
     msc__sim_count_down(counters, pool, MSC__SIM_ACTIVE_BYTES, block_bytes);
     msc__sim_count_down(counters, pool, MSC__SIM_REQUESTED_BYTES, requested_bytes);
+    MSC__ASSERT(counters->pools[pool][MSC__SIM_ACTIVE_BYTES].current >=
+                counters->pools[pool][MSC__SIM_ALLOCATED_BYTES].current);
 }
 
 msc_sim_stats msc__sim_counters_summary(const msc__sim_counters *counters);

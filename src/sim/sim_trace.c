@@ -67,9 +67,11 @@
  * Cost: operations + buffers + saves × nesting depth + events.
  */
 #include "sim/sim_trace.h"
+
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "memscale/replay.h"
 #include "sim/sim_derive.h"
 
@@ -116,6 +118,7 @@ static void object_facts(const msc__derivation *d, uint32_t object, uint64_t *si
 {
     uint32_t states = 2 * d->buffer_count;
 
+    MSC__ASSERT(object < states + d->plan.count + d->plan.move_count);
     if (object >= states + d->plan.count)
         object = d->plan.moves[object - states - d->plan.count].buffer;
     if (object >= states) {
@@ -226,6 +229,7 @@ static void emit_returns(emitter *e, const msc__derivation *d, uint32_t position
 {
     uint32_t i;
 
+    MSC__ASSERT(!e->returned && !e->recomputed);
     e->returned = 1;
     for (i = d->returns.first[position]; i < d->returns.first[position + 1]; i++)
         emit_alloc(e, d, msc__returned_object(d, d->returns.items[i]));
@@ -253,6 +257,7 @@ static void emit_recompute_end(emitter *e, const msc__derivation *d, const msc__
 static void emit_again(emitter *e, const msc__derivation *d, const msc__region *region, uint32_t op,
                        uint32_t *aside)
 {
+    MSC__ASSERT(op >= region->begin && op < region->stop);
     e->op = op;
     emit(e, MSC_EVENT_RECOMPUTE, op, 0, 0);
     if (*aside == MSC_NONE && region->state_bytes > 0) {
@@ -268,6 +273,7 @@ static void emit_recompute(emitter *e, const msc__derivation *d, const msc__regi
     uint32_t t;
     uint32_t i;
 
+    MSC__ASSERT(!e->recomputed && region->live && region->stop <= region->end);
     e->recomputed = 1;
     for (t = region->begin; t < region->stop; t++) {
         if (!msc__op_is_kept(d, t))
@@ -372,6 +378,7 @@ static msc_status write_events(msc_trace *trace, const msc__derivation *d, msc__
     e.count = 0;
     e.next_id = 0;
     walk(&e, d);
+    MSC__ASSERT(e.count == trace->event_count && e.next_id == trace->instance_count);
     return MSC_OK;
 }
 

@@ -88,6 +88,7 @@ static void slots_are_reused(void **state)
 
     assert_int_equal(a, 1);
     assert_int_equal(b, 2);
+    msc__sim_block_at(&f->blocks, a)->state = MSC__SIM_FREE;
     msc__sim_blocks_give(&f->blocks, a);
     assert_int_equal(f->blocks.used_count, 1);
     assert_int_equal(msc__sim_blocks_take(&f->blocks), a);
@@ -130,6 +131,7 @@ static void split_and_absorb(void **state)
     msc__sim_block_at(&f->blocks, a)->address = 4096;
     msc__sim_block_at(&f->blocks, a)->size_bytes = 3072;
     msc__sim_block_at(&f->blocks, a)->set_index = 5;
+    msc__sim_block_at(&f->blocks, a)->state = MSC__SIM_FREE;
     c = msc__sim_blocks_split(&f->blocks, a, 2048);
     b = msc__sim_blocks_split(&f->blocks, a, 512);
     assert_int_equal(msc__sim_block_at(&f->blocks, a)->next, b);
