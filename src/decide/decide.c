@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "decide/decide_cost.h"
 #include "decide/decide_plan.h"
@@ -138,6 +139,7 @@ static void weigh_candidates(decision *d)
         at_peak = msc__fit_freed(&d->fit, d->fit.plain_peak_segment);
         lowers = msc__fit_lowers(&d->fit);
         msc__fit_set(&d->fit, i, false);
+        MSC__ASSERT(d->fit.moved_bytes == 0 && d->fit.rerun_count == 0);
         candidate->saved_bytes = at_peak > 0 ? (uint64_t)at_peak : 0;
         candidate->usable = lowers && is_allowed && (candidate->offload || d->options->allow_checkpoint);
         if (candidate->base == i && !candidate->is_run && !candidate->offload && !lowers)
@@ -210,6 +212,8 @@ static msc_status decision_init(decision *d, msc_error *err)
     status = search(d, err);
     if (status != MSC_OK)
         return status;
+    /* The plain step leads the list: it takes the least time. */
+    MSC__ASSERT(d->frontier.plans.count > 0 && msc__frontier_plans(&d->frontier)[0].added_ns == 0);
     if (d->options->sim.kind == MSC_SIM_HOST)
         return MSC_OK;
     d->reserving = (msc__reserving){.model = &d->model,
@@ -243,6 +247,7 @@ static msc_status replay_plan(decision *d, const msc_plan *plan, msc_trace **tra
 static msc_status peak_of(decision *d, uint32_t index, uint64_t most_bytes, uint64_t *peak_bytes,
                           msc_error *err)
 {
+    MSC__ASSERT(index < d->frontier.plans.count);
     *peak_bytes = msc__frontier_plans(&d->frontier)[index].peak_bytes;
     if (d->options->sim.kind == MSC_SIM_HOST)
         return MSC_OK;
@@ -288,6 +293,7 @@ static msc_status find_fastest(decision *d, uint64_t budget_bytes, uint32_t *ind
 /* Step time of a plan of the frontier. */
 static int64_t step_ns(const decision *d, uint32_t index)
 {
+    MSC__ASSERT(index < d->frontier.plans.count && msc__frontier_plans(&d->frontier)[index].added_ns >= 0);
     return d->model.time_before_ns[d->model.op_count] + msc__frontier_plans(&d->frontier)[index].added_ns;
 }
 
@@ -350,8 +356,10 @@ static msc_status fill_times(const decision *d, uint32_t index, msc_plan_summary
     summary->step_ns = step_ns(d, index);
     if (summary->fits && index > 0) {
         status = msc__bound_added_ns(&d->model, &d->fit, summary->budget_bytes, &least_added_ns, err);
+        MSC__ASSERT(status != MSC_OK || summary->plain_step_ns + least_added_ns <= summary->step_ns);
         summary->time_bound_ppm = msc__bound_ppm(summary->step_ns, summary->plain_step_ns + least_added_ns);
     }
+    MSC__ASSERT(summary->plain_step_ns <= summary->step_ns);
     return status;
 }
 
@@ -396,6 +404,7 @@ static msc_status choose(decision *d, uint32_t *index, msc_plan_summary *summary
         status = find_smallest(d, &summary->smallest_peak_bytes, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(summary->smallest_peak_bytes <= summary->plain_peak_bytes);
     if (d->options->force && summary->plain_peak_bytes <= budget_bytes)
         budget_bytes =
             summary->smallest_peak_bytes + (summary->plain_peak_bytes - summary->smallest_peak_bytes) / 4;
@@ -404,6 +413,7 @@ static msc_status choose(decision *d, uint32_t *index, msc_plan_summary *summary
     summary->fits = *index != MSC_NONE;
     if (status == MSC_OK && *index == MSC_NONE)
         status = find_fastest(d, summary->smallest_peak_bytes, index, err);
+    MSC__ASSERT(status != MSC_OK || *index < d->frontier.plans.count);
     return status;
 }
 

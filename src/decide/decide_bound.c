@@ -32,6 +32,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_cost.h"
 #include "decide/decide_search.h"
 
@@ -63,6 +64,8 @@ static int64_t worth_ns(const bounding *b, uint64_t weight, uint64_t price)
 {
     uint64_t product = weight * price;
 
+    MSC__ASSERT(weight >> 32 == 0 && price >> 32 == 0);
+
     return (int64_t)((product >> b->shift) + ((product & (((uint64_t)1 << b->shift) - 1)) != 0));
 }
 
@@ -80,6 +83,7 @@ static int64_t lagrangian(bounding *b, uint64_t price, uint64_t *gone)
             uint32_t r = b->ends.items[i];
             uint32_t from = model->regions[r].first_call;
             int64_t sum_ns = b->least_ns[from] + b->cost_ns[r] - worth_ns(b, b->weights[r], price);
+            MSC__ASSERT(from <= c && model->regions[r].last_call == c);
             if (sum_ns < least_ns) {
                 least_ns = sum_ns;
                 taken = b->gone[from] + b->weights[r];
@@ -88,6 +92,7 @@ static int64_t lagrangian(bounding *b, uint64_t price, uint64_t *gone)
         b->least_ns[c + 1] = least_ns;
         b->gone[c + 1] = taken;
     }
+    MSC__ASSERT(b->least_ns[0] == 0 && b->gone[0] == 0);
     *gone = b->gone[model->call_count];
     return b->least_ns[model->call_count] + (int64_t)(b->missing * price >> b->shift);
 }
@@ -124,6 +129,7 @@ static int64_t best_price(bounding *b)
         else
             low = price + 1;
     }
+    MSC__ASSERT(best_ns >= 0);
     return best_ns;
 }
 
@@ -144,6 +150,7 @@ static bool weigh(bounding *b, uint32_t segment, uint64_t missing)
     for (r = 0; r < b->model->region_count; r++)
         b->weights[r] = (b->weights[r] >> scale) + ((b->weights[r] & (((uint64_t)1 << scale) - 1)) != 0);
     b->missing = missing >> scale;
+    MSC__ASSERT(b->missing < (uint64_t)1 << PRICE_BITS);
     return b->missing > 0;
 }
 
@@ -173,6 +180,7 @@ static uint32_t list_moments(const bounding *b, uint32_t *moments)
             count += count < most;
         }
     }
+    MSC__ASSERT(count <= most && most <= MOST_MOMENTS);
     return count;
 }
 

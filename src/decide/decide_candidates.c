@@ -10,6 +10,7 @@
  * modules, and behind these what may leave the device (decide_offload.c).
  */
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_cost.h"
 #include "decide/decide_survey.h"
 
@@ -106,6 +107,7 @@ msc_status msc__model_add(msc__model *model, const msc__candidate *candidate, co
         return status;
     if (added.base == MSC_NONE)
         added.base = model->candidate_list.count;
+    MSC__ASSERT(added.region_count > 0 && added.base <= model->candidate_list.count);
     added.cost_ns = msc__cost_candidate(model, &added);
     added.usable = 1;
     status = msc__array_push(ctx, &model->candidate_list, sizeof added, &added, err);
@@ -124,6 +126,7 @@ static msc_status add_module(msc__model *model, const msc__survey *s, uint32_t m
     for (i = s->calls.first[module]; i < s->calls.first[module + 1]; i++)
         if (model->call_regions[s->calls.items[i]].live)
             regions[candidate.region_count++] = model->call_regions[s->calls.items[i]];
+    MSC__ASSERT(candidate.region_count > 0 && model->subjects[module].candidate == MSC_NONE);
     model->subjects[module].candidate = model->candidate_count;
     return msc__model_add(model, &candidate, regions, err);
 }

@@ -17,6 +17,7 @@
  * Cost: n log n regions for n children, each as long as it is.
  */
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_survey.h"
 
 #define SHORT_CHAIN 12u /* children: n (n - 1) / 2 runs */
@@ -42,6 +43,7 @@ static msc_status add_run(msc__model *model, const msc__survey *s, const part *p
     uint8_t notes;
     uint32_t i;
 
+    MSC__ASSERT(length >= 2 && first + length <= p->count);
     for (i = 1; i < length; i++) {
         uint32_t call = p->calls[first + i];
         msc__region_extend(&region, model->graph, call, model->last_call[call]);

@@ -19,12 +19,14 @@
  * moves at most once for each call, so every step stays below 2^63. For an honest graph of a million operations the limit is 19 minutes an
  * operation.
  */
+#include "decide/decide_cost.h"
+
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
-#include "decide/decide_cost.h"
 
 #define MOST_STEP_NS ((int64_t)1 << 60)
 
@@ -180,6 +182,7 @@ msc_status msc__check_link(const msc_link *link, msc_error *err)
 /* Of two times that are not negative. */
 static int64_t sum_ns(int64_t a, int64_t b)
 {
+    MSC__ASSERT(a >= 0 && b >= 0);
     return a > INT64_MAX - b ? INT64_MAX : a + b;
 }
 
@@ -246,6 +249,7 @@ void msc__cost_times(msc__model *model, const msc_rates *rates)
     for (i = 0; i < model->op_count; i++)
         model->time_before_ns[i + 1] =
             model->time_before_ns[i] + at_most(model->time_before_ns[i + 1], most_ns);
+    MSC__ASSERT(model->time_before_ns[model->op_count] <= MOST_STEP_NS);
     model->most_call_ns = most_call_ns;
     model->call_overhead_ns = at_most(rates->recompute_ns, most_call_ns);
     model->intercept_ns = at_most(rates->intercept_ns, most_ns / 2);
@@ -271,6 +275,7 @@ static int64_t backward_ns(const msc__model *model, const msc__region *region, i
         from = moves[i].use < from ? moves[i].use : from;
         until = moves[i].release > until ? moves[i].release : until;
     }
+    MSC__ASSERT(until <= model->op_count);
     between_ns = until > from ? model->time_before_ns[until] - model->time_before_ns[from] : 0;
     return at_most(between_ns, 2 * forward_ns);
 }
@@ -286,6 +291,7 @@ static int64_t recompute_ns(const msc__model *model, const msc__candidate *candi
 
     for (i = 0; i < candidate->kept_count && kept[i] < region->stop - region->begin; i++)
         sum_ns -= before_ns[region->begin + kept[i] + 1] - before_ns[region->begin + kept[i]];
+    MSC__ASSERT(sum_ns >= 0 && region->stop <= region->end);
     return sum_ns;
 }
 
@@ -335,6 +341,7 @@ static int64_t cost_of_transfer(const msc__model *model, const msc__candidate *c
     cost_ns = link->offload_ns > INT64_MAX / copies ? INT64_MAX : link->offload_ns * copies;
     cost_ns = sum_ns(cost_ns, beyond_ns(time_ns(bytes, link->out_bytes_per_us), forward_ns));
     cost_ns = sum_ns(cost_ns, waits_ns(model, candidate, region, bytes, forward_ns));
+    MSC__ASSERT(cost_ns >= 0);
     return at_most(cost_ns, model->most_call_ns);
 }
 
@@ -370,6 +377,7 @@ int64_t msc__cost_candidate(const msc__model *model, const msc__candidate *candi
 
     for (i = 0; i < candidate->region_count; i++)
         cost_ns += msc__cost_region(model, candidate, &model->regions[candidate->first_region + i]);
+    MSC__ASSERT(cost_ns >= 0);
     return cost_ns;
 }
 
@@ -394,6 +402,7 @@ int msc__cost_compare(uint64_t a, uint64_t b, uint64_t c, uint64_t d)
     uint64_t right_high;
     uint64_t right_low;
 
+    MSC__ASSERT(b > 0 && d > 0);
     multiply(a, d, &left_high, &left_low);
     multiply(c, b, &right_high, &right_low);
     if (left_high != right_high)

@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_reserved.h"
 
 /* Combinations that are listed, and candidates none of which overlap. */
@@ -73,8 +74,10 @@ static void block(every *e, const msc__buckets *lists, uint32_t candidate, uint3
 {
     uint32_t i;
 
-    for (i = lists->first[candidate]; i < lists->first[candidate + 1]; i++)
+    for (i = lists->first[candidate]; i < lists->first[candidate + 1]; i++) {
+        MSC__ASSERT(step == 1 || e->blocked[lists->items[i]] > 0);
         e->blocked[lists->items[i]] += step;
+    }
 }
 
 static bool may_join(const every *e, uint32_t candidate)
@@ -95,12 +98,14 @@ static void turn(every *e, uint32_t candidate, bool active, bool look)
     int64_t cost_ns = e->model->candidates[candidate].cost_ns;
     uint32_t step = active ? 1 : UINT32_MAX; /* adding UINT32_MAX takes one away */
 
+    MSC__ASSERT(e->blocked[candidate] == 0);
     block(e, &e->model->above, candidate, step);
     block(e, &e->model->below, candidate, step);
     if (!look)
         return;
     e->present[candidate / 64] ^= (uint64_t)1 << (candidate % 64);
     e->added_ns += active ? cost_ns : -cost_ns;
+    MSC__ASSERT(e->added_ns >= 0);
     msc__fit_set(e->r->fit, candidate, active);
 }
 
@@ -148,6 +153,7 @@ static uint32_t visit(every *e, uint32_t most, bool look)
     }
     while (depth > 0)
         turn(e, e->stack[--depth], false, look);
+    MSC__ASSERT(!look || e->added_ns == 0);
     return seen;
 }
 
@@ -315,6 +321,7 @@ static void sort_once(every *e)
             memcmp(set_of(e, c), set_of(e, before), e->words * sizeof *e->sets) != 0)
             e->all[kept++] = *c;
     }
+    MSC__ASSERT(kept > 0 && kept <= e->count);
     e->count = kept;
 }
 
@@ -348,6 +355,7 @@ static msc_status gather(every *e, msc__frontier *frontier, msc_error *err)
     for (i = 0; i < count; i++)
         look_around(e, e->sets + (size_t)starts[i] * e->words);
     go_to(e, NULL);
+    MSC__ASSERT(e->added_ns == 0 && e->count > 0);
     sort_once(e);
     return MSC_OK;
 }
@@ -368,6 +376,7 @@ static msc_status find_least(every *e, uint32_t listed, uint64_t records, uint64
         if (c->lower_bytes >= *least_bytes || c->reserved_bytes != 0 || c->set >= listed)
             continue;
         status = msc__reserved_peak(e->r, set_of(e, c), *least_bytes, &found_bytes, err);
+        MSC__ASSERT(status != MSC_OK || found_bytes >= c->lower_bytes);
         c->lower_bytes = found_bytes;
         if (found_bytes <= *least_bytes)
             *least_bytes = c->reserved_bytes = found_bytes;
@@ -386,6 +395,7 @@ static msc_status improve_least(every *e, uint64_t *least_bytes, msc_error *err)
 
     while (e->all[i].reserved_bytes != *least_bytes)
         i++;
+    MSC__ASSERT(i < e->count);
     memcpy(set, set_of(e, &e->all[i]), e->words * sizeof *set);
     status = msc__reserve_less(e->r, set, &found.reserved_bytes, err);
     if (status != MSC_OK || found.reserved_bytes == *least_bytes)
@@ -395,6 +405,7 @@ static msc_status improve_least(every *e, uint64_t *least_bytes, msc_error *err)
     found.added_ns = e->added_ns;
     go_to(e, NULL);
     found.lower_bytes = *least_bytes = found.reserved_bytes;
+    MSC__ASSERT(e->count <= e->most && found.reserved_bytes >= found.allocated_bytes);
     e->all[e->count++] = found;
     return MSC_OK;
 }
@@ -428,6 +439,7 @@ static void rate(every *e, uint64_t least_bytes)
     uint32_t i;
 
     qsort(e->all, e->count, sizeof *e->all, compare_times);
+    MSC__ASSERT(e->count > 0 && e->all[0].set == 0 && e->all[0].added_ns == 0);
     for (i = 0; i < e->count; i++) {
         combination *c = &e->all[i];
         /* Of those that allocate the same, the first goes before all others. */

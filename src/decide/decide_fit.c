@@ -37,10 +37,13 @@
  */
 #include "decide/decide_fit.h"
 
+#include "base/invariant.h"
+
 static void add_change(msc__fit *fit, uint32_t segment, int64_t delta_bytes)
 {
     uint32_t block = segment / MSC__FIT_BLOCK;
 
+    MSC__ASSERT(segment <= fit->segment_count);
     if (segment >= fit->segment_count)
         return;
     fit->delta_bytes[segment] += delta_bytes;
@@ -55,6 +58,7 @@ static bool hold_applies(const msc__fit *fit, const msc__fit_hold *hold, uint32_
         return true;
     if (hold->kind == MSC__FIT_REGION)
         return fit->active[hold->by] != 0;
+    MSC__ASSERT(hold->kind == MSC__FIT_SAVE);
     if (mover != MSC_NONE)
         return false;
     return home == MSC_NONE || hold->by < fit->model->regions[home].first_call ||
@@ -67,6 +71,8 @@ static void settle_buffer(msc__fit *fit, msc__fit_buffer *buffer)
 
     while (!hold_applies(fit, hold, buffer->home, buffer->mover))
         hold++;
+    MSC__ASSERT(hold < (const msc__fit_hold *)fit->holds.items + fit->holds.count);
+    MSC__ASSERT(hold->segment <= buffer->plain_end || hold->kind == MSC__FIT_REGION);
     if (hold->segment == buffer->end)
         return;
     add_change(fit, buffer->end, buffer->size_bytes);
@@ -82,6 +88,7 @@ static void set_away(msc__fit *fit, const msc__fit_region *region, bool active)
     for (i = 0; i < region->away_count; i++)
         if (away[i].segment < fit->segment_count)
             fit->away_bytes[away[i].segment] += active ? away[i].delta_bytes : -away[i].delta_bytes;
+    MSC__ASSERT(active || fit->moved_bytes >= region->moved_bytes);
     fit->moved_bytes += active ? region->moved_bytes : 0 - region->moved_bytes;
 }
 
@@ -93,10 +100,16 @@ static void set_region(msc__fit *fit, uint32_t r, bool active)
     msc__fit_buffer *buffers = fit->buffers.items;
     uint32_t i;
 
+    MSC__ASSERT((fit->active[r] != 0) != active);
+    MSC__ASSERT(region->home_count + region->moved_count <= region->touch_count);
     fit->active[r] = active;
     for (i = 0; i < region->point_count; i++)
         add_change(fit, points[i].segment, active ? points[i].delta_bytes : -points[i].delta_bytes);
     for (i = 0; i < region->touch_count; i++) {
+        /* No two active regions are made of, or move, the same. */
+        MSC__ASSERT(i >= region->home_count || buffers[touches[i]].home == (active ? MSC_NONE : r));
+        MSC__ASSERT(i < region->home_count || i >= region->home_count + region->moved_count ||
+                    buffers[touches[i]].mover == (active ? MSC_NONE : r));
         if (i < region->home_count)
             buffers[touches[i]].home = active ? r : MSC_NONE;
         else if (i < region->home_count + region->moved_count)
@@ -111,8 +124,10 @@ void msc__fit_set(msc__fit *fit, uint32_t candidate, bool active)
     const msc__candidate *changed = &fit->model->candidates[candidate];
     uint32_t i;
 
+    MSC__ASSERT(candidate < fit->model->candidate_count);
     for (i = 0; i < changed->region_count; i++)
         set_region(fit, changed->first_region + i, active);
+    MSC__ASSERT(active || !msc__reruns(changed) || fit->rerun_count > 0);
     if (msc__reruns(changed))
         fit->rerun_count = active ? fit->rerun_count + 1 : fit->rerun_count - 1;
 }
@@ -150,6 +165,7 @@ uint64_t msc__fit_away(const msc__fit *fit)
 
     for (i = 0; i < fit->segment_count && fit->moved_bytes > 0; i++) {
         sum += fit->away_bytes[i];
+        MSC__ASSERT(sum >= 0);
         most = sum > most ? sum : most;
     }
     return (uint64_t)most;
@@ -170,6 +186,7 @@ uint64_t msc__fit_peak(msc__fit *fit)
             peak = sum + fit->block_peak_bytes[i];
         sum += fit->block_delta_bytes[i];
     }
+    MSC__ASSERT((uint64_t)peak >= fit->floor_bytes);
     return (uint64_t)peak;
 }
 
@@ -195,6 +212,7 @@ uint64_t msc__fit_excess(msc__fit *fit, uint64_t level_bytes)
     uint64_t excess = 0;
     uint32_t i;
 
+    MSC__ASSERT(level_bytes <= INT64_MAX);
     for (i = 0; i < fit->block_count; i++) {
         msc__fit_excess_of *of = &fit->block_excess[i];
         if (fit->block_stale[i])
@@ -229,6 +247,7 @@ int64_t msc__fit_freed(const msc__fit *fit, uint32_t segment)
     int64_t sum = 0;
     uint32_t i;
 
+    MSC__ASSERT(segment < fit->segment_count);
     for (i = 0; i <= segment; i++)
         sum += fit->delta_bytes[i];
     return -sum;
@@ -250,6 +269,7 @@ static int64_t most_dropped(const msc__fit *fit, uint32_t r, uint32_t segment)
         uint32_t mover = i < region->home_count ? MSC_NONE : r;
         while (hold->kind == MSC__FIT_REGION ? hold->by != r : !hold_applies(fit, hold, home, mover))
             hold++;
+        MSC__ASSERT(hold < (const msc__fit_hold *)fit->holds.items + fit->holds.count);
         if (buffer->plain_end > segment && hold->segment <= segment)
             sum += buffer->size_bytes;
     }

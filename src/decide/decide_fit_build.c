@@ -11,11 +11,13 @@
  *
  * Cost: operations + buffers + (saves + operations inside candidates) × nesting depth.
  */
+#include "decide/decide_fit_build.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
-#include "decide/decide_fit_build.h"
+#include "base/invariant.h"
 
 /* ---- 1. slots ------------------------------------------------------------------------------------- */
 
@@ -30,6 +32,7 @@ static void number_slots(msc__fit_builder *b, const msc__buckets *redos)
             b->fit->redo_slot[redos->items[i]] = next++;
         b->fit->op_slot[p] = next++;
     }
+    MSC__ASSERT(next == b->model->op_count + b->model->region_count + 2);
     b->fit->slot_count = next;
 }
 
@@ -62,8 +65,10 @@ static void find_owners(msc__fit_builder *b)
     uint32_t r;
 
     for (i = 0; i < model->candidate_count; i++)
-        for (r = 0; r < model->candidates[i].region_count; r++)
+        for (r = 0; r < model->candidates[i].region_count; r++) {
+            MSC__ASSERT(model->candidates[i].first_region + r < model->region_count);
             b->owner[model->candidates[i].first_region + r] = i;
+        }
     msc__buckets_init(&b->scratch, &b->by_call, model->call_count);
     for (pass = 0; pass < 2; pass++) {
         for (r = 0; r < model->region_count; r++)
@@ -96,6 +101,7 @@ static void fill_live(msc__fit_builder *b, const uint32_t *plain_ends)
     }
     for (i = 0; i < b->fit->slot_count; i++) {
         live += b->live_bytes[i];
+        MSC__ASSERT(live >= 0);
         b->live_bytes[i] = live;
     }
     for (i = 0; i < model->op_count; i++)
@@ -144,6 +150,7 @@ static void number_segments(msc__fit_builder *b)
     }
     fit->segment_count = segment + 1;
     fit->segment_of[fit->slot_count] = fit->segment_count;
+    MSC__ASSERT(fit->segment_count <= fit->slot_count);
     fit->block_count = (fit->segment_count + MSC__FIT_BLOCK - 1) / MSC__FIT_BLOCK;
 }
 
@@ -182,6 +189,7 @@ static void fill_segments(msc__fit_builder *b)
     for (i = 0; i < fit->block_count; i++)
         fit->block_stale[i] = 1;
     for (i = 0; i < fit->segment_count; i++) {
+        MSC__ASSERT(fit->base_bytes[i] >= 0);
         if ((uint64_t)fit->base_bytes[i] > fit->plain_peak_bytes) {
             fit->plain_peak_bytes = (uint64_t)fit->base_bytes[i];
             fit->plain_peak_segment = i;
@@ -209,6 +217,7 @@ static void find_floor(msc__fit *fit)
             hold++;
         if (hold->segment >= buffers[i].plain_end)
             continue;
+        MSC__ASSERT(hold->segment < fit->segment_count);
         freed_bytes[hold->segment] += buffers[i].size_bytes;
         if (buffers[i].plain_end < fit->segment_count)
             freed_bytes[buffers[i].plain_end] -= buffers[i].size_bytes;
@@ -242,6 +251,7 @@ static msc_status build_segments(msc__fit_builder *b, msc_error *err)
     slots_to_segments(fit);
     fill_segments(b);
     find_floor(fit);
+    MSC__ASSERT(fit->floor_bytes <= fit->plain_peak_bytes && fit->plain_peak_bytes <= b->model->most_bytes);
     return MSC_OK;
 }
 

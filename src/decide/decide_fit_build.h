@@ -10,6 +10,7 @@
 #ifndef MSC_DECIDE_FIT_BUILD_H
 #define MSC_DECIDE_FIT_BUILD_H
 
+#include "base/invariant.h"
 #include "decide/decide_fit.h"
 
 /** In is_region: the call lies in a run, of which any save may be dropped. */
@@ -38,6 +39,7 @@ typedef struct msc__fit_builder {
 /** Slot at which a position begins: behind the operation before it and the frees of the position. */
 static inline uint32_t msc__fit_slot_at(const msc__fit_builder *b, uint32_t position)
 {
+    MSC__ASSERT(position <= b->model->op_count + 1);
     return position == 0 ? 1 : b->fit->op_slot[position - 1] + 1;
 }
 
@@ -49,6 +51,7 @@ static inline int64_t msc__fit_size_of(const msc__fit_builder *b, uint32_t buffe
 /** The candidate that a region belongs to. */
 static inline const msc__candidate *msc__fit_owner(const msc__fit_builder *b, uint32_t region)
 {
+    MSC__ASSERT(region < b->model->region_count);
     return &b->model->candidates[b->owner[region]];
 }
 

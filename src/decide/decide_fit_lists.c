@@ -13,6 +13,7 @@
  */
 #include <stdlib.h>
 
+#include "base/invariant.h"
 #include "decide/decide_fit_build.h"
 
 /* ---- holds ------------------------------------------------------------------------------------- */
@@ -70,6 +71,7 @@ static void count_keepers(msc__fit_builder *b, uint32_t r)
 
     for (k = 0; k < owner->kept_count; k++) {
         uint32_t op = region->begin + msc__kept_of(model, owner)[k];
+        MSC__ASSERT(op < region->end);
         for (i = model->begins.first[op]; i < model->begins.first[op + 1]; i++)
             msc__buckets_add(&b->keepers, model->begins.items[i], r);
     }
@@ -168,6 +170,7 @@ static uint32_t settles_at(const msc__fit_builder *b, uint32_t r, uint32_t buffe
 
     while (moves[i].buffer != buffer)
         i++;
+    MSC__ASSERT(i < b->model->regions[r].move_count);
     return moves[i].settle;
 }
 
@@ -231,6 +234,8 @@ static msc_status add_buffer(msc__fit_builder *b, uint32_t buffer, uint32_t plai
     qsort((msc__fit_hold *)fit->holds.items + first, fit->holds.count - first, sizeof(msc__fit_hold),
           compare_holds);
     always.segment = msc__fit_slot_at(b, fixed);
+    MSC__ASSERT(((const msc__fit_hold *)fit->holds.items)[fit->holds.count - 1].segment > always.segment);
+    MSC__ASSERT(plain_end >= fixed);
     status = push_hold(b, &always, err);
     if (status != MSC_OK)
         return status;

@@ -12,6 +12,7 @@
  */
 #include <stdlib.h>
 
+#include "base/invariant.h"
 #include "decide/decide_fit_build.h"
 
 static msc_status push_point(msc__fit_builder *b, uint32_t slot, int64_t delta_bytes, msc_error *err)
@@ -27,6 +28,7 @@ static msc_status push_range(msc__fit_builder *b, uint32_t from, uint32_t to, in
 {
     msc_status status = push_point(b, from, bytes, err);
 
+    MSC__ASSERT(from < to || bytes == 0);
     return status == MSC_OK ? push_point(b, to, -bytes, err) : status;
 }
 
@@ -59,6 +61,7 @@ static uint64_t make_again(msc__fit_builder *b, const msc__region *region, uint3
     for (i = model->begins.first[op]; i < model->begins.first[op + 1]; i++) {
         uint32_t buffer = model->begins.items[i];
         uint32_t natural = msc__natural_end(&model->buffers[buffer]);
+        MSC__ASSERT(natural > op);
         made += (uint64_t)msc__fit_size_of(b, buffer);
         if (b->redo_end[buffer] == 0 && natural < region->stop)
             b->expire_bytes[natural] += (uint64_t)msc__fit_size_of(b, buffer);
@@ -81,9 +84,11 @@ static int64_t recompute_peak(msc__fit_builder *b, uint32_t r)
             if (live + scratch_bytes > peak)
                 peak = live + scratch_bytes;
         }
+        MSC__ASSERT(live >= b->expire_bytes[t + 1]);
         live -= b->expire_bytes[t + 1];
         b->expire_bytes[t + 1] = 0;
     }
+    MSC__ASSERT(peak <= b->model->most_bytes);
     return (int64_t)peak;
 }
 
@@ -113,6 +118,7 @@ static msc_status push_returned(msc__fit_builder *b, uint32_t r, msc_error *err)
 
     for (i = 0; i < region->move_count && status == MSC_OK; i++) {
         const msc__moved *move = &b->model->moves[region->first_move + i];
+        MSC__ASSERT(move->back <= move->use && move->use <= b->model->op_count);
         status = push_range(b, msc__fit_slot_at(b, move->back), msc__fit_slot_at(b, msc__move_end(move)),
                             msc__fit_size_of(b, move->buffer), err);
     }
@@ -129,6 +135,7 @@ static msc_status push_away(msc__fit_builder *b, uint32_t r, msc_error *err)
     added->first_away = b->fit->away.count;
     for (i = 0; i < region->move_count && status == MSC_OK; i++) {
         const msc__moved *move = &b->model->moves[region->first_move + i];
+        MSC__ASSERT(move->put < move->release);
         const msc__fit_point goes = {msc__fit_slot_at(b, move->put), (int64_t)move->size_bytes};
         const msc__fit_point ends = {msc__fit_slot_at(b, move->release), -(int64_t)move->size_bytes};
         status = msc__array_push(b->scratch.ctx, &b->fit->away, sizeof goes, &goes, err);
@@ -177,6 +184,7 @@ static msc_status add_points(msc__fit_builder *b, uint32_t r, msc_error *err)
     uint32_t slot = b->fit->redo_slot[r];
     msc_status status;
 
+    MSC__ASSERT(region->offload || slot > b->fit->op_slot[region->begin]);
     added->first_point = b->fit->points.count;
     if (!region->offload)
         note_redo_ends(b, r, false);

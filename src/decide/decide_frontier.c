@@ -10,11 +10,13 @@
  * both, the one whose list of candidates comes first stays, so the result does not depend on the order of
  * offers.
  */
+#include "decide/decide_frontier.h"
+
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/invariant.h"
 #include "base/search.h"
-#include "decide/decide_frontier.h"
 
 void msc__frontier_init(msc__frontier *frontier, msc_context *ctx, uint32_t candidate_count)
 {
@@ -71,6 +73,7 @@ static msc_status take_set(msc__frontier *frontier, uint32_t *row, msc_error *er
     msc_status status =
         msc__array_reserve(frontier->ctx, &frontier->plans, sizeof(msc__frontier_plan), 1, err);
 
+    MSC__ASSERT(rows > frontier->free_sets.count && frontier->sets.count % frontier->word_count == 0);
     if (status == MSC_OK)
         status = msc__array_reserve(frontier->ctx, &frontier->free_sets, sizeof(uint32_t),
                                     rows - frontier->free_sets.count, err);
@@ -91,6 +94,8 @@ static msc_status take_set(msc__frontier *frontier, uint32_t *row, msc_error *er
 /* Room was made by take_set. */
 static void give_back_set(msc__frontier *frontier, uint32_t row)
 {
+    MSC__ASSERT(frontier->free_sets.count < frontier->free_sets.capacity);
+    MSC__ASSERT(row < frontier->sets.count / frontier->word_count);
     ((uint32_t *)frontier->free_sets.items)[frontier->free_sets.count++] = row;
 }
 
@@ -100,11 +105,15 @@ static void splice(msc__frontier *frontier, uint32_t place, uint32_t end, const 
     msc__frontier_plan *plans = frontier->plans.items;
     uint32_t i;
 
+    MSC__ASSERT(place <= end && end <= frontier->plans.count &&
+                frontier->plans.count < frontier->plans.capacity);
     for (i = place; i < end; i++)
         give_back_set(frontier, plans[i].set);
     memmove(plans + place + 1, plans + end, (frontier->plans.count - end) * sizeof *plans);
     plans[place] = *offer;
     frontier->plans.count = frontier->plans.count - (end - place) + 1;
+    MSC__ASSERT(place == 0 || plans[place - 1].added_ns <= offer->added_ns);
+    MSC__ASSERT(place + 1 == frontier->plans.count || plans[place + 1].added_ns >= offer->added_ns);
 }
 
 msc_status msc__frontier_offer(msc__frontier *frontier, uint64_t peak_bytes, int64_t added_ns,
@@ -115,6 +124,7 @@ msc_status msc__frontier_offer(msc__frontier *frontier, uint64_t peak_bytes, int
     uint32_t end = place;
     msc_status status;
 
+    MSC__ASSERT(added_ns >= 0);
     if (is_beaten(frontier, place, &offer, set))
         return MSC_OK;
     status = take_set(frontier, &offer.set, err);
@@ -124,7 +134,10 @@ msc_status msc__frontier_offer(msc__frontier *frontier, uint64_t peak_bytes, int
            frontier->word_count * sizeof *set);
     while (end < frontier->plans.count && msc__frontier_plans(frontier)[end].peak_bytes >= peak_bytes)
         end++;
+    MSC__ASSERT(place == 0 || msc__frontier_plans(frontier)[place - 1].peak_bytes > peak_bytes);
     splice(frontier, place, end, &offer);
+    MSC__ASSERT(place + 1 == frontier->plans.count ||
+                msc__frontier_plans(frontier)[place + 1].peak_bytes < peak_bytes);
     return MSC_OK;
 }
 
@@ -167,6 +180,7 @@ void msc__frontier_thin(msc__frontier *frontier, uint32_t most)
         return;
     highest = plans[0].peak_bytes;
     lowest = plans[count - 1].peak_bytes;
+    MSC__ASSERT(highest >= lowest);
     for (k = 0; k < most && i < count; k++) {
         uint64_t level = highest - (highest - lowest) / (most - 1) * k;
         if (k == most - 1)
@@ -174,8 +188,10 @@ void msc__frontier_thin(msc__frontier *frontier, uint32_t most)
         for (; plans[i].peak_bytes > level; i++)
             if (plans[kept - 1].set != plans[i].set)
                 give_back_set(frontier, plans[i].set);
+        MSC__ASSERT(i < count && plans[i].peak_bytes <= level);
         if (kept == 0 || plans[kept - 1].set != plans[i].set)
             plans[kept++] = plans[i];
     }
+    MSC__ASSERT(kept > 0 && kept <= most && plans[kept - 1].peak_bytes == lowest);
     frontier->plans.count = kept;
 }

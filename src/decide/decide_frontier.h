@@ -7,6 +7,7 @@
 #define MSC_DECIDE_FRONTIER_H
 
 #include "base/array.h"
+#include "base/invariant.h"
 #include "memscale/base.h"
 
 typedef struct msc__frontier_plan {
@@ -50,6 +51,7 @@ static inline const msc__frontier_plan *msc__frontier_plans(const msc__frontier 
 
 static inline const uint64_t *msc__frontier_set(const msc__frontier *frontier, uint32_t plan)
 {
+    MSC__ASSERT(plan < frontier->plans.count);
     return (const uint64_t *)frontier->sets.items +
            (size_t)msc__frontier_plans(frontier)[plan].set * frontier->word_count;
 }

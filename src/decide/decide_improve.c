@@ -9,6 +9,7 @@
  */
 #include <string.h>
 
+#include "base/invariant.h"
 #include "decide/decide_walker.h"
 
 #define IMPROVE_WORK ((uint64_t)1 << 22) /* some milliseconds */
@@ -36,6 +37,7 @@ static uint32_t list_ends(msc__walker *s, bool active)
         if (last != first)
             list[count++] = last;
     }
+    MSC__ASSERT(count <= 2 * MSC__MOST_GROUPS);
     return count;
 }
 
@@ -56,6 +58,7 @@ static uint32_t next_way(const msc__model *model, uint32_t way)
 {
     const msc__candidate *c = &model->candidates[way];
 
+    MSC__ASSERT(c->next != way && c->also != way);
     if (msc__moves(c))
         return c->also;
     return c->next != MSC_NONE ? c->next : model->candidates[c->base].also;
@@ -142,6 +145,7 @@ static void fill_overlaps(const msc__walker *s, uint64_t *overlaps)
     uint32_t k;
     uint32_t n;
 
+    MSC__ASSERT(count <= WORD);
     for (i = 0; i < count; i++) {
         const msc__buckets *lists = &s->model->below;
         overlaps[i] |= (uint64_t)1 << i;
@@ -177,6 +181,7 @@ static uint64_t visit_antichains(msc__walker *s, const uint64_t *overlaps, uint6
 
     while (s->status == MSC_OK && seen < most && (next < count || depth > 0)) {
         if (next < count) {
+            MSC__ASSERT(depth < WORD && (overlaps[next] & set) == 0);
             set |= (uint64_t)1 << next;
             seen++;
             stack[depth++] = next;

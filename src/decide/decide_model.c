@@ -9,6 +9,7 @@
  * The model refers to the graph, which must outlive it.
  */
 #include "decide/decide_model.h"
+
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/search.h"

@@ -29,6 +29,7 @@
 #include <stdbool.h>
 
 #include "base/array.h"
+#include "base/invariant.h"
 #include "memscale/decide.h"
 #include "sim/sim_buckets.h"
 #include "sim/sim_moves.h"
@@ -146,6 +147,7 @@ static inline bool msc__reruns(const msc__candidate *candidate)
 /** Offsets of the operations that a candidate keeps. */
 static inline const uint32_t *msc__kept_of(const msc__model *model, const msc__candidate *candidate)
 {
+    MSC__ASSERT(candidate->first_kept + candidate->kept_count <= model->kept_list.count);
     return model->kept + candidate->first_kept;
 }
 
@@ -153,6 +155,7 @@ static inline const uint32_t *msc__kept_of(const msc__model *model, const msc__c
 static inline bool msc__keeps(const msc__model *model, const msc__candidate *candidate,
                               const msc__region *region, uint32_t op)
 {
+    MSC__ASSERT(op >= region->begin && op < region->end);
     return candidate->kept_count > 0 &&
            msc__offsets_have(msc__kept_of(model, candidate), candidate->kept_count, op - region->begin);
 }
@@ -170,6 +173,8 @@ msc_status msc__model_group(msc__model *model, msc_error *err);
 static inline uint64_t msc__model_bytes(const msc__model *model, uint64_t size_bytes)
 {
     uint64_t mask = model->unit_bytes - 1;
+
+    MSC__ASSERT((model->unit_bytes & mask) == 0 && size_bytes <= UINT64_MAX - mask);
     return (size_bytes + mask) & ~mask;
 }
 

@@ -26,6 +26,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_survey.h"
 
 /* A module that moves more pieces than this in a step is a model rather than a block: where the modules inside it move
@@ -59,6 +60,7 @@ typedef struct offloads {
 
 static void start(offloads *o, msc__moved move)
 {
+    MSC__ASSERT(o->place[move.buffer] == 0 && o->count < o->model->save_count + o->model->input_count);
     move.order = o->count;
     o->noted[o->count] = 0;
     o->moves[o->count++] = move;
@@ -112,6 +114,7 @@ static void list_moves(offloads *o, const msc__region *region)
     const msc__move_limits limits =
         msc__move_limits_of(region, model->link.window_out_bytes, model->link.window_in_bytes);
 
+    MSC__ASSERT(o->count == 0);
     if (region->offload)
         list_saves(o, region);
     else
@@ -145,6 +148,7 @@ static bool may_move(const offloads *o, const msc__region *region, const msc__mo
     const msc__model *model = o->model;
     const msc_buffer *buffer = &model->buffers[move->buffer];
 
+    MSC__ASSERT(move->order < o->count && o->noted[move->order] <= o->save_count[move->buffer]);
     if (buffer->resident || buffer->category != MSC_CATEGORY_ACTIVATION ||
         buffer->size_bytes < model->link.least_bytes || move->back == MSC_NONE ||
         o->noted[move->order] != o->save_count[move->buffer])
@@ -215,6 +219,7 @@ static msc_status push_moves(offloads *o, msc__region *region, msc_error *err)
     region->move_count = o->count;
     for (i = 0; i < o->count && status == MSC_OK; i++)
         status = msc__array_push(model->scratch.ctx, &model->move_list, sizeof *o->moves, &o->moves[i], err);
+    MSC__ASSERT(status != MSC_OK || region->first_move + region->move_count == model->move_list.count);
     model->moves = model->move_list.items;
     clear(o);
     return status;
@@ -280,6 +285,7 @@ static void link_way(msc__model *model)
     uint32_t last = model->candidate_count - 1;
     msc__candidate *base = &model->candidates[model->candidates[last].base];
 
+    MSC__ASSERT(model->candidates[last].base <= last);
     if (model->candidates[last].base == last)
         return;
     model->candidates[last].also = base->also;
@@ -335,6 +341,7 @@ static uint32_t fill_regions(offloads *o, uint32_t module)
 
     for (i = s->calls.first[module]; i < s->calls.first[module + 1]; i++) {
         uint32_t call = s->calls.items[i];
+        MSC__ASSERT(count < model->call_count);
         o->regions[count] = msc__region_of_call(model->graph, call, model->last_call[call]);
         o->regions[count].state_bytes = 0;
         o->regions[count].redo = o->regions[count].end; /* it has none: any position will do */
@@ -354,6 +361,8 @@ static msc_status add_module(offloads *o, uint32_t module, msc_error *err)
     if (status != MSC_OK)
         return status;
     subject->offload = model->candidate_count - 1;
+    MSC__ASSERT(model->candidates[subject->offload].offload &&
+                model->candidates[subject->offload].module == module);
     link_way(model);
     return MSC_OK;
 }
@@ -385,6 +394,7 @@ static void weigh_modules(offloads *o)
             weigh_module(o, m);
     for (m = o->model->module_count; m-- > 0;) {
         uint32_t parent = o->model->modules[m].parent;
+        MSC__ASSERT(parent == MSC_NONE || parent < m);
         if (parent != MSC_NONE)
             o->inside_bytes[parent] += o->bytes[m] > o->inside_bytes[m] ? o->bytes[m] : o->inside_bytes[m];
     }

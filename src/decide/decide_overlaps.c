@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_survey.h"
 
 /* ---- who excludes whom ---------------------------------------------------------------------------- */
@@ -56,6 +57,7 @@ static void fill_spans(const msc__model *model, const msc__survey *s, spans *all
                                               : s->calls.items[s->calls.first[candidate->module] + k];
             all->from[next] = call;
             all->to[next] = candidate->is_run ? region->last_call : model->last_call[call];
+            MSC__ASSERT(k == 0 || all->from[next] > all->to[next - 1]); /* in order, and disjoint */
         }
     }
     all->first[i] = next;
@@ -95,6 +97,7 @@ static uint32_t end_of(const spans *all, uint32_t other, uint32_t call)
 
     while (all->from[k] != call)
         k++;
+    MSC__ASSERT(k < all->first[other + 1]);
     return all->to[k];
 }
 
@@ -204,6 +207,7 @@ static void fill_chains(const msc__model *model, uint64_t *chains)
         const msc_module *module = &model->modules[m];
         uint64_t above = module->parent == MSC_NONE ? 0 : chains[module->parent];
         uint64_t own = module->structure != 0 ? mix(module->structure) : ~(uint64_t)m;
+        MSC__ASSERT(module->parent == MSC_NONE || module->parent < m);
         chains[m] = mix(above + own);
     }
 }
@@ -264,6 +268,7 @@ msc_status msc__model_group(msc__model *model, msc_error *err)
             model->group_count++;
         model->candidates[list[i].candidate].group = model->group_count - 1;
     }
+    MSC__ASSERT(model->group_count <= model->usable_count);
     msc__buckets_init(scratch, &model->members, model->group_count);
     for (pass = 0; pass < 2; pass++) {
         for (i = 0; i < model->usable_count; i++)

@@ -12,7 +12,9 @@
  * in place of what it overlaps.
  */
 #include "decide/decide_plan.h"
+
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_cost.h"
 
 /* Which active candidate treats a module, plus 1; 0: none. */
@@ -28,10 +30,12 @@ static void enter(const msc__model *model, table *t, uint32_t c)
     const msc__region *region = &model->regions[candidate->first_region];
     uint32_t call;
 
+    MSC__ASSERT(t->active[candidate->module] == 0); /* or two candidates treat it */
     t->active[candidate->module] = c + 1;
     if (!candidate->is_run)
         return;
     for (call = region->first_call; call <= region->last_call; call = model->last_call[call] + 1) {
+        MSC__ASSERT(t->active[model->calls[call].module] == 0 || call == region->first_call);
         t->active[model->calls[call].module] = c + 1;
         t->joined[model->calls[call].module] = call != region->first_call;
     }
@@ -137,6 +141,7 @@ msc_status msc__plan_of_set(const msc__model *model, const uint64_t *set, msc_pl
         if (t.active[m] == 0)
             continue;
         candidate = &model->candidates[t.active[m] - 1];
+        MSC__ASSERT(t.active[m] <= model->candidate_count);
         choice.action = (uint8_t)action_of(candidate);
         choice.boundary = candidate->boundary && !choice.joined;
         status = add_choice(model, candidate, &choice, *plan, err);
@@ -230,6 +235,7 @@ static void fill_other(const msc__explained *e, uint32_t candidate, msc_choice *
     choice->other_step_ns = e->step_ns + (in ? -cost_ns : cost_ns);
     if (!in)
         choice->other_step_ns -= set_overlapping(e, candidate, false);
+    MSC__ASSERT(choice->other_step_ns >= 0);
     msc__fit_set(e->fit, candidate, !in);
     choice->other_peak_bytes = msc__fit_peak(e->fit);
     if (choice->other_peak_bytes == MSC__FIT_NO_PEAK) {
@@ -332,9 +338,11 @@ msc_status msc__plan_explain(msc__explained *e, msc_plan **plan, msc_error *err)
     if (status == MSC_OK)
         status = msc_plan_create(e->model->scratch.ctx, plan, err);
     if (status == MSC_OK) {
+        MSC__ASSERT(e->fit->moved_bytes == 0 && e->fit->rerun_count == 0);
         set_all(e, true);
         status = add_choices(e, &t, *plan, err);
         set_all(e, false);
+        MSC__ASSERT(e->fit->moved_bytes == 0 && e->fit->rerun_count == 0);
     }
     msc__scratch_fini(&t.scratch);
     return status;

@@ -15,11 +15,13 @@
  * Allocated bytes, which the fit tells in no time, are a lower bound: a neighbour that has no fewer of them
  * than the best plan reserves is not replayed.
  */
+#include "decide/decide_reserved.h"
+
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_plan.h"
-#include "decide/decide_reserved.h"
 #include "sim/sim_trace.h"
 
 /* Plans of the frontier that are kept, since each may have to be replayed. */
@@ -50,6 +52,7 @@ msc_status msc__reserved_of_plan(const msc__reserving *r, msc__frontier *frontie
     msc__frontier_plan *p = (msc__frontier_plan *)frontier->plans.items + plan;
     msc_status status = MSC_OK;
 
+    MSC__ASSERT(plan < frontier->plans.count);
     *peak_bytes = p->reserved_bytes;
     if (p->reserved_bytes != 0)
         return MSC_OK;
@@ -59,6 +62,7 @@ msc_status msc__reserved_of_plan(const msc__reserving *r, msc__frontier *frontie
     status = msc__reserved_peak(r, msc__frontier_set(frontier, plan), most_bytes, peak_bytes, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(*peak_bytes >= p->peak_bytes);
     p->peak_bytes = *peak_bytes;
     if (*peak_bytes <= most_bytes)
         p->reserved_bytes = *peak_bytes;
@@ -156,6 +160,7 @@ msc_status msc__reserve_less(const msc__reserving *r, uint64_t *set, uint64_t *p
         status = improve(r, present, set, &replays, peak_bytes, &improved, err);
     if (scratch.failed_bytes == 0)
         go_to(r, present, none);
+    MSC__ASSERT(r->fit->moved_bytes == 0 && r->fit->rerun_count == 0);
     msc__scratch_fini(&scratch);
     return status;
 }
@@ -205,6 +210,7 @@ static msc_status add_smaller(const msc__reserving *r, msc__frontier *frontier, 
         status = find_smallest(r, frontier, &index, &smallest_bytes, err);
     if (status == MSC_OK) {
         msc__frontier_plan plan = {.reserved_bytes = smallest_bytes};
+        MSC__ASSERT(index < frontier->plans.count);
         memcpy(set, msc__frontier_set(frontier, index), frontier->word_count * sizeof *set);
         status = msc__reserve_less(r, set, &plan.reserved_bytes, err);
         plan.peak_bytes = plan.reserved_bytes;
@@ -223,6 +229,7 @@ msc_status msc__reserve(const msc__reserving *r, msc__frontier *frontier, msc_er
 
     if (done || status != MSC_OK)
         return status;
+    MSC__ASSERT(frontier->plans.count > 0);
     msc__frontier_thin(frontier, MOST_PLANS);
     return add_smaller(r, frontier, err);
 }

@@ -6,6 +6,7 @@
 #ifndef MSC_DECIDE_RESERVED_H
 #define MSC_DECIDE_RESERVED_H
 
+#include "base/invariant.h"
 #include "decide/decide_fit.h"
 #include "decide/decide_frontier.h"
 
@@ -29,6 +30,7 @@ static inline uint64_t msc__reserving_lower(const msc__reserving *r, uint64_t al
 {
     uint64_t rest = allocated_bytes % r->unit_bytes;
 
+    MSC__ASSERT(allocated_bytes <= UINT64_MAX - r->unit_bytes);
     return rest == 0 ? allocated_bytes : allocated_bytes + (r->unit_bytes - rest);
 }
 

@@ -25,12 +25,14 @@
  *
  * Cost: at most MOST_WORK, about a second; of most graphs much less.
  */
+#include "decide/decide_search.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_cost.h"
-#include "decide/decide_search.h"
 #include "decide/decide_walker.h"
 
 #define EXHAUSTIVE_SETS 4096u
@@ -82,6 +84,7 @@ static void try_move(msc__walker *s, contest *c, msc__move m)
     after = measure(s, c);
     cost_ns = s->added_ns - c->before_ns;
     msc__walker_undo(s);
+    MSC__ASSERT(s->added_ns == c->before_ns);
     if (after >= c->before)
         return;
     gain = c->before - after;
@@ -154,6 +157,7 @@ static bool step_forward(msc__walker *s, uint64_t level_bytes)
         try_all(s, &c);
     else
         try_ends_of_groups(s, &c);
+    MSC__ASSERT(c.best.kind == MSC__MOVE_NONE || (c.gain > 0 && c.cost_ns > 0));
     msc__walker_make(s, c.best);
     if (c.best.kind != MSC__MOVE_NONE)
         go_on(s, &c);
@@ -194,6 +198,7 @@ static bool take_if_smaller(msc__walker *s, msc__move m)
         return true;
     }
     msc__walker_undo(s);
+    MSC__ASSERT(s->added_ns == before_ns);
     s->peak_bytes = before_bytes;
     return false;
 }
@@ -286,6 +291,7 @@ static void walk_backward(msc__walker *s, const uint32_t *order)
 
     go_to_smallest(s);
     smallest_bytes = msc__walker_evaluate(s);
+    MSC__ASSERT(smallest_bytes <= plain_bytes);
     for (i = 0; i < BACKWARD_TARGETS && msc__walker_may_go_on(s); i++)
         drop_under(s, smallest_bytes + (plain_bytes - smallest_bytes) / BACKWARD_TARGETS * i, order);
 }
@@ -311,6 +317,7 @@ static void sweep_end(msc__walker *s, uint32_t group, const uint64_t *ground, bo
 
     msc__walker_go_to(s, ground);
     clear_group(s, group);
+    MSC__ASSERT(count > 1);
     for (i = 0; i < count && msc__walker_may_go_on(s); i++) {
         msc__walker_make(
             s, (msc__move){MSC__MOVE_ADD, members->items[last ? first + count - 1 - i : first + i]});
@@ -397,6 +404,7 @@ static void rank(msc__walker *s, ranked *list)
     for (i = 0; i < model->candidate_count; i++)
         if (model->candidates[i].usable)
             list[count++] = (ranked){0, (uint64_t)model->candidates[i].cost_ns, i};
+    MSC__ASSERT(count == model->usable_count);
     if (count > 0)
         qsort(list, count, sizeof *list, compare_cost);
     for (i = 0; i < count; i++)
@@ -406,6 +414,7 @@ static void rank(msc__walker *s, ranked *list)
     for (i = 0; i < count; i++)
         s->by_cost_late[i] = list[i].id;
     for (i = 0; i < model->group_count; i++) {
+        MSC__ASSERT(model->members.first[i] < model->members.first[i + 1]);
         const msc__candidate *c = &model->candidates[model->members.items[model->members.first[i]]];
         list[i] = (ranked){c->saved_bytes, (uint64_t)(c->cost_ns > 0 ? c->cost_ns : 1), i};
     }
@@ -498,8 +507,10 @@ msc_status msc__search(const msc__model *model, msc__fit *fit, msc__frontier *fr
     msc__scratch scratch = {.ctx = model->scratch.ctx};
     msc_status status = prepare(&s, &scratch);
 
+    MSC__ASSERT(fit->moved_bytes == 0 && fit->rerun_count == 0);
     if (status == MSC_OK) {
         walk(&s);
+        MSC__ASSERT(s.added_ns == 0 && fit->moved_bytes == 0 && fit->rerun_count == 0);
         status = s.status;
     }
     msc__scratch_fini(&scratch);

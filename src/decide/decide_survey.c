@@ -13,7 +13,9 @@
  * Cost: (saves + inputs + writes + calls) × nesting depth.
  */
 #include "decide/decide_survey.h"
+
 #include "base/error.h"
+#include "base/invariant.h"
 
 /* Flags that say nothing against the modules around. */
 #define OF_ITSELF ((uint32_t)MSC_MODULE_LEFT_OUT)
@@ -49,6 +51,7 @@ bool msc__is_written(const msc__model *model, const msc__survey *s, uint32_t buf
     uint32_t high = s->writes.first[buffer + 1];
     uint32_t end = high;
 
+    MSC__ASSERT(from <= to && low <= high);
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         if (model->writes[s->writes.items[middle]].op < from)
@@ -95,6 +98,7 @@ static void note_flags(const msc__model *model, msc__survey *s)
     uint32_t c;
 
     for (c = model->call_count; c-- > 0;) {
+        MSC__ASSERT(model->calls[c].parent == MSC_NONE || model->calls[c].parent < c);
         s->flags[c] |= model->modules[model->calls[c].module].flags;
         if (model->calls[c].parent != MSC_NONE)
             s->flags[model->calls[c].parent] |= s->flags[c] & ~OF_ITSELF;
@@ -177,6 +181,7 @@ uint8_t msc__survey_region(const msc__model *model, const msc__survey *s, const 
     uint8_t notes = writes_outside(model, region) ? MSC__NOTE_WRITES_OUTSIDE : 0;
     uint32_t i;
 
+    MSC__ASSERT(region->first_call <= region->last_call && region->end <= region->redo);
     for (i = model->saves_by_call.first[region->first_call];
          i < model->saves_by_call.first[region->last_call + 1]; i++) {
         const msc_save *save = &model->saves[model->saves_by_call.items[i]];

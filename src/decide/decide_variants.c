@@ -26,6 +26,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "decide/decide_cost.h"
 #include "decide/decide_survey.h"
 
@@ -99,6 +100,7 @@ static bool weigh_operation(const variants *v, const msc__candidate *candidate, 
     for (i = 0; i < candidate->region_count; i++) {
         const msc__region *region = &model->regions[candidate->first_region + i];
         uint32_t op = region->begin + offset;
+        MSC__ASSERT(op < region->stop);
         if ((model->ops[op].flags & MSC_OP_RANDOM) != 0 || is_cast(model, op) ||
             changes_anything(model, op) || !weigh_outputs(v, region, op, &out->bytes))
             return false;
@@ -154,6 +156,7 @@ static void list_items(variants *v, const msc__candidate *candidate)
         if (weigh_operation(v, candidate, i, &v->items[v->count]) &&
             v->items[v->count].time_ns > candidate->cost_ns >> LEAST_TIME_SHIFT)
             v->count++;
+    MSC__ASSERT(v->count <= length && length <= MOST_OPERATIONS);
     if (v->count > 0)
         qsort(v->items, v->count, sizeof *v->items, compare_items);
     v->bytes[0] = 0;
@@ -174,6 +177,7 @@ static int64_t height(const variants *v, uint32_t low, uint32_t point, uint32_t 
     uint64_t rise = (uint64_t)(v->times[high] - v->times[low]);
     uint64_t on_line;
 
+    MSC__ASSERT(low < point && point < high && part <= width);
     while (width >> 31 != 0) { /* the share part / width is good enough in 31 bits */
         width >>= 1;
         part >>= 1;
@@ -190,6 +194,7 @@ static uint32_t next_taken(const variants *v, uint32_t after)
 
     while (!v->is_taken[i])
         i++;
+    MSC__ASSERT(i <= v->count); /* the last one is taken */
     return i;
 }
 
@@ -246,6 +251,7 @@ static msc_status push_kept(variants *v, uint32_t prefix, msc__candidate *added,
     msc_status status = MSC_OK;
     uint32_t i;
 
+    MSC__ASSERT(prefix > 0 && prefix <= v->count);
     for (i = 0; i < prefix; i++)
         v->offsets[i] = v->items[i].offset;
     qsort(v->offsets, prefix, sizeof *v->offsets, compare_offsets);
@@ -290,6 +296,7 @@ static msc_status add_variant(variants *v, uint32_t base, uint32_t prefix, uint3
         return status;
     gain_ns = model->candidates[*last].cost_ns - model->candidates[model->candidate_count - 1].cost_ns;
     if (gain_ns <= model->candidates[base].cost_ns >> LEAST_GAIN_SHIFT) {
+        MSC__ASSERT(model->region_list.count >= added.region_count);
         model->region_count = model->region_list.count -= added.region_count;
         model->candidate_count = --model->candidate_list.count;
         return MSC_OK;

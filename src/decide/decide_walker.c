@@ -12,6 +12,8 @@
 
 #include <string.h>
 
+#include "base/invariant.h"
+
 static void charge(msc__walker *s, uint64_t work)
 {
     s->work -= work < s->work ? work : s->work;
@@ -41,8 +43,11 @@ static void flip(msc__walker *s, uint32_t candidate)
     uint32_t step = active ? 1 : UINT32_MAX; /* adding UINT32_MAX takes one away */
     uint32_t i;
 
+    /* An antichain: nothing above or below what joins is active. */
+    MSC__ASSERT(!active || (s->covered[candidate] == 0 && s->split[candidate] == 0));
     s->set[candidate / 64] ^= (uint64_t)1 << (candidate % 64);
     s->added_ns += active ? model->candidates[candidate].cost_ns : -model->candidates[candidate].cost_ns;
+    MSC__ASSERT(s->added_ns >= 0);
     for (i = model->below.first[candidate]; i < model->below.first[candidate + 1]; i++)
         s->covered[model->below.items[i]] += step;
     for (i = model->above.first[candidate]; i < model->above.first[candidate + 1]; i++)
@@ -53,6 +58,7 @@ static void flip(msc__walker *s, uint32_t candidate)
 
 static void flip_logged(msc__walker *s, uint32_t candidate)
 {
+    MSC__ASSERT(s->log_count <= 3 * s->model->candidate_count);
     s->log[s->log_count++] = candidate;
     flip(s, candidate);
 }
@@ -66,6 +72,7 @@ void msc__walker_undo(msc__walker *s)
 uint64_t msc__walker_evaluate(msc__walker *s)
 {
     s->peak_bytes = msc__fit_peak(s->fit);
+    MSC__ASSERT(s->peak_bytes >= s->fit->floor_bytes);
     charge(s, msc__walker_visit(s));
     if (s->peak_bytes == MSC__FIT_NO_PEAK)
         return s->peak_bytes;
@@ -93,6 +100,7 @@ void msc__walker_go_to(msc__walker *s, const uint64_t *target)
         if (!msc__walker_has(s, c) && msc__set_has(target, c))
             flip(s, c);
     }
+    MSC__ASSERT(target != NULL || s->added_ns == 0);
     s->log_count = 0;
 }
 
@@ -121,12 +129,14 @@ static void drop_listed(msc__walker *s, const msc__buckets *lists, uint32_t cand
 /* Adds a candidate in place of everything that overlaps it. */
 static void add(msc__walker *s, uint32_t candidate)
 {
+    MSC__ASSERT(s->model->candidates[candidate].usable);
     if (msc__walker_has(s, candidate))
         return;
     if (s->split[candidate] > 0)
         drop_listed(s, &s->model->below, candidate);
     if (s->covered[candidate] > 0)
         drop_listed(s, &s->model->above, candidate);
+    MSC__ASSERT(s->split[candidate] == 0 && s->covered[candidate] == 0);
     flip_logged(s, candidate);
 }
 
@@ -138,6 +148,7 @@ static void split_candidate(msc__walker *s, uint32_t candidate)
     uint32_t base = model->candidates[candidate].base;
     uint32_t i;
 
+    MSC__ASSERT(msc__walker_has(s, candidate));
     flip_logged(s, candidate);
     for (i = model->below.first[base]; i < model->below.first[base + 1]; i++) {
         uint32_t c = model->below.items[i];
@@ -159,6 +170,7 @@ void msc__walker_extend(msc__walker *s, msc__move m)
         add(s, m.id);
         break;
     case MSC__MOVE_DROP:
+        MSC__ASSERT(msc__walker_has(s, m.id));
         flip_logged(s, m.id);
         break;
     case MSC__MOVE_SPLIT:
@@ -191,6 +203,7 @@ uint32_t msc__walker_end_member(const msc__walker *s, uint32_t group, bool activ
     uint32_t count = members->first[group + 1] - first;
     uint32_t i;
 
+    MSC__ASSERT(group < s->model->group_count && count > 0);
     for (i = 0; i < count; i++) {
         uint32_t c = members->items[last ? first + count - 1 - i : first + i];
         if (msc__walker_has(s, c) == active && s->covered[c] == 0)
