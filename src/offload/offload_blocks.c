@@ -9,6 +9,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/offload_engine.h"
 
 static msc__block *block_at(const msc_offload *engine, uint32_t index)
@@ -64,6 +65,8 @@ msc__block *msc__block_take(msc_offload *engine, msc_error *err)
         return NULL;
     engine->free_block = block->next_free;
     block->generation++;
+    MSC__ASSERT((block->generation & 1) != 0 && !block->out_busy && !block->in_busy);
+    MSC__ASSERT(block->leaving.pieces_left == 0 && block->returning.pieces_left == 0);
     block->out = MSC__OUT_QUEUED;
     block->in = MSC__IN_NONE;
     block->settled = block->arrived = block->dropped = false;
@@ -74,6 +77,8 @@ msc__block *msc__block_take(msc_offload *engine, msc_error *err)
 
 void msc__block_give(msc_offload *engine, msc__block *block)
 {
+    MSC__ASSERT((block->generation & 1) != 0 && !block->out_busy && !block->in_busy);
+    MSC__ASSERT(block->ahead_place == MSC_NONE && engine->counters.block_count > 0);
     msc__place_give(engine, &block->place, block->bytes);
     engine->counters.block_count--;
     if (++block->generation == 0)
@@ -91,6 +96,7 @@ msc__block *msc__block_find(msc_offload *engine, msc_ticket ticket)
     if ((generation & 1) == 0 || index / MSC__OFFLOAD_BLOCKS_PER_PAGE >= engine->pages.count)
         return NULL;
     block = block_at(engine, index);
+    MSC__ASSERT(block->index == index);
     return block->generation == generation ? block : NULL;
 }
 

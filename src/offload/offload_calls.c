@@ -6,6 +6,7 @@
  * `changed`. Bytes move in the lanes alone.
  */
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/offload_engine.h"
 
 #define MOST_BYTES (1ull << 60) /* so that rounding up cannot overflow */
@@ -116,6 +117,8 @@ static msc_status enter_step(msc_offload *engine, msc__block *block, void *strea
         status = msc__schedule_put(engine->ctx, &engine->schedule, block->bytes, &block->ordinal, err);
     if (status == MSC_OK)
         status = msc__array_push(engine->ctx, &engine->step_puts, sizeof mine, &mine, err);
+    MSC__ASSERT(status != MSC_OK || engine->step_puts.count == engine->schedule.bytes.count);
+    MSC__ASSERT(status != MSC_OK || block->ordinal + 1 == engine->step_puts.count);
     return status;
 }
 
@@ -192,6 +195,7 @@ msc_status msc_offload_put_now(msc_offload *engine, const void *source, uint64_t
 /* Why a copy failed. */
 static msc_status failure(const msc_offload *engine, const msc__transfer *move, msc_error *err)
 {
+    MSC__ASSERT(move->failure != MSC_OK);
     if (err != NULL) {
         *err = engine->failure;
         err->status = move->failure;
@@ -229,6 +233,7 @@ static msc_status settle(msc_offload *engine, msc__block *block, void *stream, m
     msc_device *device = engine->device;
     msc_status status = MSC_OK;
 
+    MSC__ASSERT(!out_is_awaited(engine, block));
     if (block->out == MSC__OUT_FAILED)
         status = failure(engine, &block->leaving, err);
     else if (block->out == MSC__OUT_ISSUED)
@@ -307,6 +312,7 @@ static msc_status get(msc_offload *engine, msc__block *block, void *destination,
         status = record(engine, block->events[MSC__IN_READY], stream, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(block->out != MSC__OUT_FAILED && may_get(block));
     block->destination = destination;
     block->to_host = to_host;
     block->in = MSC__IN_QUEUED;
@@ -386,6 +392,7 @@ static msc_status arrive(msc_offload *engine, msc__block *block, void *stream, m
 {
     msc_status status = MSC_OK;
 
+    MSC__ASSERT(!in_is_awaited(engine, block));
     if (block->in == MSC__IN_NONE)
         return msc__fail(err, MSC_ESTATE, "nothing is on its way: get comes before arrive");
     if (block->in == MSC__IN_FAILED)
@@ -450,6 +457,7 @@ void msc_offload_drop(msc_offload *engine, msc_ticket ticket)
     if (block != NULL) {
         msc__window_leave(engine, block);
         block->dropped = true;
+        MSC__ASSERT(engine->live_count > 0 && !is_touched(block));
         engine->live_count--;
         msc__block_settle_drop(engine, block);
     }

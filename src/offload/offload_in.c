@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/offload_engine.h"
 
 /*
@@ -46,6 +47,7 @@ static void tell(msc__lane *lane, const msc__report *report)
     msc_offload *engine = lane->engine;
     msc__block *block = report->block;
 
+    MSC__ASSERT(block->in_busy && report->state >= MSC__IN_ISSUED);
     if (block->in != MSC__IN_QUEUED)
         block->in = report->state;
     block->in_busy = report->state == MSC__IN_ISSUED;
@@ -60,6 +62,7 @@ static void tell(msc__lane *lane, const msc__report *report)
 
 static void finish(msc__lane *lane, msc__block *block)
 {
+    MSC__ASSERT(block->returning.failure != MSC_OK || block->returning.offset == block->bytes);
     msc__lane_report(lane, block, block->returning.failure == MSC_OK ? MSC__IN_OVER : MSC__IN_FAILED);
 }
 
@@ -88,6 +91,7 @@ static msc_status deliver(msc__lane *lane, msc__block *block, const void *from, 
     void *to = (char *)block->destination + block->returning.offset;
     msc_status status = check(lane->engine, block, from, bytes, err);
 
+    MSC__ASSERT(bytes > 0 && block->returning.offset + bytes <= block->bytes);
     if (status == MSC_OK && block->to_host)
         memcpy(to, from, (size_t)bytes);
     else if (status == MSC_OK)
@@ -117,6 +121,7 @@ static bool pass_on(msc__lane *lane, msc__item *item, bool wait)
 
     if (item->copied)
         return true;
+    MSC__ASSERT(item->staging != MSC_NONE && staging->busy);
     if (item->in_file && !wait && !msc__file_done(lane->file, item->slot))
         return false;
     if (item->in_file) {
@@ -125,6 +130,7 @@ static bool pass_on(msc__lane *lane, msc__item *item, bool wait)
     }
     item->in_file = false;
     item->copied = true;
+    MSC__ASSERT(item->block->returning.failure != MSC_OK || item->offset == item->block->returning.offset);
     if (status == MSC_OK && item->block->returning.failure == MSC_OK)
         status = deliver(lane, item->block, staging->memory, item->bytes, staging->event, &why);
     if (status != MSC_OK)

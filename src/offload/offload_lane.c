@@ -16,6 +16,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/offload_engine.h"
 
 #define WAKES_COUNT 16u
@@ -90,6 +91,7 @@ static bool push(msc__lane *lane, msc_ticket ticket)
 {
     uint32_t count = queued(lane);
 
+    MSC__ASSERT(ticket != 0 && count <= MSC__OFFLOAD_QUEUE);
     if (count == MSC__OFFLOAD_QUEUE)
         return false;
     lane->queue[(lane->queue_first + count) % MSC__OFFLOAD_QUEUE] = ticket;
@@ -101,6 +103,7 @@ static bool pop(msc__lane *lane, msc_ticket *out)
 {
     uint32_t count = queued(lane);
 
+    MSC__ASSERT(count <= MSC__OFFLOAD_QUEUE && lane->queue_first < MSC__OFFLOAD_QUEUE);
     if (count == 0)
         return false;
     *out = lane->queue[lane->queue_first];
@@ -184,6 +187,7 @@ void msc__lane_report(msc__lane *lane, msc__block *block, uint32_t state)
 {
     bool small = block->bytes <= SMALL_BYTES; /* once it is told the block may be another one */
 
+    MSC__ASSERT(lane->report_count < MSC__OFFLOAD_BATCH);
     lane->reports[lane->report_count++] =
         (msc__report){.block = block, .state = state, .when_ns = msc__trace_now(lane->engine)};
     if (!small || lane->report_count == MSC__OFFLOAD_BATCH)
@@ -256,6 +260,8 @@ static void sleep_on(msc__lane *lane)
 {
     msc_offload *engine = lane->engine;
 
+    /* Nothing is left to begin or to end, and everything is told. */
+    MSC__ASSERT(lane->count == 0 && lane->report_count == 0 && (lane->next != 0 || queued(lane) == 0));
     if (lane->next != 0) {
         msc__lane_wake(&engine->out);
         msc__cond_wait(&engine->changed, &engine->mutex);
@@ -293,6 +299,7 @@ static void begin(msc__lane *lane, msc__block *block)
 
 static void retire(msc__lane *lane)
 {
+    MSC__ASSERT(lane->count > 0);
     if (msc__lane_item(lane, 0)->bytes > SMALL_BYTES)
         msc__lane_tell(lane);
     lane->direction->retire(lane);
@@ -326,6 +333,7 @@ void msc__lane_fail(msc__lane *lane, msc__transfer *move, msc_status status, con
 {
     msc_offload *engine = lane->engine;
 
+    MSC__ASSERT(status != MSC_OK);
     if (move->failure != MSC_OK)
         return;
     move->failure = status;
@@ -361,12 +369,16 @@ static msc__transfer *transfer_of(const msc__lane *lane, msc__block *block)
 
 static void append(msc__lane *lane, msc__item item)
 {
+    MSC__ASSERT(lane->count < MSC__OFFLOAD_ITEMS && item.bytes > 0);
+    MSC__ASSERT(item.offset + item.bytes <= item.block->bytes);
+    MSC__ASSERT(item.staging == MSC_NONE || lane->staging[item.staging].busy);
     transfer_of(lane, item.block)->pieces_left++;
     *msc__lane_item(lane, lane->count++) = item;
 }
 
 static void end_piece(msc__lane *lane, msc__block *block)
 {
+    MSC__ASSERT(transfer_of(lane, block)->pieces_left > 0);
     if (--transfer_of(lane, block)->pieces_left == 0)
         lane->direction->finish(lane, block);
 }
@@ -376,6 +388,7 @@ void msc__lane_end_oldest(msc__lane *lane)
     const msc__item *item = msc__lane_item(lane, 0);
     msc__block *block = item->block;
 
+    MSC__ASSERT(lane->count > 0 && (item->staging == MSC_NONE || lane->staging[item->staging].busy));
     if (item->staging != MSC_NONE)
         lane->staging[item->staging].busy = false;
     lane->first = (lane->first + 1) % MSC__OFFLOAD_ITEMS;
@@ -427,6 +440,8 @@ void msc__lane_begin(msc__lane *lane, msc__block *block)
     msc_error why;
     msc_status status = MSC_OK;
 
+    MSC__ASSERT(move->pieces_left == 0);
+    MSC__ASSERT(is_out(lane) ? block->out_busy : block->in_busy);
     *move = (msc__transfer){.pieces_left = 1, .begin_ns = msc__trace_now(engine), .failure = MSC_OK};
     if (waits)
         status = engine->device->ops->stream_wait(engine->device, lane->stream, ready, &why);

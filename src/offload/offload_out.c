@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/offload_engine.h"
 
 static msc__ask claim(msc__lane *lane, msc__block *block)
@@ -31,6 +32,7 @@ static void tell(msc__lane *lane, const msc__report *report)
     msc_offload *engine = lane->engine;
     msc__block *block = report->block;
 
+    MSC__ASSERT(block->out_busy && report->state >= MSC__OUT_ISSUED);
     block->out = report->state;
     block->out_busy = block->out == MSC__OUT_ISSUED;
     if (block->out == MSC__OUT_STORED)
@@ -56,6 +58,7 @@ static bool move_to_memory(msc_offload *engine, msc__block *block)
     if (moved) {
         msc__place_give(engine, &block->place, block->bytes);
         block->place = place;
+        MSC__ASSERT(block->place.tier != MSC_TIER_FILE);
         engine->counters.moved_count++;
     }
     msc__mutex_unlock(&engine->mutex);
@@ -65,6 +68,7 @@ static bool move_to_memory(msc_offload *engine, msc__block *block)
 /* A block whose file failed begins anew. */
 static void finish(msc__lane *lane, msc__block *block)
 {
+    MSC__ASSERT(block->leaving.pieces_left == 0);
     if (block->leaving.failure == MSC_OK)
         msc__lane_report(lane, block, MSC__OUT_STORED);
     else if (move_to_memory(lane->engine, block))
@@ -85,6 +89,7 @@ static msc_status pass_on(msc__lane *lane, msc__item *item, msc_error *err)
     msc__block *block = item->block;
     const void *buffer = lane->staging[item->staging].memory;
 
+    MSC__ASSERT(item->offset + item->bytes <= block->bytes);
     sum_up(lane->engine, block, buffer, item->bytes);
     if (block->place.tier != MSC_TIER_FILE) {
         memcpy((char *)block->place.slab.memory + item->offset, buffer, (size_t)item->bytes);
@@ -103,6 +108,7 @@ static void advance(msc__lane *lane, msc__item *item)
     msc_error why;
     msc_status status = msc__lane_await(lane, event, &why);
 
+    MSC__ASSERT(!item->copied && !item->in_file);
     item->copied = true;
     if (status == MSC_OK && staged)
         status = pass_on(lane, item, &why);

@@ -18,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/offload_engine.h"
 
 /* The file grows by this at least: reserving is a system call that writes the file system's journal. */
@@ -135,6 +136,7 @@ static uint64_t left_of_file(const msc_offload *engine)
 {
     uint64_t limit = engine->options.limit_bytes[MSC_TIER_FILE] / MSC__FILE_PAGE * MSC__FILE_PAGE;
 
+    MSC__ASSERT(msc__ranges_in_use(engine->file_space).capacity <= limit);
     return limit - msc__ranges_in_use(engine->file_space).capacity;
 }
 
@@ -145,6 +147,7 @@ static msc_status grow_file(msc_offload *engine, uint64_t need, msc_error *err)
     uint64_t more = least(need > FILE_GROWTH_BYTES ? need : FILE_GROWTH_BYTES, left_of_file(engine));
     msc_status status;
 
+    MSC__ASSERT(!engine->file_grows && more >= need && more % MSC__FILE_PAGE == 0);
     engine->file_grows = true;
     msc__mutex_unlock(&engine->mutex);
     status = msc__file_reserve(engine->file, capacity + more, err);
@@ -182,6 +185,7 @@ static msc_status take_in_file(msc_offload *engine, uint64_t bytes, bool now, ms
 static msc_status take_in(msc_offload *engine, msc_tier tier, uint64_t bytes, bool now, msc__place *out,
                           msc_error *err)
 {
+    MSC__ASSERT(bytes > 0 && tier < MSC_TIER_COUNT);
     memset(out, 0, sizeof *out);
     out->tier = tier;
     if (tier == MSC_TIER_FILE)
@@ -239,6 +243,7 @@ msc_status msc__place_take(msc_offload *engine, uint64_t bytes, msc_tier first, 
 
 void msc__place_give(msc_offload *engine, const msc__place *place, uint64_t bytes)
 {
+    MSC__ASSERT(engine->counters.held_bytes[place->tier] >= bytes);
     engine->counters.held_bytes[place->tier] -= bytes;
     if (place->tier == MSC_TIER_FILE) {
         msc__ranges_give(engine->file_space, place->range);

@@ -33,6 +33,7 @@
 #include "base/array.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 #define CLASS_BITS 5u /* log2 of the classes for each power of two */
 #define CLASSES_PER_POWER (1u << CLASS_BITS)
@@ -70,6 +71,7 @@ struct msc__ranges {
 
 static record *at(const msc__ranges *ranges, uint32_t i)
 {
+    MSC__ASSERT(i < ranges->records.count);
     return (record *)ranges->records.items + i;
 }
 
@@ -93,6 +95,7 @@ static void list_insert(msc__ranges *ranges, uint32_t i)
     uint32_t class_index = class_of(range->size);
     uint32_t first = ranges->lists[class_index];
 
+    MSC__ASSERT(i != EDGE && range->size > 0);
     range->state = FREE;
     range->list_before = EDGE;
     range->list_after = first;
@@ -108,6 +111,8 @@ static void list_remove(msc__ranges *ranges, uint32_t i)
     const record *range = at(ranges, i);
     uint32_t class_index = class_of(range->size);
 
+    MSC__ASSERT(i != EDGE && range->state == FREE);
+    MSC__ASSERT(range->list_before != EDGE || ranges->lists[class_index] == i);
     if (range->list_after != EDGE)
         at(ranges, range->list_after)->list_before = range->list_before;
     if (range->list_before != EDGE) {
@@ -154,6 +159,7 @@ static uint32_t first_above(const msc__ranges *ranges, uint32_t class_index)
         word = (uint32_t)__builtin_ctz(later);
         bits = ranges->words[word];
     }
+    MSC__ASSERT(bits != 0);
     return ranges->lists[word * 64 + (uint32_t)__builtin_ctzll(bits)];
 }
 
@@ -168,6 +174,7 @@ static uint32_t find(const msc__ranges *ranges, uint64_t units)
         found = first_above(ranges, class_index);
     if (found == EDGE)
         found = smallest_of(ranges, own, units, UINT32_MAX);
+    MSC__ASSERT(found == EDGE || (at(ranges, found)->state == FREE && at(ranges, found)->size >= units));
     return found;
 }
 
@@ -187,6 +194,8 @@ static uint32_t add_record(msc__ranges *ranges, uint32_t below, uint64_t start, 
     uint32_t i = ranges->empty_first;
     uint32_t above = at(ranges, below)->above;
 
+    MSC__ASSERT(size > 0 && at(ranges, below)->start + at(ranges, below)->size == start);
+    MSC__ASSERT(i != EDGE || ranges->records.count < ranges->records.capacity); /* reserve_record */
     if (i != EDGE)
         ranges->empty_first = at(ranges, i)->list_after;
     else
@@ -203,6 +212,7 @@ static uint32_t join(msc__ranges *ranges, uint32_t i)
     record *range = at(ranges, i);
     uint32_t below = range->below;
 
+    MSC__ASSERT(below != EDGE && at(ranges, below)->start + at(ranges, below)->size == range->start);
     at(ranges, below)->size += range->size;
     at(ranges, below)->above = range->above;
     at(ranges, range->above)->below = below;
@@ -218,6 +228,7 @@ static void release(msc__ranges *ranges, uint32_t i)
     uint32_t above = at(ranges, i)->above;
     uint32_t below = at(ranges, i)->below;
 
+    MSC__ASSERT(i != EDGE && at(ranges, i)->state == TAKEN);
     if (at(ranges, above)->state == FREE) {
         list_remove(ranges, above);
         (void)join(ranges, above);
@@ -315,6 +326,7 @@ msc_status msc__ranges_take(msc__ranges *ranges, uint64_t size, uint64_t *start,
     }
     ranges->taken += units;
     ranges->taken_count++;
+    MSC__ASSERT(at(ranges, found)->size == units && ranges->taken <= ranges->capacity);
     *start = at(ranges, found)->start << ranges->unit_shift;
     *range = found;
     return MSC_OK;
@@ -322,6 +334,8 @@ msc_status msc__ranges_take(msc__ranges *ranges, uint64_t size, uint64_t *start,
 
 void msc__ranges_give(msc__ranges *ranges, uint32_t range)
 {
+    MSC__ASSERT(range != EDGE && at(ranges, range)->state == TAKEN);
+    MSC__ASSERT(ranges->taken >= at(ranges, range)->size && ranges->taken_count > 0);
     ranges->taken -= at(ranges, range)->size;
     ranges->taken_count--;
     release(ranges, range);
@@ -329,6 +343,7 @@ void msc__ranges_give(msc__ranges *ranges, uint32_t range)
 
 uint64_t msc__ranges_size_of(const msc__ranges *ranges, uint32_t range)
 {
+    MSC__ASSERT(at(ranges, range)->state == TAKEN);
     return at(ranges, range)->size << ranges->unit_shift;
 }
 

@@ -10,6 +10,8 @@
 
 #include <string.h>
 
+#include "base/invariant.h"
+
 static uint64_t size_at(const msc__array *sizes, uint32_t i)
 {
     return ((const uint64_t *)sizes->items)[i];
@@ -17,6 +19,7 @@ static uint64_t size_at(const msc__array *sizes, uint32_t i)
 
 static uint32_t ordinal_at(const msc__array *ordinals, uint32_t i)
 {
+    MSC__ASSERT(i < ordinals->count);
     return ((const uint32_t *)ordinals->items)[i];
 }
 
@@ -70,6 +73,7 @@ static void follow(msc__schedule *schedule, uint32_t ordinal)
         return;
     }
     schedule->surprised = true;
+    MSC__ASSERT(schedule->places.count == schedule->known.count);
     place = ordinal_at(&schedule->places, ordinal);
     if (place != MSC_NONE)
         schedule->position = place + 1;
@@ -77,6 +81,7 @@ static void follow(msc__schedule *schedule, uint32_t ordinal)
 
 void msc__schedule_use(msc_context *ctx, msc__schedule *schedule, uint32_t ordinal)
 {
+    MSC__ASSERT(ordinal < schedule->bytes.count);
     if (schedule->uses.count == 0)
         schedule->before = schedule->bytes.count;
     if (is_known(schedule))
@@ -91,6 +96,7 @@ msc__schedule_walk msc__schedule_ahead(const msc__schedule *schedule)
     uint32_t used = schedule->uses.count;
     msc__schedule_walk walk = {NULL, 0};
 
+    MSC__ASSERT(schedule->position <= schedule->order.count);
     if (is_known(schedule)) {
         walk.order = (const uint32_t *)schedule->order.items + schedule->position;
         walk.left = schedule->order.count - schedule->position;
@@ -122,8 +128,10 @@ static void find_places(msc_context *ctx, msc__schedule *schedule)
     places = schedule->places.items;
     for (i = 0; i < count; i++)
         places[i] = MSC_NONE;
-    for (i = schedule->order.count; i-- > 0;)
+    for (i = schedule->order.count; i-- > 0;) {
+        MSC__ASSERT(ordinal_at(&schedule->order, i) < count);
         places[ordinal_at(&schedule->order, i)] = i;
+    }
 }
 
 void msc__schedule_forget(msc__schedule *schedule)

@@ -44,6 +44,7 @@
 #include "base/array.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/offload_ranges.h"
 
 /*
@@ -84,6 +85,7 @@ struct msc__slabs {
 
 static slab *at(const msc__slabs *slabs, uint32_t i)
 {
+    MSC__ASSERT(i < slabs->table.count);
     return (slab *)slabs->table.items + i;
 }
 
@@ -199,6 +201,7 @@ static uint64_t let_leave(msc__slabs *slabs, uint64_t bytes)
     while (freed < bytes) {
         slab *one = best_to_leave(slabs, bytes - freed);
 
+        MSC__ASSERT(one != NULL && is_empty(one));
         one->leaving = true;
         freed += one->bytes;
     }
@@ -234,6 +237,7 @@ static void forget_leaving(msc__slabs *slabs)
 
         if (!one->leaving)
             continue;
+        MSC__ASSERT(one->block_count == 0 && slabs->use.mapped_bytes >= one->bytes);
         slabs->use.mapped_bytes -= one->bytes;
         msc__ranges_destroy(one->ranges);
         *one = (slab){.memory = NULL};
@@ -248,6 +252,7 @@ static msc_status ask_system(msc__slabs *slabs, growth *grown, msc_error *err)
     int reason = 0;
     msc_status status;
 
+    MSC__ASSERT(!slabs->growing && grown->made.memory == NULL);
     slabs->growing = true;
     if (slabs->mutex != NULL)
         msc__mutex_unlock(slabs->mutex);
@@ -280,6 +285,7 @@ static msc_status grow(msc__slabs *slabs, uint64_t bytes, uint64_t freed_bytes, 
     left += grown.freed_bytes;
     if (grown.made.shared)
         grown.made.bytes = left < SLAB_BYTES ? left : SLAB_BYTES;
+    MSC__ASSERT(grown.made.bytes >= bytes && grown.made.bytes <= left);
     grown.made.room = grown.made.bytes;
     if (status == MSC_OK)
         status =
@@ -300,6 +306,7 @@ static msc_status grow(msc__slabs *slabs, uint64_t bytes, uint64_t freed_bytes, 
     (void)free_number(slabs, number, NULL); /* there is one */
     *at(slabs, *number) = grown.made;
     slabs->use.mapped_bytes += grown.made.bytes;
+    MSC__ASSERT(slabs->use.mapped_bytes <= slabs->limit_bytes);
     if (slabs->use.mapped_bytes > slabs->use.mapped_peak_bytes)
         slabs->use.mapped_peak_bytes = slabs->use.mapped_bytes;
     return MSC_OK;
@@ -320,6 +327,7 @@ static msc_status take_from(msc__slabs *slabs, uint32_t number, uint64_t bytes, 
         one->room = bytes - 1;
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(start + bytes <= one->bytes && start % MSC__SLAB_ALIGNMENT == 0);
     *out = (msc__slab_block){.memory = one->memory + start, .slab = number, .range = range};
     slabs->use.taken_bytes += msc__ranges_size_of(one->ranges, range);
     if (slabs->use.taken_bytes > slabs->use.taken_peak_bytes)
@@ -380,6 +388,7 @@ static msc_status take_somewhere(msc__slabs *slabs, uint64_t bytes, choice which
 /* Waits until the thread that asks the system for a slab has its answer. */
 static void await_growth(msc__slabs *slabs)
 {
+    MSC__ASSERT(!slabs->growing || slabs->mutex != NULL); /* else one thread has all this */
     while (slabs->growing)
         msc__cond_wait(slabs->changed, slabs->mutex);
 }
@@ -410,6 +419,7 @@ static msc_status take_elsewhere(msc__slabs *slabs, uint64_t bytes, msc__slab_bl
     msc_error why;
     msc_status status = need > left ? MSC_EAGAIN : take_from_new(slabs, bytes, 0, out, &why);
 
+    MSC__ASSERT(slabs->use.mapped_bytes <= slabs->limit_bytes);
     if (status == MSC_OK)
         return MSC_OK;
     await_growth(slabs); /* another thread's, since this one had not the mutex */
@@ -516,6 +526,9 @@ void msc__slabs_give(msc__slabs *slabs, msc__slab_block block)
 {
     slab *one = at(slabs, block.slab);
 
+    MSC__ASSERT(one->memory != NULL && !one->leaving && one->block_count > 0);
+    MSC__ASSERT(slabs->use.taken_bytes >= msc__ranges_size_of(one->ranges, block.range) &&
+                slabs->use.block_count > 0);
     slabs->use.taken_bytes -= msc__ranges_size_of(one->ranges, block.range);
     slabs->use.block_count--;
     one->block_count--;

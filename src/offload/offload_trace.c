@@ -2,6 +2,7 @@
 /* Counters, events, checksums. */
 #include <string.h>
 
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "offload/offload_engine.h"
 
@@ -18,6 +19,7 @@ void msc__trace_add(msc_offload *engine, msc_offload_event_kind kind, const msc_
 
     if (count == 0)
         return;
+    MSC__ASSERT(begin_ns <= end_ns);
     event = &engine->trace[engine->traced++ % count];
     event->begin_ns = begin_ns - engine->born_ns;
     event->end_ns = end_ns - engine->born_ns;

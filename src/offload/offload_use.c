@@ -15,6 +15,8 @@
  */
 #include "offload/offload_engine.h"
 
+#include "base/invariant.h"
+
 void msc__offload_begin_step(msc_offload *engine)
 {
     if (engine->schedule.bytes.count == 0 && engine->schedule.uses.count == 0)
@@ -26,6 +28,7 @@ void msc__offload_begin_step(msc_offload *engine)
         if (!msc__schedule_step(engine->ctx, &engine->schedule))
             engine->counters.reorder_count++;
     }
+    MSC__ASSERT(engine->schedule.bytes.count == 0 && engine->schedule.uses.count == 0);
     engine->step_puts.count = 0;
     engine->used_in_step = false;
 }
@@ -76,16 +79,20 @@ void msc__window_leave(msc_offload *engine, msc__block *block)
 
     if (block->ahead_place == MSC_NONE)
         return;
+    MSC__ASSERT(block->ahead_place < engine->ahead_count && engine->ahead[block->ahead_place] == block);
+    MSC__ASSERT(engine->ahead_bytes >= block->bytes);
     note_ahead(engine, block, false);
     last = engine->ahead[--engine->ahead_count];
     engine->ahead[block->ahead_place] = last;
     last->ahead_place = block->ahead_place;
     block->ahead_place = MSC_NONE;
     engine->ahead_bytes -= block->bytes;
+    MSC__ASSERT(engine->ahead_count > 0 || engine->ahead_bytes == 0);
 }
 
 static void enter_window(msc_offload *engine, msc__block *block)
 {
+    MSC__ASSERT(block->ahead_place == MSC_NONE && engine->ahead_count < MSC__OFFLOAD_AHEAD_MOST);
     note_ahead(engine, block, true);
     block->ahead_place = engine->ahead_count;
     engine->ahead[engine->ahead_count++] = block;
@@ -205,6 +212,7 @@ static uint32_t use(msc_offload *engine, msc__block *block, bool missed, msc_tic
 {
     uint32_t count = 0;
 
+    MSC__ASSERT(!is_ahead(block)); /* it has been met */
     if (missed && most > 0)
         soon[count++] = msc__block_ticket(block);
     engine->used_in_step = true;

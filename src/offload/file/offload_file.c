@@ -18,6 +18,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/file/offload_file_internal.h"
 
 /* The system moves at most 2^31 bytes less a page at once; a power of two below keeps the rest aligned. */
@@ -45,6 +46,7 @@ bool msc__file_attempt(const msc__file *file, msc__file_slot *slot, int *fd, siz
     while (asked < 0 && msc__file_account(slot, asked));
     if (asked < 0)
         return false;
+    MSC__ASSERT(asked > 0 && (uint64_t)asked <= wanted);
     *bytes = (size_t)asked;
     *fd = body->fd;
     if (body->direct_fd >= 0 && is_aligned(body, slot) && (*bytes & (body->alignment - 1)) == 0)
@@ -60,6 +62,7 @@ bool msc__file_account(msc__file_slot *slot, int64_t result)
         slot->number = result == 0 ? EIO : (int)-result; /* 0: the file is shorter than what was reserved */
         return false;
     }
+    MSC__ASSERT((uint64_t)result <= slot->left);
     slot->memory += result;
     slot->offset += (uint64_t)result;
     slot->left -= (uint64_t)result;
@@ -214,7 +217,7 @@ static msc_status begin(msc__file *file, msc__file_slot wanted, uint32_t *slot, 
     if (file->taken_count == file->depth)
         return MSC_EAGAIN;
     for (i = 0; file->slots[i].taken; i++)
-        ;
+        MSC__ASSERT(i + 1 < file->depth);
     wanted.left = wanted.bytes;
     wanted.taken = true;
     file->slots[i] = wanted;
@@ -243,6 +246,7 @@ msc_status msc__file_read(msc__file *file, void *memory, uint64_t bytes, uint64_
 
 bool msc__file_done(msc__file *file, uint32_t slot)
 {
+    MSC__ASSERT(slot < file->depth && file->slots[slot].taken);
     return file->mover->is_over(file, slot);
 }
 
@@ -255,6 +259,7 @@ msc_status msc__file_wait(msc__file *file, uint32_t slot, msc_error *err)
         return msc__fail(err, MSC_EINVAL, "slot %u has no operation", slot);
     one = &file->slots[slot];
     file->mover->wait(file, slot);
+    MSC__ASSERT(file->taken_count > 0 && (one->number != 0 || one->left == 0));
     one->taken = false;
     file->taken_count--;
     if (one->number == 0)

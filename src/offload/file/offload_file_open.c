@@ -23,6 +23,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/file/offload_file_internal.h"
 
 #define PATH_BYTES 4096
@@ -129,6 +130,8 @@ static bool direct_works(const msc__file_body *body, int fd, uint32_t alignment)
 
     if (!is_allowed(alignment) || msc__file_ask(body, MSC__FILE_WISH_DIRECT, alignment, 0) < 0)
         return false;
+    MSC__ASSERT((uintptr_t)block % alignment == 0 && (uintptr_t)block % (2 * alignment) != 0);
+    MSC__ASSERT(block >= room && block + alignment <= room + sizeof room);
     memset(block, 0x5a, alignment);
     works = pwrite(fd, block, alignment, 0) == (ssize_t)alignment;
     memset(block, 0, alignment);

@@ -26,6 +26,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "offload/file/offload_file_internal.h"
 
 #ifdef __NR_io_uring_setup
@@ -142,6 +143,7 @@ static void reap(msc__file *file)
     while (take_result(file->mover_state, &result)) {
         uint32_t number = (uint32_t)result.user_data;
 
+        MSC__ASSERT(number < file->depth && file->slots[number].taken && !file->slots[number].over);
         if (msc__file_account(&file->slots[number], result.res))
             proceed(file, number);
         else
@@ -169,6 +171,7 @@ static void give_up(msc__file *file, int number)
     ring *own = file->mover_state;
     uint32_t i;
 
+    MSC__ASSERT(number > 0 && own->broken == 0);
     own->broken = number;
     for (i = 0; i < file->depth; i++) {
         msc__file_slot *slot = &file->slots[i];

@@ -8,6 +8,7 @@
  */
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/thread.h"
 #include "offload/file/offload_file_internal.h"
 
@@ -46,6 +47,7 @@ static void *work(void *argument)
         msc__mutex_unlock(&all->mutex);
         msc__file_run(file, &file->slots[slot]);
         msc__mutex_lock(&all->mutex);
+        MSC__ASSERT(file->slots[slot].left == 0 || file->slots[slot].number != 0);
         file->slots[slot].over = true;
         msc__cond_broadcast(&all->ended);
     }
@@ -118,6 +120,7 @@ static void threads_begin(msc__file *file, uint32_t slot)
     workers *all = file->mover_state;
 
     msc__mutex_lock(&all->mutex);
+    MSC__ASSERT(all->count < file->depth && file->slots[slot].taken && !file->slots[slot].over);
     all->queue[(all->first + all->count) % file->depth] = slot;
     all->count++;
     msc__cond_signal(&all->queued);
