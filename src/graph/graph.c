@@ -21,6 +21,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 msc_status msc_graph_create(msc_context *ctx, msc_graph **out, msc_error *err)
 {
@@ -137,6 +138,7 @@ const char *msc_graph_string(const msc_graph *graph, uint32_t index)
 {
     if (index >= graph->strings.count)
         return "";
+    MSC__ASSERT(((const uint32_t *)graph->strings.items)[index] < graph->chars.count);
     return (const char *)graph->chars.items + ((const uint32_t *)graph->strings.items)[index];
 }
 
@@ -157,6 +159,7 @@ const char *msc__graph_record_word(msc__graph_record record)
         MSC__GRAPH_RECORD_LIST(WORD)
 #undef WORD
     };
+    MSC__ASSERT(record < MSC__GRAPH_RECORD_COUNT);
     return words[record];
 }
 
@@ -165,5 +168,6 @@ uint32_t msc__graph_record_count(const msc_graph *graph, msc__graph_record recor
     const msc__array *const arrays[] = {&graph->modules, &graph->calls,    &graph->ops,
                                         &graph->buffers, &graph->saves,    &graph->inputs,
                                         &graph->writes,  &graph->op_notes, &graph->buffer_notes};
+    MSC__ASSERT(record < MSC__GRAPH_RECORD_COUNT);
     return arrays[record]->count;
 }

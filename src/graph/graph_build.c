@@ -22,6 +22,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "graph/graph_internal.h"
 
 #define MIX_64 0x9e3779b97f4a7c15u /* 2^64 / golden ratio: spreads consecutive keys */
@@ -134,6 +135,7 @@ msc_status msc_graph_begin_call(msc_graph *graph, uint32_t module, uint32_t *out
         status = msc__array_push(graph->ctx, &graph->calls, sizeof call, &call, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(call.parent == MSC_NONE || call.parent + 1 < graph->calls.count);
     graph->open_call = graph->calls.count - 1;
     store(out, graph->open_call);
     return MSC_OK;
@@ -149,6 +151,7 @@ msc_status msc_graph_end_call(msc_graph *graph, uint32_t call, msc_error *err)
     if (call != graph->open_call)
         return msc__fail(err, MSC_EINVAL, "cannot end call %u: it is not the innermost open one", call);
     left += call;
+    MSC__ASSERT(left->end == MSC_NONE && left->begin <= graph->ops.count);
     left->end = graph->ops.count;
     graph->open_call = left->parent;
     return MSC_OK;
@@ -219,6 +222,7 @@ msc_status msc_graph_add_op(msc_graph *graph, const char *name, const msc_op *de
         status = intern_text(graph, name, &op.name, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(graph->open_call == MSC_NONE || graph->open_call < graph->calls.count);
     op.call = graph->open_call;
     op.phase = graph->phase;
     op.pad = 0;
@@ -230,6 +234,7 @@ msc_status msc_graph_add_op(msc_graph *graph, const char *name, const msc_op *de
 /* Whether a buffer of `size_bytes` may stand beside buffers of `others` bytes. */
 static msc_status require_room(uint64_t others, uint64_t size_bytes, msc_error *err)
 {
+    MSC__ASSERT(others <= MSC__GRAPH_MOST_BUFFER_BYTES);
     if (size_bytes > MSC__GRAPH_MOST_BUFFER_BYTES - others)
         return msc__fail(err, MSC_EOVERFLOW, "cannot add a buffer of %llu bytes: all would exceed 2^62 bytes",
                          (unsigned long long)size_bytes);
@@ -251,6 +256,7 @@ static msc_status push_buffer(msc_graph *graph, const msc_buffer *buffer, uint32
     if (status != MSC_OK)
         return status;
     graph->buffer_bytes += buffer->size_bytes;
+    MSC__ASSERT(graph->buffer_bytes <= MSC__GRAPH_MOST_BUFFER_BYTES);
     store(out, graph->buffers.count - 1);
     return MSC_OK;
 }
@@ -330,6 +336,7 @@ msc_status msc_graph_set_size(msc_graph *graph, uint32_t buffer, uint64_t size_b
     if (status != MSC_OK)
         return status;
     size = &((msc_buffer *)graph->buffers.items)[buffer].size_bytes;
+    MSC__ASSERT(*size <= graph->buffer_bytes);
     others = graph->buffer_bytes - *size;
     status = require_room(others, size_bytes, err);
     if (status != MSC_OK)
@@ -350,6 +357,7 @@ msc_status msc_graph_end_buffer(msc_graph *graph, uint32_t buffer, msc_error *er
     if (ended->end != MSC_NONE)
         return msc__fail(err, MSC_EINVAL, "cannot end buffer %u: it ended at position %u", buffer,
                          ended->end);
+    MSC__ASSERT(ended->resident || ended->begin <= graph->ops.count);
     ended->end = graph->ops.count;
     return MSC_OK;
 }
@@ -403,9 +411,11 @@ msc_status msc_graph_unpack(msc_graph *graph, uint32_t save, msc_error *err)
 /* A save that nobody unpacked counts as unpacked where it is released. */
 static void release_at(msc_save *save, uint32_t position)
 {
+    MSC__ASSERT(save->release == MSC_NONE && save->pack <= position);
     save->release = position;
     if (save->unpack == MSC_NONE)
         save->unpack = position;
+    MSC__ASSERT(save->unpack >= save->pack && save->unpack <= save->release);
 }
 
 msc_status msc_graph_release(msc_graph *graph, uint32_t save, msc_error *err)
@@ -463,6 +473,7 @@ static msc_status sort_inputs(msc_graph *graph, msc_error *err)
         next[i + 1] += next[i];
     for (i = 0; i < graph->inputs.count; i++)
         inputs[next[copy[i].call]++] = copy[i];
+    MSC__ASSERT(inputs_are_sorted(graph));
 
 cleanup:
     msc__free(graph->ctx, next, next_bytes);
@@ -478,8 +489,10 @@ static void close_open_records(msc_graph *graph)
     uint32_t position = graph->ops.count;
     uint32_t i;
 
-    for (; graph->open_call != MSC_NONE; graph->open_call = calls[graph->open_call].parent)
+    for (; graph->open_call != MSC_NONE; graph->open_call = calls[graph->open_call].parent) {
+        MSC__ASSERT(calls[graph->open_call].end == MSC_NONE && calls[graph->open_call].begin <= position);
         calls[graph->open_call].end = position;
+    }
     for (i = 0; i < graph->buffers.count; i++) {
         if (buffers[i].end == MSC_NONE)
             buffers[i].end = position + 1;
@@ -492,6 +505,8 @@ static void close_open_records(msc_graph *graph)
 
 void msc__graph_freeze(msc_graph *graph)
 {
+    MSC__ASSERT(!graph->finished && graph->open_call == MSC_NONE);
+    MSC__ASSERT(graph->buffer_bytes <= MSC__GRAPH_MOST_BUFFER_BYTES);
     msc__hash_index_fini(graph->ctx, &graph->input_table);
     graph->finished = 1;
     graph->digest = msc__graph_text_digest(graph);

@@ -23,6 +23,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/text.h"
 #include "graph/graph_internal.h"
 
@@ -68,6 +69,7 @@ static void put_module(msc__text *text, const msc_graph *graph, const msc_module
 
 static void put_call(msc__text *text, const msc_call *call)
 {
+    MSC__ASSERT(call->begin <= call->end && call->end != MSC_NONE);
     msc__text_put(text, "call");
     put_field(text, call->module);
     put_id(text, call->parent);
@@ -92,6 +94,7 @@ static void put_op(msc__text *text, const msc_graph *graph, const msc_op *op, bo
 
 static void put_buffer(msc__text *text, const msc_buffer *buffer)
 {
+    MSC__ASSERT(buffer->begin <= buffer->end && buffer->end != MSC_NONE);
     msc__text_put(text, "buffer");
     put_field(text, buffer->size_bytes);
     put_field(text, buffer->category);
@@ -103,6 +106,7 @@ static void put_buffer(msc__text *text, const msc_buffer *buffer)
 
 static void put_save(msc__text *text, const msc_save *save)
 {
+    MSC__ASSERT(save->pack <= save->unpack && save->unpack <= save->release && save->release != MSC_NONE);
     msc__text_put(text, "save");
     put_field(text, save->buffer);
     put_id(text, save->call);
@@ -319,6 +323,7 @@ static msc_status read_all(msc_context *ctx, FILE *file, const char *path, msc__
             return status;
         room = text->capacity - text->count;
         got = fread((char *)text->items + text->count, 1, room, file);
+        MSC__ASSERT(got <= room && text->count <= text->capacity);
         text->count += (uint32_t)got;
         if (got < room)
             return ferror(file) ? fail_io(err, "read", path) : MSC_OK;

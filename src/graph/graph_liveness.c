@@ -14,6 +14,7 @@
  * lies beyond every release, and therefore stays what it is.
  */
 #include "base/error.h"
+#include "base/invariant.h"
 #include "graph/graph_internal.h"
 
 msc_status msc_graph_plain_ends(const msc_graph *graph, uint32_t *out, msc_error *err)
@@ -31,6 +32,7 @@ msc_status msc_graph_plain_ends(const msc_graph *graph, uint32_t *out, msc_error
     for (i = 0; i < graph->buffers.count; i++)
         out[i] = buffers[i].end;
     for (i = 0; i < graph->saves.count; i++) {
+        MSC__ASSERT(saves[i].buffer < graph->buffers.count && saves[i].release <= graph->ops.count);
         if (out[saves[i].buffer] < saves[i].release)
             out[saves[i].buffer] = saves[i].release;
     }

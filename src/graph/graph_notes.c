@@ -16,6 +16,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/search.h"
 #include "graph/graph_internal.h"
 
@@ -55,6 +56,7 @@ msc_status msc_graph_note_op(msc_graph *graph, uint32_t module, const char *sour
         return msc__fail(err, MSC_EINVAL, "cannot note an operation: there is none yet");
     if (graph->op_notes.count > 0 && notes[graph->op_notes.count - 1].item == note.item)
         return msc__fail(err, MSC_EINVAL, "operation %u has a note", note.item);
+    MSC__ASSERT(graph->op_notes.count == 0 || notes[graph->op_notes.count - 1].item < note.item);
     return push_note(graph, &graph->op_notes, note, source, err);
 }
 
@@ -86,12 +88,15 @@ msc_status msc__graph_sort_notes(msc_graph *graph, msc_error *err)
         return msc__fail_memory(err, "sorting notes", bytes);
     for (i = 0; i < graph->buffers.count; i++)
         last[i].item = MSC_NONE;
-    for (i = 0; i < graph->buffer_notes.count; i++)
+    for (i = 0; i < graph->buffer_notes.count; i++) {
+        MSC__ASSERT(notes[i].item < graph->buffers.count);
         last[notes[i].item] = notes[i];
+    }
     for (i = 0; i < graph->buffers.count; i++) {
         if (last[i].item != MSC_NONE)
             notes[kept++] = last[i];
     }
+    MSC__ASSERT(kept > 0 && kept <= graph->buffer_notes.count);
     graph->buffer_notes.count = kept;
     msc__free(graph->ctx, last, bytes);
     return MSC_OK;

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/reader.h"
 #include "graph/graph_internal.h"
 
@@ -93,6 +94,7 @@ static bool append(parser *p, msc__array *array, size_t item_bytes, const void *
 
     if (p->reader.status != MSC_OK)
         return false;
+    MSC__ASSERT(item_bytes > 0 && !p->graph->finished);
     status = msc__array_push(p->graph->ctx, array, item_bytes, item, &problem);
     return status == MSC_OK || msc__reader_fail(&p->reader, status, problem.message);
 }
@@ -234,10 +236,12 @@ static bool read_records(parser *p)
     uint32_t i;
 
     for (record = 0; record < p->kinds; record++) {
+        MSC__ASSERT(msc__graph_record_count(p->graph, record) == 0);
         for (i = 0; i < p->counts[record]; i++) {
             if (!msc__reader_expect(&p->reader, msc__graph_record_word(record)) || !read[record](p))
                 return false;
         }
+        MSC__ASSERT(msc__graph_record_count(p->graph, record) == p->counts[record]);
     }
     return true;
 }
@@ -259,6 +263,7 @@ static uint32_t line_of(const msc_graph *graph, msc__graph_record record, uint32
     uint32_t line = HEADER_LINES + 1;
     msc__graph_record before;
 
+    MSC__ASSERT(index < msc__graph_record_count(graph, record));
     if (record == MSC__GRAPH_MODULE)
         return line + 2 * index;
     line += graph->modules.count;

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "graph/graph_internal.h"
 
 #define FNV_OFFSET_32 2166136261u /* FNV-1a, 32 bit */
@@ -51,6 +52,7 @@ static uint32_t find_string(const msc_graph *graph, uint32_t hash, const char *s
         if (strlen(known) == bytes && memcmp(known, string, bytes) == 0)
             break;
     }
+    MSC__ASSERT(found == MSC_NONE || found < graph->strings.count);
     return found;
 }
 
@@ -75,6 +77,7 @@ msc_status msc__graph_intern(msc_graph *graph, const char *string, size_t bytes,
     if (status != MSC_OK)
         return status;
     *out = graph->strings.count;
+    MSC__ASSERT(graph->chars.capacity - offset > bytes && graph->strings.count < graph->strings.capacity);
     memcpy((char *)graph->chars.items + offset, string, bytes);
     ((char *)graph->chars.items)[offset + bytes] = '\0';
     graph->chars.count += (uint32_t)bytes + 1;

@@ -19,6 +19,8 @@
  */
 #include "graph/graph_internal.h"
 
+#include "base/invariant.h"
+
 static msc__graph_problem no_problem(void)
 {
     return (msc__graph_problem){.status = MSC_OK, .record = MSC__GRAPH_MODULE, .index = 0, .text = ""};
@@ -26,6 +28,7 @@ static msc__graph_problem no_problem(void)
 
 static msc__graph_problem problem(msc__graph_record record, uint32_t index, const char *text)
 {
+    MSC__ASSERT(record < MSC__GRAPH_RECORD_COUNT && text[0] != '\0');
     return (msc__graph_problem){.status = MSC_EFORMAT, .record = record, .index = index, .text = text};
 }
 
@@ -271,6 +274,7 @@ msc__graph_problem msc__graph_validate(const msc_graph *graph)
     msc__graph_problem found = no_problem();
     size_t i;
 
+    MSC__ASSERT(sizeof checks / sizeof checks[0] == MSC__GRAPH_RECORD_COUNT);
     for (i = 0; i < sizeof checks / sizeof checks[0] && found.status == MSC_OK; i++)
         found = checks[i](graph);
     return found;

@@ -21,6 +21,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/search.h"
 
 msc_status msc_plan_create(msc_context *ctx, msc_plan **out, msc_error *err)
@@ -57,6 +58,7 @@ void msc_plan_destroy(msc_plan *plan)
 
 static const msc_choice *choice_at(const msc_plan *plan, uint32_t choice)
 {
+    MSC__ASSERT(choice < plan->choices.count);
     return (const msc_choice *)plan->choices.items + choice;
 }
 
@@ -87,6 +89,7 @@ static msc_status check_moves(const msc_choice *choice, msc_error *err)
     if (choice->boundary == 1 && choice->joined == 1)
         return msc__fail(err, MSC_EINVAL, "module %u: only the first choice of a region has its boundary",
                          choice->module);
+    MSC__ASSERT(choice->boundary == 0 || choice->action != MSC_ACTION_OFFLOAD);
     if (choice->transfer_ns < 0)
         return msc__fail(err, MSC_EINVAL, "module %u: the time of its transfers is negative", choice->module);
     if (!moves(choice) && (choice->moved_bytes > 0 || choice->moved_count > 0 || choice->transfer_ns > 0 ||
@@ -142,6 +145,8 @@ msc_status msc_plan_add(msc_plan *plan, const msc_choice *choice, msc_error *err
         status = msc__array_push(plan->ctx, &plan->moved_begins, sizeof(uint32_t), &plan->moved.count, err);
     if (status == MSC_OK)
         status = msc__array_push(plan->ctx, &plan->choices, sizeof *choice, choice, err);
+    MSC__ASSERT(plan->kept_begins.count == plan->choices.count &&
+                plan->moved_begins.count == plan->choices.count);
     return status;
 }
 
@@ -196,6 +201,7 @@ static const uint32_t *part_of(const msc_plan *plan, const msc__array *all, cons
     if (choice >= plan->choices.count)
         return NULL;
     end = choice + 1 < plan->choices.count ? begins[choice + 1] : all->count;
+    MSC__ASSERT(begins_array->count == plan->choices.count && begins[choice] <= end && end <= all->count);
     *count = end - begins[choice];
     return *count == 0 ? NULL : (const uint32_t *)all->items + begins[choice];
 }
@@ -219,6 +225,7 @@ msc_status msc_plan_set_ahead(msc_plan *plan, uint32_t choice, uint64_t ahead_by
     if (!moves(&choices[choice]))
         return msc__fail(err, MSC_EINVAL, "module %u: nothing comes back early, since nothing is offloaded",
                          choices[choice].module);
+    MSC__ASSERT(choices[choice].action != MSC_ACTION_KEEP);
     choices[choice].ahead_bytes = ahead_bytes;
     return MSC_OK;
 }
@@ -257,6 +264,7 @@ uint32_t msc_plan_find(const msc_plan *plan, uint32_t module)
     uint32_t count = plan->choices.count;
     uint32_t at = MSC__LOWER_BOUND(msc_choice, module, plan->choices.items, count, module);
 
+    MSC__ASSERT(at == 0 || choice_at(plan, at - 1)->module < module);
     return at < count && choice_at(plan, at)->module == module ? at : MSC_NONE;
 }
 

@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/reader.h"
 #include "base/text.h"
 #include "plan/plan_internal.h"
@@ -56,6 +57,7 @@ static void put_line_2(msc__text *text, const char *word, uint64_t first, uint64
 
 static void put_summary(msc__text *text, const msc_plan_summary *summary)
 {
+    MSC__ASSERT(summary->plain_step_ns >= 0 && summary->step_ns >= 0 && summary->fits <= 1);
     msc__text_put(text, "graph ");
     msc__text_put_hex64(text, summary->graph_digest);
     msc__text_put_char(text, '\n');
@@ -77,6 +79,8 @@ static void put_summary(msc__text *text, const msc_plan_summary *summary)
 
 static void put_choice(msc__text *text, const msc_choice *choice)
 {
+    MSC__ASSERT(choice->cost_ns >= 0 && choice->other_step_ns >= 0);
+    MSC__ASSERT(choice->joined == 0 || choice->action == MSC_ACTION_CHECKPOINT);
     msc__text_put(text, "choice");
     put_field(text, choice->module);
     msc__text_put_char(text, ' ');
@@ -98,9 +102,12 @@ static void put_list(msc__text *text, const uint32_t *items, uint32_t count)
 {
     uint32_t i;
 
+    MSC__ASSERT(items != NULL || count == 0);
     put_field(text, count);
-    for (i = 0; i < count; i++)
+    for (i = 0; i < count; i++) {
+        MSC__ASSERT(i == 0 || items[i] > items[i - 1]);
         put_field(text, items[i]);
+    }
     msc__text_put_char(text, '\n');
 }
 
@@ -119,6 +126,7 @@ static void put_moved(msc__text *text, const msc_plan *plan, uint32_t choice)
     uint32_t count;
     const uint32_t *moved = msc_plan_moved(plan, choice, &count);
 
+    MSC__ASSERT(of->transfer_ns >= 0 && (of->action != MSC_ACTION_KEEP || count == 0));
     msc__text_put(text, "moved");
     put_field(text, of->moved_bytes);
     put_field(text, of->moved_count);
@@ -141,6 +149,7 @@ static void put_plan(msc__text *text, const msc_plan *plan)
     put_summary(text, &plan->summary);
     put_line(text, "choices", plan->choices.count);
     for (i = 0; i < plan->choices.count; i++) {
+        MSC__ASSERT(i == 0 || choices[i].module > choices[i - 1].module);
         put_choice(text, &choices[i]);
         if (choices[i].action == MSC_ACTION_SELECTIVE)
             put_kept(text, plan, i);
