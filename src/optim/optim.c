@@ -23,6 +23,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "optim/optim_internal.h"
 
@@ -108,6 +109,7 @@ static msc_status give_workers(msc_optim *optim, const msc_optim_options *option
         return msc__card_create(optim->ctx, options->device, options->stream, &optim->card, err);
     optim->isa = options->isa == MSC_OPTIM_ISA_ANY ? widest() : options->isa;
     optim->kernels = kernels_of(optim->isa);
+    MSC__ASSERT(optim->kernels != NULL && optim->isa != MSC_OPTIM_ISA_ANY);
     return msc__pool_init(&optim->pool, optim->ctx, options->thread_count, err);
 }
 

@@ -4,6 +4,7 @@
  * fails has done nothing.
  */
 #include "base/error.h"
+#include "base/invariant.h"
 #include "optim/optim_internal.h"
 
 static bool overlap(const msc__range *a, const msc__range *b)
@@ -11,6 +12,7 @@ static bool overlap(const msc__range *a, const msc__range *b)
     uintptr_t from_a = (uintptr_t)a->at;
     uintptr_t from_b = (uintptr_t)b->at;
 
+    MSC__ASSERT(a->bytes > 0 && b->bytes > 0);
     return from_a < from_b + b->bytes && from_b < from_a + a->bytes;
 }
 

@@ -4,6 +4,7 @@
  * widened into a buffer and narrowed from there; FP32 is read and written in place.
  */
 #include "base/error.h"
+#include "base/invariant.h"
 #include "optim/optim_internal.h"
 
 typedef struct convert_job {
@@ -110,6 +111,7 @@ static void split_strips(void *argument, uint64_t begin, uint64_t end)
         } else if (job->form == MSC_OPTIM_WEIGHTS_MASTER_REST16) {
             kernels->split_rest16(job->weight + at, job->master + 2 * at, from, count);
         } else {
+            MSC__ASSERT(job->form == MSC_OPTIM_WEIGHTS_MASTER_REST8);
             kernels->split_rest8(job->weight + at, job->master + at, from, count, nearest);
         }
     }
@@ -125,6 +127,7 @@ static void join_strips(void *argument, uint64_t begin, uint64_t end)
         uint32_t count = msc__strip_count(job->count, begin);
         msc__f32 *to = job->to + at;
 
+        MSC__ASSERT(job->form != MSC_OPTIM_WEIGHTS_FP32 && job->form < MSC_OPTIM_WEIGHTS_COUNT);
         if (job->form == MSC_OPTIM_WEIGHTS_MASTER_FP32)
             kernels->widen[MSC_OPTIM_FLOAT_FP32](to, job->master + 4 * at, count);
         else if (job->form == MSC_OPTIM_WEIGHTS_MASTER_REST16)
@@ -148,6 +151,7 @@ static msc_status check_masters(const msc_optim *optim, msc_optim_weights form, 
         status = check_count(count, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(form != MSC_OPTIM_WEIGHTS_FP32 && form < MSC_OPTIM_WEIGHTS_COUNT);
     ranges[0].bytes = 2 * count;
     ranges[1].bytes = master_bytes[form] * count;
     ranges[2].bytes = sizeof(float) * count;

@@ -17,6 +17,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "device/device_internal.h"
 #include "optim/optim_internal.h"
 
@@ -104,6 +105,7 @@ msc_status msc__card_run(msc__card *card, msc__card_kernel kernel, uint64_t grou
 {
     msc_launch what = {card->kernels[kernel], (uint32_t)groups, MSC__CARD_THREADS, argument};
 
+    MSC__ASSERT(kernel < MSC__CARD_KERNELS && groups > 0);
     if (groups > MOST_GROUPS)
         return msc__fail(err, MSC_EINVAL, "an array has %llu blocks of %u elements, a card takes %u",
                          (unsigned long long)groups, MSC__CARD_STRIP, MOST_GROUPS);
@@ -130,6 +132,7 @@ static uint8_t update_of(const msc_optim_rule *rule)
     case MSC_OPTIM_KIND_LION:
         return MSC__UPDATE_LION;
     default:
+        MSC__ASSERT(msc__moment_count(rule) == 2);
         return rule->moments == MSC_OPTIM_MOMENTS_CODE8 ? MSC__UPDATE_ADAM_CODES : MSC__UPDATE_ADAM;
     }
 }
@@ -168,6 +171,8 @@ static void append(msc__card_step *list, const msc_optim_tensor *tensor)
     uint32_t before = listed_strips(list);
     msc__card_tensor *to = &list->tensors[list->tensor_count++];
 
+    MSC__ASSERT(list->tensor_count <= MSC__CARD_TENSORS && tensor->count > 0);
+    MSC__ASSERT(msc__strips(tensor->count) <= MOST_GROUPS - before);
     to->gradient = tensor->gradient;
     to->weight = tensor->weight;
     to->master = tensor->master;
@@ -186,6 +191,7 @@ static msc_status flush(msc__card *card, msc__card_step *list, msc_error *err)
 
     if (list->tensor_count > 0)
         status = msc__card_run(card, MSC__CARD_STEP, listed_strips(list), list, err);
+    MSC__ASSERT(list->tensor_count == 0 || listed_strips(list) > 0);
     list->tensor_count = 0;
     return status;
 }
@@ -213,6 +219,7 @@ static msc_status submit(msc__card *card, const msc_optim_rule *rule, const msc_
             status = flush(card, &list, err);
         if (tensor->step != step)
             list.numbers = msc__rule_numbers(rule, tensor->step);
+        MSC__ASSERT(tensor->step > 0 && (list.tensor_count == 0 || tensor->step == step || status != MSC_OK));
         step = tensor->step;
         append(&list, tensor);
     }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "device/device_internal.h"
 #include "optim/optim_cuda.h"
 #include "optim/optim_internal.h"
@@ -31,6 +32,7 @@ static msc_status submit_norm(msc__card *card, const msc_optim_array *arrays, ui
         if (arrays[i].count == 0)
             continue;
         after += msc__strips(arrays[i].count);
+        MSC__ASSERT(list.array_count < MSC__CARD_ARRAYS && after <= strips);
         list.arrays[list.array_count++] =
             (msc__card_array){arrays[i].values, arrays[i].count, after, (uint64_t)arrays[i].type};
         if (list.array_count < MSC__CARD_ARRAYS && after < strips)
@@ -39,6 +41,7 @@ static msc_status submit_norm(msc__card *card, const msc_optim_array *arrays, ui
         list.first = after;
         list.array_count = 0;
     }
+    MSC__ASSERT(status != MSC_OK || (after == strips && list.array_count == 0));
     return status;
 }
 
@@ -67,6 +70,7 @@ static msc_status bring_back(msc__card *card, msc__card_sums *out, msc_error *er
     msc_device *device = card->device;
     msc_status status = ops->event_record(device, card->event, card->stream, err);
 
+    MSC__ASSERT(card->sums != NULL && card->back != NULL && card->event != NULL);
     if (status == MSC_OK)
         status = ops->stream_wait(device, card->back, card->event, err);
     if (status == MSC_OK)
@@ -94,6 +98,7 @@ msc_status msc__card_norm_all(msc__card *card, const msc_optim_array *arrays, ui
     msc_status status = MSC_OK;
     uint64_t i;
 
+    MSC__ASSERT(strips > 0);
     for (i = 0; status == MSC_OK && i < array_count; i++)
         status = msc__card_aligned("values", arrays[i].values, msc__float_bytes(arrays[i].type), err);
     if (status == MSC_OK)
@@ -167,6 +172,7 @@ static msc_status check_masters(msc_optim_weights form, const void *floats, cons
     static const uint8_t master_bytes[] = {1, 4, 2, 1};
     msc_status status = msc__card_aligned("masters as floats", floats, sizeof(float), err);
 
+    MSC__ASSERT(form != MSC_OPTIM_WEIGHTS_FP32);
     if (status == MSC_OK)
         status = msc__card_aligned("weight", weight, 2, err);
     return status == MSC_OK ? msc__card_aligned("master", master, master_bytes[form], err) : status;
@@ -221,6 +227,7 @@ static msc_status check_moments(const msc_optim_rule *rule, const msc_optim_tens
 
 static msc_optim_float type_of(const msc_optim_rule *rule)
 {
+    MSC__ASSERT(rule->moments != MSC_OPTIM_MOMENTS_CODE8);
     return rule->moments == MSC_OPTIM_MOMENTS_FP32 ? MSC_OPTIM_FLOAT_FP32 : MSC_OPTIM_FLOAT_BF16;
 }
 

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
+#include "base/invariant.h"
 #include "optim/optim_cuda.h"
 #include "optim/optim_kernels.h"
 #include "optim/optim_pool.h"
@@ -32,6 +33,8 @@ static inline uint64_t msc__strips(uint64_t count)
 static inline uint32_t msc__strip_count(uint64_t count, uint64_t strip)
 {
     uint64_t left = count - strip * MSC__STRIP;
+
+    MSC__ASSERT(strip < msc__strips(count));
 
     return left < MSC__STRIP ? (uint32_t)left : MSC__STRIP;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "optim/optim_internal.h"
 
 msc__codes msc__codes_begin(const msc_optim_rule *rule, const msc_optim_tensor *tensor, uint64_t at,
@@ -16,12 +17,15 @@ msc__codes msc__codes_begin(const msc_optim_rule *rule, const msc_optim_tensor *
     uint64_t block = at / MSC_OPTIM_BLOCK;
     msc__codes codes = {(uint8_t *)tensor->moment1 + at, tensor->scale1 + block, NULL, NULL};
 
+    MSC__ASSERT(at % MSC_OPTIM_BLOCK == 0);
     if (two) {
         codes.code2 = (uint8_t *)tensor->moment2 + at;
         codes.scale2 = tensor->scale2 + block;
     }
     if (count % MSC_OPTIM_BLOCK == 0)
         return codes;
+    MSC__ASSERT(count < MSC__STRIP &&
+                at + count == tensor->count); /* only a tensor's end has a part of a block */
     memset(pad, 0, sizeof *pad);
     memcpy(pad->code1, codes.code1, count);
     codes.code1 = pad->code1;
@@ -64,6 +68,7 @@ msc__moments msc__moments_load(const msc_optim *optim, const msc_optim_rule *rul
         loaded.of2 = moments == 2 ? (msc__f32 *)tensor->moment2 + at : NULL;
         return loaded;
     }
+    MSC__ASSERT(count <= MSC__STRIP && rule->moments < MSC_OPTIM_MOMENTS_COUNT);
     loaded = (msc__moments){buffers->of1, buffers->of2};
     if (rule->moments == MSC_OPTIM_MOMENTS_CODE8) {
         codes = msc__codes_begin(rule, tensor, at, count, &buffers->pad);
@@ -73,6 +78,7 @@ msc__moments msc__moments_load(const msc_optim *optim, const msc_optim_rule *rul
             optim->kernels->decode_signed(buffers->of1, &codes, msc__blocks(count));
         return loaded;
     }
+    MSC__ASSERT(rule->moments == MSC_OPTIM_MOMENTS_BF16);
     load_bf16(optim, tensor->moment1, at, count, loaded.of1);
     if (moments == 2)
         load_bf16(optim, tensor->moment2, at, count, loaded.of2);
@@ -92,10 +98,12 @@ void msc__moments_store(const msc_optim *optim, const msc_optim_rule *rule, cons
         return;
     if (rule->moments == MSC_OPTIM_MOMENTS_CODE8) {
         codes = msc__codes_begin(rule, tensor, at, count, &buffers->pad);
+        MSC__ASSERT(moments == 1); /* Adam with codes has a kernel of its own */
         kernels->encode_signed(&codes, buffers->of1, msc__blocks(count), stored->random);
         msc__codes_end(rule, tensor, at, count, &buffers->pad);
         return;
     }
+    MSC__ASSERT(rule->moments == MSC_OPTIM_MOMENTS_BF16 && count <= MSC__STRIP);
     kernels->narrow_bf16_random((msc__u16 *)tensor->moment1 + at, buffers->of1, count, stored->random, 16);
     if (moments == 2)
         kernels->narrow_bf16_random((msc__u16 *)tensor->moment2 + at, buffers->of2, count, stored->random, 0);

@@ -25,6 +25,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/invariant.h"
+
 #define PATH_BYTES 512
 #define LIST_BYTES 4096
 #define SYSTEM_NODES 1024u /* Linux has no more */
@@ -94,6 +96,7 @@ static bool take_node(msc__nodes *nodes, const char *folder, unsigned long numbe
 
     if (nodes->count == MSC__NODES_MOST)
         return false;
+    MSC__ASSERT(nodes->count < MSC__NODES_MOST);
     (void)snprintf(name, sizeof name, "node%lu/cpulist", number);
     read_list(folder, name, list);
     nodes->number[nodes->count] = (int)number;
@@ -131,6 +134,7 @@ uint32_t msc__nodes_here(const msc__nodes *nodes)
 {
     int core = nodes->count > 1 ? nodes->core() : 0;
 
+    MSC__ASSERT(nodes->count >= 1 && nodes->count <= MSC__NODES_MOST);
     return core >= 0 && core < (int)MSC__CORES_MOST ? nodes->of_core[core] : 0;
 }
 
@@ -139,6 +143,7 @@ static uint32_t index_of(const msc__nodes *nodes, int number, uint32_t otherwise
 {
     uint32_t i;
 
+    MSC__ASSERT(otherwise < nodes->count);
     for (i = 0; i < nodes->count; i++)
         if (nodes->number[i] == number)
             return i;
@@ -151,6 +156,7 @@ void msc__nodes_of(const msc__nodes *nodes, void *const *addresses, uint32_t cou
     bool told = nodes->count > 1 && nodes->places(count, addresses, numbers) == 0;
     uint32_t i;
 
+    MSC__ASSERT(count <= MSC__PLACES_MOST);
     for (i = 0; i < count; i++)
         out[i] = (uint8_t)index_of(nodes, told ? numbers[i] : -1, i * nodes->count / count);
 }

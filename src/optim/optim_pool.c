@@ -25,6 +25,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 /* A thread's share: so many chunks that the last ones of all threads end at about the same time. */
 #define CHUNKS_EACH 128u
@@ -39,6 +40,7 @@ static void do_plainly(msc__pool_work work, void *job, uint64_t begin, uint64_t 
 {
     fenv_t found;
 
+    MSC__ASSERT(begin <= end);
     (void)fegetenv(&found);
     (void)fesetenv(FE_DFL_ENV);
     work(job, begin, end);
@@ -76,6 +78,7 @@ static void *run_worker(void *argument)
         msc__mutex_unlock(&pool->mutex);
         take_chunks(pool); /* what describes the round does not change while somebody is busy */
         msc__mutex_lock(&pool->mutex);
+        MSC__ASSERT(pool->busy > 0 && pool->busy <= pool->worker_count);
         pool->busy--;
         if (pool->busy == 0)
             msc__cond_signal(&pool->done);
@@ -117,6 +120,7 @@ msc_status msc__pool_init(msc__pool *pool, msc_context *ctx, uint32_t thread_cou
     msc_status status;
     uint32_t i;
 
+    MSC__ASSERT(thread_count >= 1 && thread_count <= MSC__POOL_MOST);
     pool->ctx = ctx;
     pool->thread_count = thread_count;
     pool->process = msc__fork_count();
@@ -166,6 +170,7 @@ void msc__pool_fini(msc__pool *pool)
 static void run_with_workers(msc__pool *pool)
 {
     msc__mutex_lock(&pool->mutex);
+    MSC__ASSERT(!pool->open && pool->busy == 0 && !pool->ending);
     pool->open = true;
     pool->round++;
     msc__cond_broadcast(&pool->begun);
@@ -184,6 +189,7 @@ static void run_with_workers(msc__pool *pool)
 static void share(msc__pool *pool, uint64_t items, uint64_t chunk, msc__pool_work work,
                   msc__shares_where where, void *job)
 {
+    MSC__ASSERT(pool->thread_count > 1 && chunk > 0 && chunk < items);
     msc__mutex_lock(&pool->call);
     pool->work = work;
     pool->job = job;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "optim/optim_internal.h"
 
@@ -164,6 +165,7 @@ msc_status msc__rule_sizes(const msc_optim_rule *rule, uint64_t count, msc_optim
     if (count > MSC__MOST_ELEMENTS)
         return msc__fail(err, MSC_EOVERFLOW, "count is %llu, allowed are 0 to %llu",
                          (unsigned long long)count, (unsigned long long)MSC__MOST_ELEMENTS);
+    MSC__ASSERT(rule->weights < MSC_OPTIM_WEIGHTS_COUNT && rule->moments < MSC_OPTIM_MOMENTS_COUNT);
     moments = msc__moment_count(rule);
     memset(out, 0, sizeof *out);
     out->gradient_bytes = count * msc__float_bytes(rule->gradient);
@@ -197,6 +199,7 @@ static void fill_adam(const msc_optim_rule *rule, double step, msc__optim_number
     double correction1 = 1.0 - pow(rule->beta1, step);
     double correction2 = 1.0 - pow(rule->beta2, step);
 
+    MSC__ASSERT(correction1 >= 0.0 && correction1 <= 1.0 && correction2 >= 0.0 && correction2 <= 1.0);
     by->rate = (float)-(rule->learning_rate / correction1);
     by->add1 = (float)(1.0 - rule->beta1);
     by->average2 = (float)rule->beta2;
@@ -228,6 +231,7 @@ msc__optim_numbers msc__rule_numbers(const msc_optim_rule *rule, uint64_t step)
     bool shrinks = rule->kind == MSC_OPTIM_KIND_ADAMW || rule->kind == MSC_OPTIM_KIND_LION;
     msc__optim_numbers by;
 
+    MSC__ASSERT(step > 0); /* steps are counted from 1 */
     memset(&by, 0, sizeof by);
     by.factor = rule->maximize != 0 ? -rule->gradient_scale : rule->gradient_scale;
     by.limit = INFINITY;

@@ -15,6 +15,8 @@
 
 #include <stddef.h>
 
+#include "base/invariant.h"
+
 static uint64_t divide_up(uint64_t a, uint64_t b)
 {
     return a / b + (a % b != 0);
@@ -31,6 +33,7 @@ static void place_runs(const msc__shares *shares, const msc__nodes *nodes, uint3
     for (i = 0; i < run_count; i++) {
         uint64_t left = shares->items - i * run_items;
 
+        MSC__ASSERT(i * run_items < shares->items);
         addresses[i] = (void *)where(job, i * run_items + (left < run_items ? left : run_items) / 2);
     }
     msc__nodes_of(nodes, addresses, run_count, node_of);
@@ -52,6 +55,7 @@ static void sort_runs(msc__shares *shares, uint32_t run_count, const uint8_t *no
         share->chunks = (placed - share->first_run) * shares->run_chunks;
         atomic_store_explicit(&share->next, 0, memory_order_relaxed);
     }
+    MSC__ASSERT(placed == run_count); /* each run is somebody's */
 }
 
 void msc__shares_begin(msc__shares *shares, const msc__nodes *nodes, uint64_t items, uint64_t chunk,
@@ -62,11 +66,13 @@ void msc__shares_begin(msc__shares *shares, const msc__nodes *nodes, uint64_t it
     uint8_t node_of[MSC__PLACES_MOST] = {0};
     uint32_t run_count;
 
+    MSC__ASSERT(items > 0 && chunk > 0 && nodes->count <= MSC__NODES_MOST);
     shares->items = items;
     shares->chunk = chunk;
     shares->node_count = placed ? nodes->count : 1;
     shares->run_chunks = placed ? divide_up(chunks, MSC__PLACES_MOST) : chunks;
     run_count = (uint32_t)divide_up(chunks, shares->run_chunks);
+    MSC__ASSERT(run_count > 0 && run_count <= MSC__PLACES_MOST);
     if (placed)
         place_runs(shares, nodes, run_count, where, job, node_of);
     sort_runs(shares, run_count, node_of);
@@ -87,6 +93,7 @@ static bool take_of(msc__shares *shares, msc__share *share, uint64_t *begin, uin
             uint64_t left = shares->items - *begin;
 
             *end = *begin + (left < shares->chunk ? left : shares->chunk);
+            MSC__ASSERT(*end > *begin && *end <= shares->items);
             return true;
         }
     }

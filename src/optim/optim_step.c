@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "optim/optim_internal.h"
 
 /* Elements of a call of a kernel whose arrays are all in place. */
@@ -57,6 +58,7 @@ static msc__f32 *load_weight(const step_job *job, const msc_optim_tensor *tensor
         job->optim->kernels->join_rest16(buffer, upper, (const msc__u16 *)tensor->master + at, count);
         return buffer;
     default:
+        MSC__ASSERT(job->rule->weights == MSC_OPTIM_WEIGHTS_MASTER_REST8);
         job->optim->kernels->join_rest8(buffer, upper, (const uint8_t *)tensor->master + at, count);
         return buffer;
     }
@@ -80,6 +82,7 @@ static void store_weight(const step_job *job, const msc_optim_tensor *tensor, co
         kernels->split_rest16(upper, (msc__u16 *)tensor->master + at, from, count);
         return;
     default:
+        MSC__ASSERT(job->rule->weights == MSC_OPTIM_WEIGHTS_MASTER_REST8);
         kernels->split_rest8(upper, (uint8_t *)tensor->master + at, from, count, stored->random);
     }
 }
@@ -100,6 +103,7 @@ static void update(const step_job *job, const msc__optim_numbers *by, msc__f32 *
         kernels->lion(by, w, g, moments.of1, count);
         return;
     default:
+        MSC__ASSERT(moments.of1 != NULL && moments.of2 != NULL);
         kernels->adam(by, w, g, moments, count);
     }
 }
@@ -128,6 +132,7 @@ static void step_codes(const step_job *job, const msc__optim_numbers *by, const 
         .first = msc__random_first(tensor->step, tensor->first + at),
     };
 
+    MSC__ASSERT(is_usual(job, count) && work.blocks > 0);
     job->optim->kernels->adam_codes(by, &work);
 }
 
@@ -148,6 +153,7 @@ static void step_codes_buffered(const step_job *job, const msc__optim_numbers *b
         .first = msc__random_first(tensor->step, tensor->first + at),
     };
 
+    MSC__ASSERT(count > 0 && count <= MSC__STRIP && bytes <= sizeof buffers->gradient);
     if (g != buffers->gradient)
         memcpy(buffers->gradient, g, bytes);
     if (w != buffers->weight)
@@ -194,6 +200,7 @@ static void step_in_place(const step_job *job, const msc__optim_numbers *by, con
     uint64_t at = begin * MSC__STRIP;
     uint64_t stop = end * MSC__STRIP < tensor->count ? end * MSC__STRIP : tensor->count;
 
+    MSC__ASSERT(is_in_place(job->rule) && at < stop);
     while (at < stop) {
         uint32_t count = stop - at < LONG_RUN ? (uint32_t)(stop - at) : LONG_RUN;
         msc__moments moments = msc__moments_load(job->optim, job->rule, tensor, at, count, NULL);
@@ -212,6 +219,7 @@ static void step_tensor(const step_job *job, const msc_optim_tensor *tensor, uin
     step_buffers buffers;
     bool codes = rule->moments == MSC_OPTIM_MOMENTS_CODE8 && msc__moment_count(rule) == 2;
 
+    MSC__ASSERT(begin < end && end <= msc__strips(tensor->count));
     if (is_in_place(rule)) {
         step_in_place(job, &by, tensor, begin, end);
         return;
@@ -244,8 +252,10 @@ static void step_strips(void *argument, uint64_t begin, uint64_t end)
             step_tensor(job, &job->tensors[i], begin - first, stop - first);
             begin = stop;
         }
+        MSC__ASSERT(begin >= end || begin >= after); /* what lies in this tensor is done */
         first = after;
     }
+    MSC__ASSERT(begin == end);
 }
 
 /* Its first moment, which has a second one beside it; its weight, where there are none. */
@@ -259,6 +269,7 @@ static const void *where_strip(const void *argument, uint64_t strip)
         strip -= msc__strips(tensor->count);
         tensor++;
     }
+    MSC__ASSERT(tensor < job->tensors + job->tensor_count);
     (void)msc__rule_sizes(job->rule, strip * MSC__STRIP, &before, NULL); /* a tensor's part: checked */
     if (msc__moment_count(job->rule) > 0)
         return (const char *)tensor->moment1 + before.moment1_bytes;

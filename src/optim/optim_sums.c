@@ -15,6 +15,7 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "optim/optim_internal.h"
 #include "optim/sums_core.h"
 
@@ -48,6 +49,7 @@ static place find(const norm_job *job, uint64_t strip)
         here.strip -= msc__strips(job->arrays[here.array].count);
         here.array++;
     }
+    MSC__ASSERT(here.array == job->array_count || here.strip < msc__strips(job->arrays[here.array].count));
     return here;
 }
 
@@ -69,6 +71,7 @@ static double strip_squares(const norm_job *job, place here, uint64_t *bad)
     const msc__f32 *floats = values;
     double sum;
 
+    MSC__ASSERT(here.array < job->array_count && count > 0);
     if (array->type != MSC_OPTIM_FLOAT_FP32) {
         job->optim->kernels->widen[array->type](buffer, values, count);
         floats = buffer;
@@ -85,6 +88,7 @@ static void sum_segments(void *argument, uint64_t begin, uint64_t end)
 
     for (; begin < end; begin++) {
         left = msc__segment_begin(job->strips, begin + 1) - msc__segment_begin(job->strips, begin);
+        MSC__ASSERT(msc__segment_begin(job->strips, begin + 1) <= job->strips);
         for (; left > 0; left--) {
             job->of.sums[begin] += strip_squares(job, here, &job->of.bad[begin]);
             advance(job, &here);
@@ -146,6 +150,7 @@ msc_status msc_optim_norm(msc_optim *optim, const msc_optim_array *arrays, uint6
             job.of.sums[i] += job.of.sums[i + width];
             job.of.bad[i] += job.of.bad[i + width];
         }
+    MSC__ASSERT(job.of.bad[0] > 0 || job.of.sums[0] >= 0);
     out->sum_of_squares = job.of.sums[0];
     out->nonfinite_count = job.of.bad[0];
     return MSC_OK;
