@@ -17,7 +17,4 @@
 #define MSC__ASSERT(condition) assert(condition)
 #endif
 
-/** A place that control never reaches, such as the default of a switch over all values of an enum. */
-#define MSC__UNREACHABLE() MSC__ASSERT(!"reached")
-
 #endif /* MSC_BASE_INVARIANT_H */

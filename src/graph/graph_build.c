@@ -403,6 +403,7 @@ msc_status msc_graph_unpack(msc_graph *graph, uint32_t save, msc_error *err)
     if (used->release != MSC_NONE)
         return msc__fail(err, MSC_EINVAL, "cannot unpack save %u: it was released at position %u", save,
                          used->release);
+    MSC__ASSERT(used->pack <= graph->ops.count);
     if (used->unpack == MSC_NONE)
         used->unpack = graph->ops.count;
     return MSC_OK;

@@ -274,7 +274,8 @@ msc__graph_problem msc__graph_validate(const msc_graph *graph)
     msc__graph_problem found = no_problem();
     size_t i;
 
-    MSC__ASSERT(sizeof checks / sizeof checks[0] == MSC__GRAPH_RECORD_COUNT);
+    _Static_assert(sizeof checks / sizeof checks[0] == MSC__GRAPH_RECORD_COUNT,
+                   "one for each kind of record");
     for (i = 0; i < sizeof checks / sizeof checks[0] && found.status == MSC_OK; i++)
         found = checks[i](graph);
     return found;

@@ -61,12 +61,13 @@ static void sort_runs(msc__shares *shares, uint32_t run_count, const uint8_t *no
 void msc__shares_begin(msc__shares *shares, const msc__nodes *nodes, uint64_t items, uint64_t chunk,
                        msc__shares_where where, const void *job)
 {
-    uint64_t chunks = divide_up(items, chunk);
     bool placed = where != NULL && nodes->count > 1;
     uint8_t node_of[MSC__PLACES_MOST] = {0};
     uint32_t run_count;
+    uint64_t chunks;
 
     MSC__ASSERT(items > 0 && chunk > 0 && nodes->count <= MSC__NODES_MOST);
+    chunks = divide_up(items, chunk);
     shares->items = items;
     shares->chunk = chunk;
     shares->node_count = placed ? nodes->count : 1;
