@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of iterators: a dry run takes from the copy, and the original stays where it is."""
+"""Copies of iterators: a dry run or a recompute takes from the copy, and the original stays where it is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import io
 import warnings
 import weakref
+from collections.abc import Callable
 from types import GeneratorType
 from typing import Any
 
@@ -24,21 +25,31 @@ def is_taken_from(value: Any) -> bool:
     return type(value).__module__ in ("builtins", "itertools") and is_iterator(value)
 
 
-class Untouched:
-    """In place of an iterator that cannot be copied: a dry run must not take from it."""
+def _not_planned(name: str) -> Exception:
+    return ProfileError(
+        f"the model takes from a {name} that cannot be copied. To plan would use up what training "
+        "is to get: hold an iterator that can be copied, such as one of itertools"
+    )
 
-    def __init__(self, iterator: Any) -> None:
+
+class Untouched:
+    """In place of an iterator that cannot be copied: what does not count must not take from it.
+
+    Args:
+        iterator: this.
+        refused: the error to raise, by the name of its type.
+    """
+
+    def __init__(self, iterator: Any, refused: Callable[[str], Exception] = _not_planned) -> None:
         self._name = type(iterator).__name__
+        self._refused = refused
 
     def __iter__(self) -> Untouched:
         return self
 
     def __next__(self) -> Any:
         """Raises."""
-        raise ProfileError(
-            f"the model takes from a {self._name} that cannot be copied. To plan would use up what training "
-            "is to get: hold an iterator that can be copied, such as one of itertools"
-        )
+        raise self._refused(self._name)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("send", "throw", "close"):
@@ -77,3 +88,21 @@ def _inner(value: Any) -> Any:
     if type(value) is list:
         return list(value)
     return copy_of(value) if is_iterator(value) else value
+
+
+class IteratorCopy:
+    """Where an iterator was when this was made.
+
+    Args:
+        iterator: this. It is held, so that its id stays its own.
+    """
+
+    __slots__ = ("_before", "_iterator")
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self._before = None if isinstance(iterator, GeneratorType) else copy_of(iterator)
+
+    def again(self, refused: Callable[[str], Exception]) -> Any:
+        """One that goes on from there; of a generator one that raises this, by the name of its type."""
+        return Untouched(self._iterator, refused) if self._before is None else copy_of(self._before)

@@ -8,12 +8,13 @@ off the code (`reached_code`). What no code names (`globals()["x"]`, state of an
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import threading
 import weakref
-from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from memscale.core.flat_contents import is_flat
-from memscale.core.iterators import copy_of, is_iterator
+from memscale.core.iterators import copy_of, is_iterator, is_taken_from
 from memscale.core.reached_code import (
     CACHE,
     INERT,
@@ -35,14 +36,23 @@ from memscale.core.reached_code import (
     strings_of,
     writes_of,
 )
-from memscale.core.value_images import ABSENT, Images, attributes_of, content_of, is_plain, same_as
+from memscale.core.value_images import (
+    ABSENT,
+    Images,
+    _Image,
+    attributes_of,
+    content_of,
+    is_plain,
+    same_as,
+    slots_of,
+)
 from memscale.techniques.process_tables import Kept, KeptAttribute, KeptByFunction, KeptName, KeptTensors
 from memscale.techniques.torch_settings import users_modes
 
 _STATE: Final = (
     dict, list, tuple, set, deque, UserDict, UserList, ChainMap, weakref.WeakKeyDictionary, weakref.WeakSet,
     weakref.WeakValueDictionary, threading.local, SimpleNamespace, random.Random, torch.Generator, MethodType,
-    memoryview,
+    functools.partial, memoryview,
 )  # fmt: skip
 """Classes of libraries whose objects a program uses to keep something. Others are not looked into."""
 
@@ -57,13 +67,15 @@ _MOST_TENSORS: Final = 1_000
 _CODE: Final = (*INERT, FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
 _GRADIENTS: Final = frozenset({"grad", "backward", "zero_grad"})
 _SETTERS: Final = frozenset({"setattr", "delattr"})
+_OF_CLASS: Final = frozenset({"type", "__class__"})
 
 _FUNCTIONS: Final = (FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
 
-_FILLABLE: Final = frozenset({
-    dict, list, set, deque, OrderedDict, defaultdict, Counter, weakref.WeakKeyDictionary, weakref.WeakSet,
-    weakref.WeakValueDictionary,
-})  # fmt: skip
+_OPEN: Final = (
+    dict, list, set, deque, weakref.WeakKeyDictionary, weakref.WeakSet, weakref.WeakValueDictionary,
+    threading.local, SimpleNamespace, random.Random, torch.Generator, nn.Module,
+)  # fmt: skip
+"""Classes of libraries whose objects any code may change."""
 
 _DECORATED: Final = frozenset({FunctionType, CACHE, type, str})
 _STATES_OF_GENERATORS: Final = frozenset({"getstate", "setstate", "get_state", "set_state"})
@@ -88,20 +100,20 @@ class _StateImages(Images):
             return
         super()._take(value, depth, most)
 
-    def leading_to_changed(self) -> set[int]:
-        """The ids of values that have changed, or that hold one that has."""
-        changed = {key for key, image in self.images.items() if image is not None and image.changed()}
+    def leading_to(self, is_sought: Callable[[_Image], bool]) -> set[int]:
+        """The ids of values whose images are sought, or that hold one that is."""
+        found = {key for key, image in self.images.items() if image is not None and is_sought(image)}
         held_by: dict[int, list[int]] = {}
-        if changed:
+        if found:
             for key, image in self.images.items():
                 for child in () if image is None else image.children:
                     held_by.setdefault(id(child), []).append(key)
-        pending = list(changed)
+        pending = list(found)
         while pending:
-            new = [key for key in held_by.get(pending.pop(), ()) if key not in changed]
-            changed.update(new)
+            new = [key for key in held_by.get(pending.pop(), ()) if key not in found]
+            found.update(new)
             pending += new
-        return changed
+        return found
 
 
 def _is_numpy_generator(kind: type) -> bool:
@@ -147,8 +159,8 @@ def _same(one: Any, other: Any) -> bool:
 class _MayChange:
     """What the code of a model can change, by what it names: more than it does change.
 
-    Something that is set, used and set back within a forward looks unchanged, and still a recompute has to
-    find it as its own call did, and has to leave it alone.
+    Something that is set, used and set back within a forward looks unchanged, and so does what begins to
+    change in a later step. Still a recompute has to find it as its own call did, and has to leave it alone.
 
     Args:
         functions: of the program that are reached. Libraries reach, and name, too much.
@@ -158,59 +170,73 @@ class _MayChange:
     def __init__(self, functions: Sequence[FunctionType], methods: Sequence[FunctionType]) -> None:
         self._own = set(map(id, functions))
         self._globals: set[tuple[int, str]] = set()
-        self._filled: set[tuple[int, str]] = set()
-        self._setting: set[tuple[int, str]] = set()  # used where attributes are set
         self._set: set[str] = set()
-        self._used: set[str] = set()  # where containers are filled
+        self._set_beside: dict[str, set[str]] = {}  # what is set by code that uses a name
         for function in functions:
-            writes, names = writes_of(function.__code__), names_of(function.__code__)
+            code, writes = function.__code__, writes_of(function.__code__)
             self._set |= writes.attributes
-            if writes.attributes or not _SETTERS.isdisjoint(names):
-                self._setting.update((id(function.__globals__), name) for name in names)
-            if writes.fills:
-                self._used.update(names)
-                self._filled.update((id(function.__globals__), name) for name in names)
-
-        if any(not _SETTERS.isdisjoint(names_of(function.__code__)) for function in functions):
-            self._set.update(*(strings_of(function.__code__) for function in functions))
+            for name in (*names_of(code), *code.co_freevars) if writes.attributes else ():
+                self._set_beside.setdefault(name, set()).update(writes.attributes)
+        named = [function.__code__ for function in functions]
+        if any(not _SETTERS.isdisjoint(names_of(code)) for code in named):
+            self._set.update(*map(strings_of, named))
         for function in (*functions, *methods):
             writes = writes_of(function.__code__)
             self._globals.update((id(function.__globals__), name) for name in writes.globals)
 
-    def place(self, place: Place, value: Any) -> bool:
-        """What a name is bound to, or what that holds."""
-        key = id(place.globals), place.name
-        if key in self._globals:
+    def value(self, value: Any) -> bool:
+        """What a value holds itself."""
+        kind = type(value)
+        if issubclass(kind, _CODE):
+            return False
+        if issubclass(kind, _OPEN) or is_flat(value) or is_taken_from(value) or _is_numpy_generator(kind):
+            return True
+        attributes, slots = attributes_of(value), slots_of(kind)
+        if attributes is None and not slots:
+            return False
+        if not is_of_library(kind.__module__):
+            return True
+        return not self._set.isdisjoint(attributes or ()) or not self._set.isdisjoint(slots)
+
+    def place(self, place: Place, value: Any, leading: set[int]) -> bool:
+        """What a name is bound to, or what that holds, or leads to by one of these."""
+        if (id(place.globals), place.name) in self._globals:
             return True
         if is_of_library(place.globals.get("__name__")):
             return False
-        if self.attribute(place.name, value):
-            return True
-        if _is_fillable(value):
-            return key in self._filled
-        if issubclass(type(value), (threading.local, SimpleNamespace)):  # what it has may come and go
-            return key in self._setting
-        attributes = None if issubclass(type(value), _CODE) else attributes_of(value)
-        return bool(attributes) and not self._set.isdisjoint(attributes or ())
+        return self.attribute(place.name, value, leading)
 
-    def attribute(self, name: str, value: Any) -> bool:
-        """What a name of a class, or of a Python module, is bound to, or what that holds."""
+    def attribute(self, name: str, value: Any, leading: set[int]) -> bool:
+        """What a name of a class, or of a Python module, is bound to, or what that holds or leads to."""
         if name in self._set and not issubclass(type(value), _FUNCTIONS):
             return True
-        return name in self._used and _is_fillable(value)
+        return id(value) in leading or self.value(value)
 
-    def held_by(self, function: Any) -> bool:
-        """What a function has closed over, and binds or fills."""
-        if id(function) not in self._own or not function.__closure__:
+    def of_class(self, kind: type) -> set[str]:
+        """Names that a class may get: set by code that uses the class's name, or by its own as of a class."""
+        found = set(self._set_beside.get(kind.__name__, ()))
+        for value in vars(kind).values():
+            function = value.__func__ if type(value) is classmethod else value
+            if id(function) in self._own and (
+                function is not value or not _OF_CLASS.isdisjoint(names_of(function.__code__))
+            ):
+                found |= writes_of(function.__code__).attributes
+        return found
+
+    def held_by(self, function: Any, leading: set[int]) -> bool:
+        """What a function has for attributes, has closed over or for defaults, or what these lead to."""
+        if id(function) not in self._own:
             return False
-        writes = writes_of(function.__code__)
-        return bool(writes.cells) or (
-            writes.fills and any(map(_is_fillable, map(content_of, function.__closure__)))
-        )
+        if writes_of(function.__code__).cells or function.__name__ in self._set_beside:
+            return True
+        if not self._set.isdisjoint(function.__dict__):
+            return True
+        held = [*map(content_of, function.__closure__ or ()), *_defaults_of(function)]
+        return any(id(value) in leading or self.value(value) for value in held)
 
 
-def _is_fillable(value: Any) -> bool:
-    return type(value) in _FILLABLE or is_flat(value)
+def _defaults_of(function: FunctionType) -> list[Any]:
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
 class ProcessImages:
@@ -278,7 +304,7 @@ class ProcessImages:
         """What a function has closed over, beside other code, and the defaults of its arguments."""
         if any(type(content_of(cell)) not in _DECORATED for cell in function.__closure__ or ()):
             self._images.take(function)
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        for value in _defaults_of(function):
             self._take(value)
 
     def _lend_iterators(self, functions: list[FunctionType]) -> None:
@@ -292,32 +318,35 @@ class ProcessImages:
                     cell.cell_contents = copy_of(content_of(cell))
 
     def changed(self) -> list[Kept]:
-        """Where something is otherwise than before, or may be for the time of a forward: code can change it.
-
-        Iterators are left out: what has been taken from one cannot be given back.
-        """
-        leading = self._images.leading_to_changed()
+        """Where something is otherwise than before, or may be one day: code can change it."""
+        leading = self._images.leading_to(_Image.changed)
         may_change = _MayChange(self._own, self._methods)
+        open_to = self._images.leading_to(
+            lambda image: may_change.value(image.value) or any(map(is_taken_from, image.children))
+        )
         found: list[Kept] = []
         for place, value in self._bound:
             now = place.globals.get(place.name, ABSENT)
-            is_bound = same_as(now) != same_as(value) or may_change.place(place, value)
-            if (is_bound or id(value) in leading) and not is_iterator(value):
+            is_bound = same_as(now) != same_as(value) or may_change.place(place, value, open_to)
+            if is_bound or id(value) in leading:
                 found.append(KeptName(*place))
         for bindings in self._classes:
             names = dict.fromkeys(bindings.changed(leading))
             if not is_of_library(bindings.kind.__module__):
                 names |= {
-                    name: None for name, value in bindings.values() if may_change.attribute(name, value)
+                    name: None
+                    for name, value in bindings.values()
+                    if may_change.attribute(name, value, open_to)
                 }
+                names |= dict.fromkeys(may_change.of_class(bindings.kind))
             found += [KeptAttribute(bindings.kind, name) for name in names]
         filled = set(map(id, filter(None, self._empty)))
         for function in self._functions:
             places = [function, attributes := function.__dict__]
             if type(function) is FunctionType:
-                places += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+                places += _defaults_of(function)
             is_other = id(attributes) in filled or not leading.isdisjoint(map(id, places))
-            if is_other or may_change.held_by(function):
+            if is_other or may_change.held_by(function, open_to):
                 found.append(KeptByFunction(function))
         tensors = self._tensors()
         is_any = tensors or self._names_data
@@ -327,6 +356,7 @@ class ProcessImages:
         """What has been reached of these, beside those of the model."""
         values = [value for _, value in self._bound]
         values += [value for bindings in self._classes for _, value in bindings.values()]
+        values += [item for function in self._own for item in _defaults_of(function)]
         values += [
             child for image in self._images.images.values() if image is not None for child in image.children
         ]

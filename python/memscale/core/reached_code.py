@@ -117,26 +117,18 @@ class Writes(NamedTuple):
         globals: names that it binds in its Python module.
         attributes: names of attributes that it sets or deletes, of whatever.
         cells: names that it has closed over and binds.
-        fills: it stores items, or names a method by which containers change.
     """
 
     globals: frozenset[str]
     attributes: frozenset[str]
     cells: frozenset[str]
-    fills: bool
 
 
-_NO_WRITES: Final = Writes(frozenset(), frozenset(), frozenset(), False)
+_NO_WRITES: Final = Writes(frozenset(), frozenset(), frozenset())
 
 _STORES: Final = frozenset({
     opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"], opmap["STORE_ATTR"], opmap["DELETE_ATTR"],
-    opmap["STORE_SUBSCR"], opmap["DELETE_SUBSCR"], opmap["STORE_DEREF"],
-})  # fmt: skip
-_FILLING: Final = frozenset({
-    "append", "appendleft", "extend", "insert", "pop", "popleft", "popitem", "remove", "discard", "add",
-    "clear", "update", "setdefault", "put", "get", "put_nowait", "get_nowait", "move_to_end", "sort",
-    "reverse", "rotate", "extendleft", "difference_update", "intersection_update",
-    "symmetric_difference_update",
+    opmap["STORE_DEREF"],
 })  # fmt: skip
 
 
@@ -144,14 +136,12 @@ _FILLING: Final = frozenset({
 def writes_of(code: CodeType) -> Writes:
     """What a function may change, by its byte code."""
     found = _NO_WRITES
-    fills = not _FILLING.isdisjoint(code.co_names)
-    if fills or not _STORES.isdisjoint(code.co_code[::2]):
+    if not _STORES.isdisjoint(code.co_code[::2]):
         items = [(item.opname, item.argval) for item in get_instructions(code)]
         found = Writes(
             frozenset(name for op, name in items if op.endswith("_GLOBAL") and op[:4] != "LOAD"),
             frozenset(name for op, name in items if op in ("STORE_ATTR", "DELETE_ATTR")),
             frozenset(name for op, name in items if op == "STORE_DEREF").intersection(code.co_freevars),
-            fills or any(op.endswith("_SUBSCR") and op[:6] != "BINARY" for op, _ in items),
         )
     for constant in code.co_consts:
         if type(constant) is CodeType:
@@ -160,7 +150,6 @@ def writes_of(code: CodeType) -> Writes:
                 found.globals | inner.globals,
                 found.attributes | inner.attributes,
                 found.cells | inner.cells.intersection(code.co_freevars),
-                found.fills or inner.fills,
             )
     return found
 
@@ -252,22 +241,35 @@ class Reached:
         if self._is_foreign(function.__globals__.get("__name__")):
             return
         names, binds, sets = _names(function.__code__)
-        self._globals(function.__globals__, names, binds, sets)
+        imported = [sys.modules[name] for name in names if name in sys.modules]  # inside of the function
+        imported += [value for value in map(content_of, function.__closure__ or ()) if _is_module(value)]
+        self._globals(function.__globals__, names, binds, sets, imported)
         for name in names - self.names:
             self.names.add(name)
             self._todo += (vars(kind).get(name) for kind in self.unnamed.pop(name, ()))
 
-    def _globals(self, own: dict[str, Any], names: frozenset[str], binds: bool, sets: bool) -> None:
-        """Adds names of a function's globals, and of the Python modules among these."""
+    def _globals(
+        self,
+        own: dict[str, Any],
+        names: frozenset[str],
+        binds: bool,
+        sets: bool,
+        imported: Iterable[ModuleType],
+    ) -> None:
+        """Adds names of a function's globals, and of the Python modules among these or imported elsewhere."""
         visited = {id(own)}
         pending = [(own, binds)]
+        for module in imported:
+            if not self._is_foreign(module.__name__) and id(vars(module)) not in visited:
+                visited.add(id(vars(module)))
+                pending.append((vars(module), sets))
         while pending:
             namespace, may_bind = pending.pop()
             for name in names:
                 value = namespace.get(name, ABSENT)
                 if value is ABSENT and not may_bind:
                     continue
-                if issubclass(type(value), ModuleType):
+                if _is_module(value):
                     attributes = vars(value)
                     if not self._is_foreign(value.__name__) and id(attributes) not in visited:
                         visited.add(id(attributes))
@@ -341,6 +343,10 @@ class _Remembered:
             if kind is not None:
                 reached.unnamed.setdefault(name, []).append(kind)
         return reached
+
+
+def _is_module(value: Any) -> bool:
+    return issubclass(type(value), ModuleType)
 
 
 def _module_of(namespace: dict[str, Any]) -> Any:

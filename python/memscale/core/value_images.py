@@ -165,8 +165,8 @@ class Images:
         return flipped or any(self.flipped(child, depth - 1) for child in image.children)
 
     def restore(self) -> None:
-        """Puts every changed value back."""
-        for image in self.images.values():
+        """Puts every changed value back, the last one first: functions share what they have closed over."""
+        for image in reversed(self.images.values()):
             if image is not None and image.changed():
                 image.put_back()
         self._versions.restore()

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from memscale.core.flat_contents import FLAT, flat_contents, viewed_by
+from memscale.core.iterators import IteratorCopy, is_taken_from
 from memscale.core.key_order import base_of, items_of, put_back_in_order, put_in_order
 from memscale.core.value_images import is_plain, slots_of
 from memscale.techniques import process_tables
@@ -68,12 +69,9 @@ _PLAIN: Final = frozenset({int, float, bool, complex, str, bytes, type(None)})
 
 _OPAQUE: Final = _PLAIN | {
     Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
-    torch.Generator, type, ModuleType, BuiltinFunctionType, range, slice, enum.EnumMeta,
+    type, ModuleType, BuiltinFunctionType, range, slice, enum.EnumMeta,
 }  # fmt: skip
 """Types of values that hold nothing that is looked at here."""
-
-_OPAQUE_IN_PROCESS: Final = _OPAQUE - {torch.Generator}
-"""The same behind places of the process. One that hangs on a module which uses it is planned around."""
 
 _NOT_LOOKED_INTO: Final = frozenset(
     {"torch", "memscale", "threading", "_thread", "logging", "concurrent", "multiprocessing", "asyncio",
@@ -205,7 +203,7 @@ class _Registries:
 
     __slots__ = ("_lasting", "_modules", "held")
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], tensors: Iterable[Tensor] = ()) -> None:
         self._modules = [module for module in modules if isinstance(module._modules, dict)]  # no scripted one
         self._lasting: list[dict[Any, Any]] = [
             hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
@@ -217,6 +215,7 @@ class _Registries:
             for tensor in registry.values()
             if type(tensor) in _OWN_TENSORS
         ]
+        self._lasting += [tensor.__dict__ for tensor in tensors if type(tensor) in _OWN_TENSORS]
         self.held = self.read()
 
     def _places(self) -> list[dict[Any, Any]]:
@@ -352,6 +351,9 @@ _SINGLE: Final = (_Cell, Name)
 _WHOLE: Final = (Generator, *FLAT)
 """Tables of something that holds no other values."""
 
+_WITHOUT_VALUES: Final = (_Registries, *_WHOLE)
+"""Tables in which no iterators are looked for."""
+
 
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether somebody else than the transformers library wants to be told of a module's calls.
@@ -381,7 +383,7 @@ class AttributeTables:
         referred: other modules that have been found; the same.
     """
 
-    __slots__ = ("_of_process", "_tables", "referred", "tensors")
+    __slots__ = ("_iterators", "_of_process", "_tables", "referred", "tensors")
 
     def __init__(
         self,
@@ -394,16 +396,16 @@ class AttributeTables:
         self._of_process: list[_Table] = []
         self.tensors: list[Tensor] = []
         self.referred: list[nn.Module] = []
+        self._iterators: dict[int, IteratorCopy] = {}  # by id
         seen = set(map(id, modules))
         level: list[Any] = []
         for module in modules:
             table = _Mapping(module.__dict__, _REGISTRIES)
             level += self._leading((*(self._add(table) if table.held else ()), *self._slots(module)), _OPAQUE)
-        self._tables.append(_Registries(modules))
-        self._tables += [_Mapping(tensor.__dict__) for tensor in tensors if type(tensor) in _OWN_TENSORS]
         self._walk(level, seen, self._enter, _OPAQUE)
         if kept or modes:
             self._add_kept(kept, modes, seen)
+        self._tables.append(_Registries(modules, [*tensors, *self.tensors]))
 
     def _walk(
         self, level: list[Any], seen: set[int], enter: Callable[[Any], Iterable[Any]], opaque: frozenset[Any]
@@ -436,8 +438,8 @@ class AttributeTables:
             for table in place.tables():
                 level += self._add(table)
             level += place.values()
-        level = self._leading(level, _OPAQUE_IN_PROCESS)
-        self._walk(level, seen, self._enter_in_process, _OPAQUE_IN_PROCESS)
+        level = self._leading(level, _OPAQUE)
+        self._walk(level, seen, self._enter_in_process, _OPAQUE)
         self._of_process = self._tables[first:]
         del self._tables[first:]
         for table in self._of_process:
@@ -445,7 +447,7 @@ class AttributeTables:
                 table.held = weakened(table.held, isinstance(table, _SINGLE))
 
     def _enter_in_process(self, value: Any) -> Iterable[Any]:
-        table = keeper(value)
+        table = flat_contents(value, process_tables.SMALL_BYTES)
         if table is not None:
             return self._add(table)
         if isinstance(value, (dict, list, set, deque)) and len(value) > process_tables.LARGE:
@@ -467,6 +469,12 @@ class AttributeTables:
             return self._add(_Elements(value)) if is_plain(kind) else ()
         if kind is CellType:
             return self._add(_Cell(value))
+        keeps = keeper(value)
+        if keeps is not None:
+            return self._add(keeps)
+        if is_taken_from(value):
+            self._iterators[id(value)] = IteratorCopy(value)
+            return ()
         if kind is FunctionType:
             return [*(value.__closure__ or ()), *(value.__defaults__ or ())]
         if kind is MethodType:
@@ -515,10 +523,18 @@ class AttributeTables:
         """Containers that hold something else now."""
         return [table for table in (*self._tables, *self._of_process) if table.differs()]
 
-    def restore(self, stack: ExitStack, differing: Sequence[_Table]) -> None:
+    def restore(
+        self, stack: ExitStack, differing: Sequence[_Table], refused: Callable[[str], Exception]
+    ) -> None:
         """Puts back what containers held. What all of them hold now comes again when `stack` closes.
 
-        Of all of them: a recompute that stops early leaves what it has set, and not yet reset.
+        Of all of them: a recompute that stops early leaves what it has set, and not yet reset. What has been
+        taken from an iterator cannot be given back: in its place comes a copy from before the call.
+
+        Args:
+            stack: ends with the recompute.
+            differing: what holds something else than it held.
+            refused: what to raise where the recompute takes from an iterator without a copy, by its type.
         """
         tables = [*self._tables, *self._of_process]
         stack.callback(_write_back, [(table, table.read()) for table in tables])
@@ -528,6 +544,23 @@ class AttributeTables:
                 table.write(table.held)
             elif not is_gone(table.held):
                 table.write(strengthened(table.held, isinstance(table, _SINGLE)))
+        if self._iterators:
+            lent = {key: before.again(refused) for key, before in self._iterators.items()}
+            for table in tables:
+                if not isinstance(table, _WITHOUT_VALUES):
+                    _lend(table, lent)
+
+
+def _lend(table: _Table, lent: dict[int, Any]) -> None:
+    """Puts these in the places of iterators, which come by their ids."""
+    values = table.read()
+    if isinstance(table, _SINGLE):
+        values = lent.get(id(values), values)
+    elif isinstance(values, dict):
+        values = {key: lent.get(id(value), value) for key, value in values.items()}
+    else:
+        values = [lent.get(id(value), value) for value in values]
+    table.write(values)
 
 
 def _write_back(present: list[tuple[_Table, Any]]) -> None:

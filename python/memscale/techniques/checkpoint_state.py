@@ -363,7 +363,7 @@ class State:
             self._check_contents({id(tensor) for _, _, tensor, _, _ in changed})
             self.written.protect(stack)
             copies = self._restore_modules() if exchanges else {}
-            self.attributes.restore(stack, differing)
+            self.attributes.restore(stack, differing, self._taken)
             for (holder, key), before in self.views:
                 stack.callback(holder.__setitem__, key, holder[key])
                 holder[key] = copies[id(before)]
@@ -441,6 +441,10 @@ class State:
         except RuntimeError as error:
             what = str(error)
         return self.check.fail(RecomputeError(what, self.path, None, _CHANGED))
+
+    def _taken(self, name: str) -> RecomputeError:
+        what = f"the forward of module {self.path!r} takes from a {name}, of which there is no copy"
+        return self.check.fail(RecomputeError(what, self.path, None, _TAKEN))
 
     def _changed_places(self) -> set[tuple[int, str]]:
         return {(id(module._buffers), name) for module, name, _ in self.buffers}
@@ -538,6 +542,8 @@ def _autocast_nesting() -> int:
 
 
 _GRADED: Final = "it runs a backward of its own, for which hooks on parameters would fire twice"
+
+_TAKEN: Final = "what a forward has taken from an iterator cannot be given back for its recompute"
 
 _CHANGED: Final = "a tensor that its forward reads has changed between forward and backward"
 

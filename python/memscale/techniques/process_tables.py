@@ -23,8 +23,6 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from memscale.core.flat_contents import flat_contents
-
 ABSENT: Final = object()
 """Stands for a value that is not there."""
 
@@ -321,7 +319,7 @@ def _bits(generator: Any) -> Any:
 
 
 def keeper(value: Any) -> Any:
-    """A table for what only places of the process are looked at for: generators, thread-locals, streams.
+    """A table for a generator of random numbers or a thread-local.
 
     Returns:
         None for all else.
@@ -333,4 +331,4 @@ def keeper(value: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
         return Generator(value)
-    return flat_contents(value, SMALL_BYTES)
+    return None

@@ -6,8 +6,9 @@ seen by its versions: a call that has moved one has its recompute's write to it 
 taken before the recompute. A recompute that reads what was written has other values than its forward, and is
 found by these.
 
-`.data` leaves the version alone. Where the model's code names it, contents are compared, too, of large
-tensors a sample. Writes through a view of NumPy are not seen.
+`.data` leaves the version alone, and so do batch norms and fused observers for their statistics. Where the
+model's code names it, and of what may be statistics, contents are compared, too, of large tensors a sample;
+on the host only. Writes through a view of NumPy are not seen.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from memscale.techniques.torch_settings import has_modes, without_modes
 _MOST: Final = 1_000
 """Weights and buffers of one module that is referred to."""
 
+_LARGEST_STATISTICS: Final = 1 << 14
+"""Elements: one for each channel."""
+
 
 class WrittenTensors:
     """Those of some tensors that a call writes to.
@@ -47,7 +51,11 @@ class WrittenTensors:
             id(tensor): tensor for tensor in tensors if not (tensor.is_inference() or is_sparse(tensor))
         }
         self._before = [
-            (tensor, tensor._version, _contents(tensor) if by_contents else None)
+            (
+                tensor,
+                tensor._version,
+                _contents(tensor) if by_contents or _may_be_statistics(tensor) else None,
+            )
             for tensor in present.values()
         ]
         self._written: list[weakref.ref[Tensor]] = []
@@ -100,6 +108,11 @@ def tensors_beside(parts: Sequence[nn.Module], referred: Iterable[nn.Module]) ->
     return [tensor for tensor in (ref() for ref in refs) if tensor is not None]
 
 
+def _may_be_statistics(tensor: Tensor) -> bool:
+    """Whether operators may write to it without moving its version: running statistics, observed ranges."""
+    return tensor.dim() < 2 and not tensor.requires_grad and tensor.numel() <= _LARGEST_STATISTICS
+
+
 def _contents(tensor: Tensor) -> Fingerprint:
     if not tensor.is_cpu:  # a card's would have to be waited for
         return None
@@ -115,4 +128,4 @@ def _put_back(contents: list[tuple[Tensor, Tensor]], versions: Versions) -> None
     versions.restore()
 
 
-never_compiled(WrittenTensors, tensors_beside, _contents, _put_back)
+never_compiled(WrittenTensors, tensors_beside, _may_be_statistics, _contents, _put_back)
