@@ -218,7 +218,7 @@ static bool check_complete(int argc, char **argv, unsigned takes, cli_args *args
     return true;
 }
 
-/* A short option, of which there are none, stands in `optopt`; a long one is the word just read. */
+/* A short option (there are none) stands in `optopt`; a long one is the word just read. */
 static void complain(int option, char **argv)
 {
     if (option == ':')

@@ -73,7 +73,7 @@ static uint32_t first_op(const msc_graph *graph, uint32_t module)
     return 0;
 }
 
-/* Operations of the same name since `begin`: two of them are told apart as up#0 and up#1. */
+/* Operations of the same name since `begin`: two of them are up#0 and up#1. */
 static uint32_t op_ordinal(const msc_graph *graph, uint32_t begin, uint32_t op)
 {
     const char *name = cli_op_name(graph, op);

@@ -3,7 +3,7 @@
  * `msc snapshot`: what a memory snapshot of PyTorch holds, and whether the simulator agrees with it.
  *
  * Per device: sums, peaks, the events by action, and the lines of the program that held most at the end and
- * at the peak. With --replay the trace is played; one that differs, or cannot be replayed, is told, and is
+ * at the peak. With --replay the trace is played; one that differs, or cannot be replayed, is printed, and is
  * no failure of the command.
  */
 #include <inttypes.h>

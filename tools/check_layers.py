@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks who may know whom: includes of the C code and imports of the Python package.
+"""Checks who may know whom in C: the includes of src/, of the public headers and of what stands on these.
 
-The tables below are the drawing in ARCHITECTURE.md. Changing one means changing the other.
+The tables below are the drawing in ARCHITECTURE.md. Changing one means changing
+the other. `check_rooms.py` has the Python package.
 """
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from source_tree import Finding, files, includes, main, parse_python
+from source_tree import Finding, files, includes, main
 
 #: Modules of src/ and what each may include beside itself.
 SRC_LAYERS: dict[str, frozenset[str]] = {
@@ -45,36 +45,10 @@ DOOR_USERS: dict[str, frozenset[str]] = {
     "bench/c": frozenset({"brute.h", "synth.h", "offload"}),
 }
 
-#: Rank of the parts of the Python package; a part imports only parts of its own rank or below.
-PYTHON_RANKS = {
-    "core": 0,
-    "techniques": 0,
-    "offload": 0,
-    "optim": 0,
-    "policy": 0,
-    "observability": 0,
-    "weights": 0,
-    "saving": 0,
-    "errors": 0,
-    "_core": 0,
-    "_telemetry": 0,
-    "api": 1,
-    "autotuning": 1,
-    "integrations": 2,
-    "benchmarks": 2,
-    "cli": 2,
-}
-TOP_RANK = 3
-TOP_PARTS = frozenset({"__init__", "__main__"})
-
-#: Packages that only some parts may import, and never while they are themselves being imported.
-OPTIONAL_PACKAGES = frozenset({"transformers", "lightning", "pytorch_lightning", "peft", "accelerate"})
-OPTIONAL_USERS = frozenset({"integrations", "benchmarks", "cli"})
-
 
 def check(root: Path) -> list[Finding]:
-    """Returns every include and import that crosses the layers of the tree at ``root``."""
-    return [*_check_src(root), *_check_headers(root), *_check_door(root), *_check_python(root)]
+    """Returns every include that crosses the layers of the tree at ``root``."""
+    return [*_check_src(root), *_check_headers(root), *_check_door(root)]
 
 
 def _header_module(name: str) -> str:
@@ -144,56 +118,6 @@ def _check_door(root: Path) -> Iterator[Finding]:
                 private = (root / "src" / name).is_file() or (first in SRC_LAYERS and "/" in name)
                 if private or (quoted and not own):
                     yield Finding(where, line, f"{folder} includes {name}; it may use only memscale/*.h")
-
-
-def _check_python(root: Path) -> Iterator[Finding]:
-    package = root / "python" / "memscale"
-    for path in files(root, ".py", under="python/memscale"):
-        where = path.relative_to(root).as_posix()
-        part = path.relative_to(package).parts[0].removesuffix(".py")
-        if part not in PYTHON_RANKS and part not in TOP_PARTS:
-            yield Finding(where, 1, f"part '{part}' is not in the table of tools/check_layers.py")
-            continue
-        tree = parse_python(path.read_text(encoding="utf-8"))
-        for node, name, eager in _imports(tree, path.relative_to(root / "python")):
-            first, _, rest = name.partition(".")
-            if first in OPTIONAL_PACKAGES:
-                if part not in OPTIONAL_USERS:
-                    users = " and ".join(sorted(OPTIONAL_USERS))
-                    yield Finding(where, node.lineno, f"imports {first}; only {users} may")
-                elif eager:
-                    yield Finding(where, node.lineno, f"imports {first} at the top; do it in a function")
-            rank = PYTHON_RANKS.get(part, TOP_RANK)
-            if first == "memscale" and PYTHON_RANKS.get(rest.split(".")[0], 0) > rank:
-                yield Finding(where, node.lineno, f"{part} imports {name}, which stands above it")
-
-
-def _imports(tree: ast.Module, path: Path) -> Iterator[tuple[ast.stmt, str, bool]]:
-    """Yields statement, absolute name, and whether it runs on import, for each import that runs at all."""
-
-    def walk(node: ast.AST, eager: bool) -> Iterator[tuple[ast.stmt, str, bool]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-                continue
-            if isinstance(child, ast.Import):
-                for alias in child.names:
-                    yield child, alias.name, eager
-            elif isinstance(child, ast.ImportFrom):
-                base = _absolute(child, path)
-                for alias in child.names:
-                    yield child, f"{base}.{alias.name}", eager
-            else:
-                inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-                yield from walk(child, eager and not inside)
-
-    return walk(tree, True)
-
-
-def _absolute(node: ast.ImportFrom, path: Path) -> str:
-    if node.level == 0:
-        return node.module or ""
-    package = path.parent.parts[: len(path.parent.parts) - node.level + 1]
-    return ".".join([*package, *([node.module] if node.module else [])])
 
 
 if __name__ == "__main__":

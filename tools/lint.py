@@ -23,7 +23,9 @@ from pathlib import Path
 import check_exports
 import check_forbidden
 import check_layers
+import check_rooms
 import check_size
+import check_words
 from source_tree import Finding, files
 
 #: Folders that may hold C code of ours, and Python code.
@@ -166,7 +168,9 @@ def _mypy(tree: Tree) -> str:
 
 FAST_CHECKS: dict[str, Callable[[Tree], str]] = {
     "layers": _own(check_layers.check),
+    "rooms": _own(check_rooms.check),
     "size": _own(check_size.check),
+    "words": _own(check_words.check),
     "forbidden": _own(check_forbidden.check),
     "clang-format": _clang_format,
     "ruff check": _ruff_check,

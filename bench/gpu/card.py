@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 from common import RESULTS, Table, median, parser
 
 from memscale.core.calibration import calibrated
-from memscale.core.cost_rates import KINDS, PRODUCTS
-from memscale.core.hardware import detect
+from memscale.hardware.cost_rates import KINDS, PRODUCTS
+from memscale.hardware.detect import detect
 
 LINK_BYTES = 256 << 20
 

@@ -3,7 +3,7 @@
 
 Each program is what the benchmark's source says in shapes, dtypes, operations, and in what is measured how
 often; `measurements.csv` names the source of every row. A program runs wherever a `Meter` can read a peak:
-on a card, or traced without one (`memscale.core.trace_program`).
+on a card, or traced without one (`trace_program`).
 
 Common to all of them: a process builds what both contestants need (so the weights of the one that does not
 run are in memory too), then runs forward and backward ten times. The peak is reset before each run and read
@@ -20,8 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from memscale.core.trace_program import Meter
+from trace_program import Meter
 
 Program = Callable[[Meter], None]
 

@@ -21,7 +21,8 @@ import memscale
 from memscale import _core
 from memscale.core.devices import resolve_device
 from memscale.core.planner import Planner
-from memscale.core.tracer import StepFacts, Trace
+from memscale.techniques.step_facts import StepFacts
+from memscale.trace.step import Trace
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ from liger_programs import INFERRED, OpRow, program_of  # noqa: E402
 from liger_programs import reason_against as reason_against_op  # noqa: E402
 from predicting import measured, predicted  # noqa: E402
 from recipes import reason_against, recipe_of  # noqa: E402
+from trace_program import CudaMeter, trace_program  # noqa: E402
 
-from memscale.core.target import Target  # noqa: E402
-from memscale.core.trace_program import CudaMeter, trace_program  # noqa: E402
+from memscale.hardware.target import Target  # noqa: E402
 
 MEASUREMENTS = HERE / "measurements.csv"
 CAPABILITIES = {"A100": (8, 0), "H100": (9, 0), "3090": (8, 6), "4090": (8, 9)}

@@ -27,9 +27,9 @@ import torch
 from common import Table, measure_peak, median, parser
 from torch import Tensor, nn
 
-from memscale.techniques import attention_tiles
-from memscale.techniques.attention_run import tile_rows
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.tiles import attention_tiles
+from memscale.techniques.tiles.attention_run import tile_rows
 
 WAYS = ("plain", "tiled", "checkpoint", "both")
 

@@ -32,7 +32,7 @@ from contest import Duel, Measured, Prepare, Run, duel, measure, under
 from hand import TECHNIQUES
 from torch import nn
 
-from memscale.core.advice import budget_for
+from memscale.plans.budget import budget_for
 
 QUICK = ("gpt2", "convnet", "mlp")
 

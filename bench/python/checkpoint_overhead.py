@@ -24,7 +24,7 @@ from common import Table, median, parser
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 
 DEPTH = 8
 

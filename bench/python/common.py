@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from memscale.core.hardware_host import processor_name
+from memscale.hardware.host import processor_name
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -196,8 +196,9 @@ def calibrate() -> None:
 
     Says so where the machine is too busy: then the plans rest on the rates of a table.
     """
-    from memscale.core.calibration import calibrated, is_on
-    from memscale.core.hardware import detect
+    from memscale.core.calibration import calibrated
+    from memscale.hardware.detect import detect
+    from memscale.hardware.measured_rates import is_on
 
     found = detect(torch.device("cpu"))
     if is_on() and calibrated(found).cost is found.cost:

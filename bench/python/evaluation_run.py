@@ -85,7 +85,7 @@ def row(name: str, trains: bool) -> Row:
     measured = cpu_peaks(run).allocated_bytes
     model, batch = made["model"], made["batch"]
 
-    def predict() -> memscale.core.prediction.Prediction:
+    def predict() -> memscale.plans.plan.Prediction:
         with torch.autocast("cpu", torch.bfloat16, enabled=work.precision == "autocast"):
             return memscale.predict(
                 model, made["optimizer"], sample_input=batch, training=False, memory_budget=_AMPLE

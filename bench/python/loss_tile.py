@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from common import Table, measure_peak, median, parser
 from torch import Tensor, nn
 
-from memscale.techniques.loss_tiles import LossTileAttachment
+from memscale.techniques.tiles.loss_tiles import LossTileAttachment
 
 COLUMNS = (
     "dtype", "way", "tokens", "classes", "width", "threads", "extra_mib", "extra_share", "time_ms",

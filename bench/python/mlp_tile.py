@@ -25,8 +25,8 @@ import torch
 from common import Table, measure_peak, median, parser
 from torch import Tensor, nn
 
-from memscale.techniques import row_search, row_tiles
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.tiles import row_search, row_tiles
 
 COLUMNS = (
     "block", "tokens", "width", "inner", "tile_rows", "tiles", "intermediate", "tiled_intermediate",

@@ -228,7 +228,7 @@ def complaints(what: str, found: Peak, plain: Peak, ratio: float) -> list[str]:
 
 def rates(directory: str) -> tuple[int, int]:
     """MB/s to a file in the folder, and back, as the plans count with them."""
-    from memscale.core.hardware import detect
+    from memscale.hardware.detect import detect
 
     cpu = torch.device("cpu")
     link = limits.link_for(config("offload", 1 << 40, directory).effective(), detect(cpu), cpu, 1 << 40)

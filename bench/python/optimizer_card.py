@@ -35,8 +35,8 @@ from torch import Tensor, nn
 
 from memscale.offload.engine import Offload, OffloadSettings
 from memscale.optim import take_over
-from memscale.optim.away import send
-from memscale.techniques.step_in_backward import StepInBackward
+from memscale.optim.offload.attach import send
+from memscale.techniques.optimizer.step_in_backward import StepInBackward
 
 HIDDEN, WORDS = 2048, 128_256
 PINNED_BYTES = 16 << 30
@@ -112,14 +112,14 @@ def model_of(options: argparse.Namespace) -> nn.Module:
 # ---- ways ----------------------------------------------------------------------------------------------
 
 
-def ours(parameters: Parameters, away: str = "") -> Made:
+def ours(parameters: Parameters, offloaded: str = "") -> Made:
     """Our 8-bit state: on the card, "streamed" through it, or on the "host"."""
     made = Made(torch.optim.AdamW(parameters, lr=1e-4), is_ours=True)
     reason = take_over(made.optimizer)
-    if away and not reason:
+    if offloaded and not reason:
         device = torch.device("cuda", torch.cuda.current_device())
         made.offload = Offload(OffloadSettings(device, pinned_bytes=PINNED_BYTES, least_bytes=1))
-        reason = send(made.optimizer, made.offload, on_host=away == "host")
+        reason = send(made.optimizer, made.offload, on_host=offloaded == "host")
     if reason:
         raise RuntimeError(reason)
     return made

@@ -25,11 +25,11 @@ import torch
 from common import Table, measure_peak, median, parser
 from torch import Tensor, nn
 
-from memscale.core.hardware import detect
+from memscale.hardware.detect import detect
 from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings
-from memscale.optim.away import send
-from memscale.techniques.gradient_offload import GradientOffload
+from memscale.optim.offload.attach import send
+from memscale.techniques.optimizer.gradient_offload import GradientOffload
 
 WIDTH, LAYERS, HEADS, WORDS = 768, 12, 12, 19_500
 MOST_SHARE, MOST_RATIO = 0.20, 1.5

@@ -32,7 +32,7 @@ from torch import Tensor
 from truth_workloads import WORKLOADS, Workload
 
 import memscale
-from memscale.techniques import recompute_check
+from memscale.techniques.checkpoint import recompute_check
 
 COLUMNS = ("model", "way", "threads", "step_ms", "share", "inside", "looked_at_mib", "held_kib", "choices")
 WAYS = ("recompute", "offload")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scratch memory of CPU operators: what kernels allocate and free, against the rules in core/scratch.py.
+"""Scratch memory of CPU operators: what kernels allocate and free, against the rules in ops/scratch.py.
 
 Each case is a piece of forward and backward over some shape and dtype. A dispatch mode stands where the
 tracer stands, so an operation here is an operation of the memory graph. For each one,
@@ -29,8 +29,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memscale.core import kernels
-from memscale.core import scratch as rules
+from memscale.ops import op_facts
+from memscale.ops import scratch as rules
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Call:
         name: the operator, as the graph names it.
         described: dtypes and shapes of its tensors, and the other arguments.
         dtype: of its first tensor.
-        rule: what a trace would count, bytes: measured by core/scratch_probe.py or bound by core/scratch.py.
+        rule: what a trace would count, bytes: measured by ops/scratch_probe.py or bound by ops/scratch.py.
         real: bytes of the new storages that it returned.
         fake: the same in the fake run; -1 if that is not possible.
         scratch: measured, bytes.
@@ -105,7 +105,7 @@ class Probe(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operation between two marks."""
         kwargs = kwargs or {}
-        info = kernels.facts(func)
+        info = op_facts.facts(func)
         if info.is_view:
             return func(*args, **kwargs)
         known = storages((args, kwargs))
@@ -120,7 +120,7 @@ class Probe(TorchDispatchMode):
         if self.bounds:
             rule = rules.scratch_bytes(info.name, info.scratch, info.pointwise, args, outputs)
         else:
-            rule = kernels.scratch(func, info, (args, kwargs), outputs, made)
+            rule = op_facts.scratch(func, info, (args, kwargs), outputs, made)
         dtype = "" if first is None else str(first.dtype)[6:]
         name = func._schema.name.split("::")[-1] + (
             f".{func._schema.overload_name}" if func._schema.overload_name else ""
@@ -129,11 +129,11 @@ class Probe(TorchDispatchMode):
         return result
 
     @staticmethod
-    def _fake_bytes(func: Any, info: kernels.OpFacts, args: Any, kwargs: Any) -> int:
+    def _fake_bytes(func: Any, info: op_facts.OpFacts, args: Any, kwargs: Any) -> int:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             converted = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
             try:
-                return fresh_bytes(kernels.run(func, info, *converted), storages(converted))
+                return fresh_bytes(op_facts.run(func, info, *converted), storages(converted))
             except Exception:  # data-dependent outputs
                 return -1
 
@@ -260,7 +260,7 @@ def main() -> None:
     options.add_argument(
         "--bounds",
         action="store_true",
-        help="compare the bounds of core/scratch.py alone, also for operators that are measured at plan time",
+        help="compare the bounds of ops/scratch.py alone, also for operators that are measured at plan time",
     )
     options.add_argument("--min", type=int, default=64, help="smallest excess that is reported, bytes")
     arguments = options.parse_args()

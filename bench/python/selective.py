@@ -26,7 +26,7 @@ from common import Table, calibrate, median, parser
 from contest import Duel, Measured, Run, duel, measure, under
 
 from memscale import _core
-from memscale.core.advice import budget_for
+from memscale.plans.budget import budget_for
 
 QUICK = ("llama",)
 MODELS = ("gpt2", "llama", "bert", "vit")

@@ -20,7 +20,7 @@ from common import ROOT, Table, median, parser
 
 import memscale
 from memscale import _core
-from memscale.core import trace_static
+from memscale.trace import static
 
 TARGETS = {"import": 60.0, "wrap": 2500.0, "core": 20.0}
 CORE_CALLS = ("decide", "frontier", "replay", "op_times_ns")
@@ -89,7 +89,7 @@ def measure_wraps(table: Table, repeats: int, profile: bool) -> None:
     watch = Stopwatch()
     for name in CORE_CALLS:
         watch.wrap(_core, name)
-    watch.wrap(trace_static, "trace_static")
+    watch.wrap(static, "trace_static")
     parts: dict[str, list[float]] = {
         "wrap": [],
         "trace": [],

@@ -26,8 +26,8 @@ from truth_workloads import WORKLOADS, Workload
 import memscale
 from memscale import _core
 from memscale.core.decision_engine import DecisionEngine
-from memscale.core.hardware import budget_bytes, detect
 from memscale.core.planner import Planned
+from memscale.hardware.detect import budget_bytes, detect
 
 SHARES = (60, 30)
 NAMES = (

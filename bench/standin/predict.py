@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cases import Case
 
 from memscale import _core
-from memscale.core.plan import Plan
-from memscale.core.target import Target
-from memscale.core.trace_static import trace_static
-from memscale.core.tracer import StepFacts
+from memscale.hardware.target import Target
 from memscale.observability.step_view import core_plan
+from memscale.plans.plan import Plan
+from memscale.techniques.step_facts import StepFacts
+from memscale.trace.static import trace_static
 
 
 def events_of(graph: _core.Graph) -> list[tuple[str, int, int, str]]:

@@ -8,7 +8,7 @@ for a model that the laptop could never hold.
 import torch
 
 import memscale
-from memscale.core.units import format_bytes
+from memscale.units import format_bytes
 
 
 class Block(torch.nn.Module):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import memscale
-from memscale.core.units import format_bytes
+from memscale.units import format_bytes
 
 
 class Block(torch.nn.Module):

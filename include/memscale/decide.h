@@ -11,7 +11,7 @@
  *  1. **Candidates.** Every module whose calls may be executed a second time without changing anything,
  *     and whose checkpoint would free memory; in several variants that keep the outputs of some operations,
  *     those that take much time and little memory; and runs of siblings in a chain. With `allow_offload`, each
- *     of these with its boundary offloaded, and every module of which saved tensors can leave the device. Modules
+ *     of these with its boundary offloaded, and every module whose saved tensors can leave the device. Modules
  *     that are no candidate get a choice with the reason.
  *  2. **Cost.** Time of an operation = launch + max(flops / rate, moved bytes / rate), with the rates of its
  *     class, plus what large fresh buffers take. A checkpoint costs the operations that it repeats plus a
@@ -23,7 +23,7 @@
  *     the same for every budget, a lower budget can never give a higher peak or a faster step.
  *
  * What a CUDA allocator reserves only a replay tells. There the frontier is a list of plans in order of time,
- * of which as many are replayed as a budget needs. Where the candidates combine in at most 32768 ways, all of
+ * and as many of them are replayed as a budget needs. Where the candidates combine in at most 32768 ways, all of
  * them are on it (the most promising, where there is too much to replay), else plans around the frontier.
  *
  * **Refusals.** That a budget cannot be met is proven where every combination was looked at: for HOST up to
@@ -112,7 +112,7 @@ typedef struct msc_decide_options {
     msc_sim_options sim;   /**< allocator that the step will run on */
     msc_rates rates;
     uint8_t allow_checkpoint; /**< 0: every module is kept */
-    uint8_t allow_selective;  /**< 0: a checkpoint keeps nothing of what it runs again */
+    uint8_t allow_selective;  /**< 0: a checkpoint keeps nothing of what it recomputes */
     uint8_t force;            /**< 1: plan even if the plain step fits: the budget becomes the smallest
                                    peak's three-quarter point; see msc_decide */
     uint8_t allow_offload;    /**< 1: saved tensors, and what a checkpoint holds, may leave the device.

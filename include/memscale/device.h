@@ -36,7 +36,7 @@ extern "C" {
 typedef enum msc_device_kind { MSC_DEVICE_HOST, MSC_DEVICE_CUDA, MSC_DEVICE_COUNT } msc_device_kind;
 
 /**
- * Trouble on purpose, for tests: a missing ordering edge must show as wrong bytes, a failing device as an
+ * Fault injection, for tests: a missing ordering edge must show as wrong bytes, a failing device as an
  * error. Only the host kind has it; all zero means none. Everything is drawn from `seed`, so a run repeats as
  * far as the scheduling of threads does.
  */

@@ -125,7 +125,7 @@ typedef struct msc_fingerprint_differences {
  * any layout.
  *
  * All calls of a table happen on the card in the order in which they are made here, whatever streams they name: a stream waits
- * for the one before it. Each call comes behind what its stream was given before, so whoever submits what makes a tensor, then
+ * for the one before it. Each call comes behind what its stream was given before, so a caller that submits what makes a tensor, then
  * the call, then what overwrites the tensor, to one stream, need not wait for anything. No stream may be one that is being
  * captured.
  */

@@ -13,9 +13,9 @@
  *   arrive   until then the destination is not to be read.
  *   drop     ends the block; its place is free again.
  *
- * A block lies in one of three **tiers**, the first that has room: page-locked host memory, pageable host
+ * A block lies in one of three **tiers**, the first that has room: pinned host memory, pageable host
  * memory, a file without a name. Each has a limit in bytes that holds at every moment, counted as what the
- * machine lost (mapped and page-locked memory, reserved disk space), staging buffers included. On the host device
+ * machine lost (mapped and pinned memory, reserved disk space), staging buffers included. On the host device
  * the file is the tier that saves memory; the others serve tests.
  *
  * **Nothing is lost.** A source is not settled before its copy is complete in its tier, so when a disk fails
@@ -56,8 +56,8 @@ extern "C" {
 
 /** Where a block lies, fastest first. */
 typedef enum msc_tier {
-    MSC_TIER_PINNED, /**< page-locked host memory: copies run beside the program */
-    MSC_TIER_HOST,   /**< pageable host memory, through page-locked staging buffers on a card */
+    MSC_TIER_PINNED, /**< pinned host memory: copies run beside the program */
+    MSC_TIER_HOST,   /**< pageable host memory, through pinned staging buffers on a card */
     MSC_TIER_FILE,   /**< a file that no directory lists, gone with the process */
     MSC_TIER_COUNT
 } msc_tier;
@@ -182,7 +182,7 @@ MSC_API MSC_NODISCARD msc_status msc_offload_put_now(msc_offload *engine, const 
 /**
  * Makes `stream` wait until the block is in its tier. After that, in stream order, the source may be freed.
  *
- * Blocks the caller where the tier is not page-locked memory, and on the host.
+ * Blocks the caller where the tier is not pinned memory, and on the host.
  * Errors: EIO, EDRIVER (the copy failed and the source is all there is; the block is only good for `drop`);
  * EINVAL (no such block); ESTATE.
  */

@@ -117,7 +117,7 @@ typedef struct msc_plan_summary {
                                        are 0 where nothing is offloaded */
     uint64_t away_peak_bytes;     /**< most bytes off the device at once */
     uint64_t staging_bytes;       /**< of all peaks: memory that what is offloaded passes through, where it is
-                                       the device's, and that what runs again takes all the time
+                                       the device's, and that a recompute takes all the time
                                        (`msc_decide_options.rerun_bytes`) */
 } msc_plan_summary;
 

@@ -26,8 +26,8 @@ typedef enum msc_event_kind {
     MSC_EVENT_FREE,
     MSC_EVENT_OP,        /**< an operation starts; `id` is its index in the graph */
     MSC_EVENT_RECOMPUTE, /**< the same, inside a recompute */
-    MSC_EVENT_PUT,       /**< the copy of an instance out of the device begins: so many bytes more are away */
-    MSC_EVENT_DROP,      /**< that copy is needed no longer: so many bytes fewer are away */
+    MSC_EVENT_PUT,  /**< the copy of an instance out of the device begins: so many bytes more are offloaded */
+    MSC_EVENT_DROP, /**< that copy is needed no longer: so many bytes fewer are offloaded */
     MSC_EVENT_KIND_COUNT
 } msc_event_kind;
 

@@ -132,7 +132,7 @@ static inline msc_sim_options msc_sim_options_default(msc_sim_kind kind)
  * `large_segment_size_mb` unless it is named itself. Keys that do not change the device's memory (such as
  * `pinned_*`, `release_lock_on_cudamalloc`) are checked and change nothing.
  *
- * @param device_total_bytes memory of the device, of which `per_process_memory_fraction` takes its share;
+ * @param device_total_bytes memory of the device; `per_process_memory_fraction` takes its share of it;
  *                           UINT64_MAX: unknown, then a fraction below 1 is refused.
  * Errors: EINVAL (unknown key, bad value: the message names key, value and what is allowed), EUNSUPPORTED
  * (another backend). The options are unchanged on error.

@@ -328,7 +328,7 @@ static inline msc_snapshot_replay_options msc_snapshot_replay_options_default(vo
  * @param sim_options optional: receives the options of the simulator, as many bytes as its `struct_bytes` says.
  * @param out a struct of `out_bytes`.
  * Errors: EINVAL (no such device; a setting that the simulator does not know), EUNSUPPORTED (the state at
- * the beginning cannot be told; the message says why), ENOMEM, EOVERFLOW. A difference is no error.
+ * the beginning cannot be derived; the message says why), ENOMEM, EOVERFLOW. A difference is no error.
  */
 MSC_API MSC_NODISCARD msc_status msc_snapshot_replay_into(const msc_snapshot *snapshot, uint32_t device,
                                                           const msc_snapshot_replay_options *options,

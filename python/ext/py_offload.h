@@ -17,7 +17,7 @@
  *                       └──► counter      in debug mode: an empty tensor with the version of the source
  *
  * All of this is guarded by the GIL. It is released while waiting for a copy, and PyTorch's functions may release it
- * or run any code when a tensor ends: whoever calls them holds a reference to its record, and looks anew afterwards.
+ * or run any code when a tensor ends: their caller holds a reference to its record, and looks again afterwards.
  */
 #ifndef MSC_EXT_PY_OFFLOAD_H
 #define MSC_EXT_PY_OFFLOAD_H

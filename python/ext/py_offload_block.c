@@ -5,7 +5,7 @@
  *      put ──► settle ──► … ──► get ──► arrive ──► … ──► drop
  *
  * A block refers to its source until it is settled and to its destination until that has arrived, so neither can go
- * while a lane touches it. Guarded by the GIL, which is released while waiting; whoever waited looks anew.
+ * while a lane touches it. Guarded by the GIL, which is released while waiting; a thread that waited looks again.
  */
 #include "error.h"
 #include "module_state.h"

@@ -82,7 +82,7 @@ bool msc__py_store_check(msc__py_store *store);
  */
 bool msc__py_store_settle(msc__py_engine *engine, uint64_t most_bytes);
 
-/** Starts to fetch what is away. False without room on the device, with the reason in `err` and no exception. */
+/** Starts to fetch what is offloaded. False without room on the device, with the reason in `err` and no exception. */
 bool msc__py_store_fetch(msc__py_store *store, msc_error *err);
 
 /**

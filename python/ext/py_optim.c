@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The type `Optim`. Work on arrays runs without the GIL; whoever calls keeps the tensors alive that they belong to, with a
+ * The type `Optim`. Work on arrays runs without the GIL; the caller keeps the tensors alive that they belong to, with a
  * card until the stream has done the work: PyTorch's allocator does that for tensors of the stream's device.
  */
 #include "py_optim.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The type `Plan`: what shall be done with each module, as `decide` chose it, as text says it, or as
- * `Plan.build` is told.
+ * `Plan.build` takes.
  *
  * A Plan never changes once Python can see it, so it can be read without the GIL and from any thread.
  * Actions and rules appear by name and key, never by number: those are what texts and reports show, and

@@ -100,7 +100,7 @@ bool msc__py_to_sim_kind(PyObject *value, msc_sim_kind *out)
 }
 
 /**
- * Reads `alloc_conf` into options of the right kind. The device's memory, of which a fraction is taken, is
+ * Reads `alloc_conf` into options of the right kind. The device's memory, part of it by a fraction, is
  * among the other fields.
  */
 static bool read_conf(PyObject *text, PyObject *fields, msc_sim_options *options)

@@ -45,20 +45,19 @@ if TYPE_CHECKING:
         verify,
         wrap,
     )
-    from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
-    from memscale.core.plan import Plan
-    from memscale.core.prediction import Prediction
-    from memscale.core.savings import Savings
+    from memscale.config.config import AsyncOffloadConfig, Config, OptimizationMode
+    from memscale.plans.plan import Plan, Prediction
+    from memscale.plans.savings import Savings
     from memscale.saving import save
 
 # Where each public name lives. Loaded at first use, so that `import memscale` costs next to nothing.
 _HOME = {
-    "AsyncOffloadConfig": "memscale.core.config",
-    "Config": "memscale.core.config",
-    "OptimizationMode": "memscale.core.config",
-    "Plan": "memscale.core.plan",
-    "Prediction": "memscale.core.prediction",
-    "Savings": "memscale.core.savings",
+    "AsyncOffloadConfig": "memscale.config.config",
+    "Config": "memscale.config.config",
+    "OptimizationMode": "memscale.config.config",
+    "Plan": "memscale.plans.plan",
+    "Prediction": "memscale.plans.plan",
+    "Savings": "memscale.plans.savings",
     "apply_all_optimizations": "memscale.api",
     "detach": "memscale.api",
     "estimate_savings": "memscale.api",

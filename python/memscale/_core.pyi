@@ -636,8 +636,8 @@ class OffloadEngine:
             ``chunk_bytes``, ``staging_count``, ``prefetch_count``, ``prefetch_bytes``, ``trace_count``,
             ``debug``, ``cuda``, ``ordinal``, ``least_bytes`` (smaller storages stay), ``window_bytes``
             (sources that wait for their copy), ``no_library`` (no function of PyTorch is called by its C++
-            name); ``fault_...``: trouble on purpose, on the host, among it
-            ``fault_capsules`` and ``fault_no_library``: tensors are read and made as on other versions of
+            name); ``fault_...``: fault injection on the host;
+            ``fault_capsules`` and ``fault_no_library`` read and make tensors as on other versions of
             PyTorch.
 
     Raises:
@@ -728,7 +728,7 @@ class Optim:
     """Optimizer steps on arrays in this host's memory, or a card's: ``memscale/optim.h``.
 
     Arrays are given by address and bytes, as of ``Tensor.data_ptr()``, and the bytes must be those that the
-    rule asks for. Whoever calls keeps the tensors alive; the GIL is released meanwhile.
+    rule asks for. The caller keeps the tensors alive; the GIL is released meanwhile.
 
     A rule is a dict: ``kind`` ("adamw", "adam", "sgd", "lion"); ``gradient`` ("fp32", "bf16", "fp16"),
     ``weights`` ("fp32", "master_fp32", "master_rest16", "master_rest8") and ``moments`` ("fp32", "bf16",
@@ -827,7 +827,7 @@ class Simulator:
         kind: ``"host"`` or ``"cuda"``.
         alloc_conf: Text of ``PYTORCH_ALLOC_CONF``; for kind ``"cuda"``.
         capacity_bytes: Most that the driver gives; None: no limit.
-        device_total_bytes: Memory of the device, of which a memory fraction takes its share; None: as
+        device_total_bytes: Memory of the device, to which a memory fraction applies; None: as
             ``capacity_bytes``.
         allowed_bytes: The memory fraction in bytes, as `torch.cuda.set_per_process_memory_fraction` sets
             it; None: what ``alloc_conf`` says.
@@ -1032,7 +1032,7 @@ class Snapshot:
 
         Raises:
             ValueError: No such device, or a setting that the simulator does not know.
-            memscale.errors.MemScaleError: The state at the beginning of the trace cannot be told.
+            memscale.errors.MemScaleError: The state at the beginning of the trace cannot be derived.
         """
     def top_frames(
         self, device: SupportsIndex = 0, *, at_peak: bool = False, count: SupportsIndex = 10
@@ -1072,7 +1072,7 @@ def decide(
         sim: The allocator that the step will run on; None: the host.
         rates: Rates of the machine; None: a 2-core host.
         allow_checkpoint: False: every module is kept.
-        allow_selective: False: a checkpoint keeps nothing of what it runs again.
+        allow_selective: False: a checkpoint keeps none of what it recomputes.
         force: Plan even if the plain step fits.
         offload: How tensors may leave the device; None: they stay.
         rerun_bytes: Held all the time by a plan that runs anything a second time.
@@ -1205,7 +1205,7 @@ class FingerprintTable:
         """Submits the fingerprint of a tensor.
 
         Args:
-            tensor: On the card. Whoever frees or changes its memory does so behind this on the same stream.
+            tensor: On the card. Free or change its memory behind this call, on the same stream.
             sampled: As for `fingerprint`.
             stream: As ``torch.cuda.Stream.cuda_stream``.
 

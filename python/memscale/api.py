@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions. The life of a `wrap` call goes on in `core/wrapping.py`."""
+"""The public functions; `core/wrapping.py` continues a `wrap` call."""
 
 from __future__ import annotations
 
@@ -12,34 +12,38 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from memscale import log
+from memscale.config.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.core.arguments import effective_config, merged, model_of, optimizer_of, require_sample
-from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.core.devices import resolve_device
-from memscale.core.eight_bit import with_8bit_state
-from memscale.core.executor import EXECUTOR, Executor
-from memscale.core.hardware import Hardware
-from memscale.core.left_out import require_matches
-from memscale.core.plan import Plan
-from memscale.core.planner import make_plan
-from memscale.core.prediction import Prediction
-from memscale.core.predictor import bare, evaluation_step, may_run, predict_step
-from memscale.core.profiler import normalize_sample
-from memscale.core.savings import Savings
-from memscale.core.savings_build import Asked, Terms, savings_of
-from memscale.core.tracer import StepFacts
-from memscale.core.uninterrupted import uninterrupted
-from memscale.core.verification import VerifyReport, compare
-from memscale.core.wrapping import (
-    begin_in_8bit,
-    begin_with,
+from memscale.core.eight_bit_state import (
     counted_in_8bit,
+    eight_bit_state,
     give_back_of,
     may_have_our_state,
+    settled_state,
 )
-from memscale.observability import logs
-from memscale.optim import is_taken
-from memscale.optim.taken import is_held
-from memscale.techniques.replicas import wrapped_one
+from memscale.core.executor import Executor
+from memscale.core.planner import make_plan
+from memscale.core.predictor import bare, evaluation_step, may_run, predict_step
+from memscale.core.profiler import normalize_sample
+from memscale.core.savings_build import Asked, Terms, savings_of
+from memscale.core.verification import VerifyReport, compare
+from memscale.core.wrapped import EXECUTOR, OBSERVERS
+from memscale.core.wrapping import begin
+from memscale.hardware.detect import Hardware
+from memscale.observability import metrics
+from memscale.optim import is_patched
+from memscale.optim.eight_bit import with_8bit_state
+from memscale.optim.patched import is_held
+from memscale.plans.plan import Plan, Prediction
+from memscale.plans.savings import Savings
+from memscale.techniques.left_out import require_matches
+from memscale.techniques.step_facts import StepFacts
+from memscale.torchkit.replicas import wrapped_one
+from memscale.uninterrupted import uninterrupted
+
+OBSERVERS.append(metrics)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
@@ -92,7 +96,9 @@ def wrap(
     settings = effective_config(merged(config, fields), async_offload, async_config)
     integration = _integration_of(target)
     if integration is None:
-        begin_in_8bit(model_of(target), settings, sample_input, optimizer)
+        model = model_of(target)
+        with eight_bit_state(model, settings, optimizer) as known:
+            begin(model, settings, sample_input, known)
     elif optimizer is not None:
         raise TypeError("optimizer is given beside a trainer, which brings its own")
     else:
@@ -125,7 +131,9 @@ def optimize(
         ...     print(executor.plan.explain())
     """
     settings = effective_config(merged(config, fields))
-    executor = begin_in_8bit(model_of(model), settings, sample_input, optimizer)
+    module = model_of(model)
+    with eight_bit_state(module, settings, optimizer) as known:
+        executor = begin(module, settings, sample_input, known)
     try:
         yield executor
     finally:
@@ -175,12 +183,13 @@ def apply_all_optimizations(
     if optimizer_of(optimizer, module) is None:
         raise TypeError("optimizer is None; allowed: a torch.optim.Optimizer")
     require_matches(module, settings)
-    logs.setup(settings)
-    used, fresh = optimizer, not is_taken(optimizer) or is_held(optimizer)
+    log.setup(settings)
+    used, fresh = optimizer, not is_patched(optimizer) or is_held(optimizer)
     if settings.use_8bit_optimizer:
         used, line = with_8bit_state(optimizer, settings.eight_bit_backend)
-        logs.LOGGER.info("%s", line)
-    begin_with(module, settings, sample_input, used, fresh)
+        log.LOGGER.info("%s", line)
+    with settled_state(module, settings, used, fresh) as known:
+        begin(module, settings, sample_input, known)
     return model, used
 
 
@@ -205,7 +214,7 @@ def detach(model: Any) -> None:
         integration.end(model)
     executor = model_of(model).__dict__.get(EXECUTOR)
     if executor is None:
-        logs.LOGGER.warning("detach: this model is not wrapped")
+        log.LOGGER.warning("detach: this model is not wrapped")
         return
     with uninterrupted():
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memscale.core.units import format_bytes
+from memscale.units import format_bytes
 
 __all__ = [
     "AttachError",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`memscale.save`: `torch.save` that leaves either the old file or the new one, whatever happens.
+"""`memscale.save`: `torch.save` that leaves either the old file or the new one, even after a crash.
 
     .name.<8 hex>.memscale     written beside the file, whole and on the disk before it takes the file's place
     name                       the old bytes up to one moment, and the new ones from then on
 
-Whoever writes a temporary file holds a lock on it, which ends with the process. So one that is not locked was
+The writer of a temporary file holds a lock on it, which ends with the process. So one that is not locked was
 left by a process that was killed, and the next save of that file removes it.
 """
 
@@ -39,7 +39,7 @@ def save(obj: object, path: str | os.PathLike[str], **kwargs: Any) -> None:
         **kwargs: as `torch.save` takes them.
 
     Raises:
-        TypeError: `path` is no path but an open file, of which nothing could be promised.
+        TypeError: `path` is an open file, which cannot be replaced at once.
         OSError: the disk is full, or the file cannot be written. It is as it was, unless the error says
             that the new one is in place, which then may not outlast a power cut.
     """

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The reader of canonical text. Strict on purpose: one space between words, no leading zeros, '\n' ends a
+ * The reader of canonical text. Strict by design: one space between words, no leading zeros, '\n' ends a
  * line. What is read can then be written again byte for byte, and digests survive a round trip.
  */
 #include "base/reader.h"

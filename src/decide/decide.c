@@ -7,7 +7,7 @@
  * Everything left of the budget is the same for every budget, which is what makes a lower budget never give
  * a higher peak or a faster step. For a HOST allocator the frontier's peaks are the replayed ones already.
  * For CUDA they are lower bounds: the allocator reserves at least what is allocated. There, the frontier
- * becomes a list in order of time (decide_every.c, decide_reserved.c), of which plans are traced and
+ * becomes a list in order of time (decide_every.c, decide_reserved.c); its plans are traced and
  * replayed until the answer is certain, with a simulator of unlimited capacity, so that a peak is what the
  * plan asks for and not what a full card forces. What a replay shows is remembered in the list; it never
  * changes which plan is the first that fits.
@@ -297,7 +297,7 @@ static int64_t step_ns(const decision *d, uint32_t index)
     return d->model.time_before_ns[d->model.op_count] + msc__frontier_plans(&d->frontier)[index].added_ns;
 }
 
-/* A peak inside a recompute is told by the operation that the recompute precedes. */
+/* A peak inside a recompute is named by the operation that the recompute precedes. */
 static void place_peak(const msc_trace *trace, const msc_replay *replay, msc_plan_summary *summary,
                        uint32_t op_count)
 {

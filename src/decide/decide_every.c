@@ -26,7 +26,7 @@
 #include "base/invariant.h"
 #include "decide/decide_reserved.h"
 
-/* Combinations that are listed, and candidates none of which overlap. */
+/* Combinations that are listed, and candidates that do not overlap. */
 #define MOST_SETS ((uint32_t)1 << 15)
 #define MOST_INDEPENDENT 15u
 #define MOST_WORDS (1u << 20)            /* of their sets */

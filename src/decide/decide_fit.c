@@ -23,10 +23,10 @@
  * A region may also move buffers. Their saves then hold nothing, the copy out does for a while (one more hold, by
  * the region), and each comes back at a point and stays up to another one. When they are off the device is
  * summed in a row of changes of its own, which is only looked at when all that the set moves is more than
- * what may be away.
+ * what may be offloaded.
  *
  * The fixed part is a list of points (slot, change). A buffer has its holds sorted, latest first, so its end
- * is the first that applies. Slots between which no set can make a difference are one *segment*, of which
+ * is the first that applies. Slots between which no set can make a difference are one *segment*; of it
  * only the highest plain value matters. Live bytes of a segment are its base plus the sum of the changes up
  * to it; changes are summed in blocks, and only blocks that were touched are summed again:
  *

@@ -89,7 +89,7 @@ typedef struct msc__fit {
     msc__array points;        /**< msc__fit_point */
     msc__array away;          /**< msc__fit_point: changes of what is off the device */
     int64_t *away_bytes;      /**< per segment: its change, by the set; NULL: nothing can be moved */
-    uint64_t moved_bytes;     /**< by the set: at least the most that are away at once */
+    uint64_t moved_bytes;     /**< by the set: at least the most that are offloaded at once */
     uint32_t rerun_count;     /**< candidates of the set that run anything a second time */
     msc__array holds;         /**< msc__fit_hold */
     msc__array buffers;       /**< msc__fit_buffer */
@@ -112,7 +112,7 @@ void msc__fit_set(msc__fit *fit, uint32_t candidate, bool active);
 /** Highest live bytes of the step under the present set, staging not included, or MSC__FIT_NO_PEAK. */
 uint64_t msc__fit_peak(msc__fit *fit);
 
-/** What the present set holds all the time, on top of its peak: for what it moves, and for what it runs again. */
+/** What the present set holds all the time, on top of its peak: for what it moves, and for what it recomputes. */
 static inline uint64_t msc__fit_staging(const msc__fit *fit)
 {
     return (fit->moved_bytes > 0 ? fit->model->link.staging_bytes : 0) +

@@ -13,7 +13,7 @@
 #include "base/invariant.h"
 #include "decide/decide_fit.h"
 
-/** In is_region: the call lies in a run, of which any save may be dropped. */
+/** In is_region: the call lies in a run, and any save of it may be dropped. */
 #define MSC__IN_RUN 2u
 
 /** Working arrays, gone when the tables are built. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The frontier: plans of which none is at least as good as another in both peak and time.
+ * The frontier: plans that no other plan equals or beats in both peak and time.
  *
  *      added time    0      40     90     120          an offer at 90 with a peak below 25 replaces that
  *      peak         100     60     30      25          plan and every later one whose peak is not lower

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file decide_frontier.h
- * Plans of which none is worse than another in both peak and time.
+ * Plans that no other plan beats in both peak and time.
  */
 #ifndef MSC_DECIDE_FRONTIER_H
 #define MSC_DECIDE_FRONTIER_H

@@ -17,7 +17,7 @@
  * decide_every.c       every combination of a small graph, for a caching allocator
  * decide_fit.c         exact host peak of a set of candidates, kept up to date as the set changes
  * decide_fit_build.c   the tables that it needs, with decide_fit_lists.c and decide_fit_points.c
- * decide_frontier.c    plans of which none is worse than another in both peak and time
+ * decide_frontier.c    plans that no other plan beats in both peak and time
  * decide_search.c      the walks that fill the frontier, with decide_walker.c and decide_improve.c
  * decide_bound.c       how far from the best possible time a plan can be
  *
@@ -45,7 +45,7 @@ typedef struct msc__subject {
 } msc__subject;
 
 /**
- * One way to treat a module or some siblings: run it again as a whole (CHECKPOINT), or all but some
+ * One way to treat a module or some siblings: recompute it as a whole (CHECKPOINT), or all but some
  * operations whose outputs are kept (SELECTIVE), either with its boundary offloaded or not; or move what it saves
  * (OFFLOAD). Ways that overlap exclude each other; the ways of one module all do.
  */
@@ -54,7 +54,7 @@ typedef struct msc__candidate {
     uint32_t first_region; /**< its calls are the regions first_region … */
     uint32_t region_count;
     uint32_t first_kept; /**< offsets of kept operations, in the model's `kept` */
-    uint32_t kept_count; /**< 0: all is run again */
+    uint32_t kept_count; /**< 0: all is recomputed */
     uint32_t base;       /**< the candidate of the same module that keeps nothing; itself, if it is that */
     uint32_t next;       /**< the next way to treat the same module, which is faster: it keeps more, or does
                               not move the boundary; or MSC_NONE */

@@ -13,7 +13,7 @@
  *
  * A boundary is an input that no call outside the region is given, too: each of them would hold it.
  *
- * What is moved is told by ordinals (msc_plan_move), the same for each call of a module. So what does not hold for
+ * What is moved is named by ordinals (msc_plan_move), the same for each call of a module. So what does not hold for
  * one call does for none: ordinals are struck off until all that are left may move, in every call.
  *
  *      saves of call 1   0 1 2 3 4        2 is a parameter, 3 changes: struck off

@@ -250,7 +250,7 @@ static void fill_other(const msc__explained *e, uint32_t candidate, msc_choice *
 }
 
 /* The candidate that a module's choice tells of: the one that treats it, else its checkpoint, else, where it may not
- * run again or that would free nothing, its offload. MSC_NONE: there is none. */
+ * be recomputed or that would free nothing, its offload. MSC_NONE: there is none. */
 static uint32_t told_candidate(const msc__explained *e, const table *t, uint32_t module)
 {
     const msc__subject *subject = &e->model->subjects[module];

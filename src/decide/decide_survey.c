@@ -8,7 +8,7 @@
  *      write, outside 1     .        X        .        writes-outside for call 1 alone
  *      flag inside 2        f        .        f        for call 2 and what contains it, but for MSC_MODULE_LEFT_OUT
  *
- * Regions that are more than a call, or of which parts are kept, are asked about one by one.
+ * Regions that are more than a call, or that keep parts, are looked at one by one.
  *
  * Cost: (saves + inputs + writes + calls) × nesting depth.
  */
@@ -24,7 +24,7 @@
 
 static bool counts_as_write(const msc__model *model, uint32_t buffer)
 {
-    /* Module buffers are set aside and put back by whoever recomputes. */
+    /* Module buffers are set aside and put back by the recompute. */
     return model->buffers[buffer].category != MSC_CATEGORY_BUFFER;
 }
 

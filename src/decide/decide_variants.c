@@ -65,7 +65,7 @@ static bool is_cast(const msc__model *model, uint32_t op)
     return strncmp(name, "_to_copy", 8) == 0;
 }
 
-/* Whether an operation changes anything in place, if only running statistics: it must run again then. */
+/* Whether an operation changes anything in place, if only running statistics: it must be recomputed then. */
 static bool changes_anything(const msc__model *model, uint32_t op)
 {
     uint32_t write = msc__first_write(model, op);

@@ -140,7 +140,7 @@ static void add(msc__walker *s, uint32_t candidate)
     flip_logged(s, candidate);
 }
 
-/* Puts the outermost usable modules inside a candidate in its place, all of them run again as a whole, or offloaded
+/* Puts the outermost usable modules inside a candidate in its place, all of them recomputed as a whole, or offloaded
  * as it was. */
 static void split_candidate(msc__walker *s, uint32_t candidate)
 {

@@ -10,7 +10,7 @@
  * which the driver does not know better.
  *
  * An error of an earlier call may show in a later one: the driver reports failures of asynchronous work wherever it
- * notices them. That cannot be told apart here; the message has the driver's name for it.
+ * notices them. That cannot be distinguished here; the message has the driver's name for it.
  */
 #include <stdint.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
  *      text ──► msc__rtc_compile ──► image ──► cuModuleLoadData ──► module ──► kernels
  *               (host, half a second)          (card)
  *
- * Programs are made and ended by whoever creates and destroys, so one thread at a time goes through their list.
+ * Programs are made and ended with their device, so one thread at a time goes through their list.
  */
 #include <stdbool.h>
 #include <string.h>

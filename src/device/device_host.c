@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The host device: the processor in the role of a card. It is the reference for what a backend does, and the
- * place where trouble is made on purpose, so that the code above it can be wrong here and nowhere else.
+ * place where faults are injected, so that the code above it can be wrong here and nowhere else.
  *
  *      device_host.c          the object, memory, pinning
  *      device_host_stream.c   streams, events, order
@@ -94,7 +94,7 @@ static msc_status host_pin(msc_device *device, void *start, uint64_t bytes, msc_
         return msc__fail(err, MSC_EINVAL, "cannot pin %llu bytes at %p: pages have %llu bytes",
                          (unsigned long long)bytes, start, (unsigned long long)page);
     if (faults->refuse_pins != 0)
-        return msc__fail(err, MSC_ENOMEM, "cannot pin %llu bytes: refused on purpose (refuse_pins)",
+        return msc__fail(err, MSC_ENOMEM, "cannot pin %llu bytes: refused by fault injection (refuse_pins)",
                          (unsigned long long)bytes);
     if (faults->pin_delay_us != 0)
         msc__sleep_ns(faults->pin_delay_us * 1000LL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One copy on the host, with trouble on purpose.
+ * One copy on the host, with fault injection.
  *
  *      wait a while  | its time, half     | first half | pause | its time, half | second half
  *      delay_most_ns | bytes_per_second   |            split_ppm

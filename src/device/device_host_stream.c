@@ -24,7 +24,7 @@
  * is full.
  *
  * One mutex of the device is over everything; copies run without it. It is what makes the bytes of one stream's
- * copy visible to whoever saw the moment come.
+ * copy visible to a thread that saw the moment come.
  */
 #include <string.h>
 
@@ -109,7 +109,7 @@ static void record_now(msc__host_stream *stream, const operation *record)
 {
     msc__host_event *event = record->event;
 
-    /* Only the event's last record may speak for it. A failure that nobody can be told stays for the next one. */
+    /* Only the event's last record may speak for it. A failure that nobody can be given stays for the next one. */
     if (event == NULL || event->point.stream != stream->id || event->point.position != stream->done + 1)
         return;
     take_failure(stream, event);
@@ -128,7 +128,7 @@ static void copy_now(msc__host_stream *stream, const msc__host_copy *copy)
         stream->failure = failure;
 }
 
-/* Whoever waits for a copy waits for the record behind it, and is not woken before that. */
+/* A thread that waits for a copy waits for the record behind it, and is not woken before that. */
 static bool is_followed_by_record(msc__host_stream *stream)
 {
     return stream->done < stream->given && at(stream, stream->done)->verb == VERB_RECORD;
@@ -386,7 +386,8 @@ static msc_status tell(const msc__host_failure *failure, msc_error *err)
 {
     if (failure->status == MSC_OK)
         return MSC_OK;
-    return msc__fail(err, failure->status, "copy %llu of the host device, %llu bytes %s, failed on purpose",
+    return msc__fail(err, failure->status,
+                     "copy %llu of the host device, %llu bytes %s, failed by fault injection",
                      (unsigned long long)failure->number, (unsigned long long)failure->bytes,
                      failure->kind == MSC_COPY_OUT ? "out of it" : "into it");
 }

@@ -14,7 +14,7 @@
  * are created here are used only with the device that created them.
  *
  * Failures that show late: a copy that was submitted may fail. The first event recorded behind it on its stream
- * says so, each time it is asked, until it is recorded again; a wait for that event only orders. So whoever
+ * says so, each time it is asked, until it is recorded again; a wait for that event only orders. So a caller that
  * wants to know about a copy asks an event that was recorded behind it with no other record between. A card
  * that fails in such a way mostly fails in everything that follows.
  *

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Birth and end of an engine.
+ * Creates and destroys an engine.
  *
  * Everything is zero at first, so `destroy` works on what `create` left half done. Threads start last and end
  * first: while they run, all else exists.
@@ -179,7 +179,7 @@ void msc_offload_destroy(msc_offload *engine)
     msc__free(engine->ctx, engine, sizeof *engine);
 }
 
-/* A note is written once. Whoever is given it reads what does not change any more. */
+/* A note is written once. Its reader sees what does not change any more. */
 const char *msc_offload_note(msc_offload *engine, msc_tier tier)
 {
     const char *note;

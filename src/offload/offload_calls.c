@@ -44,7 +44,7 @@ msc_status msc__offload_enter(msc_offload *engine, msc_ticket ticket, msc__block
 }
 
 /* Somebody asks for a result: nothing is put off any longer. */
-static void hurry(msc_offload *engine)
+static void flush_deferred_wakeups(msc_offload *engine)
 {
     msc__lane_wake(&engine->out);
     msc__lane_wake(&engine->in);
@@ -53,7 +53,7 @@ static void hurry(msc_offload *engine)
 /* Waits for a change, and finds the block again; NULL where another thread has dropped it meanwhile. */
 static msc__block *await_change(msc_offload *engine, msc_ticket ticket)
 {
-    hurry(engine);
+    flush_deferred_wakeups(engine);
     msc__cond_wait(&engine->changed, &engine->mutex);
     return find(engine, ticket);
 }
@@ -267,7 +267,7 @@ msc_status msc_offload_settled(msc_offload *engine, msc_ticket ticket, msc_error
     else if (block->out != MSC__OUT_STORED)
         status = MSC_EAGAIN;
     if (status == MSC_EAGAIN)
-        hurry(engine);
+        flush_deferred_wakeups(engine);
     block->settled = block->settled || status == MSC_OK;
     msc__mutex_unlock(&engine->mutex);
     return status;
@@ -287,7 +287,7 @@ uint32_t msc_offload_settled_of(msc_offload *engine, const msc_ticket *tickets, 
         block->settled = true;
     }
     if (i < count)
-        hurry(engine);
+        flush_deferred_wakeups(engine);
     msc__mutex_unlock(&engine->mutex);
     return i;
 }
@@ -430,7 +430,7 @@ msc_status msc_offload_arrived(msc_offload *engine, msc_ticket ticket, void *str
         return status;
     status = msc__offload_arrived(engine, block, stream, err);
     if (status == MSC_EAGAIN)
-        hurry(engine);
+        flush_deferred_wakeups(engine);
     msc__mutex_unlock(&engine->mutex);
     return status;
 }

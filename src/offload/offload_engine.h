@@ -81,7 +81,7 @@ typedef struct msc__block {
     uint32_t generation; /* odd: in use */
     msc__out_state out;
     msc__in_state in;
-    bool out_busy; /* a lane has it: set when the lane takes the block, reset when its end is told */
+    bool out_busy; /* a lane has it: set when the lane takes the block, reset when its end is reported */
     bool in_busy;
     bool out_waits; /* the copy out waits for `out_ready`: the source was made on a stream */
     bool in_waits;  /* likewise the copy back, for `in_ready` */
@@ -254,7 +254,7 @@ void msc__block_settle_drop(msc_offload *engine, msc__block *block);
 /* offload_calls.c */
 
 /** Takes the mutex and, unless `out` is NULL, finds a block that the program has not dropped. On failure the
-    mutex is free. Errors: ESTATE (a child of fork), EINVAL (no such block). Whoever waits with the mutex has to
+    mutex is free. Errors: ESTATE (a child of fork), EINVAL (no such block). A thread that waits with the mutex has to
     find the block again: another thread may have dropped it, and its record may be another block's. */
 msc_status msc__offload_enter(msc_offload *engine, msc_ticket ticket, msc__block **out, msc_error *err);
 
@@ -305,7 +305,7 @@ msc_status msc__lane_start(msc__lane *lane, const msc__direction *direction, con
 void msc__lane_fini(msc__lane *lane);
 
 /** Passes a block to a lane. The mutex is held; it is released while the queue is full. A lane that sleeps goes on
-    sleeping while there is little to do, until `msc__lane_wake`: whoever asks for a result calls that. Returns whether
+    sleeping while there is little to do, until `msc__lane_wake`: a thread that asks for a result calls that. Returns whether
     the lane is to be roused. */
 bool msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes);
 

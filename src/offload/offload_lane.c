@@ -160,7 +160,7 @@ bool msc__lane_submit(msc__lane *lane, msc_ticket ticket, uint64_t bytes)
     return !can_wait(lane) && end_putting_off(lane);
 }
 
-/* ---- what is to be told ------------------------------------------------------------------------- */
+/* ---- what is to be reported ---------------------------------------------------------------------- */
 
 /* The mutex is held. */
 static void tell(msc__lane *lane)
@@ -185,7 +185,7 @@ void msc__lane_tell(msc__lane *lane)
 
 void msc__lane_report(msc__lane *lane, msc__block *block, uint32_t state)
 {
-    bool small = block->bytes <= SMALL_BYTES; /* once it is told the block may be another one */
+    bool small = block->bytes <= SMALL_BYTES; /* once it is reported the block may be another one */
 
     MSC__ASSERT(lane->report_count < MSC__OFFLOAD_BATCH);
     lane->reports[lane->report_count++] =
@@ -260,7 +260,7 @@ static void sleep_on(msc__lane *lane)
 {
     msc_offload *engine = lane->engine;
 
-    /* Nothing is left to begin or to end, and everything is told. */
+    /* Nothing is left to begin or to end, and everything is reported. */
     MSC__ASSERT(lane->count == 0 && lane->report_count == 0 && (lane->next != 0 || queued(lane) == 0));
     if (lane->next != 0) {
         msc__lane_wake(&engine->out);

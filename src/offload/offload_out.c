@@ -9,7 +9,7 @@
  * from the device. The file gets whole pages, the last one with what is left in the buffer, because what is not
  * aligned would go through the page cache. Every block waits for the program's stream on the lane's stream, once, before its first
  * copy. Where the file fails, the block begins anew in host memory; its source is still there, because nobody
- * is told that it may go before all pieces are in their place.
+ * reads that it may go before all pieces are in their place.
  */
 #include <string.h>
 

@@ -37,7 +37,7 @@ static bool needs_staging(const msc_offload *engine)
     return limit[MSC_TIER_FILE] > 0 || (limit[MSC_TIER_HOST] > 0 && engine->device->kind != MSC_DEVICE_HOST);
 }
 
-/* Maps the slab of the staging buffers, page-locked where the device can. */
+/* Maps the slab of the staging buffers, pinned where the device can. */
 static msc_status init_staging(msc_offload *engine, msc_error *err)
 {
     uint64_t bytes = 2 * engine->options.staging_count * engine->options.chunk_bytes;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file offload_slabs.h
- * Host memory for what left the device: slabs from the operating system, page-locked or not, cut into blocks of
+ * Host memory for what left the device: slabs from the operating system, pinned or not, cut into blocks of
  * exact size (offload_ranges.h).
  *
  * A slab is mapped when no other has room. Blocks of up to 8 MiB share slabs of 64 MiB, or of what the limit

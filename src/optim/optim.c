@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Birth and end of an optimizer, and the choice of its instruction set.
+ * Creates and destroys an optimizer, and the choice of its instruction set.
  *
  *      on a card, after the same checks: optim_cuda*.c, cuda/
  *

@@ -31,7 +31,7 @@ _Static_assert(sizeof(msc__card_step) <= 4096 && sizeof(msc__card_norm) <= 4096 
 
 static const msc_program_text kernels = {"the optimizer's kernels", msc__optim_cuda_text};
 
-/* ---- birth and end ------------------------------------------------------------------------------------------ */
+/* ---- create and destroy --------------------------------------------------------------------------------------- */
 
 static msc_status find_kernels(msc__card *card, msc_error *err)
 {

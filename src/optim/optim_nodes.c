@@ -88,7 +88,7 @@ static uint32_t take_cores(msc__nodes *nodes, const char *list, uint32_t index)
     return taken;
 }
 
-/* False: there are more nodes than can be told apart. */
+/* False: there are more nodes than can be distinguished. */
 static bool take_node(msc__nodes *nodes, const char *folder, unsigned long number)
 {
     char name[64];

@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-/** Nodes that are told apart. A machine with more has its work divided as if it had one. */
+/** Nodes that are distinguished. A machine with more has its work divided as if it had one. */
 #define MSC__NODES_MOST 16u
 
 /** Cores that are known; others count as the first node's. */
@@ -43,7 +43,7 @@ uint32_t msc__nodes_here(const msc__nodes *nodes);
 
 /**
  * `out[i]` = index of the node where `addresses[i]` lies; `count`, at most MSC__PLACES_MOST. What has no page yet, and what is
- * not known, lies on node i × nodes / count: whoever touches it first brings its page there, and all are used alike.
+ * not known, lies on node i × nodes / count: the thread that touches it first brings its page there, and all are used alike.
  */
 void msc__nodes_of(const msc__nodes *nodes, void *const *addresses, uint32_t count, uint8_t *out);
 

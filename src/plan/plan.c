@@ -8,11 +8,11 @@
  *      kept begins   0           2           2
  *      kept          0  7 |                  3  4  9         offsets rise within a choice
  *
- * What is offloaded lies in two arrays more, of the same form. Whoever makes a plan appends choices in module
+ * What is offloaded lies in two arrays more, of the same form. The maker of a plan appends choices in module
  * order, each followed by what it keeps and moves. So a lookup is a
  * binary search, the kept operations of a choice end where those of the next begin, and equal plans have
  * equal texts. The plan does not check itself against a graph; it remembers the digest of the graph
- * it was made for, and whoever applies it compares.
+ * it was made for, and its user compares.
  */
 #include "plan/plan_internal.h"
 

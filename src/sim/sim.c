@@ -44,7 +44,7 @@ msc__sim_pools *msc__sim_pools_of(msc_sim *sim)
 
 /* ---- life --------------------------------------------------------------------------------------- */
 
-/* A number of bytes of which UINT64_MAX says nothing. */
+/* A number of bytes; UINT64_MAX: unknown. */
 static void limit(uint64_t *bytes, uint64_t unknown)
 {
     if (*bytes == UINT64_MAX || *bytes >= MSC__SIM_MOST_BYTES)

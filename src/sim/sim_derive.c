@@ -6,7 +6,7 @@
  * `redo_end`, up to which internal saves hold its recomputed instance. Then everything that happens is put
  * into buckets, in the order in which it happens at one position:
  *
- *      drops     moves that are away no longer
+ *      drops     moves that are offloaded no longer
  *      puts      moves that begin
  *      frees     forward and recomputed instances in buffer order, then states in region order, then instances that
  *                came back, in the order of their puts

@@ -58,7 +58,7 @@ void msc__region_extend(msc__region *region, const msc_graph *graph, uint32_t ca
     if (state_bytes <= UINT64_MAX - region->state_bytes)
         region->state_bytes += state_bytes;
     else
-        region->state_bytes = UINT64_MAX; /* whoever adds it up will say so */
+        region->state_bytes = UINT64_MAX; /* the sum overflows, which is an error */
 }
 
 void msc__region_note(msc__region *region, const msc_save *save, const msc_buffer *buffer, uint32_t op_count)

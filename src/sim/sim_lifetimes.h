@@ -27,7 +27,7 @@ typedef struct msc__region {
     uint8_t early;        /**< 1: an internal save is used before the call has ended */
     uint8_t offload;      /**< 1: is run once and moves what it saves; never live */
     uint8_t boundary;     /**< 1: moves inputs that it holds */
-    uint32_t first_move;  /**< of what it moves, in a list of whoever has the region */
+    uint32_t first_move;  /**< of what it moves, in a list of the region's owner */
     uint32_t move_count;  /**< 0: it moves nothing */
     uint64_t state_bytes; /**< of its outermost calls' modules */
 } msc__region;

@@ -11,7 +11,7 @@
  *      away                  ============================================)
  *      what came back                                [===================)
  *
- *  What moves. OFFLOAD: each storage of which a save is named, counted in the order of packing from R's begin.
+ *  What moves. OFFLOAD: each storage with a named save, counted in the order of packing from R's begin.
  *  A boundary: each input of R's first call that is named, if R is live and it was made before R; with it go all
  *  saves on it that are packed inside R. Memory that is resident never moves. put = where the first named
  *  save is packed, or fb, but not before it is made. use = its least unpack, for a boundary rb if that is less.
@@ -32,7 +32,7 @@
  *  Then Q's moves that would come back with Q's first use, in order of use and as far as all of them together are at most
  *  `ahead_bytes` of R's choice, come back with R's first use.
  *
- *  Away. The bytes are away from put to release, if that is later.
+ *  Offloaded. The bytes are offloaded from put to release, if that is later.
  */
 #include "sim/sim_moves.h"
 

@@ -177,8 +177,8 @@ msc_status msc__sim_pools_fail(msc__sim_pools *pools, uint64_t size_bytes, uint6
 
     pools->counters.oom_count++;
     return msc__fail(err, MSC_EDEVMEM,
-                     "cannot allocate %" PRIu64 " bytes (%" PRIu64 " rounded): %" PRIu64
-                     " reserved, of which %" PRIu64 " allocated, of %s of %" PRIu64,
+                     "cannot allocate %" PRIu64 " bytes (%" PRIu64 " rounded): %" PRIu64 " reserved, %" PRIu64
+                     " of it allocated, of %s of %" PRIu64,
                      size_bytes, rounded_bytes, msc__sim_reserved(pools),
                      msc__sim_now(&pools->counters, MSC__SIM_ALLOCATED_BYTES),
                      has_fraction ? "a memory fraction" : "a capacity",

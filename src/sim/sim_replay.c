@@ -2,7 +2,7 @@
 /*
  * Replay: a trace played into a simulator.
  *
- * The simulator counts bytes; the replay remembers where in the step they were highest and of which
+ * The simulator counts bytes; the replay remembers where in the step they were highest, and what
  * categories they were. Each event is one call into the simulator, whose instance ids are the trace's own:
  *
  *      event        OP 4  ALLOC  ALLOC  FREE  OP 5  ALLOC

@@ -253,7 +253,7 @@ static void emit_recompute_end(emitter *e, const msc__derivation *d, const msc__
     }
 }
 
-/* One operation runs again. With the first one, what the region's state is of is put aside as it is at present. */
+/* One operation is recomputed. With the first one, what the region's state is of is put aside as it is at present. */
 static void emit_again(emitter *e, const msc__derivation *d, const msc__region *region, uint32_t op,
                        uint32_t *aside)
 {

@@ -172,7 +172,7 @@ static bool settle_stack(msc__pickle *pickle, const msc__value *items, uint32_t 
                              msc__snapshot_intern_stack(pickle->snapshot, frames, count, stack, pickle->err));
 }
 
-/* Traces of all devices, some of which may be empty. */
+/* Traces of all devices, which may be empty. */
 static bool settle_traces(msc__pickle *pickle, const msc__value *items, uint32_t count, uint32_t *index)
 {
     const msc__snapshot_range none = {0, 0};

@@ -12,7 +12,7 @@
  *
  * A trace does not tell why memory was given back. Where a limit is known, a request that would cross it
  * releases by itself, and so does garbage collection; that is predicted. What is left is a call of
- * empty_cache, or a retry at a limit that is not known: the simulator is told to release, and what it
+ * empty_cache, or a retry at a limit that is not known: the simulator releases, and what it
  * releases is compared all the same.
  */
 #include "snapshot/snapshot_replay.h"

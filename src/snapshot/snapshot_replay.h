@@ -41,7 +41,7 @@ uint32_t msc__numbering_pool(const msc__numbering *numbering, const uint64_t poo
 msc_sim_place msc__replay_place(const msc__replay *replay, uint64_t address, uint64_t stream);
 
 /** Puts the segments and blocks that were there before the first event into the simulator, which is empty.
- * Errors: EUNSUPPORTED (they cannot be told), ENOMEM. */
+ * Errors: EUNSUPPORTED (they cannot be derived), ENOMEM. */
 msc_status msc__replay_start(msc__replay *replay);
 
 #endif /* MSC_SNAPSHOT_SNAPSHOT_REPLAY_H */

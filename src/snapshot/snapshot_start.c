@@ -234,7 +234,7 @@ static msc_status add_piece(start *s, uint64_t bytes, msc__sim_state state)
     return bytes == 0 ? MSC_OK : msc__array_push(s->ctx, &s->pieces, sizeof piece, &piece, s->err);
 }
 
-/* Bytes of a block of which at most `most_bytes` can be its own. */
+/* Bytes of a block that owns at most `most_bytes`. */
 static uint64_t block_bytes(const start *s, const range *memory, const msc__allocation *allocation,
                             uint64_t most_bytes)
 {
@@ -274,10 +274,11 @@ static msc_status add_range(start *s, const range *memory, uint32_t *placed)
         piece.size_bytes = block_bytes(s, memory, allocation, limit - blocks[i].address);
         piece.state = allocation->request == MSC__BEFORE ? MSC__SIM_AWAITING : MSC__SIM_ALLOCATED;
         if (piece.size_bytes > limit - blocks[i].address)
-            return msc__fail(s->err, MSC_EUNSUPPORTED,
-                             "the state at the beginning of the trace cannot be told: the block at 0x%" PRIx64
-                             " would overlap the next",
-                             blocks[i].address);
+            return msc__fail(
+                s->err, MSC_EUNSUPPORTED,
+                "the state at the beginning of the trace cannot be derived: the block at 0x%" PRIx64
+                " would overlap the next",
+                blocks[i].address);
         status = add_piece(s, blocks[i].address - address, MSC__SIM_FREE);
         if (status == MSC_OK)
             status = msc__array_push(s->ctx, &s->pieces, sizeof piece, &piece, s->err);
@@ -353,7 +354,7 @@ static msc_status restore_space(start *s, uint32_t first, uint32_t *next, uint32
     }
     if (status == MSC_OK && i == first)
         return msc__fail(s->err, MSC_EUNSUPPORTED,
-                         "the state at the beginning of the trace cannot be told: %" PRIu64
+                         "the state at the beginning of the trace cannot be derived: %" PRIu64
                          " bytes at 0x%" PRIx64 " are more than the device has",
                          lowest->bytes, lowest->address);
     if (status == MSC_OK)
@@ -388,10 +389,10 @@ static msc_status restore_all(start *s)
     if (status == MSC_EINVAL)
         return msc__fail(
             s->err, MSC_EUNSUPPORTED,
-            "the state at the beginning of the trace cannot be told: it is not one of the allocator");
+            "the state at the beginning of the trace cannot be derived: it is not one of the allocator");
     if (status == MSC_OK && placed != s->blocks.count)
         return msc__fail(s->err, MSC_EUNSUPPORTED,
-                         "the state at the beginning of the trace cannot be told: of %" PRIu32
+                         "the state at the beginning of the trace cannot be derived: of %" PRIu32
                          " blocks in use, %" PRIu32 " lie in no segment",
                          s->blocks.count, s->blocks.count - placed);
     return status;
@@ -427,7 +428,7 @@ static msc_status check_state(const msc__replay *replay)
         return MSC_OK;
     return msc__fail(
         replay->err, MSC_EUNSUPPORTED,
-        "the state at the beginning of the trace cannot be told: it is not one of the allocator: %s",
+        "the state at the beginning of the trace cannot be derived: it is not one of the allocator: %s",
         found.message);
 }
 
@@ -439,9 +440,10 @@ msc_status msc__replay_start(msc__replay *replay)
     if (status == MSC_OK)
         status = collect_blocks(&s);
     if (status == MSC_OK && !replay->history.ends_in_blocks && s.ranges.count + s.blocks.count > 0)
-        status = msc__fail(replay->err, MSC_EUNSUPPORTED,
-                           "the state at the beginning of the trace cannot be told: recording stopped before "
-                           "the snapshot was taken");
+        status =
+            msc__fail(replay->err, MSC_EUNSUPPORTED,
+                      "the state at the beginning of the trace cannot be derived: recording stopped before "
+                      "the snapshot was taken");
     if (status == MSC_OK) {
         order(&s);
         status = restore_all(&s);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of optimizer state that is away share: parameters that are cut in odd places, and steps."""
+"""What the tests of offloaded optimizer state share: parameters that are cut in odd places, and steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from memscale.offload.engine import Offload, OffloadSettings
-from memscale.optim.away import send
+from memscale.optim.offload.attach import send
 from optim_samples import Lion
 
 PIECE = 1 << 12
@@ -61,7 +61,7 @@ def step(values: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: in
 
 
 def pair(make: Make, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
-    """Twice the same parameters and optimizer; the second one's state is away."""
+    """Twice the same parameters and optimizer; the second one's state is offloaded."""
     both = parameters(dtype), parameters(dtype)
     optimizers = [make(values) for values in both]
     assert send(optimizers[1], opened(**settings), PIECE) == ""

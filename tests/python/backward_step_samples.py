@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from gradient_samples import loss_of, net
-from memscale.core.config import Config
-from memscale.core.hardware import detect
+from memscale.config.config import Config
+from memscale.hardware.detect import detect
 from memscale.techniques.base import Surroundings
-from memscale.techniques.step_in_backward import StepInBackward, find, why_not
+from memscale.techniques.optimizer.step_in_backward import StepInBackward, find, why_not
 
 Make = Callable[[Any], torch.optim.Optimizer]
 PROMISE = Config(step_in_backward=True)

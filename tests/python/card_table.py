@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memscale import _core
 from memscale.optim import cards
-from memscale.techniques import card_check, recompute_check
+from memscale.techniques.checkpoint import card_check, recompute_check
 
 STREAM = 7
 _of_host = _core.fingerprint
@@ -60,6 +60,6 @@ def card_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     monkeypatch.setattr(cards, "current_stream", lambda device: STREAM)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(card_check, "_tables", {})
-    monkeypatch.setattr(card_check, "_told", set())
+    monkeypatch.setattr(card_check, "_warned", set())
     yield made
     assert not card_check._passes

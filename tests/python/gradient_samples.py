@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memscale.core.hardware import detect
+from memscale.hardware.detect import detect
 from memscale.offload.engine import Offload, OffloadSettings
 from memscale.offload.limits import Link
-from memscale.optim.release_window import ReleaseWindow
-from memscale.optim.released import ReleasedGradient
-from memscale.techniques.gradient_offload import GradientOffload
+from memscale.optim.release.gradient import ReleasedGradient
+from memscale.optim.release.window import ReleaseWindow
+from memscale.techniques.optimizer.gradient_offload import GradientOffload
 
 PIECE = 128
 """Elements of a block where one gradient is looked at."""
@@ -147,7 +147,7 @@ def released(
         made.undo()
 
 
-def is_away(gradient: Tensor | None) -> bool:
+def is_offloaded(gradient: Tensor | None) -> bool:
     """Whether it is released, and takes no memory now."""
     return (
         isinstance(gradient, ReleasedGradient)
@@ -156,7 +156,7 @@ def is_away(gradient: Tensor | None) -> bool:
 
 
 def gradient_of(values: Tensor) -> tuple[ReleasedGradient, ReleaseWindow]:
-    """A gradient with these values, which is away."""
+    """A gradient with these values, which is offloaded."""
     model = nn.Module()
     model.weight = weight = nn.Parameter(torch.zeros_like(values))
     made = technique(model)
@@ -165,5 +165,5 @@ def gradient_of(values: Tensor) -> tuple[ReleasedGradient, ReleaseWindow]:
     made.window.piece_elements = PIECE
     (weight * values).sum().backward()
     gradient = weight.grad
-    assert isinstance(gradient, ReleasedGradient) and is_away(gradient)
+    assert isinstance(gradient, ReleasedGradient) and is_offloaded(gradient)
     return gradient, made.window

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.executor import EXECUTOR, Executor
-from memscale.techniques import loss_scale, loss_scale_backward, precision
-from memscale.techniques.autocast import AutocastAttachment
-from memscale.techniques.loss_scale import LossScale
+from memscale.core.executor import Executor
+from memscale.core.wrapped import EXECUTOR
+from memscale.techniques.precision import loss_scale, loss_scale_backward, mixed_precision
+from memscale.techniques.precision.autocast import AutocastAttachment
+from memscale.techniques.precision.loss_scale import LossScale
 from zoo.training import same_bits
 
 ROOMY = memscale.Config(memory_budget="4GiB", use_mixed_precision=True, enable_logging=False, exact=True)
@@ -32,7 +33,7 @@ def fp16_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     A module of tests that imports it has it around each of them.
     """
-    monkeypatch.setattr(precision, "dtype_for", lambda hardware: torch.float16)
+    monkeypatch.setattr(mixed_precision, "dtype_for", lambda hardware: torch.float16)
     yield
     for scale in loss_scale.active():
         while scale in loss_scale.active():

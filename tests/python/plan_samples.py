@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from memscale import _core
-from memscale.core.plan import Choice, Plan, Prediction, Timeline
+from memscale.plans.plan import Choice, Plan, Prediction, Timeline
 
 MIB = 1 << 20
 STEP_NS = 100_000_000

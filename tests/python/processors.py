@@ -10,17 +10,17 @@ from unittest.mock import patch
 
 import torch
 
-from memscale.core import hardware_host
-from memscale.techniques import precision
+from memscale.hardware import host
+from memscale.techniques.precision import mixed_precision
 
 
 @contextmanager
 def with_bf16() -> Iterator[None]:
     """Inside the block the processor has BF16 instructions. PyTorch computes BF16 on all processors."""
-    flags = hardware_host.cpu_flags() | {"avx512_bf16"}
+    flags = host.cpu_flags() | {"avx512_bf16"}
     with (
-        patch.object(hardware_host, "cpu_flags", lambda: flags),
-        patch.object(precision, "_onednn_has_bf16", lambda: True),
+        patch.object(host, "cpu_flags", lambda: flags),
+        patch.object(mixed_precision, "_onednn_has_bf16", lambda: True),
     ):
         yield
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memscale.core.plan import Plan
+from memscale.plans.plan import Plan
 
 
 def words(count: int, rows: int = 2) -> Tensor:

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memscale.core.kernels import facts
+from memscale.ops.op_facts import facts
 from memscale.techniques.base import Attachment
-from memscale.techniques.checkpoint_state import Uses
-from memscale.techniques.checkpointing import CheckpointAttachment
-from memscale.techniques.use_cache import CacheSwitch
+from memscale.techniques.checkpoint.checkpoint_state import Uses
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.use_cache import CacheSwitch
 from zoo import blocks as odd
 from zoo.models import Case, mean_square, numbers
 from zoo.models import case as zoo_case

@@ -18,7 +18,7 @@ from amounts import also
 from matrix.techniques import COLUMNS, TECHNIQUES, Columns, column_name
 from memscale import AsyncOffloadConfig, Config
 from memscale.offload.engine import Offload, why_not
-from memscale.optim import step_hooks
+from memscale.torchkit import step_hooks
 from technique_leaks import (
     FEW,
     MANY,

@@ -17,7 +17,9 @@ sys.path.insert(0, str(TOOLS))
 import check_exports  # noqa: E402
 import check_forbidden  # noqa: E402
 import check_layers  # noqa: E402
+import check_rooms  # noqa: E402
 import check_size  # noqa: E402
+import check_words  # noqa: E402
 import lint  # noqa: E402
 import source_tree  # noqa: E402
 
@@ -57,7 +59,9 @@ def only(findings: list[source_tree.Finding]) -> str:
     return str(findings[0])
 
 
-@pytest.mark.parametrize("check", [check_layers.check, check_size.check, check_forbidden.check])
+@pytest.mark.parametrize(
+    "check", [check_layers.check, check_rooms.check, check_size.check, check_forbidden.check]
+)
 def test_clean_tree(check, tree):
     assert check(tree) == []
 
@@ -95,7 +99,33 @@ def test_clean_tree(check, tree):
         ("cli/plan.c", '#include "../src/base/alloc.h"\n', "cli includes ../src/base/alloc.h"),
         ("cli/plan.c", "#include <graph/graph.h>\n", "cli includes graph/graph.h"),
         ("server/http.c", '#include "graph/graph.h"\n', "server includes graph/graph.h"),
-        ("python/memscale/core/a.py", "from memscale.api import wrap\n", "core imports memscale.api.wrap"),
+    ],
+)
+def test_layers(tree, name, text, expected):
+    plant(tree, name, text)
+    assert expected in only(check_layers.check(tree))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("src/base/text.c", '/* #include "graph/graph.h" */\n// #include "plan/plan.h"\n'),
+        ("server/http.c", '#include "base/alloc.h"\n#include <microhttpd.h>\n'),
+    ],
+)
+def test_layers_allow(tree, name, text):
+    plant(tree, name, text)
+    assert check_layers.check(tree) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        (
+            "python/memscale/core/a.py",
+            "from memscale.api import wrap\n",
+            "core imports memscale.api, which stands above",
+        ),
         (
             "python/memscale/core/a.py",
             "from ..cli import x\n",
@@ -116,28 +146,45 @@ def test_clean_tree(check, tree):
             "def f():\n    from memscale.cli import x\n",
             "api imports memscale.cli.x, which stands above",
         ),
-        ("python/memscale/junk/a.py", "import os\n", "junk/a.py:1: part 'junk' is not in the table"),
+        ("python/memscale/junk/a.py", "import os\n", "junk/a.py:1: room 'junk' is not in the list"),
         ("python/memscale/core/a.py", "def f():\n    import transformers\n", "imports transformers; only"),
         ("python/memscale/integrations/a.py", "import transformers\n", "imports transformers at the top"),
+        (
+            "python/memscale/plans/a.py",
+            "if TYPE_CHECKING:\n    from memscale.core.config import C\n",
+            "plans imports",
+        ),
     ],
 )
-def test_layers(tree, name, text, expected):
+def test_rooms(tree, name, text, expected):
     plant(tree, name, text)
-    assert expected in only(check_layers.check(tree))
+    assert expected in only(check_rooms.check(tree))
+
+
+def test_rooms_have_no_circles(tree):
+    plant(tree, "python/memscale/core/a.py", "from memscale.core import b\n")
+    plant(tree, "python/memscale/core/b.py", "def f():\n    from memscale.core.c import g\n")
+    plant(tree, "python/memscale/core/c.py", "if TYPE_CHECKING:\n    from memscale.core.a import h\n")
+    assert "circle: core.a, core.b, core.c" in only(check_rooms.check(tree))
+
+
+def test_rooms_have_folders_of_a_size(tree):
+    for number in range(check_rooms.FOLDER_FILES):
+        plant(tree, f"python/memscale/core/m{number}.py", "")
+    assert "core:1: 31 files, the cap is 30" in only(check_rooms.check(tree))
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("src/base/text.c", '/* #include "graph/graph.h" */\n// #include "plan/plan.h"\n'),
-        ("server/http.c", '#include "base/alloc.h"\n#include <microhttpd.h>\n'),
         ("python/memscale/core/a.py", "if TYPE_CHECKING:\n    import transformers\n"),
+        ("python/memscale/core/a.py", "from memscale import _core\n"),
         ("python/memscale/integrations/a.py", "def f():\n    import transformers\n"),
     ],
 )
-def test_layers_allow(tree, name, text):
+def test_rooms_allow(tree, name, text):
     plant(tree, name, text)
-    assert check_layers.check(tree) == []
+    assert check_rooms.check(tree) == []
 
 
 def lines(count: int) -> str:
@@ -274,6 +321,39 @@ def test_build_folders_are_not_sources(tree):
     assert check_forbidden.check(tree) + check_size.check(tree) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("src/graph/a.c", "\n/* Whoever holds it. */\n", "src/graph/a.c:3: 'Whoever': say"),
+        ("python/memscale/api.py", "lent = 1\n", "api.py:2: 'lent': say resident, borrowed"),
+        ("docs/guide/a.md", "three blocks, two of which stay", "docs/guide/a.md:2: 'of which': say whose"),
+        ("docs/design/a.md", "it is\ntold of it", "docs/design/a.md:2: 'is told': say is given"),
+        ("README.md", "The module is run again.", "README.md:2: 'run again': say recompute"),
+        ("cli/main.c", 'char *a = "its weights are away";\n', "cli/main.c:2: 'are away': say offloaded"),
+    ],
+)
+def test_words(tree, name, text, expected):
+    plant(tree, name, text)
+    assert expected in only(check_words.check(tree))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "src/graph/a.c",
+            "plan->away_peak_bytes = silent + births + shelfish; /* far away, tells apart */\n",
+        ),
+        ("CHANGELOG.md", "whoever\n"),
+        ("tests/unit/a.c", "/* on purpose */\n"),
+        ("docs/adr/0001.md", "page-locked\n"),
+    ],
+)
+def test_words_allow(tree, name, text):
+    plant(tree, name, text)
+    assert check_words.check(tree) == []
+
+
 def library(root: Path, source: str) -> Path:
     """Compiles a shared library that exports what `source` does not hide."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -319,14 +399,23 @@ def run_tool(name: str, *args: str, ci: str = "") -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, env={"CI": ci, "PATH": ""}, check=False)
 
 
-@pytest.mark.parametrize("name", ["check_layers.py", "check_size.py", "check_forbidden.py"])
-def test_programs(tree, name):
+@pytest.mark.parametrize(
+    ("name", "planted", "text"),
+    [
+        ("check_layers.py", "src/base/text.c", '#include "memscale/graph.h"\n'),
+        ("check_rooms.py", "python/memscale/core/a.py", "from memscale import cli\n"),
+        ("check_size.py", "src/base/text.c", "\n" * 800),
+        ("check_forbidden.py", "src/base/text.c", "void *p = malloc(1);\n"),
+        ("check_words.py", "src/base/text.c", "/* weights at home */\n"),
+    ],
+)
+def test_programs(tree, name, planted, text):
     done = run_tool(name, "--root", str(tree))
     assert (done.returncode, done.stdout) == (0, "")
-    plant(tree, "src/base/text.c", '#include "memscale/graph.h"\nvoid *p = malloc(1);\n' + lines(800))
+    plant(tree, planted, text)
     done = run_tool(name, "--root", str(tree))
     assert done.returncode == 1
-    assert done.stdout.startswith("src/base/text.c:")
+    assert done.stdout.startswith(f"{planted}:")
 
 
 @pytest.mark.parametrize(("ci", "passed"), [("", True), ("true", False)])

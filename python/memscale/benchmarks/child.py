@@ -115,7 +115,7 @@ def _alone() -> Iterator[None]:
 
 
 def _short(job: Job, mark: Callable[[], None]) -> dict[str, Any]:
-    """A run for the profiler. A plan that was made anew while it trained is the one that counts."""
+    """A run for the profiler. A plan that was made again while it trained is the one that counts."""
     run, _ = _begin(job)
     run.train(job.warm_up)
     mark()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the project wants to reach, and whether these rows reach it.
+"""Goals of the project, and a check of rows against them.
 
 Full sizes on a card: the registry's figures, and the resident one within 1.10 of the step time of plain BF16.
 Reduced sizes: shares of plain FP32, and the resident one within 1.5 of its step time. Every peer that ran is

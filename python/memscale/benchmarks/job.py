@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measurement: what shall be trained, and in which way. It crosses to the measuring process as JSON."""
+"""One measurement: what is trained, and how. It is passed to the measuring process as JSON."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a number comes from: date, commit, machine, versions. Every row begins with it."""
+"""Provenance of a measurement: date, commit, machine, versions. Every row begins with it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Final
 import torch
 
 from memscale import __version__
-from memscale.core.hardware_host import processor_name
-from memscale.core.present_gpu import present_gpu
 from memscale.errors import MemScaleError
+from memscale.hardware.host import processor_name
+from memscale.hardware.present_gpu import present_gpu
 
 __all__ = ["PROVENANCE", "provenance"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a piece of training takes: peaks from the start, and from a mark on.
+"""Measures memory peaks of training: from the start, and from a mark on.
 
     cuda   `torch.cuda.max_memory_allocated` and `max_memory_reserved`; the mark resets them
     cpu    tensor bytes: what PyTorch's allocator handed out and took back, as its profiler reports it, from

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a run is: a bar where tqdm is installed and somebody looks, else a line for each measurement."""
+"""Progress of a run: a tqdm bar on a terminal, else a line for each measurement."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows: what was measured, beside what it is compared with. Written as they come, as CSV and as JSON.
+"""Rows: measurements and what they are compared with, written one by one as CSV and JSON.
 
 The CSV file only ever grows, a row at a time, flushed to the disk. The JSON file has the same rows and what
 does not fit into a cell: losses, and the bytes of a prediction by category. It is replaced whole, so that it
@@ -159,7 +159,7 @@ class Rows:
                 csv.writer(file, lineterminator="\n").writerow(COLUMNS)
         with csv_path.open(newline="", encoding="utf-8") as file:
             if tuple(next(csv.reader(file), ())) != COLUMNS:
-                raise MemScaleError(f"{csv_path} has other columns than these benchmarks write: move it away")
+                raise MemScaleError(f"{csv_path} has other columns than these benchmarks write: move it")
         if resume and json_path.exists():
             self.rows = list(json.loads(json_path.read_text(encoding="utf-8"))["rows"])
         elif json_path.exists():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs jobs, each in a fresh process. Whatever becomes of one, it gives a result."""
+"""Runs jobs, each in a fresh process. A job that crashes or hangs gives a result, too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured, in order: jobs, the most important first.
+"""The suites: lists of jobs, the most important first.
 
 A suite is a generator. It looks at the rows that its earlier jobs have given: a budget is a share of a plain
 peak, and what MemScale does at a peer's peak can be asked only after the peer.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways that are always measured: PyTorch as it is, and MemScale.
+"""The variants that are always measured: plain PyTorch, and MemScale.
 
     plain-fp32   FP32, torch.optim.AdamW
     plain-bf16   the same under BF16 autocast
@@ -21,8 +21,8 @@ from torch import nn
 from memscale.api import apply_all_optimizations, wrap
 from memscale.benchmarks.job import Job
 from memscale.benchmarks.loops import LEARNING_RATE, Batch, Loop
-from memscale.core.config import AsyncOffloadConfig, Config, OptimizationMode
-from memscale.core.hardware import detect
+from memscale.config.config import AsyncOffloadConfig, Config, OptimizationMode
+from memscale.hardware.detect import detect
 
 __all__ = ["at_peer", "is_ours", "prepare", "settings"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters, which peft itself puts into a model: as `--lora` says, or as a folder of an adapter does."""
+"""LoRA adapters, added by peft itself: from `--lora`, or from the folder of an adapter."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of `memscale`: its words, their types, its help. Imports nothing that is slow."""
+"""The command line of `memscale`: options, their types, help. Imports nothing that is slow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 from memscale import __version__
 from memscale.cli.problems import UsageError
-from memscale.core.units import parse_bytes
+from memscale.units import parse_bytes
 
 __all__ = ["CHECKPOINTING", "DTYPES", "MODES", "OPTIMIZERS", "TASKS", "Options", "parse"]
 

@@ -14,10 +14,12 @@ from memscale import __version__, _core
 from memscale.cli.arguments import Options
 from memscale.cli.problems import FITS, one_line
 from memscale.cli.text import safe
-from memscale.core import calibration, hardware_host
-from memscale.core.present_gpu import present_gpu
-from memscale.core.units import format_bytes
+from memscale.core import calibration
 from memscale.errors import MemScaleError
+from memscale.hardware import host as hardware_host
+from memscale.hardware.measured_rates import is_on
+from memscale.hardware.present_gpu import present_gpu
+from memscale.units import format_bytes
 
 __all__ = ["ENV_VERSION", "document", "run"]
 
@@ -108,7 +110,7 @@ def _version(package: str) -> str | None:
 def _rates() -> dict[str, Any]:
     """Whether the cost model's rates are measured, and where they are kept. Nothing is measured for this."""
     try:
-        source = "measured" if calibration.is_on() else "table"
+        source = "measured" if is_on() else "table"
     except MemScaleError as error:
         source = one_line(error)
     path, home = calibration.cache_file(), Path.home()
@@ -148,7 +150,7 @@ def _host_text(host: dict[str, Any]) -> str:
         host["processor"] or "unknown processor",
         f"{host['cores']} cores",
         f"{format_bytes(host['available_bytes'])} of {format_bytes(host['total_bytes'])} available",
-        "page-locked memory without limit" if limit is None else f"page-locked up to {format_bytes(limit)}",
+        "pinned memory without limit" if limit is None else f"pinned up to {format_bytes(limit)}",
         f"optimizer steps in {host['optimizer_steps']}",
     ]
     return ", ".join(parts)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from memscale import __version__
 
 if TYPE_CHECKING:
-    from memscale.cli.estimate import Answer, Subject
-    from memscale.core.plan import Plan
-    from memscale.core.prediction import Prediction
+    from memscale.cli.answers import Answer, Subject
+    from memscale.plans.plan import Plan, Prediction
 
 __all__ = ["ESTIMATE_VERSION", "document"]
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from memscale.cli import terminal
 from memscale.cli.text import cut, table
-from memscale.core.units import format_bytes
 from memscale.errors import MemScaleError
+from memscale.units import format_bytes
 
 if TYPE_CHECKING:
-    from memscale.cli.estimate import Answer, Subject
-    from memscale.core.prediction import Holder, Prediction
+    from memscale.cli.answers import Answer, Subject
+    from memscale.plans.plan import Holder, Prediction
 
 __all__ = ["fit_table", "head_rows", "headline", "screen", "short_name"]
 
@@ -231,7 +231,7 @@ def _advice(answer: Answer, verbose: bool) -> str:
     if verbose or answer.verdict == "no":
         try:
             lines = predicted.advise()
-        except (MemScaleError, ValueError):  # sizes that cannot be told from the batch
+        except (MemScaleError, ValueError):  # sizes that cannot be derived from the batch
             lines = predicted.advice
     return "what would help\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 

@@ -196,7 +196,7 @@ def build(found: Found, task: str | None, dtype: torch.dtype, with_data: bool = 
         with_data: random weights and batches on the CPU; else both are on "meta".
 
     Raises:
-        UsageError: transformers is missing, does not know the model, or the task cannot be told.
+        UsageError: transformers is missing, does not know the model, or the task cannot be derived.
     """
     transformers = _transformers()
     config = _config(transformers, found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry point of the `memscale` program: reads the command line, runs the command, says errors in a line."""
+"""Entry point of the `memscale` program: parses the command line, runs the command, prints errors."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from memscale.cli.problems import UsageError
 from memscale.optim import take_over
-from memscale.optim.cards import foretold
+from memscale.optim.cards import assume_data
 
 __all__ = ["Lion", "make_optimizers"]
 
@@ -59,7 +59,7 @@ def _of_torch(
 def _adamw_8bit(_: nn.Module, trained: Sequence[nn.Parameter]) -> tuple[torch.optim.Optimizer, ...]:
     """AdamW with MemScale's 8-bit state, as `Config(use_8bit_optimizer=True)` makes it."""
     optimizer = torch.optim.AdamW(trained)
-    with foretold():
+    with assume_data():
         reason = take_over(optimizer, convert=False)
     if reason:
         raise UsageError(f"--optimizer adamw8bit: {reason}; allowed for this model: adamw")

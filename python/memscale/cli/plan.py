@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`memscale plan`: what would be done with each module, why, and what another budget would bring."""
+"""`memscale plan`: the treatment of each module, the reason, and the effect of other budgets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from memscale import __version__
-from memscale.cli import estimate
+from memscale.cli.answers import answers_for
 from memscale.cli.arguments import Options
 from memscale.cli.problems import DOES_NOT_FIT, FITS, UsageError, require_writable
 from memscale.cli.progress import Progress
 from memscale.cli.text import safe, table
-from memscale.core.units import format_bytes
+from memscale.units import format_bytes
 
 if TYPE_CHECKING:
-    from memscale.cli.estimate import Answer, Subject
-    from memscale.core.plan import Plan
+    from memscale.cli.answers import Answer, Subject
+    from memscale.plans.plan import Plan
 
 __all__ = ["PLAN_DOCUMENT_VERSION", "document", "run"]
 
@@ -34,7 +34,7 @@ def run(options: Options) -> int:
     """
     require_writable(options.save)
     with Progress() as progress:
-        subject, (answer, *_) = estimate.answers_for(options, progress.say)
+        subject, (answer, *_) = answers_for(options, progress.say)
         frontier = None
         if options.frontier:
             progress.say("trying other budgets")
@@ -59,7 +59,7 @@ def document(
     Args:
         subject: what was asked about.
         answer: with the plan.
-        frontier: rows of `plan_view.frontier_rows`; None: not asked for.
+        frontier: rows of `text.frontier_rows`; None: not asked for.
     """
     plan = answer.predicted.plan
     found = {
@@ -98,7 +98,7 @@ def document(
 
 
 def _frontier(plan: Plan) -> list[tuple[int, int, int]]:
-    from memscale.observability.plan_view import frontier_rows
+    from memscale.plans.text import frontier_rows
 
     return frontier_rows(plan)
 

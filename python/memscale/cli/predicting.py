@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions for many devices from as few traces as will do.
+"""Predictions for many devices from as few traces as possible.
 
 What a step does depends on what kind of device it runs on, not on how large that is: cards of the same
 semantics share a trace, and each gets its own replay, plan and prediction.
@@ -15,24 +15,24 @@ from typing import Any
 from memscale import _core
 from memscale.cli.problems import NoTraceError, UsageError, one_line, quoted
 from memscale.cli.workload import Case
+from memscale.config.config import Config
 from memscale.core.advice import advice_of
-from memscale.core.config import Config
 from memscale.core.decision_engine import DecisionEngine
 from memscale.core.devices import resolve_device
-from memscale.core.hardware import Budget, Hardware, budget_bytes
-from memscale.core.left_out import require_matches
-from memscale.core.model_state import Changes
-from memscale.core.plan import Plan
+from memscale.core.eight_bit_state import counted_in_8bit, may_have_our_state
 from memscale.core.planner import Planner
-from memscale.core.prediction import Prediction
 from memscale.core.predictor import may_run
 from memscale.core.profiler import normalize_sample
 from memscale.core.scaling import Scaling
-from memscale.core.tracer import StepFacts, Trace
-from memscale.core.wrapping import counted_in_8bit, may_have_our_state
 from memscale.errors import MemScaleError, ProfileError
+from memscale.hardware.detect import Budget, Hardware, budget_bytes
 from memscale.observability.report_detail import Detail, detail_of
+from memscale.plans.plan import Plan, Prediction
+from memscale.state.model_state import Changes
 from memscale.techniques.base import StepAttachment
+from memscale.techniques.left_out import require_matches
+from memscale.techniques.step_facts import StepFacts
+from memscale.trace.step import Trace
 
 __all__ = ["Predicted", "predict_case", "predict_graph", "resolve"]
 
@@ -89,7 +89,7 @@ def predict_case(
         case: the step.
         devices: what it may run on.
         config: the same for all.
-        progress: is told what is being done.
+        progress: called with what is being done.
 
     Raises:
         NoTraceError: the model decides by values that it does not have on "meta".

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exit codes of `memscale`, and the error that ends it with a few words."""
+"""Exit codes of `memscale`, and the error that ends it with a message."""
 
 from __future__ import annotations
 

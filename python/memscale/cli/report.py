@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from memscale.cli import estimate
+from memscale.cli.answers import answers_for
 from memscale.cli.arguments import Options
 from memscale.cli.problems import DOES_NOT_FIT, FITS, UsageError, one_line, require_writable
 from memscale.cli.progress import Progress
 from memscale.cli.text import safe
 
 if TYPE_CHECKING:
-    from memscale.cli.estimate import Answer, Subject
+    from memscale.cli.answers import Answer, Subject
 
 __all__ = ["REPORT_VERSION", "run"]
 
@@ -35,7 +35,7 @@ def run(options: Options) -> int:
     output = options.output or "report.html"
     require_writable(output, options.trace)
     with Progress() as progress:
-        subject, answers = estimate.answers_for(options, progress.say)
+        subject, answers = answers_for(options, progress.say)
         answer = answers[0]
         progress.say("drawing")
         about = _about(subject, answer)

@@ -17,11 +17,11 @@ from memscale.cli.text import safe
 from memscale.errors import MemScaleError
 
 if TYPE_CHECKING:
-    from memscale.cli.estimate import Answer, Subject
-    from memscale.core.config import Config
-    from memscale.core.hardware import Hardware
-    from memscale.core.prediction import Prediction
-    from memscale.core.savings import Savings
+    from memscale.cli.answers import Answer, Subject
+    from memscale.config.config import Config
+    from memscale.hardware.detect import Hardware
+    from memscale.plans.plan import Prediction
+    from memscale.plans.savings import Savings
 
 __all__ = ["SAVINGS_DOCUMENT_VERSION", "document", "run"]
 
@@ -34,7 +34,7 @@ def run(options: Options) -> int:
     Raises:
         UsageError: it cannot be carried out.
     """
-    from memscale.cli.estimate import answers_for
+    from memscale.cli.answers import answers_for
     from memscale.cli.estimate_text import head_rows, headline
     from memscale.core.savings_build import Terms
 
@@ -70,13 +70,14 @@ def document(subject: Subject, answer: Answer, found: Savings) -> dict[str, Any]
 
 
 def _savings(options: Options, answer: Answer, terms: Any) -> Savings:
-    from memscale.cli.estimate import config_of
+    from memscale.cli.answers import config_of
     from memscale.core.predictor import predict_step
     from memscale.core.savings_build import Asked, savings_of
+    from memscale.core.scaling import Scaling
 
     prediction = answer.predicted.prediction
     scaling = prediction.scaling
-    if scaling is None:
+    if not isinstance(scaling, Scaling):
         raise UsageError(
             f"--savings: {options.model!r} is a graph, which is a step of one size on one device"
         )

@@ -11,8 +11,8 @@ from memscale.cli.arguments import Options
 from memscale.cli.problems import FITS, UsageError, one_line
 from memscale.cli.progress import Progress
 from memscale.cli.text import safe, table
-from memscale.core.units import format_bytes
 from memscale.errors import MemScaleError
+from memscale.units import format_bytes
 
 __all__ = ["SNAPSHOT_VERSION", "run"]
 
@@ -27,8 +27,8 @@ _FORMATS: Final = (
     (b"BZh", "is compressed by bzip2: bunzip2 it first"),
     (b"\xfd7zXZ\x00", "is compressed by xz: unxz it first"),
     (b"\x28\xb5\x2f\xfd", "is compressed by zstd: unzstd it first"),
-    (b"PK\x03\x04", f"is a file of torch.save, or a zip archive: write it anew with {_DUMP}"),
-    (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", f"is a file of torch.save: write it anew with {_DUMP}"),
+    (b"PK\x03\x04", f"is a file of torch.save, or a zip archive: write it again with {_DUMP}"),
+    (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", f"is a file of torch.save: write it again with {_DUMP}"),
     (b"{", f"is JSON: {_RECORD}"),
     (b"<", f"is HTML, or another page: {_RECORD}"),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What standard output and standard error can show: how wide a line, which characters, or nothing at all."""
+"""Capabilities of standard output and error: width, character set, or closed."""
 
 from __future__ import annotations
 

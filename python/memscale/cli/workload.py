@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MODEL on the command line stands for: something that makes a model and a batch of any size.
+"""Resolves MODEL on the command line to a factory of a model and batches of any size.
 
 Three kinds: a Hugging Face configuration, a function of the user's, and the file of a memory graph, which is
 one step of one size already and goes its own way (`graph_file`).
@@ -29,8 +29,8 @@ from memscale.cli.hub import find_config
 from memscale.cli.optimizers import make_optimizers
 from memscale.cli.problems import UsageError, one_line, quoted
 from memscale.cli.quantized import quantization_of
-from memscale.core.hardware_host import host_memory
-from memscale.core.units import format_bytes
+from memscale.hardware.host import host_memory
+from memscale.units import format_bytes
 
 __all__ = ["Case", "Request", "Workload", "open_workload"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would make a step fit, in lines: from numbers that are at hand, without another trace."""
+"""Advice on how to make a step fit, from known numbers, without another trace."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final
 
 from memscale import _core
-from memscale.core.allocator_settings import EXPANDABLE
-from memscale.core.units import format_bytes
+from memscale.hardware.allocator_settings import EXPANDABLE
+from memscale.plans.budget import budget_for, reserve_bytes
+from memscale.units import format_bytes
 
 if TYPE_CHECKING:
-    from memscale.core.plan import Plan
-    from memscale.core.prediction import Prediction
+    from memscale.plans.plan import Plan, Prediction
 
-_RESERVE_PPM: Final = 5_000
-_RESERVE_FLOOR_BYTES: Final = 256 * 1024
 
 FIXED: Final = ("parameter", "gradient", "optimizer_state", "buffer")
 """Categories that do not depend on the batch."""
@@ -33,25 +31,6 @@ _WORTH: Final = 50
 """What saves less than this part of the peak is not named."""
 
 _VARYING: Final = ("activation", "temporary", "input")
-
-
-def reserve_bytes(budget: int) -> int:
-    """Part of a budget that a plan leaves free for what a trace cannot see.
-
-    0.5 %, and at least 256 KiB: the largest under-estimate seen over the models of the test suite was 0.36 %
-    (`bench/python/truth.py` measures it anew).
-    """
-    return max(_RESERVE_FLOOR_BYTES, budget * _RESERVE_PPM // 1_000_000)
-
-
-def budget_for(peak_bytes: int) -> int:
-    """The smallest budget that a device-used peak fits into, the reserve included."""
-    budget = peak_bytes + _RESERVE_FLOOR_BYTES
-    if budget * _RESERVE_PPM // 1_000_000 > _RESERVE_FLOOR_BYTES:
-        budget = peak_bytes * 1_000_000 // (1_000_000 - _RESERVE_PPM)
-        while budget - reserve_bytes(budget) < peak_bytes:
-            budget += 1
-    return budget
 
 
 def least_bytes(buffers: Iterable[tuple[int, int, int, int, bool]], step_begins: int) -> int:
@@ -165,7 +144,7 @@ def advice_of(plan: Plan) -> tuple[str, ...]:
         )
     if plan.smallest_peak_bytes < predicted.device_used_peak_bytes:
         needed = budget_for(plan.smallest_peak_bytes)
-        lines.append(f"the smallest plan would do with a budget of {format_bytes(needed)} ({needed} bytes)")
+        lines.append(f"minimum feasible budget: {format_bytes(needed)} ({needed} bytes)")
     return (*lines, *plan.advice)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the public functions are given, checked: the model, its optimizer, the configuration."""
+"""Checks the arguments of the public functions: the model, its optimizer, the configuration."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memscale.core.config import AsyncOffloadConfig, Config
-from memscale.core.config_checks import refuse
+from memscale.config.checks import refuse
+from memscale.config.config import AsyncOffloadConfig, Config
 from memscale.errors import ConfigError
 from memscale.optim.kinds import inner_of
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of the machine at hand, measured once and kept; `calibrated` puts them into a `Hardware`.
+"""Rates of this machine, measured once and cached; `calibrated` puts them into a `Hardware`.
 
     memory of this process ─ miss ─► cache file ─ miss ─► measure (about a second) ─► cache file
 
@@ -17,7 +17,6 @@ without.
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 import threading
@@ -28,23 +27,21 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from memscale.core import hardware_host
-from memscale.core.cost_rates import CLASSES, KINDS, MEASURED, NEVER, PRODUCTS, CostRates, fresh_from
-from memscale.errors import ConfigError
+from memscale.hardware import host
+from memscale.hardware.cost_rates import CLASSES, KINDS, MEASURED, NEVER, PRODUCTS, CostRates, fresh_from
+from memscale.hardware.measured_rates import is_on, quantised
 
 if TYPE_CHECKING:
     import torch
 
-    from memscale.core.hardware import Hardware
+    from memscale.hardware.detect import Hardware
 
-__all__ = ["SWITCH", "cache_file", "calibrated", "forget"]
+__all__ = ["cache_file", "calibrated", "forget"]
 
-SWITCH: Final = "MEMSCALE_CALIBRATION"
 _FORMAT: Final = 2
-_STEPS_PER_DOUBLING: Final = 8
 _DISTURBED_SPREAD: Final = 1.6
 _DISTURBED_SHARE: Final = 0.4
-_HOPELESS_SHARE: Final = 0.75  # of the measurements so far: the rest can be spared
+_HOPELESS_SHARE: Final = 0.75  # of the measurements so far: the rest can be resident
 _CUDA_SCALE: Final = 4
 _CUDA_FILL: Final = 8
 _LIMIT_S: Final = 4.0
@@ -52,18 +49,6 @@ _LIMIT_S: Final = 4.0
 
 _known: dict[str, CostRates | None] = {}
 _lock = threading.Lock()
-
-
-def is_on() -> bool:
-    """Whether measured rates count.
-
-    Raises:
-        ConfigError: the environment says neither "auto" nor "off".
-    """
-    value = os.environ.get(SWITCH, "auto").strip().lower()
-    if value not in ("auto", "off", ""):
-        raise ConfigError(f"environment variable {SWITCH} is {value!r}; allowed: 'auto', 'off'", SWITCH)
-    return value != "off"
 
 
 def calibrated(hardware: Hardware) -> Hardware:
@@ -115,7 +100,7 @@ def _key(hardware: Hardware) -> str:
 
     setting = torch.get_float32_matmul_precision() if hardware.device_kind == "cuda" else ""
     device = hardware.name if hardware.device_kind == "cuda" else "cpu"
-    parts = (device, setting, torch.__version__, torch.get_num_threads(), hardware_host.processor_name())
+    parts = (device, setting, torch.__version__, torch.get_num_threads(), host.processor_name())
     return " | ".join(str(part) for part in parts if part != "")
 
 
@@ -165,12 +150,6 @@ def _write(path: Path, key: str, rates: CostRates) -> None:
 
 
 # ---- measuring -----------------------------------------------------------------------------------------
-
-
-def quantised(value: float) -> int:
-    """A number above 0, rounded to the nearest eighth of a doubling, 9 %."""
-    steps = round(math.log2(max(value, 1.0)) * _STEPS_PER_DOUBLING)
-    return max(1, round(math.pow(2.0, steps / _STEPS_PER_DOUBLING)))
 
 
 def _measured(hardware: Hardware) -> CostRates | None:

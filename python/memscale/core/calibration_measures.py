@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from memscale.core.cost_rates import PRODUCTS
+from memscale.hardware.cost_rates import PRODUCTS
 
 aten = torch.ops.aten
 
@@ -83,7 +83,7 @@ class Clock:
 
     def seconds(self, run: Callable[[int], object]) -> float:
         """The shortest time of a few runs, after one that does not count."""
-        self.held.append(run(0))  # results held from before stay, or their memory would have to be made anew
+        self.held.append(run(0))  # results held from before stay, or their memory would have to be made again
         times: list[float] = []
         while len(times) < _REPEATS and (len(times) < _AT_LEAST or sum(times) < _ENOUGH_S):
             times.append(self._once(run, len(times) + 1))
@@ -346,7 +346,7 @@ def fixed_costs_ns(device: torch.device) -> tuple[float, float, float]:
     An operation is one of a chain of the smallest modules, forward and backward alike, so that calling
     modules, views and keeping autograd's books count.
     """
-    from memscale.techniques.checkpointing import CheckpointAttachment
+    from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 
     plain = _chain()
     launch = _step_seconds(plain, device) / (2 * _CHAIN)

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a traced step and a budget to a plan: hands numbers to the C core, and its answer back in words."""
+"""Makes a plan from a traced step and a budget: the C core decides, this module translates."""
 
 from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memscale import _core
-from memscale.core.advice import allocator_hint, least_bytes, reserve_bytes, unmet_advice
-from memscale.core.allocator_settings import EXPANDABLE, AllocatorSettings, allocator_settings
-from memscale.core.plan import Choice, Plan, Prediction
+from memscale.core.advice import allocator_hint, least_bytes, unmet_advice
 from memscale.core.prediction_build import NamedGraph, Predictor
-from memscale.core.tier_room import TierRoom, placeable_bytes
-from memscale.core.timeline import PHASES
+from memscale.hardware.allocator_settings import EXPANDABLE, AllocatorSettings, allocator_settings
+from memscale.offload.link import OffloadLink
+from memscale.plans.budget import reserve_bytes
+from memscale.plans.plan import Choice, Plan, Prediction
+from memscale.plans.timeline import PHASES
 
 if TYPE_CHECKING:
-    from memscale.core.config import EffectiveConfig
-    from memscale.core.hardware import Budget, Hardware
-    from memscale.core.tracer import Trace
+    from memscale.config.config import EffectiveConfig
+    from memscale.hardware.detect import Budget, Hardware
+    from memscale.trace.step import Trace
 
 ChoiceRow = tuple[
     int, str, str, int, int, int, int, int, bool, tuple[int, ...], bool, int, int, int, tuple[int, ...], int
@@ -28,39 +28,6 @@ ChoiceRow = tuple[
 """A choice as the core gives it; see `_core.Plan.choices`."""
 
 __all__ = ["DecisionEngine", "OffloadLink", "reserve_bytes"]
-
-
-@dataclass(frozen=True)
-class OffloadLink:
-    """The way off the device and back, as the decision counts with it.
-
-    Attributes:
-        out_bytes_per_us: rate of copies from the device beside a running step, above 0.
-        in_bytes_per_us: rate of copies back, above 0.
-        offload_ns: fixed cost of one copy; one storage is copied out and back.
-        least_bytes: smaller storages are not moved; above 0.
-        limit_bytes: most bytes off the device at once; None: no limit.
-        window_out_bytes: of one call, most bytes that wait on the device for their copy out.
-        window_in_bytes: of one call, most bytes that come back ahead of their use.
-        staging_bytes: memory of a CPU host that the engine takes for itself as soon as anything is moved.
-        tiers: where it goes; of `limit_bytes` only what can surely be placed there counts.
-    """
-
-    out_bytes_per_us: int
-    in_bytes_per_us: int
-    offload_ns: int = 20_000
-    least_bytes: int = 1 << 20
-    limit_bytes: int | None = None
-    window_out_bytes: int = 64 << 20
-    window_in_bytes: int = 64 << 20
-    staging_bytes: int = 0
-    tiers: tuple[TierRoom, ...] = ()
-
-    def limit_for(self, sizes: Collection[int]) -> int | None:
-        """Most bytes off the device at once, of storages of such sizes."""
-        if self.limit_bytes is None or not self.tiers:
-            return self.limit_bytes
-        return min(self.limit_bytes, placeable_bytes(self.tiers, sizes))
 
 
 @dataclass(frozen=True)

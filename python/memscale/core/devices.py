@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a prediction is for: a card by name, by size, the one that is present, or this machine.
+"""Resolves the device of a prediction: a card by name or size, the present card, or this machine.
 
 No answer touches a device, unless this process uses it already.
 """
@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from memscale.core.calibration import calibrated
-from memscale.core.device_table import CARDS, Card
-from memscale.core.hardware import Hardware, card_hardware, detect
-from memscale.core.present_gpu import present_gpu
-from memscale.core.units import format_bytes, parse_bytes
+from memscale.hardware.cards import CARDS, Card
+from memscale.hardware.detect import Hardware, card_hardware, detect
+from memscale.hardware.present_gpu import present_gpu
+from memscale.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step in float64, as the truth that results of lower precision are measured against.
+"""Runs a step in float64, as the reference for rounding errors of lower precision.
 
     parameters, buffers, batch    ─► exchanged for float64 copies, for the time of the block
     `x.float()`, `dtype=...`      ─► float64 as well: models go up to float32 where it matters
     autocast                      ─► off
     random numbers                ─► drawn as float32 and widened: those of the plain step
 
-What cannot be told apart from the plain step is what a kernel draws inside (fused attention with dropout on
-a card). Then the truth is that of another step, and `errors_of` says so: nothing rounds by a tenth.
+Random numbers that a kernel draws inside (fused attention with dropout on a card) cannot be reproduced. Then
+the reference belongs to another step, and `errors_of` says so: no rounding error is as large as a tenth.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
-from memscale.core.kernels import facts
+from memscale.ops.op_facts import facts
 
 BOUND = 1.5
 """What an inexact technique may err, as a multiple of what plain PyTorch errs."""
@@ -43,7 +43,7 @@ _WIDER: dict[Any, torch.dtype] = {
 }
 
 _DEFAULT_DTYPE = frozenset({"aten::rand", "aten::randn", "aten::normal"})
-"""Random operations that make a tensor of the default dtype, unless they are told another one."""
+"""Random operations that make a tensor of the default dtype, unless they are given another one."""
 
 
 def widened(value: Any) -> Any:

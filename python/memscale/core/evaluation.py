@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forwards without gradients of a wrapped model: what does not fit the budget is said before it runs.
+"""Forwards without gradients of a wrapped model: warns before one that does not fit the budget.
 
     new kind of batch ──► traced ──► fits ──────────► silent; kept as a known size
                             │ └────► does not fit ──► one warning for this kind of batch
@@ -24,22 +24,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from memscale.core.advice import FIXED, reserve_bytes
-from memscale.core.hardware import detect
-from memscale.core.leaves import storage_bytes, tensors_of
+from memscale import log
+from memscale.core import plan_log
+from memscale.core.advice import FIXED
 from memscale.core.planner import Planner, device_of
 from memscale.core.step_signature import output_storages
-from memscale.core.trace_static import has_data
-from memscale.observability import logs, plan_log
-from memscale.optim.away import is_away
+from memscale.hardware.detect import detect
 from memscale.optim.kinds import inner_of
-from memscale.optim.released import bytes_here
-from memscale.techniques.torch_settings import PresentModes, has_modes, without_modes
+from memscale.optim.offload.attach import is_offloaded
+from memscale.optim.release.gradient import bytes_here
+from memscale.plans.budget import reserve_bytes
+from memscale.torchkit.leaves import storage_bytes, tensors_of
+from memscale.torchkit.torch_settings import PresentModes, has_modes, without_modes
+from memscale.trace.static import has_data
 
 if TYPE_CHECKING:
-    from memscale.core.executor import Executor
-    from memscale.core.plan import Plan
-    from memscale.core.tracer import StepFacts
+    from memscale.core.wrapped import Wrapped
+    from memscale.plans.plan import Plan
+    from memscale.techniques.step_facts import StepFacts
 
 _MOST_LOOKS: Final = 32
 """Traces in the life of a wrapped model; afterwards nothing is said any more."""
@@ -131,7 +133,7 @@ class Evaluations:
         self._held = None
 
     def before(
-        self, executor: Executor, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, executor: Wrapped, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Looks at a forward without gradients that is about to run. Raises nothing of its own.
 
@@ -151,7 +153,7 @@ class Evaluations:
                 return self._before(executor, forward, args, kwargs)
         except Exception as error:
             self._failures += 1
-            logs.LOGGER.debug(
+            log.LOGGER.debug(
                 "cannot look at a forward without gradients: %s: %s", type(error).__name__, error
             )
             return False
@@ -161,12 +163,12 @@ class Evaluations:
         self._output = [weakref.ref(storage) for storage in output_storages(output)]
 
     def _before(
-        self, executor: Executor, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, executor: Wrapped, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         leaves = tree_leaves((args, kwargs))
         tensors = tensors_of(leaves)
         shapes, dtypes = _shapes_of(tensors)
-        kind = self._kinds.setdefault((dtypes, tuple(kwargs), self._told(executor.model, leaves)), _Kind())
+        kind = self._kinds.setdefault((dtypes, tuple(kwargs), self._kind_of(executor.model, leaves)), _Kind())
         if kind.is_closed:
             return False
         if self._output:
@@ -188,13 +190,13 @@ class Evaluations:
             self._look(executor, kind, shapes, held, self._planner(executor, forward), (args, kwargs))
         return not kind.is_closed
 
-    def _told(self, model: nn.Module, leaves: list[Any]) -> Any:
+    def _kind_of(self, model: nn.Module, leaves: list[Any]) -> Any:
         """What tells kinds of batches apart beside their tensors."""
         kinds = (int, str) if len(self._kinds) < _MOST_KINDS else bool
         flags = tuple(leaf for leaf in leaves if isinstance(leaf, kinds))
         return flags, model.training, torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
-    def _planner(self, executor: Executor, forward: Callable[..., Any]) -> Planner:
+    def _planner(self, executor: Wrapped, forward: Callable[..., Any]) -> Planner:
         facts = executor.facts_of_evaluation(forward)
         if self._carried:
             facts.carried_bytes = (*facts.carried_bytes, self._carried)
@@ -203,7 +205,7 @@ class Evaluations:
         return Planner(executor.model, executor.config, facts, hardware, may_run=False)
 
     def _look(
-        self, executor: Executor, kind: _Kind, shapes: Shapes, held: int, planner: Planner, batch: Any
+        self, executor: Wrapped, kind: _Kind, shapes: Shapes, held: int, planner: Planner, batch: Any
     ) -> None:
         """Traces the forward and says so if it does not fit."""
         self.traced += 1
@@ -240,10 +242,10 @@ def _is_captured(model: nn.Module) -> bool:
     return device_of(model).type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _held_bytes(executor: Executor) -> int:
+def _held_bytes(executor: Wrapped) -> int:
     """Gradients and optimizer state that there are."""
     gradients = sum(bytes_here(parameter.grad) for parameter in executor.model.parameters())
-    here = [inner_of(optimizer) for optimizer in executor.optimizers if not is_away(inner_of(optimizer))]
+    here = [inner_of(optimizer) for optimizer in executor.optimizers if not is_offloaded(inner_of(optimizer))]
     states = [state for optimizer in here for state in optimizer.state.values()]
     return gradients + storage_bytes(leaf for leaf in tree_leaves(states) if isinstance(leaf, Tensor))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries a plan out on a model, watches that it stays true, and takes everything back.
+"""Executes a plan on a model, re-plans when the step changes, and undoes everything.
 
     start ──► sample given? ──► plan, attach
                    │ no
@@ -29,38 +29,39 @@ from typing import Any
 import torch
 from torch import nn
 
-from memscale.core import saved_weights
-from memscale.core.callers import Callers
-from memscale.core.config import Config
+from memscale import log
+from memscale.config.config import Config
+from memscale.core import plan_log
 from memscale.core.evaluation import Evaluations, evaluation_of
 from memscale.core.in_force import InForce
 from memscale.core.known_optimizers import KnownOptimizers
-from memscale.core.module_attributes import ModuleAttributes
-from memscale.core.open_graph import OpenGraphs
-from memscale.core.output_use import LearnedUse
-from memscale.core.plan import Plan
 from memscale.core.planner import Planned, make_plan
 from memscale.core.profiler import HooksRefusedError
 from memscale.core.step_signature import PlainValues, StepSignature, output_storages, signature_of
-from memscale.core.tracer import StepFacts
-from memscale.core.uninterrupted import uninterrupted
 from memscale.core.unseen_forward import UnseenForward
 from memscale.core.watched_forward import WatchedForward
+from memscale.core.wrapped import EXECUTOR, OBSERVERS
 from memscale.errors import BudgetError, VerificationError, exclude_text, modules_of_run
-from memscale.observability import logs, metrics, offload_log, plan_log
-from memscale.observability.offload_figures import OffloadFigures
+from memscale.offload import notices
+from memscale.offload.figures import OffloadFigures
 from memscale.optim import masters
-from memscale.optim.step_hooks import before_steps
-from memscale.techniques import outliving
-from memscale.techniques.bf16_weights import Bf16Weights
-from memscale.techniques.forward_slot import ForwardSlot
-from memscale.techniques.loss_scale import LossScale, enter, forget, scale_for
-from memscale.techniques.plain_copies import Ours
-from memscale.techniques.replicas import ReplicaGuard
-from memscale.techniques.saving_hooks import without_saving_hooks
-from memscale.techniques.torch_settings import PresentModes, has_modes, without_modes
-
-EXECUTOR = "_memscale_executor"
+from memscale.plans.plan import Plan
+from memscale.state.module_attributes import ModuleAttributes
+from memscale.techniques.checkpoint import outliving
+from memscale.techniques.checkpoint.saving_hooks import without_saving_hooks
+from memscale.techniques.precision.bf16_weights import Bf16Weights
+from memscale.techniques.precision.loss_scale import LossScale, enter, forget, scale_for
+from memscale.techniques.step_facts import StepFacts
+from memscale.torchkit import saved_weights
+from memscale.torchkit.callers import Callers
+from memscale.torchkit.forward_slot import ForwardSlot
+from memscale.torchkit.open_graph import OpenGraphs
+from memscale.torchkit.output_use import LearnedUse
+from memscale.torchkit.plain_copies import Ours
+from memscale.torchkit.replicas import ReplicaGuard
+from memscale.torchkit.step_hooks import before_steps
+from memscale.torchkit.torch_settings import PresentModes, has_modes, without_modes
+from memscale.uninterrupted import uninterrupted
 
 _MOST_FAILURES = 8
 """Batches that could not be planned before the executor stops trying."""
@@ -128,7 +129,7 @@ class Executor(Ours):
         self.evaluations = Evaluations()
         self.unseen = UnseenForward()
         self._learned = LearnedUse()
-        self._has_warned_of_open = self._has_told_of_lent_weights = self._has_told_of_threads = False
+        self._has_warned_of_open = self._has_warned_of_computed_weights = self._has_warned_of_threads = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
         self._failures = self._losses = 0
         self._differed: frozenset[str] = frozenset()  # paths of modules whose recompute failed
@@ -141,7 +142,7 @@ class Executor(Ours):
         """The wrapped module."""
         model = self._model()
         if model is None:
-            raise ReferenceError("the wrapped model is gone")
+            raise ReferenceError("the wrapped model no longer exists")
         return model
 
     @property
@@ -239,7 +240,8 @@ class Executor(Ours):
             stack.callback(self.in_force.have_path, [])
             stack.callback(self.in_force.undo)
             stack.callback(plan_log.announce_return, self, self._optimizers.named)
-            stack.callback(metrics.detach, self)
+            for observer in OBSERVERS:
+                stack.callback(observer.detach, self)
 
     def _let_go(self) -> None:
         """The model has nothing of the executor's own any more."""
@@ -274,7 +276,8 @@ class Executor(Ours):
             enter(self.model, self.loss_scale)
             saved_weights.watch(self.model)
             self._watch_optimizers()
-            metrics.attach(self)
+            for observer in OBSERVERS:
+                observer.attach(self)
 
     @contextmanager
     def bare(self, keep: Collection[str] = ()) -> Iterator[None]:
@@ -329,7 +332,7 @@ class Executor(Ours):
             self._let_go_of_kept()
             return
         if not all(parameter.is_leaf for parameter in self.model.parameters()):
-            self._tell_of_lent_weights()
+            self._warn_of_computed_weights()
             return
         if self.in_force.has_lost_a_module and self._losses < _MOST_LOSSES:
             self._losses += 1
@@ -344,7 +347,7 @@ class Executor(Ours):
         try:
             with self.callers.planning() as alone:
                 if not alone or self.open.are_of_others:
-                    self._tell_of_threads()
+                    self._warn_of_threads()
                     return
                 self._plan_for(args, kwargs, facts, modes)
         except (BudgetError, VerificationError):
@@ -372,7 +375,7 @@ class Executor(Ours):
         self.forget_plans()
         self._failed.clear()
         reasons = "; ".join(dict.fromkeys(new.values()))
-        logs.LOGGER.warning(
+        log.LOGGER.warning(
             "not recomputed for the rest of this run: %s (%s). To leave it out from the start: %s",
             ", ".join(repr(path) for path in new),
             textwrap.shorten(reasons, _LONGEST_REASON, placeholder=" …"),
@@ -390,7 +393,7 @@ class Executor(Ours):
         self._failures = _MOST_FAILURES if isinstance(error, HooksRefusedError) else self._failures + 1
         what = "runs unchanged" if self.planned is None else "keeps its present plan"
         why = textwrap.shorten(str(error), _LONGEST_REASON, placeholder=" …")  # some print a tensor
-        logs.LOGGER.warning("cannot plan this step, the model %s: %s: %s", what, type(error).__name__, why)
+        log.LOGGER.warning("cannot plan this step, the model %s: %s: %s", what, type(error).__name__, why)
 
     def after_forward(self, output: Any) -> None:
         """Remembers the output, to see before the next forward whether it is still held."""
@@ -410,23 +413,23 @@ class Executor(Ours):
         self.in_force.has_run(output)
         self._look_at_attributes()
         if self.in_force.offload is not None:
-            offload_log.warn(self, self.in_force.offload)
+            notices.warn(self.model, self.in_force.offload)
 
-    def _tell_of_lent_weights(self) -> None:
+    def _warn_of_computed_weights(self) -> None:
         """`functional_call` with weights that a graph has made; mostly the model's own come back."""
-        if self.planned is None and not self._has_told_of_lent_weights:
-            self._has_told_of_lent_weights = True
-            logs.LOGGER.warning(
+        if self.planned is None and not self._has_warned_of_computed_weights:
+            self._has_warned_of_computed_weights = True
+            log.LOGGER.warning(
                 "cannot plan a forward with weights that a graph has made, such as those of a hypernetwork: "
                 "the model runs unchanged until it is called with its own"
             )
 
-    def _tell_of_threads(self) -> None:
+    def _warn_of_threads(self) -> None:
         """Another thread is in the middle of a step, with the techniques that a new plan would exchange."""
-        if not self._has_told_of_threads:
-            self._has_told_of_threads = True
+        if not self._has_warned_of_threads:
+            self._has_warned_of_threads = True
             what = "runs unchanged" if self.planned is None else "keeps its present plan"
-            logs.LOGGER.warning(
+            log.LOGGER.warning(
                 "cannot plan this step while another thread is in the middle of one, or holds an output "
                 "whose backward has not run: the model %s",
                 what,
@@ -437,7 +440,7 @@ class Executor(Ours):
         if self._has_warned_of_open or not self.open.are_too_many:
             return
         self._has_warned_of_open = True
-        logs.LOGGER.warning(
+        log.LOGGER.warning(
             "the model runs forward while graphs of %d earlier forwards wait for their backward: plans count "
             "%d forwards a step, so the peak is above the prediction by what the others keep",
             self.open.waiting,
@@ -470,13 +473,13 @@ class Executor(Ours):
         return self._optimizers.all
 
     def facts_of_evaluation(self, forward: Callable[..., Any] | None = None) -> StepFacts:
-        """A forward without gradients, now: beside what is in memory, with the path techniques in force.
+        """A forward without gradients, now: beside what is in memory, with the techniques that are in force.
 
         Args:
             forward: as in `StepFacts`.
         """
         facts = evaluation_of(self._facts(), forward)
-        return facts if self.planned is None else self.in_force.told(self.planned, facts)
+        return facts if self.planned is None else self.in_force.as_traced(self.planned, facts)
 
     def _learn_use(self) -> None:
         """What the step before has shown of the loop: which outputs its loss uses."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The techniques of a plan on a model: attached in order, undone in reverse.
+"""The attached techniques of a plan: attached in order, undone in reverse.
 
 path        what changes data and optimizer (`PathAttachment`); stays while a plan is made
 attached    on top of these: the cache's switch, step techniques, checkpoints, chains, offload
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from memscale.core.step_ways import placed
-from memscale.core.uninterrupted import uninterrupted
+from memscale.core.variants import placed
 from memscale.offload.engine import Boundary, Offload
 from memscale.techniques.base import (
     Attachment,
@@ -27,23 +26,24 @@ from memscale.techniques.base import (
     PathAttachment,
     Surroundings,
 )
-from memscale.techniques.bf16_weights import Bf16Weights
-from memscale.techniques.chains import ChainAttachment, ChainRun
-from memscale.techniques.checkpoint_state import BufferRef, Uses
-from memscale.techniques.checkpointing import CheckpointAttachment
-from memscale.techniques.gradient_offload import GradientOffload
+from memscale.techniques.checkpoint.chains import ChainAttachment, ChainRun
+from memscale.techniques.checkpoint.checkpoint_state import BufferRef, Uses
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.recompute_check import UNCHECKED, RecomputeCheck
+from memscale.techniques.checkpoint.use_cache import CacheSwitch
 from memscale.techniques.offloading import OffloadAttachment
-from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
-from memscale.techniques.row_tiles import RowTiles
-from memscale.techniques.use_cache import CacheSwitch
+from memscale.techniques.optimizer.gradient_offload import GradientOffload
+from memscale.techniques.precision.bf16_weights import Bf16Weights
+from memscale.techniques.tiles.row_tiles import RowTiles
+from memscale.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
-    from memscale.core.config import Config
+    from memscale.config.config import Config
     from memscale.core.known_optimizers import KnownOptimizers
-    from memscale.core.plan import Choice, Plan
     from memscale.core.planner import Planned
-    from memscale.core.tracer import StepFacts
-    from memscale.techniques.forward_slot import StandIn
+    from memscale.plans.plan import Choice, Plan
+    from memscale.techniques.step_facts import StepFacts
+    from memscale.torchkit.forward_slot import StandIn
 
 
 class InForce:
@@ -59,7 +59,7 @@ class InForce:
     Attributes:
         watch: the executor's stand-in before the model's forward; the model's own techniques go beneath it.
         attached: all but those of the path, in the order in which they were attached.
-        path: path techniques, likewise.
+        path: optimizer-side techniques, likewise.
         offload: the engine that plans use, once one of them has.
     """
 
@@ -86,7 +86,7 @@ class InForce:
         """The model."""
         model = self._model()
         if model is None:
-            raise ReferenceError("the wrapped model is gone")
+            raise ReferenceError("the wrapped model no longer exists")
         return model
 
     @property
@@ -96,7 +96,7 @@ class InForce:
 
     @property
     def staying(self) -> frozenset[str]:
-        """Path techniques that later plans have, too."""
+        """Optimizer-side techniques that later plans have, too."""
         return frozenset(item.name for item in self.path if item.stays and item.name in self._run_with)
 
     @property
@@ -172,7 +172,8 @@ class InForce:
     def bare(self, keep: Collection[str] = ()) -> Iterator[None]:
         """Runs the block on the model without techniques, then attaches them again.
 
-        Path techniques stay attached: a trace is told of them, and others may be in the middle of a step.
+        Optimizer-side techniques stay attached: a trace reads them from `StepFacts.path`, and other threads
+        may be in the middle of a step.
 
         Args:
             keep: names of step techniques that stay.
@@ -188,7 +189,7 @@ class InForce:
                 self._attach(undone)
 
     def attach(self, planned: Planned) -> None:
-        """Attaches what a plan has. Path techniques that are in force already stay.
+        """Attaches what a plan has. Optimizer-side techniques that are in force already stay.
 
         Raises:
             AttachError: a technique could not be attached; those before it are.
@@ -234,8 +235,8 @@ class InForce:
         self._attach(parts)
         self._places = _places_of(self.model, [path for path, _ in planned.trace.modules])
 
-    def told(self, planned: Planned, step: StepFacts) -> StepFacts:
-        """A step as it is traced with a plan's path techniques."""
+    def as_traced(self, planned: Planned, step: StepFacts) -> StepFacts:
+        """A step as it is traced with a plan's optimizer-side techniques."""
         for item in placed(self.model, self._around(planned), planned.places):
             if isinstance(item, PathAttachment):
                 step = item.traced(step)
@@ -255,10 +256,12 @@ class InForce:
         named, link = self._optimizers.named, planned.link or ""
         config = self._config.effective()
         left_out = planned.left_out
-        return Surroundings(planned.hardware, config, named, link, offload, planned.spared, left_out=left_out)
+        return Surroundings(
+            planned.hardware, config, named, link, offload, planned.resident, left_out=left_out
+        )
 
     def have_path(self, wanted: Sequence[PathAttachment]) -> None:
-        """Has these path techniques in force and no others.
+        """Has these optimizer-side techniques in force and no others.
 
         Those that are in force already stay, unless something that they lie on comes or goes: they are taken
         off then, and attached again.
@@ -347,7 +350,7 @@ def _places_of(model: nn.Module, paths: Collection[str]) -> list[Place]:
 
 
 def runs_of(active: Sequence[Choice]) -> list[list[Choice]]:
-    """Groups choices into what is run again as one: a module, or consecutive children of a chain."""
+    """Groups choices into what is recomputed as one: a module, or consecutive children of a chain."""
     runs: list[list[Choice]] = []
     latest: dict[str, list[Choice]] = {}  # chain → its last run so far
     for choice in active:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizers that step one model: the one that the caller has named, and those that were seen to step.
+"""The optimizers of one model: the one that the caller named, and those that have stepped it.
 
 A model may have several (Muon for matrices and AdamW for the rest, one for each part). No parameter is
 stepped by two of them here: who steps one that another had takes that one's place, as where the loop has made

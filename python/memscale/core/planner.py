@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware, profile, decision: everything of the pipeline that leaves the model alone."""
+"""The planner: hardware, profile and decision, without touching the model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from memscale.core.advice import reserve_bytes
+from memscale.config.config import Config
+from memscale.core.amounts import NOTHING, Resident, all_resident
 from memscale.core.calibration import calibrated
-from memscale.core.config import Config
 from memscale.core.decision_engine import DecisionEngine
-from memscale.core.hardware import Hardware, budget_bytes, detect
-from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut, left_out_of
-from memscale.core.plan import Plan
-from memscale.core.planning_pace import Pace
 from memscale.core.profiler import MemoryProfiler
-from memscale.core.step_amounts import NOTHING, Refiner, Spared, all_spared
-from memscale.core.step_ways import (
+from memscale.core.step_amounts import Refiner
+from memscale.core.variants import (
     Place,
     Tried,
     Way,
@@ -37,19 +33,25 @@ from memscale.core.step_ways import (
     techniques_of,
     tried,
 )
-from memscale.core.tracer import StepFacts, Trace
+from memscale.hardware.detect import Hardware, budget_bytes, detect
+from memscale.log import Pace
 from memscale.offload.limits import Link, link_for
-from memscale.techniques import global_hooks
+from memscale.plans.budget import reserve_bytes
+from memscale.plans.plan import Plan
 from memscale.techniques.base import SettlingAttachment, StepAttachment, Surroundings
-from memscale.techniques.empty_caches import Seen
-from memscale.techniques.given_caches import preserved
-from memscale.techniques.loss_scale import entered
-from memscale.techniques.saving_hooks import without_saving_hooks
-from memscale.techniques.scripted import uncounted_scripts
-from memscale.techniques.state_offload import with_state_room
-from memscale.techniques.use_cache import CacheSwitch
-from memscale.techniques.weight_offload import with_room
-from memscale.weights.places import device_of_use
+from memscale.techniques.checkpoint import global_hooks
+from memscale.techniques.checkpoint.empty_caches import Seen
+from memscale.techniques.checkpoint.given_caches import preserved
+from memscale.techniques.checkpoint.saving_hooks import without_saving_hooks
+from memscale.techniques.checkpoint.use_cache import CacheSwitch
+from memscale.techniques.left_out import NOTHING_LEFT_OUT, LeftOut, left_out_of
+from memscale.techniques.optimizer.state_offload import with_state_room
+from memscale.techniques.optimizer.weight_offload import with_room
+from memscale.techniques.precision.loss_scale import entered
+from memscale.techniques.step_facts import StepFacts
+from memscale.torchkit.scripted import uncounted_scripts
+from memscale.trace.step import Trace
+from memscale.weights.placement import device_of_use
 
 _Made = TypeVar("_Made")
 
@@ -67,7 +69,7 @@ class Planned:
         cache_off: the plan holds with caches that keep nothing, and without the model's own checkpoints.
         places: where step techniques are attached, in the order of their table.
         link: how saved tensors leave the device, where the plan may let them.
-        spared: technique → names of the parts that it leaves as they are.
+        resident: technique → names of the parts that it leaves as they are.
         left_out: modules that it leaves alone.
         cache_stays: why caches that the model makes keep what they are given; "" where they keep nothing.
     """
@@ -78,7 +80,7 @@ class Planned:
     cache_off: bool
     places: tuple[Place, ...] = ()
     link: Link | None = None
-    spared: Spared = field(default_factory=lambda: NOTHING)
+    resident: Resident = field(default_factory=lambda: NOTHING)
     left_out: LeftOut = NOTHING_LEFT_OUT
     cache_stays: str = ""
 
@@ -96,7 +98,7 @@ class Planner:
 
     Attributes:
         may_run: the model may be run for real, if it cannot be traced on fakes.
-        pace: is told of every trace.
+        pace: called for every trace.
     """
 
     model: nn.Module
@@ -253,14 +255,14 @@ class Planner:
         staying = self.step.staying
         return tuple(item for item in self._techniques if item.asked or item.name in staying)
 
-    def _around(self, spared: Spared) -> Surroundings:
+    def _around(self, resident: Resident) -> Surroundings:
         known = self.step.optimizer if self.step.may_change_optimizer else None
         return Surroundings(
             self.hardware,
             self.engine.config,
             known,
             self.link,
-            spared=spared,
+            resident=resident,
             left_out=self.left_out,
             known=self._known,
         )
@@ -271,7 +273,7 @@ class Planner:
         return {}
 
     def _best(self, plain: Tried, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool) -> Tried:
-        """The best way to compute the step; see `step_ways`."""
+        """The best way to compute the step; see `core/variants`."""
         if not self._techniques:
             return plain
         self._failed.clear()  # another batch may do with what the last one did not
@@ -324,12 +326,14 @@ class Planner:
     def _less(self, args: tuple[Any, ...], kwargs: dict[str, Any], cache_off: bool, plain: Tried) -> Refiner:
         """Looks for ways that take no more of a technique than the budget demands."""
 
-        def again(way: Tried, spared: Spared) -> Tried:
-            unused = all_spared(way.parts, spared)
+        def again(way: Tried, resident: Resident) -> Tried:
+            unused = all_resident(way.parts, resident)
             rest = tuple(
-                item for item in way.way if item.name not in unused or item.even_spared or item in self._asked
+                item
+                for item in way.way
+                if item.name not in unused or item.even_resident or item in self._asked
             )
-            return self._tried(rest, args, kwargs, cache_off, plain, spared)
+            return self._tried(rest, args, kwargs, cache_off, plain, resident)
 
         budget = self.engine.budget.bytes
         return Refiner(budget - reserve_bytes(budget), again, better)
@@ -376,14 +380,14 @@ class Planner:
         kwargs: dict[str, Any],
         cache_off: bool,
         plain: Tried | None = None,
-        spared: Spared = NOTHING,
+        resident: Resident = NOTHING,
     ) -> Tried:
         """A way, traced and decided; it lacks what the step cannot be traced with, and says so."""
 
         def run(rest: Way) -> Tried:
             if way and not rest and plain is not None:  # nothing is left of it
                 return plain
-            return self._decided(rest, args, kwargs, cache_off, plain, spared)
+            return self._decided(rest, args, kwargs, cache_off, plain, resident)
 
         made = self._surviving(way, run)
         failed = tuple((item.name, self._failed[item.name]) for item in way if item.name in self._failed)
@@ -396,9 +400,9 @@ class Planner:
         kwargs: dict[str, Any],
         cache_off: bool,
         plain: Tried | None,
-        spared: Spared,
+        resident: Resident,
     ) -> Tried:
-        attachments, why_not = self._found(way, spared)
+        attachments, why_not = self._found(way, resident)
         if way and not attachments and plain is not None:  # nothing to trace anew
             return tried(way, (), (plain.plan, plain.trace), why_not)
         trace, attachments = self._traced(args, kwargs, cache_off, plain, attachments, why_not)
@@ -436,9 +440,9 @@ class Planner:
             return plain.trace, []
         return self.trace(args, kwargs, cache_off, rest), rest
 
-    def _found(self, way: Way, spared: Spared = NOTHING) -> tuple[list[StepAttachment], dict[str, str]]:
+    def _found(self, way: Way, resident: Resident = NOTHING) -> tuple[list[StepAttachment], dict[str, str]]:
         """Where techniques could attach, and why some could not."""
-        around = for_way(self._around(spared), way)
+        around = for_way(self._around(resident), way)
         with entered(self.model, self.step.optimizer):
             attachments = found(self.model, around, way)
             places = {item.name for item in attachments}
@@ -460,7 +464,7 @@ class Planner:
             left_out=self.left_out,
             cache_stays=self._cache_stays.get("read", ""),
         )
-        return planned if isinstance(link, str) else replace(planned, link=link, spared=best.spared)
+        return planned if isinstance(link, str) else replace(planned, link=link, resident=best.resident)
 
 
 def make_plan(

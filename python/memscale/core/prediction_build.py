@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a traced step and its replay to a prediction: numbers from the core, names from the trace."""
+"""Builds a prediction from a traced step and its replay."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from memscale import _core
-from memscale.core.error_band import error_band
-from memscale.core.kept_ops import KeptOps
-from memscale.core.prediction import CONTEXT, FRAGMENTATION, Holder, Peak, Prediction
-from memscale.core.timeline import PHASES, timeline_of
+from memscale.plans.data import CONTEXT, FRAGMENTATION
+from memscale.plans.error_band import error_band
+from memscale.plans.kept_ops import KeptOps
+from memscale.plans.plan import Holder, Peak, Prediction
+from memscale.plans.timeline import PHASES, timeline_of
 
 if TYPE_CHECKING:
-    from memscale.core.hardware import Budget, Hardware
-    from memscale.core.tracer import Trace
+    from memscale.hardware.detect import Budget, Hardware
+    from memscale.trace.step import Trace
 
 MOST_HOLDERS: Final = 50
 MOST_GROUPS: Final = 40
@@ -155,7 +156,7 @@ class Predictor:
             by_category=self._by_category(replay, reserved),
             timeline=timeline_of(replay, named.phases, times, self.hardware.cost.recompute_ns),
             step_time_ns=step_ns,
-            error_band_bytes=error_band(used, named.trace, self.hardware),
+            error_band_bytes=error_band(used, self.hardware.context_bytes, *_loop_slack(named.trace)),
             fits=used + self.reserve_bytes <= self.budget.bytes,
             budget_bytes=self.budget.bytes,
             by_module=_by_module(named, live),
@@ -179,6 +180,13 @@ class Predictor:
         live: dict[str, int] = replay["category_peak_bytes"]
         extra = {CONTEXT: self.hardware.context_bytes, FRAGMENTATION: reserved - sum(live.values())}
         return {name: size for name, size in {**live, **extra}.items() if size}
+
+
+def _loop_slack(trace: Trace) -> tuple[int, int]:
+    """Bytes by which a loop may take less, or more, than a trace assumes; see `plans/error_band.py`."""
+    if trace.gradients:
+        return trace.idle_state_bytes + trace.output_bytes, 0
+    return trace.idle_state_bytes, trace.output_bytes
 
 
 def _by_module(named: NamedGraph, live: Iterable[Live]) -> dict[str, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`memscale.predict`, behind the door: a step of any model for any device, as a prediction."""
+"""Implements `memscale.predict`: a step of any model on any device, as a prediction."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from memscale.core.advice import advice_of
-from memscale.core.executor import EXECUTOR, Executor
+from memscale.core.executor import Executor
 from memscale.core.planner import Planner
 from memscale.core.profiler import normalize_sample
 from memscale.core.scaling import Scaling
-from memscale.core.trace_static import has_data
-from memscale.weights.places import device_of_use
+from memscale.core.wrapped import EXECUTOR
+from memscale.trace.static import has_data
+from memscale.weights.placement import device_of_use
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from memscale.core.config import Config
-    from memscale.core.hardware import Hardware
-    from memscale.core.prediction import Prediction
-    from memscale.core.tracer import StepFacts
+    from memscale.config.config import Config
+    from memscale.hardware.detect import Hardware
+    from memscale.plans.plan import Prediction
+    from memscale.techniques.step_facts import StepFacts
 
 
 def predict_step(
@@ -77,7 +78,7 @@ def evaluation_step(model: nn.Module, step: StepFacts, here: bool) -> StepFacts:
     executor: Executor | None = model.__dict__.get(EXECUTOR)
     if not here or executor is None or executor.planned is None:
         return step
-    return executor.in_force.told(executor.planned, step)
+    return executor.in_force.as_traced(executor.planned, step)
 
 
 @contextmanager

@@ -13,18 +13,20 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memscale import _core
-from memscale.core import cached_casts, gradient_buckets, sharding
-from memscale.core.extreme_draws import extreme_draws
-from memscale.core.leaves import tensors_of
-from memscale.core.leftovers import LeftoverError
-from memscale.core.tracer import StepFacts, Trace
 from memscale.errors import ProfileError
-from memscale.techniques.compiled import uncompiled
+from memscale.state.extreme_draws import extreme_draws
+from memscale.state.leftovers import LeftoverError
+from memscale.techniques.step_facts import StepFacts
+from memscale.torchkit import cached_casts, sharding
+from memscale.torchkit.compiled import uncompiled
+from memscale.torchkit.leaves import tensors_of
+from memscale.trace import ddp
+from memscale.trace.step import Trace
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from memscale.core.config import EffectiveConfig
+    from memscale.config.config import EffectiveConfig
 
 
 def normalize_sample(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -106,7 +108,7 @@ class MemoryProfiler:
                 or model or batch are of a kind that cannot be traced.
             Exception: the model rejects the batch: its own error, with a note on what was tried.
         """
-        reason = sharding.refusal(model) or gradient_buckets.refusal(model) or _without_shape(model)
+        reason = sharding.refusal(model) or ddp.refusal(model) or _without_shape(model)
         reason = reason or _nested((args, kwargs))
         if reason:
             raise ProfileError(reason)
@@ -119,7 +121,7 @@ class MemoryProfiler:
         refused = ""  # words only: an exception's traceback would keep the caller's tensors alive
         if self.config.use_static_profiling:
             try:
-                from memscale.core.trace_static import trace_static
+                from memscale.trace.static import trace_static
 
                 traced = functools.partial(trace_static, model, args, kwargs)
                 return _in_context(traced, step, self.worse)
@@ -141,7 +143,7 @@ class MemoryProfiler:
             raise ProfileError(
                 "use_static_profiling and use_empirical_fallback are both False: nothing to plan from"
             )
-        from memscale.core.trace_empirical import trace_empirical
+        from memscale.trace.empirical import trace_empirical
 
         try:
             passes = self.config.warmup_steps

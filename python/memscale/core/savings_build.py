@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From predictions to savings: the runs that are compared, the card that a plain run needs, prices."""
+"""Builds savings from predictions: the runs that are compared, the card that a plain run needs, prices."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
-from memscale.core.advice import budget_for
-from memscale.core.config_checks import check_int, refuse
-from memscale.core.device_table import CARDS, GIB, Card
+from memscale.config.checks import check_int, refuse
 from memscale.core.devices import closest_names, find_card
-from memscale.core.hardware import Hardware, budget_bytes, card_hardware
-from memscale.core.plan import Plan
-from memscale.core.savings import COMPARISONS, Comparison, Savings, TrainingRun, compared, with_rates
-from memscale.core.units import format_bytes, parse_bytes
+from memscale.hardware.cards import CARDS, GIB, Card
+from memscale.hardware.detect import Hardware, budget_bytes, card_hardware
+from memscale.plans.budget import budget_for
+from memscale.plans.plan import Plan
+from memscale.plans.savings import COMPARISONS, Comparison, Savings, TrainingRun, compared, with_rates
+from memscale.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from memscale.core.config import Config
-    from memscale.core.prediction import Prediction
-    from memscale.core.scaling import Scaling
+    from memscale.config.config import Config
+    from memscale.plans.data import Sizes
+    from memscale.plans.plan import Prediction
 
 _MOST_TRIED: Final = 3
 """Cards that are tried for a plain run, of those with a price and of the others. What a step takes differs
@@ -75,7 +75,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Asked:
-    """The step whose savings are told.
+    """The step whose savings are computed.
 
     Attributes:
         hardware: what it is to run on.
@@ -180,11 +180,11 @@ class _Sides:
 
 
 def _batch_of(prediction: Prediction) -> tuple[int | None, str]:
-    """The batch of the sample, or why it cannot be told."""
-    from memscale.core.scaling import size_of
+    """The batch of the sample, or why it cannot be derived."""
+    from memscale.core.scaling import Scaling, size_of
 
     scaling = prediction.scaling
-    if scaling is None:
+    if not isinstance(scaling, Scaling):
         return None, "this step has one size"
     try:
         return size_of(scaling.sample, scaling.batch, "batch"), ""
@@ -192,9 +192,11 @@ def _batch_of(prediction: Prediction) -> tuple[int | None, str]:
         return None, str(error)
 
 
-def _plan_at(scaling: Scaling | None, batch: int) -> Plan | None:
+def _plan_at(scaling: Sizes | None, batch: int) -> Plan | None:
     """The plan for a batch of another size, with the plain step in it; None for no batch."""
-    if scaling is None or batch == 0:
+    from memscale.core.scaling import Scaling
+
+    if not isinstance(scaling, Scaling) or batch == 0:
         return None
     with scaling.bare():
         return scaling.planner.plan_and_plain(*scaling.sample_of("batch", batch)).plan
@@ -315,7 +317,7 @@ def _notes(
     if same.plain.device != asked.hardware.name:
         yield "the runs are on different cards, whose speed and price are in what is saved"
     if terms.prices and same.plain.price_per_hour is None:
-        yield f"no price was given for an hour of {same.plain.device}: no money is told"
+        yield f"no price was given for an hour of {same.plain.device}: no costs"
     if why_not:
         yield f"no largest batch: {why_not}"
     if asked.config.use_8bit_optimizer and asked.plain is asked.planned:

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memscale.core.advice import reserve_bytes, varying_share
+from memscale.core.advice import varying_share
 from memscale.core.profiler import normalize_sample
-from memscale.core.trace_static import has_data
 from memscale.errors import ProfileError
+from memscale.plans.budget import reserve_bytes
+from memscale.trace.static import has_data
 
 if TYPE_CHECKING:
-    from memscale.core.plan import Plan
     from memscale.core.planner import Planner
+    from memscale.plans.plan import Plan
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -69,8 +70,8 @@ class Scaling:
             with_plan: under the smallest plan for that size, else without any.
 
         Raises:
-            ValueError: the size cannot be told from the sample, the model rejects another one, or it cannot
-                be traced without data: a real step of another size may not fit into this machine.
+            ValueError: the size cannot be derived from the sample, the model rejects another one, or it
+                cannot be traced without data: a real step of another size may not fit into this machine.
         """
         key = what, with_plan
         if key not in self._answers:
@@ -78,7 +79,7 @@ class Scaling:
         return self._answers[key]
 
     def lines(self) -> tuple[str, ...]:
-        """All answers in words; what cannot be told is left out."""
+        """All answers in words; what cannot be derived is left out."""
         lines = []
         for what in DIMENSIONS:
             try:
@@ -97,7 +98,7 @@ class Scaling:
         present = size_of(self.sample, self.batch, what)
         if self.plan.profile != "static":
             raise ValueError(
-                f"the largest {what} cannot be told: this model cannot be traced without data, and steps of "
+                f"the largest {what} is unknown: this model cannot be traced without data, and steps of "
                 "other sizes are not run"
             )
         most = self._most(what)
@@ -152,8 +153,7 @@ class Scaling:
             cause = error.__cause__ if isinstance(error, ProfileError) and error.__cause__ else error
             line = str(cause).strip().partition("\n")[0][:160]
             raise ValueError(
-                f"the largest {what} cannot be told: with {size} the model raised "
-                f"{type(cause).__name__}: {line}"
+                f"the largest {what} is unknown: with {size} the model raised {type(cause).__name__}: {line}"
             ) from error
 
     # ---- samples ---------------------------------------------------------------------------------
@@ -216,8 +216,8 @@ def size_of(sample: Any, batch: Batch, what: str) -> int:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors) or "none"
         kind = "tensors" if what == "batch" else "integer tensors of two dimensions"
         raise ValueError(
-            f"the {what} cannot be told from the sample: its {kind} do not agree (shapes: {shapes}). Give a "
-            f"callable sample_input with a parameter {what!r}"
+            f"the {what} cannot be derived from the sample: its {kind} do not agree (shapes: {shapes}). Give "
+            f"a callable sample_input with a parameter {what!r}"
         )
     return sizes.pop()
 

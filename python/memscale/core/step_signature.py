@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan was made for, and whether it still covers what is about to run."""
+"""The signature of a step, and whether a plan covers the step that is about to run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
-from memscale.core.gradient_buckets import State, states_of
-from memscale.core.leaves import tensors_of
-from memscale.core.module_attributes import Attributes, ModuleAttributes
-from memscale.core.output_use import OutputUse
-from memscale.core.tracer import StepFacts
 from memscale.optim.masters import dtype_of
-from memscale.optim.taken import base_of, is_held
-from memscale.techniques.attribute_tables import has_foreign_hooks
+from memscale.optim.patched import is_held
+from memscale.optim.patched_base import base_of
+from memscale.state.attribute_tables import has_foreign_hooks
+from memscale.state.module_attributes import Attributes, ModuleAttributes
+from memscale.techniques.step_facts import StepFacts
+from memscale.torchkit.leaves import tensors_of
+from memscale.torchkit.output_use import OutputUse
+from memscale.trace.ddp import State, states_of
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,7 @@ def optimizer_memory(optimizer: torch.optim.Optimizer | None, trained: int | Non
             if group.get(name)
         }
     )
-    kind = getattr(type(optimizer), "_memscale_away_base", type(optimizer))
+    kind = getattr(type(optimizer), "_memscale_offload_base", type(optimizer))
     kind = base_of(optimizer) if is_held(optimizer) else kind  # held: as large as PyTorch's own
     name = kind.__name__
     covered = sum(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop that trains a wrapped model without calling it: it calls parts of it, or a method of its own.
+"""Warns about a loop that trains a wrapped model without calling its forward.
 
 A plan is made where the model's forward runs, so such a loop would silently train without one. Its first step
 of the optimizer tells.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from memscale.observability import logs
+from memscale import log
 
 
 class UnseenForward:
@@ -20,11 +20,11 @@ class UnseenForward:
         has_run: the model's forward has run with gradients.
     """
 
-    has_run = _has_told = False
+    has_run = _has_warned = False
 
     def stepping(self, model: nn.Module, optimizer: Optimizer) -> None:
         """An optimizer is about to step. Says once where there is no plan for what it steps."""
-        if self.has_run or self._has_told:
+        if self.has_run or self._has_warned:
             return
         stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         trained = [
@@ -34,8 +34,8 @@ class UnseenForward:
         ]
         if not trained:
             return
-        self._has_told = True
-        logs.LOGGER.warning(
+        self._has_warned = True
+        log.LOGGER.warning(
             "no plan was made: an optimizer steps weights of %s, but the forward of the wrapped %s has not "
             "run. Call the model itself, or wrap what the loop calls, such as memscale.wrap(model.%s)",
             ", ".join(map(repr, trained[:3])) + (" …" if len(trained) > 3 else ""),

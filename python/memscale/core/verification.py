@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof on the user's own model: one step without the plan, one with it, every bit compared.
+"""Verifies a plan on the user's model: one step without it, one with it, every bit compared.
 
     plain step      no technique but what sets the precision (autocast), so that every bit counts
     planned step    as it will be trained
@@ -22,20 +22,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from memscale.core import model_state, sharding
 from memscale.core.double_run import BOUND, Errors, double_batch, errors_of, errors_of_each, in_double
-from memscale.core.earlier_graphs import check_apart, nodes_of
-from memscale.core.gradient_buckets import silent
-from memscale.core.loss import loss_of
-from memscale.core.model_state import training_flags
-from memscale.core.trace_empirical import buffer_contents, copied_batch
-from memscale.core.tracer import StepFacts
 from memscale.errors import VerificationError
-from memscale.techniques import global_hooks
-from memscale.techniques.scripted import uncounted_scripts
+from memscale.state import model_state
+from memscale.state.model_state import training_flags
+from memscale.techniques.checkpoint import global_hooks
+from memscale.techniques.step_facts import StepFacts
+from memscale.torchkit import sharding
+from memscale.torchkit.earlier_graphs import check_apart, nodes_of
+from memscale.torchkit.scripted import uncounted_scripts
+from memscale.trace.ddp import silent
+from memscale.trace.empirical import buffer_contents, copied_batch
+from memscale.trace.loss import loss_of
 
 if TYPE_CHECKING:
-    from memscale.core.executor import Executor
+    from memscale.core.wrapped import Wrapped
 
 PRECISION = ("autocast", "bf16_weights")
 """Step techniques that choose the precision. The plain step has them too."""
@@ -149,7 +150,7 @@ class VerifyReport:
 
     def table(self) -> str:
         """The summary, a row per kind with those that differ first, and which tensors differ."""
-        from memscale.observability.logs import table
+        from memscale.log import table
 
         kinds = sorted(_by_kind(self.rows), key=lambda kind: all(row.equal for row in kind))
         headers = ("what", "compared", "equal", "largest difference", "relative", "where")
@@ -167,7 +168,7 @@ class VerifyReport:
         return "\n\n".join(parts)
 
     def _error_table(self) -> str:
-        from memscale.observability.logs import table
+        from memscale.log import table
 
         what = f"{' and '.join(self.inexact)} {'rounds' if len(self.inexact) == 1 else 'round'} differently"
         if self.no_float64:
@@ -222,7 +223,7 @@ def _kind_row(rows: list[Difference]) -> tuple[object, ...]:
 
 @uncounted_scripts()
 def compare(
-    executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts
+    executor: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts
 ) -> VerifyReport:
     """Runs the step twice from the same state, bare and as planned, and compares.
 
@@ -271,7 +272,7 @@ def compare(
     )
 
 
-def _baseline(executor: Executor, names: tuple[str, ...]) -> str:
+def _baseline(executor: Wrapped, names: tuple[str, ...]) -> str:
     """What the plain step is, in words: its precision is that of the planned one."""
     if "bf16_weights" in names:
         return "plain PyTorch with the same BF16 weights under autocast"
@@ -282,7 +283,7 @@ def _baseline(executor: Executor, names: tuple[str, ...]) -> str:
 
 
 def _truth(
-    executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts, plain: Step
+    executor: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts, plain: Step
 ) -> tuple[Step | None, str]:
     """The step in float64; None, and why, where that cannot be or is another step."""
     model = executor.model
@@ -332,7 +333,7 @@ def _of_kind(step: Mapping[tuple[str, str], Tensor], kind: str) -> Step:
     return {key: value for key, value in step.items() if key[0] == kind}
 
 
-def _step(executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> Step:
+def _step(executor: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> Step:
     """Forward and backward of one batch with what is attached now."""
     model = executor.model
     if facts.forward is not None and facts.watch is not None:

@@ -1,19 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in front of a wrapped model's own forward, and lets the executor look at each batch."""
+"""The stand-in for a wrapped model's forward, which shows each batch to the executor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from memscale.techniques.checkpointing import evaluates, runs_plain
-from memscale.techniques.compiled import outside_compiler
-from memscale.techniques.forward_slot import StandIn
+from memscale.techniques.checkpoint.checkpointing import evaluates, runs_plain
+from memscale.torchkit.compiled import outside_compiler
+from memscale.torchkit.forward_slot import StandIn
 
 if TYPE_CHECKING:
-    from memscale.core.executor import Executor
+    from memscale.core.evaluation import Evaluations
+    from memscale.core.unseen_forward import UnseenForward
+    from memscale.core.wrapped import Wrapped
+    from memscale.techniques.precision.bf16_weights import Bf16Weights
+
+    class _Planning(Wrapped, Protocol):
+        """What looks at each batch before it runs: the executor."""
+
+        evaluations: Evaluations
+        unseen: UnseenForward
+
+        @property
+        def awaits_batch(self) -> bool: ...
+
+        @property
+        def half(self) -> Bf16Weights | None: ...
+
+        @property
+        def failures(self) -> int: ...
+
+        def forget_failure(self) -> None: ...
+
+        def before_forward(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> None: ...
+
+        def after_forward(self, output: Any) -> None: ...
 
 
 def _is_exported() -> bool:
@@ -27,7 +51,7 @@ class WatchedForward(StandIn):
 
     calls_through = stays_when_rebound = True
 
-    def __init__(self, executor: Executor, original: Callable[..., Any]) -> None:
+    def __init__(self, executor: _Planning, original: Callable[..., Any]) -> None:
         super().__init__(executor.model, original)
         self.executor = executor
 
@@ -52,13 +76,13 @@ class WatchedForward(StandIn):
     def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A forward that no plan is for. Without gradients it may be too much for the budget all the same."""
         executor = self.executor
-        is_told = evaluates() and executor.evaluations.before(executor, self.original, args, kwargs)
+        is_followed = evaluates() and executor.evaluations.before(executor, self.original, args, kwargs)
         half = executor.half
         if half is None:
             output = self.original(*args, **kwargs)
         else:
             output = half.evaluate(self.original, args, kwargs)
-        if is_told:
+        if is_followed:
             executor.evaluations.after(output)
         return output
 

@@ -1,43 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From checked arguments to a wrapped model: the life of a `wrap` call is `begin`, from top to bottom.
-
-Around it stands what becomes of an optimizer with `use_8bit_optimizer`. It has our state as long as a model
-that it trains is wrapped:
-
-    begin_in_8bit ──► begin_with ──► begin      `wrap` and `optimize`: state in place, where that is possible
-    change_to_8bit                              an optimizer that a trainer has made since
-    apply_all_optimizations ──► begin_with      the optimizer may be another one, and has been taken over
-    give_back_of                                `detach`, or a `wrap` without 8-bit state
-    counted_in_8bit                             `plan`, `predict`: counted, and not a bit of it changed
-"""
+"""Wraps a model from checked arguments: `begin` is the path of a `wrap` call."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from memscale.core.arguments import optimizer_of
-from memscale.core.config import Config
-from memscale.core.eight_bit import OWN, is_8bit, with_8bit_state
-from memscale.core.executor import EXECUTOR, Executor
-from memscale.core.hardware import Hardware
-from memscale.core.left_out import require_matches
+from memscale import log
+from memscale.config.config import Config
+from memscale.core.executor import Executor
 from memscale.core.profiler import normalize_sample
-from memscale.core.uninterrupted import uninterrupted
-from memscale.observability import logs
-from memscale.optim import cards, convert_state, give_back, is_taken, take_over
-from memscale.optim.kinds import inner_of
-from memscale.optim.taken import is_held
-from memscale.techniques.loss_scale import LossScale
-from memscale.techniques.replicas import refuse
-
-_TAKEN: weakref.WeakKeyDictionary[nn.Module, weakref.ref[torch.optim.Optimizer]] = weakref.WeakKeyDictionary()
-"""Optimizers that have our state as long as their model is wrapped."""
+from memscale.core.wrapped import EXECUTOR
+from memscale.techniques.left_out import require_matches
+from memscale.techniques.precision.loss_scale import LossScale
+from memscale.torchkit.replicas import refuse
 
 
 def begin(
@@ -48,7 +26,19 @@ def begin(
     grads_present: bool = False,
     drops_output: bool = False,
 ) -> Executor:
-    """The pipeline, in order: sample, old plan off, log, new executor (profile → decide → attach)."""
+    """Wraps a model: the sample in one form, an old plan off, the log set up, a new executor started.
+
+    Args:
+        model: the module.
+        config: what to do.
+        sample_input: a training batch to plan for; None: the first one that the loop brings.
+        optimizer: trains the model, as far as it is known.
+        grads_present: steps find gradients of earlier ones.
+        drops_output: the loop has the loss alone when backward begins.
+
+    Raises:
+        BaseException: as `Executor.start`. A plan that was there before is in force again.
+    """
     refuse(model)
     require_matches(model, config)
     sample = None if sample_input is None else normalize_sample(sample_input)
@@ -56,7 +46,7 @@ def begin(
     try:
         if wrapped is not None:
             wrapped.stop()
-        logs.setup(config)
+        log.setup(config)
         executor = Executor(model, config, optimizer)
         executor.drops_output = drops_output
         if wrapped is not None and isinstance(executor.loss_scale, LossScale):
@@ -67,148 +57,3 @@ def begin(
             wrapped.resume()
         raise
     return executor
-
-
-def begin_in_8bit(
-    model: nn.Module,
-    config: Config,
-    sample_input: Any,
-    optimizer: torch.optim.Optimizer | None,
-    **known: bool,
-) -> Executor:
-    """`begin`, with 8-bit state in the loop's optimizer if that is asked for and can be done in place."""
-    optimizer = optimizer_of(optimizer, model)
-    require_matches(model, config)  # before the optimizer's state is touched
-    logs.setup(config)
-    fresh = optimizer is not None and (not is_taken(optimizer) or is_held(optimizer))
-    with _taken_or_given_back(optimizer, fresh):
-        _take(optimizer, config)
-        return begin_with(model, config, sample_input, optimizer, fresh, **known)
-
-
-def change_to_8bit(model: nn.Module, config: Config, optimizer: torch.optim.Optimizer | None) -> None:
-    """Gives an optimizer 8-bit state, if that is asked for, that has come after its model was wrapped."""
-    if optimizer is not None and config.use_8bit_optimizer and not is_taken(inner_of(optimizer)):
-        with _taken_or_given_back(optimizer, fresh=True):
-            _take(optimizer, config, says=_taken_for(model) is None)
-            _settle_state(model, config, inner_of(optimizer), fresh=True)
-
-
-@contextmanager
-def _taken_or_given_back(optimizer: torch.optim.Optimizer | None, fresh: bool) -> Iterator[None]:
-    """If the block fails or is interrupted, an optimizer that it has taken over is its own again."""
-    optimizer = inner_of(optimizer)
-    try:
-        yield
-    except BaseException:
-        with uninterrupted():
-            if fresh and optimizer is not None and is_taken(optimizer) and not is_held(optimizer):
-                give_back(optimizer)
-        raise
-
-
-def _take(optimizer: torch.optim.Optimizer | None, config: Config, says: bool = True) -> None:
-    """Gives an optimizer 8-bit state in place, where that is asked for and possible; else says why not."""
-    if optimizer is None:
-        if config.use_8bit_optimizer:
-            logs.LOGGER.info(
-                "8-bit optimizer state: not used, no optimizer was named: pass optimizer=..., "
-                "or use memscale.apply_all_optimizations"
-            )
-    elif config.eight_bit_backend not in ("auto", OWN):
-        if not is_8bit(optimizer):
-            say_where_8bit_is(config)
-    elif config.use_8bit_optimizer and not is_8bit(optimizer):
-        line = with_8bit_state(optimizer, OWN)[1]
-        hint = "" if is_taken(optimizer) else "; memscale.apply_all_optimizations may know another"
-        if says or hint:
-            logs.LOGGER.info("%s%s", line, hint)
-
-
-def begin_with(
-    model: nn.Module,
-    config: Config,
-    sample_input: Any,
-    optimizer: torch.optim.Optimizer | None,
-    fresh: bool,
-    **known: bool,
-) -> Executor:
-    """`begin` for an optimizer that may have been taken over, `fresh`: in this call."""
-    optimizer = inner_of(optimizer)
-    if optimizer is not None and not config.use_8bit_optimizer and _taken_for(model) is optimizer:
-        give_back_of(model)  # first: the plan counts the state that it finds
-    with _taken_or_given_back(optimizer, fresh):
-        executor = begin(model, config, sample_input, optimizer, **known)
-        try:
-            _settle_state(model, config, optimizer, fresh)
-        except BaseException:
-            executor.stop()
-            raise
-        return executor
-
-
-def _settle_state(
-    model: nn.Module, config: Config, optimizer: torch.optim.Optimizer | None, fresh: bool
-) -> None:
-    """The model is wrapped: an optimizer of an earlier `wrap` is given back, the present one's state made."""
-    with uninterrupted():
-        if optimizer is not None or not config.use_8bit_optimizer:
-            give_back_of(model, unless=optimizer)
-        if optimizer is not None and is_taken(optimizer) and not is_held(optimizer):
-            if fresh:
-                convert_state(optimizer)
-            if fresh or _is_held_for_a_model(optimizer):
-                _TAKEN[model] = weakref.ref(optimizer)
-
-
-@contextmanager
-def counted_in_8bit(config: Config, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """For the time of a block, plans count an optimizer's state as `wrap` makes it. No bit of it changes."""
-    with cards.foretold():
-        taken = (
-            optimizer is not None
-            and config.use_8bit_optimizer
-            and config.eight_bit_backend in ("auto", OWN)
-            and not is_held(optimizer)
-            and not take_over(optimizer, convert=False)
-        )
-        try:
-            yield
-        finally:
-            if taken and optimizer is not None:
-                give_back(optimizer)
-
-
-def may_have_our_state(hardware: Hardware) -> bool:
-    """Whether an optimizer may have our state on a device, as far as is known without asking a card."""
-    return hardware.device_kind == "cpu" or not cards.has_refused()
-
-
-def give_back_of(model: nn.Module, unless: torch.optim.Optimizer | None = None) -> None:
-    """Ends what `begin_with` began: the optimizer of a model is as it was, but for what it has learned."""
-    optimizer = _taken_for(model)
-    if optimizer is unless and optimizer is not None:
-        return
-    _TAKEN.pop(model, None)
-    if optimizer is not None and not _is_held_for_a_model(optimizer):
-        give_back(optimizer)
-
-
-def say_where_8bit_is(config: Config) -> None:
-    """What `wrap` and `optimize` cannot do: the loop goes on with the optimizer that it has."""
-    if config.use_8bit_optimizer:
-        logs.LOGGER.info(
-            "8-bit optimizer state: not used, the loop keeps its own optimizer; "
-            "memscale.apply_all_optimizations returns one with 8-bit state"
-        )
-
-
-def _taken_for(model: nn.Module) -> torch.optim.Optimizer | None:
-    """The optimizer that has our state for this model's sake, if there is one."""
-    held = _TAKEN.get(model)
-    return None if held is None else held()
-
-
-def _is_held_for_a_model(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer has our state for the sake of a model, which may be one of several."""
-    return any(held() is optimizer for held in _TAKEN.values())

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers from elsewhere. Each is imported when one of its trainers is wrapped, and never before."""
+"""Adapters to trainers of other libraries, imported when such a trainer is wrapped."""

@@ -24,13 +24,14 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from memscale.core.config import Config
-from memscale.core.config_checks import refuse
-from memscale.core.executor import EXECUTOR, Executor
-from memscale.core.model_state import preserved
+from memscale import log
+from memscale.config.checks import refuse
+from memscale.config.config import Config
+from memscale.core.eight_bit_state import change_to_8bit, eight_bit_state
+from memscale.core.executor import Executor
+from memscale.core.wrapped import EXECUTOR
 from memscale.core.wrapping import begin as wrap_model
-from memscale.core.wrapping import begin_in_8bit, change_to_8bit
-from memscale.observability import logs
+from memscale.state.model_state import preserved
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -168,8 +169,8 @@ def begin(trainer: Trainer, config: Config, sample_input: Any) -> None:
         if optimizer is None:  # it comes with the training, and its state with it
             wrap_model(model, config, sample_input, None, accumulates, drops_output)
         else:
-            known = {"grads_present": accumulates, "drops_output": drops_output}
-            begin_in_8bit(model, config, sample_input, optimizer, **known)
+            with eight_bit_state(model, config, optimizer) as known:
+                wrap_model(model, config, sample_input, known, accumulates, drops_output)
     _remove_callbacks(trainer)
     # In front: what reports figures elsewhere shall report these too.
     trainer.callback_handler.callbacks.insert(0, callback_type()(config, optimizer, drops_output))
@@ -209,7 +210,7 @@ def _optimizer_of(trainer: Trainer) -> torch.optim.Optimizer | None:
         probe.optimizer = None
         return probe.create_optimizer()
     except Exception as error:  # the trainer's own, which it will raise again when it trains
-        logs.LOGGER.debug("wrap: no optimizer from the trainer: %s: %s", type(error).__name__, error)
+        log.LOGGER.debug("wrap: no optimizer from the trainer: %s: %s", type(error).__name__, error)
         return None
 
 
@@ -259,7 +260,7 @@ def _first_batch(trainer: Trainer) -> Any:
                 return _drawn(trainer)
         except Exception as error:  # the user's data or code, which will raise again in training
             reason = f"{type(error).__name__}: {error}"
-    logs.LOGGER.debug("wrap: the plan waits for the first batch: %s", reason)
+    log.LOGGER.debug("wrap: the plan waits for the first batch: %s", reason)
     return None
 
 

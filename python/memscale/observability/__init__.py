@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MemScale tells while it works: log blocks, metrics, timelines."""
+"""Metrics, reports, and traces for viewers."""

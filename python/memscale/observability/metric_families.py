@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which metrics there are, and where each value comes from. What is not known is not there.
+"""The metrics, and the source of each value. A value that is not known is left out.
 
 Names, units and labels are one table: a row is a family, and gives the samples of one model. What belongs to
 a model has the label `model`; what PyTorch knows of a device only has `device`. Units are bytes and seconds.
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memscale import __version__
-from memscale.observability.offload_figures import OffloadFigures, TierFigures
+from memscale import _core
+from memscale.offload.figures import OffloadFigures, TierFigures
 
 if TYPE_CHECKING:
-    from memscale.core.executor import Executor
-    from memscale.core.plan import Plan
+    from memscale.core.wrapped import Wrapped
+    from memscale.plans.plan import Plan
 
 __all__ = ["Reading", "families"]
 
@@ -47,7 +47,7 @@ class Reading:
     memory: Mapping[str, int] | None
 
     @classmethod
-    def of(cls, executor: Executor) -> Reading:
+    def of(cls, executor: Wrapped) -> Reading:
         """Reads a model without waiting for it."""
         planned = executor.planned
         device = "" if planned is None else planned.hardware.device_kind
@@ -113,7 +113,7 @@ def _of_plan(value: Callable[[Plan], float]) -> Callable[[Reading], Samples]:
 
 
 def _plan_info(reading: Reading) -> Samples:
-    return [] if reading.plan is None else [((reading.plan.digest, __version__), 1)]
+    return [] if reading.plan is None else [((reading.plan.digest, _core.version()), 1)]
 
 
 def _categories(reading: Reading) -> Samples:

@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from memscale import log
 from memscale.errors import MemScaleError
-from memscale.observability import logs
 from memscale.observability.metric_families import Reading, families
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from memscale.core.executor import Executor
+    from memscale.core.wrapped import Wrapped
 
 __all__ = ["attach", "detach", "render"]
 
@@ -49,11 +49,11 @@ def render(model: nn.Module) -> str:
     Example:
         >>> print(memscale.observability.metrics.render(model))
     """
-    from memscale.core.executor import EXECUTOR
+    from memscale.core.wrapped import EXECUTOR
 
     executor = model.__dict__.get(EXECUTOR)
     if executor is None:
-        raise ValueError("this model is not wrapped: there is nothing to tell of it")
+        raise ValueError("this model is not wrapped, so it has no metrics")
     client = _client()
     registry = client.CollectorRegistry()
     name = _name_of(executor) or type(model).__name__
@@ -62,7 +62,7 @@ def render(model: nn.Module) -> str:
     return text.decode()
 
 
-def attach(executor: Executor) -> None:
+def attach(executor: Wrapped) -> None:
     """A model was wrapped: if its configuration names a port, a scrape of that port shows it from now on."""
     port = executor.config.observability_port
     if port is None:
@@ -73,7 +73,7 @@ def attach(executor: Executor) -> None:
             served.enter(executor)
 
 
-def detach(executor: Executor) -> None:
+def detach(executor: Wrapped) -> None:
     """A model is not wrapped any more. Harmless for one that is not shown anywhere."""
     port = executor.config.observability_port
     if port is None:
@@ -90,21 +90,21 @@ class _Served:
     """A server and the models that it shows, by the value of their label."""
 
     server: Any
-    models: dict[str, weakref.ref[Executor]] = field(default_factory=dict)
+    models: dict[str, weakref.ref[Wrapped]] = field(default_factory=dict)
 
-    def live(self) -> dict[str, Executor]:
+    def live(self) -> dict[str, Wrapped]:
         """Models that are still there."""
         found = {name: reference() for name, reference in list(self.models.items())}
         return {name: executor for name, executor in found.items() if executor is not None}
 
-    def enter(self, executor: Executor) -> None:
+    def enter(self, executor: Wrapped) -> None:
         """Shows a model, under the name of its class, and a number where there are several."""
         taken = self.live()
         kind = type(executor.model).__name__
         names = [kind, *(f"{kind}-{number}" for number in range(2, len(taken) + 2))]
         self.models[next(name for name in names if name not in taken)] = weakref.ref(executor)
 
-    def leave(self, executor: Executor) -> bool:
+    def leave(self, executor: Wrapped) -> bool:
         """Shows it no more. Returns whether nobody else is left."""
         rest = {name: other for name, other in self.live().items() if other is not executor}
         self.models = {name: weakref.ref(other) for name, other in rest.items()}
@@ -140,7 +140,7 @@ _state = _State()
 class _Collector:
     """What a registry asks when it is scraped."""
 
-    def __init__(self, models: Callable[[], dict[str, Executor]]) -> None:
+    def __init__(self, models: Callable[[], dict[str, Wrapped]]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Any]:
@@ -158,7 +158,7 @@ def _open(port: int) -> _Served | None:
         registry.register(_Collector(served.live))
         served.server, _ = client.start_http_server(port, addr=_ADDRESS, registry=registry)
     except (MemScaleError, OSError) as error:
-        logs.LOGGER.warning("no metrics on %s:%d, training goes on without: %s", _ADDRESS, port, error)
+        log.LOGGER.warning("no metrics on %s:%d, training goes on without: %s", _ADDRESS, port, error)
         return None
     if not _state.watches_forks:
         os.register_at_fork(after_in_child=_state.forget)
@@ -167,7 +167,7 @@ def _open(port: int) -> _Served | None:
     return served
 
 
-def _name_of(executor: Executor) -> str:
+def _name_of(executor: Wrapped) -> str:
     """The label under which a server shows the model; "" if none does."""
     with _state.lock:
         shown = [item for served in _state.ports.values() for item in served.live().items()]

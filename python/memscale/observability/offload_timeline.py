@@ -6,7 +6,8 @@
     held                 ├─────────────────────┴──────────┤      from the first event to the last
 
 The engine writes an event when it ends and keeps the latest ones. So a block whose first event is a copy back
-was away before the oldest event began, and one whose last event belongs to its way out is away still.
+was offloaded before the oldest event began, and one whose last event belongs to its way out is offloaded
+still.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from memscale.observability.offload_figures import TIER_NAMES, OffloadEvent, OffloadFigures
+from memscale.offload.figures import TIER_NAMES, OffloadEvent, OffloadFigures
 
 __all__ = ["bounds", "held_series", "latest_steps", "rows"]
 
@@ -38,8 +39,8 @@ def held_series(figures: OffloadFigures) -> dict[str, list[tuple[int, int]]]:
         seen_leaving = any(event.kind == "out" for event in own)
         begin = min(event.begin_ns for event in own) if seen_leaving else first
         changes[latest.tier][begin] += latest.bytes
-        is_away = figures.held_count > 0 and latest.kind in _WAY_OUT
-        changes[latest.tier][last if is_away else latest.end_ns] -= 0 if is_away else latest.bytes
+        is_offloaded = figures.held_count > 0 and latest.kind in _WAY_OUT
+        changes[latest.tier][last if is_offloaded else latest.end_ns] -= 0 if is_offloaded else latest.bytes
     return {tier: _summed(changes[tier]) for tier in TIER_NAMES.values() if tier in changes}
 
 

@@ -25,7 +25,7 @@ from memscale.observability.perfetto_offload import offload_events
 from memscale.observability.step_view import Slice, StepView
 
 if TYPE_CHECKING:
-    from memscale.observability.offload_figures import OffloadFigures
+    from memscale.offload.figures import OffloadFigures
 
 __all__ = ["TRACE_VERSION", "trace_events", "write_trace"]
 

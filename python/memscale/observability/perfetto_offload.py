@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memscale.observability.offload_timeline import bounds, held_series, rows
 
 if TYPE_CHECKING:
-    from memscale.observability.offload_figures import OffloadEvent, OffloadFigures
+    from memscale.offload.figures import OffloadEvent, OffloadFigures
 
 __all__ = ["offload_events"]
 

@@ -13,19 +13,19 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from memscale.core.plan import Plan
-from memscale.core.units import format_bytes
 from memscale.errors import MemScaleError
 from memscale.observability import report_charts, report_timelines
-from memscale.observability.plan_rows import PlanRow, plan_rows
-from memscale.observability.plan_words import bytes_range, ms_range
 from memscale.observability.report_detail import Detail, category_steps
 from memscale.observability.report_offload import offload_chart, tier_rows
 from memscale.observability.report_timelines import CATEGORY_ORDER, Curve
+from memscale.plans.plan import Plan
+from memscale.plans.rows import PlanRow, plan_rows
+from memscale.plans.words import bytes_range, ms_range
+from memscale.units import format_bytes
 
 if TYPE_CHECKING:
-    from memscale.core.prediction import Holder, Prediction
-    from memscale.observability.offload_figures import OffloadFigures
+    from memscale.offload.figures import OffloadFigures
+    from memscale.plans.plan import Holder, Prediction
 
 __all__ = ["write_report"]
 

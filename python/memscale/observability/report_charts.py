@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from memscale.observability.report_svg import WIDTH, Canvas, Unit, ticks
 
 if TYPE_CHECKING:
-    from memscale.core.plan import Plan
+    from memscale.plans.plan import Plan
 
 _LEFT, _RIGHT = 64, 12
 _INNER: Final = WIDTH - _LEFT - _RIGHT

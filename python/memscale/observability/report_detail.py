@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from memscale.observability.plan_rows import AS_ONE, regions
 from memscale.observability.report_charts import Block, Step
 from memscale.observability.segments import allocator_view
 from memscale.observability.step_view import StepView, core_plan
+from memscale.plans.rows import AS_ONE, regions
 
 if TYPE_CHECKING:
     from memscale import _core
     from memscale.core.decision_engine import DecisionEngine
-    from memscale.core.plan import Choice, Plan
-    from memscale.core.prediction import Prediction
-    from memscale.core.tracer import Trace
+    from memscale.plans.plan import Choice, Plan, Prediction
+    from memscale.trace.step import Trace
 
 __all__ = ["Detail", "category_steps", "detail_of", "technique_steps"]
 

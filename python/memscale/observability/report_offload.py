@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from memscale.core.units import format_bytes
-from memscale.observability.offload_figures import TIER_NAMES
 from memscale.observability.offload_timeline import held_series, latest_steps
 from memscale.observability.report_svg import WIDTH, Canvas, Unit, ticks
+from memscale.offload.figures import TIER_NAMES
+from memscale.units import format_bytes
 
 if TYPE_CHECKING:
-    from memscale.observability.offload_figures import OffloadEvent, OffloadFigures
+    from memscale.offload.figures import OffloadEvent, OffloadFigures
 
 __all__ = ["offload_chart", "tier_rows"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A little drawing: shapes and text of one chart, as an SVG element that stands in an HTML page.
+"""Draws shapes and text of one chart as an SVG element of an HTML page.
 
 Colours are CSS variables of the page, so that a chart follows the page into dark mode and onto paper. Text
 stays text. Coordinates are pixels of a drawing 960 wide, which the page scales, with one digit after the
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from memscale.core.units import format_bytes
+from memscale.units import format_bytes
 
 __all__ = ["WIDTH", "Canvas", "Unit", "ticks"]
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from memscale.core.timeline import PHASES
 from memscale.observability.report_svg import WIDTH, Canvas, Unit, ticks
+from memscale.plans.timeline import PHASES
 
 if TYPE_CHECKING:
-    from memscale.core.plan import Plan
-    from memscale.core.timeline import Timeline
     from memscale.observability.step_view import StepView
+    from memscale.plans.plan import Plan
+    from memscale.plans.timeline import Timeline
 
 Curve = Sequence[tuple[float, int]]
 """Points (milliseconds since the step began, bytes)."""
@@ -25,7 +25,7 @@ CATEGORY_ORDER: Final = (
 )  # fmt: skip
 """From the bottom of a stack to its top: what stays, then what comes and goes."""
 
-_MOST_POINTS: Final = 640  # of a curve; more cannot be told apart on a screen and make the file large
+_MOST_POINTS: Final = 640  # of a curve; more are not visible on a screen and make the file large
 _LEFT, _RIGHT = 64, 12
 _INNER: Final = WIDTH - _LEFT - _RIGHT
 
@@ -224,7 +224,7 @@ class _Frame:
             left = self.x(begin)
             self.canvas.box((left, self.top + 1, max(self.x(end) - left, 0.5), 5), "again")
         if panel.repeats:
-            self.canvas.text(self.x(panel.repeats[0][0]), self.top - 4, "runs again", colour="again")
+            self.canvas.text(self.x(panel.repeats[0][0]), self.top - 4, "recompute", colour="again")
 
     def _peak(self, panel: _Panel, unit: Unit, budget_bytes: int) -> None:
         if not panel.totals:
@@ -254,7 +254,7 @@ def _runs(
 
 
 def _closed(runs: Iterator[tuple[int, float, float]], longest: float) -> list[tuple[float, float]]:
-    """Stretches in which something runs again; gaps too small to see are closed."""
+    """Stretches of recomputation; gaps too small to see are closed."""
     spans: list[tuple[float, float]] = []
     for again, begin, end in runs:
         if not again:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from memscale import _core
-from memscale.core.units import format_bytes
 from memscale.observability.report_charts import Block
 from memscale.observability.step_view import StepView
+from memscale.units import format_bytes
 
 __all__ = ["AllocatorView", "allocator_view"]
 

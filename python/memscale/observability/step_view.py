@@ -19,12 +19,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from memscale import _core
-from memscale.core.kept_ops import KeptOps
-from memscale.core.timeline import PHASES
+from memscale.plans.kept_ops import KeptOps
+from memscale.plans.timeline import PHASES
 
 if TYPE_CHECKING:
-    from memscale.core.plan import Plan
-    from memscale.core.timeline import Timeline
+    from memscale.plans.plan import Plan
+    from memscale.plans.timeline import Timeline
 
 __all__ = ["Slice", "StepView", "core_plan"]
 
@@ -239,7 +239,7 @@ class StepView:
         return chains
 
     def _module_name(self, chain: tuple[tuple[str, int, int], ...]) -> str:
-        """The outermost module of a recompute that is not the model: the one that runs again."""
+        """The outermost recomputed module that is not the model."""
         modules = self.graph.modules()
         for _, module, _ in chain:
             if modules[module][0]:

@@ -44,7 +44,7 @@ class OffloadSettings:
 
     Attributes:
         device: whose tensors leave.
-        pinned_bytes: most page-locked memory, staging included; 0: none.
+        pinned_bytes: most pinned memory, staging included; 0: none.
         host_bytes: most pageable memory.
         file_bytes: most disk space.
         directory: folder of the file; "" for the system's folder of temporary files.
@@ -82,7 +82,7 @@ class OffloadSettings:
         """Host memory that an engine takes beside the blocks in its tiers, at most.
 
         Args:
-            block_count: blocks that are away at once, beyond the first few hundred.
+            block_count: blocks that are offloaded at once, beyond the first few hundred.
         """
         tables = _TABLE_BYTES + self.trace_count * _EVENT_BYTES + block_count * _BLOCK_BYTES
         return self.staging_bytes + tables
@@ -121,7 +121,7 @@ class Offload:
 
     Args:
         settings: what it is opened with.
-        faults: trouble on purpose, for tests: the options of `_core.OffloadEngine` that begin with "fault_".
+        faults: fault injection for tests: the options of `_core.OffloadEngine` that begin with "fault_".
             Among them "fault_capsules": as on PyTorch before 2.10, which does not show tensors to C; and
             "fault_no_library": as on one whose library has no such functions.
     """
@@ -230,7 +230,7 @@ class Held:
     Args:
         engine: where it is.
         saved: what the engine gave for it.
-        tensor: itself, of which no more is kept than what a forward may ask it.
+        tensor: the saved tensor; only what a forward may read of it is kept.
     """
 
     __slots__ = ("attributes", "engine", "is_leaf", "requires_grad", "saved")

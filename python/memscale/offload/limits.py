@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much may leave the device, to where, and how fast.
+"""Limits of offload: how many bytes, to which tiers, and how fast.
 
-On a card saved tensors go to host memory, page-locked first. On the CPU the device is the host's memory
+On a card saved tensors go to host memory, pinned first. On the CPU the device is the host's memory
 itself, so the file is the only tier that saves any.
 """
 
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from memscale.core import calibration
-from memscale.core.decision_engine import OffloadLink
-from memscale.core.tier_room import TierRoom
+from memscale.hardware.measured_rates import is_on
 from memscale.offload.engine import Offload, OffloadSettings, why_not
+from memscale.offload.link import OffloadLink
+from memscale.offload.tier_room import TierRoom
 
 if TYPE_CHECKING:
-    from memscale.core.config import EffectiveConfig
-    from memscale.core.hardware import Hardware
+    from memscale.config.config import EffectiveConfig
+    from memscale.hardware.detect import Hardware
 
 _LOGGER = logging.getLogger("memscale")
 
@@ -72,8 +72,8 @@ class Link:
         settings: of the engine.
         out_bytes_per_us: from the device, beside a running step.
         in_bytes_per_us: back.
-        limit_bytes: what may be away at once, over all tiers.
-        weights_bytes: beside it, for weights of a card: of page-locked and pageable memory, and of a file.
+        limit_bytes: what may be offloaded at once, over all tiers.
+        weights_bytes: beside it, for weights of a card: of pinned and pageable memory, and of a file.
         state_bytes: likewise, for optimizer state of a card, what copies pass through included.
     """
 
@@ -262,7 +262,7 @@ def file_system_of(path: str, mounts: str) -> str:
 
 def _file_rates(settings: OffloadSettings) -> tuple[int, int]:
     """Bytes per microsecond to an engine's file, and back; measured once per process, disk and chunk size."""
-    if not calibration.is_on():
+    if not is_on():
         return _FILE_BYTES_PER_US, _FILE_BYTES_PER_US
     return _measured(settings.directory, os.stat(settings.directory).st_dev, settings.chunk_bytes)
 

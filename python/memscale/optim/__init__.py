@@ -5,14 +5,13 @@
     arrays    the state of one parameter: bytes, and how they become PyTorch's tensors and come from them
     cards     which cards have the core's kernels, and the core on a card's stream
     steps     one step of a group
-    taken     the caller's optimizer with that state: taken over, given back
+    patched   the caller's optimizer with that state: patched, given back
     saved     `state_dict` in PyTorch's form, and back
     masters   weights that are BF16 while they are trained
-    away      state that lies elsewhere between steps; pieces, shelf, alone, away_state, away_step, away_load,
-              away_weights; host_parts, host_rate for a card's parameters that the host steps
-    released  gradients that have left the device; released_bytes, released_changes, release_window
+    offload/  state that is offloaded between steps, and steps of a card's parameters on the host
+    release/  gradients that leave the device when they are complete
 
-An optimizer is taken over in place: it stays the same object, and its class becomes a subclass of its own.
+An optimizer is patched in place: it stays the same object, and its class becomes a subclass of its own.
 Schedulers, hooks, gradient scalers and wrappers that hold it hold it on. Steps run in the C core
 (`memscale/optim.h` says what they compute), on the arrays in place.
 
@@ -27,6 +26,7 @@ Example:
 from __future__ import annotations
 
 from memscale.optim.kinds import MOMENTS
-from memscale.optim.taken import convert_state, give_back, is_taken, moments_of, take_over
+from memscale.optim.patched import convert_state, give_back, take_over
+from memscale.optim.patched_base import is_patched, moments_of
 
-__all__ = ["MOMENTS", "convert_state", "give_back", "is_taken", "moments_of", "take_over"]
+__all__ = ["MOMENTS", "convert_state", "give_back", "is_patched", "moments_of", "take_over"]

@@ -19,8 +19,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from memscale.optim.pieces import AWAY, Slots
-from memscale.weights.places import device_of_use
+from memscale.optim.offload.pieces import OFFLOADED, Slots
+from memscale.weights.placement import device_of_use
 
 CUTTABLE: Final = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 """Treat each element alone, and have state for each: a part of a parameter is stepped as in the whole."""
@@ -158,8 +158,8 @@ def is_usual_on_card(parameter: Tensor, state: dict[str, Any]) -> bool:
     gradient, device = parameter.grad, device_of_use(parameter)
     found = () if gradient is None else (gradient,)
     alike = (*found, *(value for value in state.values() if isinstance(value, Tensor)))
-    layout = state[AWAY].layout if AWAY in state else None
-    away = layout.slots if isinstance(layout, Slots) else ()
+    layout = state[OFFLOADED].layout if OFFLOADED in state else None
+    offloaded = layout.slots if isinstance(layout, Slots) else ()
     return (
         type(parameter) in (Tensor, torch.nn.Parameter)
         and device.type == "cuda"
@@ -174,7 +174,7 @@ def is_usual_on_card(parameter: Tensor, state: dict[str, Any]) -> bool:
         )
         and all(
             slot.dtype is parameter.dtype and slot.stride == parameter.stride()
-            for slot in away
+            for slot in offloaded
             if slot.shape == parameter.shape
         )
     )

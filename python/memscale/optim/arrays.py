@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ from memscale import _core
 from memscale.optim import cards
 from memscale.optim.kinds import Kind
 
-if TYPE_CHECKING:
-    from memscale.optim.mapped import Empty
-
 STEP: Final = "memscale_step"
 BYTES: Final = "memscale_state"
 FORM: Final = "memscale_form"
@@ -37,7 +34,7 @@ FORM: Final = "memscale_form"
 Entry = dict[str, Any]
 """What `optimizer.state` has for a parameter."""
 
-_RESTS: Final = {"master_rest8": torch.int8, "master_rest16": torch.int16}
+_RESIDUALS: Final = {"master_rest8": torch.int8, "master_rest16": torch.int16}
 _MOST_THREADS: Final = 256
 
 
@@ -146,6 +143,14 @@ def core_on(device: torch.device) -> _core.Optim:
     return core() if device.type == "cpu" else cards.worker(device)
 
 
+class Empty(Protocol):
+    """Makes a tensor, as `torch.empty_strided` does."""
+
+    def __call__(self, size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype) -> Tensor:
+        """A tensor without gaps, whose elements mean nothing yet."""
+        ...
+
+
 in_memory: Final[Empty] = functools.partial(torch.empty_strided, device="cpu")
 """Makes tensors on the CPU, whatever the default device is."""
 
@@ -190,22 +195,27 @@ def tensor_of(entry: Entry, parameter: Tensor | None, gradient: Tensor | None) -
     # fmt: on
 
 
-def rest_of(entry: Entry) -> Tensor | None:
+def residual_of(entry: Entry) -> Tensor | None:
     """What the weights lack of their masters: a view with the parameter's shape, or None.
 
-    Of state that is away it is a copy.
+    Of state that is here; `offloaded_state.residual_of` is of any.
     """
     form: Form = entry[FORM]
-    dtype = _RESTS.get(form.weights)
-    if dtype is None:
+    if not has_residual(form):
         return None
     offset, size = form.places.rest
-    if BYTES in entry:
-        flat: Tensor = entry[BYTES][offset : offset + size]
-    else:
-        from memscale.optim.away_state import rest_from  # which is built on this
+    flat: Tensor = entry[BYTES][offset : offset + size]
+    return residual_in(form, flat)
 
-        flat = rest_from(entry)
+
+def has_residual(form: Form) -> bool:
+    """Whether the weights lack something of their masters."""
+    return form.weights in _RESIDUALS
+
+
+def residual_in(form: Form, flat: Tensor) -> Tensor:
+    """The same of its bytes alone, wherever they come from."""
+    dtype = _RESIDUALS[form.weights]
     # With moments in FP32 in front of them, rests of 2 bytes are aligned.
     return flat.view(dtype).as_strided(form.shape, form.stride, flat.storage_offset() // dtype.itemsize)
 
@@ -348,7 +358,7 @@ def reformed(kind: Kind, entry: Entry, form: Form) -> Entry:
     made = {**entry, **empty(form, entry[STEP], maker_on(entry[BYTES].device))}
     if entry[STEP]:
         write(kind, made, read(kind, entry))
-    before, after = rest_of(entry), rest_of(made)
+    before, after = residual_of(entry), residual_of(made)
     if before is not None and after is not None and before.dtype == after.dtype:
         after.copy_(before)
     return made

@@ -10,8 +10,9 @@
 Steps of the core, which has our state, run beside backward on a thread of their own (`step_queue`), and are
 done when backward ends.
 
-What is stepped is what the optimizer would step, by the same code: with its state away (`away`), with ours
-(`steps`), or its own class's step on that parameter alone (`alone`). The bits are those of a step of all.
+What is stepped is what the optimizer would step, by the same code: with offloaded state
+(`offload/attach`), with ours (`steps`), or its own class's step on that parameter alone (`alone`). The
+bits are those of a step of all.
 
 A record says which parameters have been stepped since `step()` was called last, and whether the backward has
 come to its end. Whatever breaks the promise is refused by it, where possible before a weight changes.
@@ -29,16 +30,22 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
-from memscale.core.graph_task import in_backward
-from memscale.core.leaves import tensors_of
-from memscale.optim import master_rests, scaled_losses
+from memscale.optim import master_residuals, scaled_losses
 from memscale.optim.alone import Alone, group_is_on_card, is_usual_on_card
-from memscale.optim.away import await_host_steps, held_for_step, is_away, step_away, steps_on_host
+from memscale.optim.offload.attach import (
+    await_host_steps,
+    held_for_step,
+    is_offloaded,
+    step_offloaded,
+    steps_on_host,
+)
+from memscale.optim.patched_base import base_of, is_patched
 from memscale.optim.spent import SpentGradient
 from memscale.optim.step_queue import StepQueue
 from memscale.optim.steps import CoreStep, Hand, step_group
-from memscale.optim.taken import base_of, is_taken
-from memscale.optim.weak_call import WeakCall
+from memscale.torchkit.graph_task import in_backward
+from memscale.torchkit.leaves import tensors_of
+from memscale.torchkit.weak_call import WeakCall
 
 _SAYS: Final = "step_in_backward: "
 _INSTEAD: Final = "; give Config(step_in_backward=False) for loops that do"
@@ -55,23 +62,25 @@ def step_one(optimizer: Any, group: dict[str, Any], parameter: Tensor, hand: Han
         hand: as in `steps.step_group`.
 
     Raises:
-        Exception: whatever the optimizer's own step raises; OSError, where its state is away.
+        Exception: whatever the optimizer's own step raises; OSError, where its state is offloaded.
     """
     left, one = [parameter], {**group, "params": [parameter]}
-    away = is_away(optimizer)
-    later = hand if away and hand is not CoreStep.run and steps_on_host(optimizer) else None
-    with held_for_step(optimizer) if away else nullcontext():  # who saves finds this parameter's state whole
-        if away:
-            left = step_away(optimizer, one, later)
-        if left and is_taken(optimizer):
-            master_rests.prepare(optimizer, one)
-            left = step_group(optimizer, one, CoreStep.run if away else hand)
+    offloaded = is_offloaded(optimizer)
+    later = hand if offloaded and hand is not CoreStep.run and steps_on_host(optimizer) else None
+    with (
+        held_for_step(optimizer) if offloaded else nullcontext()
+    ):  # who saves finds this parameter's state whole
+        if offloaded:
+            left = step_offloaded(optimizer, one, later)
+        if left and is_patched(optimizer):
+            master_residuals.prepare(optimizer, one)
+            left = step_group(optimizer, one, CoreStep.run if offloaded else hand)
         for value in left:
             Alone(optimizer, base_of(optimizer), group).step_in(value, optimizer.state)
 
 
 class BackwardStep:
-    """Steps parameters of one optimizer when they are told to have their gradients.
+    """Steps parameters of one optimizer as their gradients are reported complete.
 
     Args:
         optimizer: whose step it is; held weakly.
@@ -101,7 +110,7 @@ class BackwardStep:
         self._at = ""  # the parameter whose step was broken off
         self._groups: dict[int, dict[str, Any]] = {}
 
-    # ---- told by hooks ---------------------------------------------------------------------------
+    # ---- called by hooks -------------------------------------------------------------------------
 
     def completed(self, parameter: Tensor) -> None:
         """A gradient is complete. Steps its parameter; sparse ones stay for the optimizer's own step.
@@ -142,9 +151,9 @@ class BackwardStep:
         """A forward whose output is to be differentiated is about to run.
 
         Raises:
-            RuntimeError: weights have been stepped, and the optimizer has not been told.
+            RuntimeError: weights have been stepped, and `optimizer.step()` was not called.
         """
-        if in_backward():  # a checkpoint around the model runs it again
+        if in_backward():  # a checkpoint around the model recomputes it
             return
         with self._held():
             if self._running:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cards that the core's kernels run on.
+"""Cards that have the core's optimizer kernels.
 
     a card            ──► one `_core.Card` for the process: PyTorch's context, the kernels
     a stream of it    ──► one `_core.Optim`, which submits to it and waits for nothing
-    its recomputes    ──► one `_core.FingerprintTable` (`techniques/card_check.py`)
+    its recomputes    ──► one `_core.FingerprintTable` (`techniques/checkpoint/card_check.py`)
 
 The kernels are compiled by NVRTC when they are first needed, about half a second for each card and process.
 NVRTC comes with PyTorch; the environment variable `MEMSCALE_NVRTC` names another one. Where a card cannot
@@ -40,7 +40,7 @@ _cards: dict[int, _core.Card] = {}
 
 def why_not(device: torch.device) -> str:
     """Why the core does not work on arrays of a device; "" if it does. Compiles at the first question."""
-    if device.type == "cpu" or (device.type == "meta" and _foretold.on):
+    if device.type == "cpu" or (device.type == "meta" and _assumed.on):
         return ""
     found = _opened.get(device.index) if device.type == "cuda" else _refused(device)
     if found is None:
@@ -48,21 +48,21 @@ def why_not(device: torch.device) -> str:
     return found if isinstance(found, str) else ""
 
 
-class _Foretold(threading.local):
+class _AssumeData(threading.local):
     on = False
 
 
-_foretold = _Foretold()
+_assumed = _AssumeData()
 
 
 @contextmanager
-def foretold() -> Iterator[None]:
+def assume_data() -> Iterator[None]:
     """Inside the block parameters without data count as they will where they have some."""
-    before, _foretold.on = _foretold.on, True
+    before, _assumed.on = _assumed.on, True
     try:
         yield
     finally:
-        _foretold.on = before
+        _assumed.on = before
 
 
 def has_refused() -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
 from memscale.optim import cards
-from memscale.weights.places import device_of_use
+from memscale.weights.placement import device_of_use
 
 MOMENTS: Final = ("code8", "fp32")
 """Forms of the moments: a byte each and one per 128 for their scale, or FP32."""
@@ -50,7 +50,7 @@ _SGD: Final = Kind("sgd", ("momentum_buffer",), ("lr", "momentum", "dampening", 
 _LION: Final = Kind("lion", ("exp_avg",), ("lr", "betas", "weight_decay"), False)
 
 KINDS: Final = {kind.name: kind for kind in (_ADAM, _SGD, _LION)}
-"""By name. There is one object of each: they are told apart by identity."""
+"""By name. There is one object of each, so they are compared by identity."""
 
 
 def inner_of(optimizer: Any) -> Any:
@@ -159,10 +159,8 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _is_released(gradient: Tensor) -> bool:
-    """Whether it is one of ours that may be away."""
-    from memscale.optim.released import ReleasedGradient  # which is built on `arrays`, and that on this
-
-    return isinstance(gradient, ReleasedGradient)
+    """Whether it is one of ours that may be offloaded."""
+    return hasattr(gradient, "memscale_bytes")  # a `released.ReleasedGradient`, which is built on this
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors whose elements lie in a file, so that whoever saves all of a state needs no memory for it.
+"""Tensors whose elements lie in a file, so that saving a whole state needs no memory for it.
 
 Each has a file of its own, without a name: it is gone with the tensor, and after `kill -9`. To PyTorch they
 are tensors as any other. The system has as much of the files in memory as nobody needs for something else.
@@ -14,12 +14,13 @@ import os
 import tempfile
 import weakref
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from memscale.optim.pieces import LEAST_BYTES
+from memscale.optim.arrays import Empty
+from memscale.optim.offload.pieces import LEAST_BYTES
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -28,14 +29,6 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _ENGINE_DIRECTORY: Final = "/tmp"
 """As in src/offload/offload.c."""
 _FAILED: Final = ctypes.c_void_p(-1).value
-
-
-class Empty(Protocol):
-    """Makes a tensor, as `torch.empty_strided` does."""
-
-    def __call__(self, size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype) -> Tensor:
-        """A tensor without gaps, whose elements mean nothing yet."""
-        ...
 
 
 def mapped_in(directory: str) -> Empty:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`state_dict` and `load_state_dict` of a model deal in the masters of its BF16 weights."""
+"""Hooks that make `state_dict` and `load_state_dict` use the FP32 masters of BF16 weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from memscale.optim.masters import Master, master_of
-from memscale.techniques import plain_copies
+from memscale.torchkit import plain_copies
 
 
 class _ModuleHook(plain_copies.Ours):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that become BF16 while they are trained, and lose nothing of their FP32 value.
+"""Weights that are BF16 while they are trained; the FP32 value is kept exactly.
 
     master = weight, its upper 16 bits rounded │ rest, what the weight lacks of it
 
@@ -8,10 +8,10 @@ parameter, and goes into the optimizer's state then: as it is, or rounded to 8 b
 So up to that step every bit of the FP32 weight is there, and afterwards what was trained. It waits where a
 state dict of the optimizer would be: in host memory, or in files if the optimizer's state is in one.
 
-While a weight is BF16, whoever saves or copies it gets the master: `state_dict`, `pickle`, `copy.deepcopy`.
+While a weight is BF16, saving or copying it gives the master: `state_dict`, `pickle`, `copy.deepcopy`.
 `load_state_dict` sets the master. `optimizer.state_dict()` has no rest of such weights: the model's has it.
 
-`master_rests.py` has the rests in the optimizer's state, `master_hooks.py` the model's state dict.
+`optim/master_residuals.py` has the rests in the optimizer's state, `master_hooks.py` the model's state dict.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from memscale.optim.arrays import FORM, core_on, in_memory, maker_on, rest_of
-from memscale.optim.pieces import HOST
+from memscale.optim.arrays import FORM, core_on, in_memory, maker_on
+from memscale.optim.offload.pieces import HOST
+from memscale.optim.offload.state import residual_of
 
 if TYPE_CHECKING:
-    from memscale.optim.mapped import Empty
+    from memscale.optim.arrays import Empty
 
 _MARK: Final = "_memscale_master"
 WHOLE: Final = "master_rest16"
@@ -61,7 +62,7 @@ class Master:
             return self.waiting
         optimizer = self._optimizer()
         entry = {} if optimizer is None else optimizer.state.get(self.parameter, {})
-        return rest_of(entry) if FORM in entry else None
+        return residual_of(entry) if FORM in entry else None
 
     def empty(self) -> Tensor:
         """What the rest of 16 bits can wait in."""
@@ -244,30 +245,30 @@ def _exchange(parameter: nn.Parameter, data: Tensor) -> None:
 # ---- in a trace --------------------------------------------------------------------------------------
 
 
-def told_dtypes(model: nn.Module, half: frozenset[str]) -> dict[int, torch.dtype]:
+def planned_dtypes(model: nn.Module, half: frozenset[str]) -> dict[int, torch.dtype]:
     """Dtypes in a traced step, by id, of parameters that have another one at present.
 
     Args:
         model: with its real parameters.
         half: names of those that are BF16 in the step.
     """
-    told = {}
+    dtypes = {}
     for name, parameter in model.named_parameters():
         dtype = torch.bfloat16 if name in half else dtype_of(parameter)
         if dtype is not parameter.dtype:
-            told[id(parameter)] = dtype
-    return told
+            dtypes[id(parameter)] = dtype
+    return dtypes
 
 
 @contextmanager
-def as_told(model: nn.Module, half: frozenset[str]) -> Iterator[None]:
-    """Runs the block, a real step that is thrown away, with parameters of the dtypes that are told."""
-    told = told_dtypes(model, half)
-    before = [(value, value.data) for value in model.parameters() if id(value) in told]
+def as_planned(model: nn.Module, half: frozenset[str]) -> Iterator[None]:
+    """Runs the block, a real step that is thrown away, with parameters of the dtypes that the step has."""
+    dtypes = planned_dtypes(model, half)
+    before = [(value, value.data) for value in model.parameters() if id(value) in dtypes]
     try:
         for parameter, data in before:
             master = master_of(parameter)
-            parameter.data = data.to(told[id(parameter)]) if master is None else master.value()
+            parameter.data = data.to(dtypes[id(parameter)]) if master is None else master.value()
         yield
     finally:
         for parameter, data in before:

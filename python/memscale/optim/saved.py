@@ -29,16 +29,15 @@ from memscale.optim.arrays import (
     form_of,
     from_standard,
     maker_on,
-    rest_of,
     to_standard,
 )
-from memscale.optim.away_state import brought_back
 from memscale.optim.kinds import group_refusal, parameter_refusal
-from memscale.optim.pieces import AWAY
-from memscale.weights.places import device_of_use
+from memscale.optim.offload.pieces import OFFLOADED
+from memscale.optim.offload.state import brought_back, residual_of
+from memscale.weights.placement import device_of_use
 
 if TYPE_CHECKING:
-    from memscale.optim.taken import _Taken
+    from memscale.optim.patched_base import PatchedOptimizer
 
 KEY: Final = "memscale_optim"
 """Under which the second part lies."""
@@ -63,7 +62,7 @@ def hooked(register: Callable[..., Any], hook: Callable[..., Any], **more: Any) 
         handle.remove()
 
 
-def as_standard(optimizer: _Taken, state_dict: dict[str, Any]) -> dict[str, Any]:
+def as_standard(optimizer: PatchedOptimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state dict with our arrays, as PyTorch has packed it, in the form that is described above."""
     kind, make = optimizer._memscale_kind, optimizer._memscale_empty()
     standard: dict[Any, Any] = {}
@@ -72,11 +71,11 @@ def as_standard(optimizer: _Taken, state_dict: dict[str, Any]) -> dict[str, Any]
         if not (isinstance(entry, dict) and FORM in entry):
             standard[index] = entry
             continue
-        if AWAY in entry:
+        if OFFLOADED in entry:
             entry = brought_back(entry, make)
         standard[index] = to_standard(kind, entry, torch.float32, make=make)
         beside[index] = {"step": entry[STEP]}
-        rest = rest_of(entry)
+        rest = residual_of(entry)
         if rest is not None:
             beside[index]["rest"] = make(rest.shape, rest.stride(), dtype=rest.dtype).copy_(rest)
     return {
@@ -86,7 +85,7 @@ def as_standard(optimizer: _Taken, state_dict: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def as_ours(optimizer: _Taken, state_dict: dict[str, Any], moments: str) -> dict[str, Any] | None:
+def as_ours(optimizer: PatchedOptimizer, state_dict: dict[str, Any], moments: str) -> dict[str, Any] | None:
     """A state dict in PyTorch's form with our arrays in place of the moments that they can hold.
 
     Raises:
@@ -127,7 +126,7 @@ def _complete(entry: Entry, beside: Mapping[str, Any], counted: bool) -> None:
     """Sets what PyTorch's form has no place for."""
     if not counted:
         entry[STEP] = beside.get("step", entry[STEP])
-    rest, saved = rest_of(entry), beside.get("rest")
+    rest, saved = residual_of(entry), beside.get("rest")
     if rest is None or not isinstance(saved, Tensor):
         return
     if saved.shape != rest.shape:

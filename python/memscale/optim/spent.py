@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left in `p.grad` of a gradient that a step in backward has used: its form, and a refusal.
+"""The placeholder in `p.grad` for a gradient that a step in backward has used: reading it raises.
 
 The caller has promised that nobody needs a gradient between backward and the optimizer's step. Who does all
 the same must not find None, which reads as "had no gradient", nor numbers. So there is a tensor without

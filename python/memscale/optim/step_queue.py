@@ -24,7 +24,7 @@ from memscale.optim.arrays import threads
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from memscale.optim.away_step import HostCall
+    from memscale.optim.offload.step import HostCall
     from memscale.optim.steps import CoreStep
 
     Step = CoreStep | HostCall

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a group of parameters: ours what it can, and what it leaves to PyTorch."""
+"""Steps a group of parameters: in our core where it can, else by PyTorch."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from memscale.optim.kinds import (
     parameter_refusal,
     rule_of,
 )
-from memscale.optim.released import ReleasedGradient, plain
-from memscale.weights.places import device_of_use
+from memscale.optim.release.gradient import ReleasedGradient, plain
+from memscale.weights.placement import device_of_use
 
 if TYPE_CHECKING:
     from memscale import _core
-    from memscale.optim.taken import _Taken
+    from memscale.optim.patched_base import PatchedOptimizer
 
 _LOGGER = logging.getLogger("memscale")
 
@@ -80,8 +80,8 @@ class CoreStep:
 
 
 Hand = Callable[[Any], None]
-"""What a call is handed to, a `CoreStep` or `away_step.HostCall`: runs it, or has it run before anybody looks
-at weights and state."""
+"""What a call is handed to, a `CoreStep` or `offload.step.HostCall`: runs it, or has it run before anybody
+looks at weights and state."""
 
 
 class _Work:
@@ -124,7 +124,7 @@ def _note_change(parameters: list[Tensor]) -> None:
             torch.autograd.graph.increment_version(parameter)
 
 
-def step_group(optimizer: _Taken, group: dict[str, Any], hand: Hand = CoreStep.run) -> list[Tensor]:
+def step_group(optimizer: PatchedOptimizer, group: dict[str, Any], hand: Hand = CoreStep.run) -> list[Tensor]:
     """Steps the parameters of a group that have our state. Returns those that PyTorch has to step.
 
     Args:
@@ -137,7 +137,7 @@ def step_group(optimizer: _Taken, group: dict[str, Any], hand: Hand = CoreStep.r
             or would not.
         ValueError: a setting is out of range, or a parameter has got another size. No weight has changed then
             where all have the same types and gradients that are here; others may have been stepped before.
-        OSError: a gradient that was away could not be read. Those before it are stepped.
+        OSError: a gradient that was offloaded could not be read. Those before it are stepped.
     """
     if torch._guards.TracingContext.try_get() is not None:
         raise RuntimeError("an optimizer with MemScale's state cannot be stepped by compiled code")
@@ -170,12 +170,12 @@ def step_group(optimizer: _Taken, group: dict[str, Any], hand: Hand = CoreStep.r
     return left
 
 
-def entry_of(optimizer: _Taken, parameter: Tensor) -> Entry:
+def entry_of(optimizer: PatchedOptimizer, parameter: Tensor) -> Entry:
     """Our state of a parameter: as it is, new, or made of what there is. It is put in the optimizer."""
     kind = optimizer._memscale_kind
     found: Entry = optimizer.state.get(parameter, {})
     if FORM in found:
-        if found[BYTES].get_device() != parameter.get_device():  # the parameter has moved, or is at home
+        if found[BYTES].get_device() != parameter.get_device():  # the parameter has moved, or is offloaded
             found = optimizer.state[parameter] = {**found, BYTES: found[BYTES].to(device_of_use(parameter))}
         if is_form_of(found[FORM], kind, optimizer._memscale_moments, parameter):
             return found
@@ -188,7 +188,7 @@ def entry_of(optimizer: _Taken, parameter: Tensor) -> Entry:
     return found
 
 
-def _release(optimizer: _Taken, group: dict[str, Any], parameter: Tensor, why: str) -> None:
+def _release(optimizer: PatchedOptimizer, group: dict[str, Any], parameter: Tensor, why: str) -> None:
     """Gives a parameter's state the form that PyTorch's step wants. Says why, once."""
     said = said_about.setdefault(optimizer, set())
     if why not in said:
@@ -199,7 +199,9 @@ def _release(optimizer: _Taken, group: dict[str, Any], parameter: Tensor, why: s
         give_back_state(optimizer, group, parameter, entry)
 
 
-def give_back_state(optimizer: _Taken, group: dict[str, Any], parameter: Tensor, entry: Entry) -> None:
+def give_back_state(
+    optimizer: PatchedOptimizer, group: dict[str, Any], parameter: Tensor, entry: Entry
+) -> None:
     """Puts state in PyTorch's form in place of ours."""
     device = device_of_use(parameter)
     made = to_standard(optimizer._memscale_kind, entry, parameter.dtype, device)

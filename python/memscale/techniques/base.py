@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every technique looks like to the executor."""
+"""The interface of a technique to the executor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut
+from memscale.techniques.left_out import NOTHING_LEFT_OUT, LeftOut
 
 if TYPE_CHECKING:
     import torch
 
-    from memscale.core.config import EffectiveConfig
-    from memscale.core.hardware import Hardware
-    from memscale.core.plan import Choice
-    from memscale.core.step_amounts import Part
-    from memscale.core.tracer import StepFacts
+    from memscale.config.config import EffectiveConfig
+    from memscale.hardware.detect import Hardware
     from memscale.offload.engine import Offload
     from memscale.offload.limits import Link
-    from memscale.techniques.forward_slot import StandIn
+    from memscale.plans.plan import Choice
+    from memscale.techniques.step_facts import StepFacts
+    from memscale.torchkit.forward_slot import StandIn
 
 
 class Attachment(Protocol):
@@ -63,14 +62,14 @@ class StepAttachment(Attachment, Protocol):
 class PathAttachment(StepAttachment, Protocol):
     """A change to what happens between a gradient and its weight, to the model's data or the optimizer.
 
-    A trace is told of it by `traced`. `attach` and `undo` are for the executor, which leaves it attached
+    A trace gets its effect from `traced`. `attach` and `undo` are for the executor, which leaves it attached
     while it plans, and in the next plan where that has it too.
 
     Attributes:
         stays: once a forward has run with it, later plans have it too: taking it off in the middle would cost
             more than it saves, or disturb a graph that waits for its backward.
-        apart_from: names of path techniques in front of it that may come and go while it stays as it is. It
-            is taken off and attached again when any other one does.
+        apart_from: names of optimizer-side techniques in front of it that may come and go while it stays as
+            it is. It is taken off and attached again when any other one does.
     """
 
     stays: bool
@@ -82,7 +81,7 @@ class PathAttachment(StepAttachment, Protocol):
 
 @runtime_checkable
 class ForwardAttachment(PathAttachment, Protocol):
-    """A path technique that is told of the model's forwards whose output is to be differentiated."""
+    """An optimizer-side technique that sees the model's forwards whose output is to be differentiated."""
 
     def about_to_run(self) -> None:
         """One is about to run, and nothing has been done for it. What this raises is the caller's."""
@@ -93,16 +92,16 @@ class ForwardAttachment(PathAttachment, Protocol):
 
 @runtime_checkable
 class PartialAttachment(PathAttachment, Protocol):
-    """A path technique that may leave parts as they are: a plan takes no more of it than the budget demands.
+    """An optimizer-side technique that may leave parts as they are: it is used as far as the budget demands.
 
     Attributes:
-        spared: names of parts that it leaves as they are.
+        resident: names of parts that it leaves as they are.
     """
 
-    spared: frozenset[str]
+    resident: frozenset[str]
 
     def parts(self) -> Sequence[Part]:
-        """All that could be spared, and what that brings, in a fixed order. Cheap; after `traced`."""
+        """All that could be resident, and what that brings, in a fixed order. Cheap; after `traced`."""
 
     def become(self, other: PathAttachment) -> None:
         """It is in force, and from now on spares what another one of its kind does.
@@ -113,7 +112,7 @@ class PartialAttachment(PathAttachment, Protocol):
 
 @runtime_checkable
 class SettlingAttachment(PathAttachment, Protocol):
-    """A path technique whose trace depends on what the plan made from it runs again."""
+    """An optimizer-side technique whose trace depends on what the resulting plan recomputes."""
 
     def settles(self, choices: Sequence[Choice]) -> bool:
         """Whether the last trace has what these choices need. If not, a later one has, of a few."""
@@ -129,7 +128,7 @@ class Surroundings:
         optimizer: the one that the caller has named, and that may be changed; None: not known.
         link: how tensors may leave the device, or why they may not; "" where nobody asked for it.
         offload: the executor's engine over that link, which is made when it is asked for; None in a trace.
-        spared: technique → names of the parts that it is to leave as they are.
+        resident: technique → names of the parts that it is to leave as they are.
         way: names of the techniques that are looked for together.
         left_out: modules and parameters to leave alone.
         known: what techniques have found out about the model's modules, for other looks of the same plan.
@@ -140,7 +139,25 @@ class Surroundings:
     optimizer: torch.optim.Optimizer | None = None
     link: Link | str = ""
     offload: Callable[[], Offload] | None = None
-    spared: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    resident: Mapping[str, frozenset[str]] = field(default_factory=dict)
     way: frozenset[str] = frozenset()
     left_out: LeftOut = NOTHING_LEFT_OUT
     known: dict[Any, Any] = field(default_factory=dict)
+
+
+class Part(NamedTuple):
+    """What an optimizer-side technique may leave as it is.
+
+    Attributes:
+        technique: name.
+        name: of the part: a parameter's, or a block's path.
+        bytes: that it has in memory then, all through the step.
+        ns: what it saves: the time of its copies.
+        group: number of its parameter group, where it has one.
+    """
+
+    technique: str
+    name: str
+    bytes: int
+    ns: int
+    group: int = 0

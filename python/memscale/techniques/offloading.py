@@ -25,10 +25,10 @@ import torch
 from torch import nn
 
 from memscale.offload.engine import Offload
-from memscale.techniques import outliving
-from memscale.techniques.checkpointing import came_later, stands_aside
-from memscale.techniques.forward_slot import ForwardSlot, StandIn
-from memscale.techniques.recompute_check import UNCHECKED, RecomputeCheck
+from memscale.techniques.checkpoint import outliving
+from memscale.techniques.checkpoint.checkpointing import came_later, stands_aside
+from memscale.techniques.checkpoint.recompute_check import UNCHECKED, RecomputeCheck
+from memscale.torchkit.forward_slot import ForwardSlot, StandIn
 
 _here = threading.local()  # `.inside`: a forward of this thread runs under hooks
 
@@ -114,5 +114,5 @@ class OffloadAttachment:
         self.slot.put(OffloadedForward(module, present, *about))
 
     def undo(self) -> None:
-        """Restores `module.forward`. What is away stays reachable for the graphs that need it."""
+        """Restores `module.forward`. What is offloaded stays reachable for the graphs that need it."""
         self.slot.remove()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step techniques there are: one row each.
+"""The table of step techniques: one row each.
 
 A step technique changes how a step computes. The planner attaches it before it traces, so that the trace has
-its operations and its memory, and decides on checkpoints on top of it. See `core/step_ways.py`.
+its operations and its memory, and decides on checkpoints on top of it. See `core/variants.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,13 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from memscale.techniques import (
-    attention_tiles,
-    bf16_weights,
-    gradient_offload,
-    loss_tiles,
-    precision,
-    row_search,
-    row_tiles,
-    state_offload,
-    step_in_backward,
-    weight_offload,
-)
 from memscale.techniques.base import StepAttachment, Surroundings
+from memscale.techniques.optimizer import gradient_offload, state_offload, step_in_backward, weight_offload
+from memscale.techniques.precision import bf16_weights, mixed_precision
+from memscale.techniques.tiles import attention_tiles, loss_tiles, row_search, row_tiles
 
 if TYPE_CHECKING:
-    from memscale.core.config import EffectiveConfig
+    from memscale.config.config import EffectiveConfig
 
 Find = Callable[[nn.Module, Surroundings], Sequence[StepAttachment]]
 """Places in a bare model where a technique could attach, in module order; cheap, and leaves it as it is."""
@@ -50,7 +41,7 @@ class StepTechnique:
         find: where it could attach.
         why_not: why it found nothing.
         last: it is looked at only where nothing without it fits.
-        even_spared: it takes less memory even where it leaves all parts as they are.
+        even_resident: it takes less memory even where it leaves all parts as they are.
     """
 
     name: str
@@ -61,7 +52,7 @@ class StepTechnique:
     find: Find
     why_not: WhyNot = lambda model, around: ""
     last: bool = False
-    even_spared: bool = False
+    even_resident: bool = False
 
 
 STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
@@ -71,8 +62,8 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         exact=True,
         asked=True,
         wanted=lambda config: config.use_mixed_precision,
-        find=lambda model, around: precision.find(model, around.hardware),
-        why_not=lambda model, around: precision.why_not(model, around.hardware),
+        find=lambda model, around: mixed_precision.find(model, around.hardware),
+        why_not=lambda model, around: mixed_precision.why_not(model, around.hardware),
     ),
     StepTechnique(
         name="loss_tile",
@@ -109,7 +100,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
     ),
     StepTechnique(
         name=weight_offload.NAME,
-        what="weights away: a forward and a backward have the blocks that they are at",
+        what="offloaded weights: a forward and a backward have the blocks that they are at",
         exact=True,
         asked=False,
         wanted=lambda config: config.enable_offloading and config.async_offload,
@@ -125,7 +116,7 @@ STEP_TECHNIQUES: tuple[StepTechnique, ...] = (
         wanted=lambda config: config.enable_offloading and config.async_offload,
         find=state_offload.find,
         why_not=state_offload.why_not,
-        even_spared=True,  # it steps piece by piece all the same
+        even_resident=True,  # it steps piece by piece all the same
     ),
     StepTechnique(
         name=step_in_backward.NAME,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that lie elsewhere between their uses; see `stream`."""
+"""Offload of weights: a file or host memory holds them between uses; see `stream`."""

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of weights on a CUDA device: one region of its memory, and a stream for copies.
 
-    home     host memory: page-locked first, then pageable, then a file, each within its limit
+    store    host memory: pinned first, then pageable, then a file, each within its limit
     region   taken once, as large as the window; blocks come to its two ends in turn:
 
                  │ block i ···      ··· block i + 1 │        the next one takes the place of block i
 
              so two blocks that fit have room, of whatever sizes, and the allocator sees one tensor
-    copy     home ──► block, on a stream of its own, behind all that was computed with what lay there
+    copy     store ─► block, on a stream of its own, behind all that was computed with what lay there
 
 Ordering. Before a block is used, the stream that computes waits for its copy. When a block leaves, the stream
-of copies waits for every stream that has used it. When a weight's data are at home again, the host has waited
-for the block's copy: what anybody writes to the weight then is not in a copy that was asked for before.
+of copies waits for every stream that has used it. When a weight's data are in the backing store again, the
+host has waited for the block's copy, so later writes to the weight cannot get into it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from memscale.weights.backing import BackingStore, File, FileStore, HostStore
 from memscale.weights.blocks import wait_for
-from memscale.weights.home import File, Home, HostHome, Mapped
 from memscale.weights.unit import is_held
 
 if TYPE_CHECKING:
     from memscale.weights.unit import Unit, Weight
 
 CHUNK_BYTES = 16 << 20
-"""Of host memory, that a file's bytes pass through."""
+"""Size of the host buffer that a file's bytes pass through."""
 
 _MOST_BLOCKS = 2
 _FILE = 2
 
 
 class Rooms:
-    """Host memory and disk space for homes.
+    """Host memory and disk space for backing stores.
 
     Args:
-        pinned_bytes: most page-locked memory.
+        pinned_bytes: most pinned memory.
         host_bytes: most pageable memory.
         file_bytes: most disk space.
         directory: folder of files.
@@ -55,20 +55,20 @@ class Rooms:
         self._file: File | None = None
 
     def copy(self) -> Rooms:
-        """The same, to see what fits."""
+        """A copy, to try what fits."""
         pinned, host, file = self.left
         return Rooms(pinned, host, file, self.directory)
 
     def reserve(self, nbytes: int) -> int | None:
-        """The first tier that has room, which it has not any more; None: no tier has."""
+        """Reserves bytes in the first tier with room, and returns it; None: no tier has room."""
         for tier, left in enumerate(self.left):
             if nbytes <= left:
                 self.left[tier] -= nbytes
                 return tier
         return None
 
-    def make(self, nbytes: int) -> tuple[Mapped, int]:
-        """A home, and the tier that it is in.
+    def make(self, nbytes: int) -> tuple[BackingStore, int]:
+        """Makes a backing store, and returns it with its tier.
 
         Raises:
             OSError: there is no room for it.
@@ -78,34 +78,34 @@ class Rooms:
             pinned, host, file = self.left
             raise OSError(
                 28,
-                f"no room for {nbytes} bytes of weights: {pinned} bytes of page-locked memory, {host} of "
+                f"no room for {nbytes} bytes of weights: {pinned} bytes of pinned memory, {host} of "
                 f"pageable memory and {file} of a file are left of max_cpu_offload_gb and async_config",
             )
         try:
             if tier != _FILE:
-                return HostHome(nbytes, tier == 0), tier
+                return HostStore(nbytes, tier == 0), tier
             if self._file is None:
                 self._file = File(self.directory)
-            return Home(self._file, nbytes), tier
+            return FileStore(self._file, nbytes), tier
         except BaseException:
             self.give(tier, nbytes)
             raise
 
     def give(self, tier: int, nbytes: int) -> None:
-        """A home is gone."""
+        """Gives the bytes of a store back to its tier."""
         self.left[tier] += nbytes
 
 
 class CardBlocks:
-    """Blocks on a card, and homes in host memory.
+    """Blocks on a card, and backing stores in host memory.
 
     Args:
         device: the card.
-        rooms: where homes may be.
+        rooms: where backing stores may be.
 
     Attributes:
         stream: of the copies to the card.
-        stream_home: of what an optimizer has stepped, on its way home.
+        write_stream: of the copies back, of what an optimizer has stepped.
     """
 
     is_apart = True
@@ -115,36 +115,36 @@ class CardBlocks:
         self.device = torch.device("cuda", index)
         self.rooms = rooms
         self.stream = torch.cuda.Stream(self.device)
-        self.stream_home = torch.cuda.Stream(self.device)
+        self.write_stream = torch.cuda.Stream(self.device)
         self._region: Tensor | None = None
         self._taken: dict[int, int] = {}  # offset of a block in the region → its size
         self._users: dict[Unit, set[torch.cuda.Stream]] = {}
         self._ready: dict[Unit, torch.cuda.Event] = {}  # of copies that the host has not waited for
-        self._tiers: dict[Mapped, int] = {}
+        self._tiers: dict[BackingStore, int] = {}
         self._reader: ThreadPoolExecutor | None = None
-        self._chunk: HostHome | None = None
+        self._chunk: HostStore | None = None
 
-    # ---- homes -------------------------------------------------------------------------------------
+    # ---- backing stores ----------------------------------------------------------------------------
 
-    def make_home(self, nbytes: int) -> Mapped:
+    def make_backing(self, nbytes: int) -> BackingStore:
         """Host memory, or a file.
 
         Raises:
             OSError: there is no room for it.
         """
-        home, tier = self.rooms.make(nbytes)
-        self._tiers[home] = tier
-        return home
+        backing, tier = self.rooms.make(nbytes)
+        self._tiers[backing] = tier
+        return backing
 
-    def give_home(self, home: Mapped) -> None:
-        """A unit's home is not needed any more. Tensors over it go on living."""
-        self.rooms.give(self._tiers.pop(home), home.nbytes)
+    def release_backing(self, backing: BackingStore) -> None:
+        """Gives a unit's backing store up. Tensors over it stay valid."""
+        self.rooms.give(self._tiers.pop(backing), backing.nbytes)
 
     # ---- memory ------------------------------------------------------------------------------------
 
     @property
     def free_bytes(self) -> int:
-        """Of the region, that no block has."""
+        """Bytes of the region that no block has."""
         size = 0 if self._region is None else self._region.numel()
         return max(0, size - sum(self._taken.values()))
 
@@ -177,14 +177,14 @@ class CardBlocks:
         return self._allocated(nbytes)
 
     def _allocated(self, nbytes: int) -> Tensor:
-        """Memory that copies may write to: what was computed with it before is done by then."""
+        """Allocates memory that the copy stream may write to: it waits for earlier uses of that memory."""
         with _plain(), torch.cuda.stream(torch.cuda.default_stream(self.device)):
             made = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self.stream.wait_stream(torch.cuda.default_stream(self.device))
         return made
 
     def give(self, unit: Unit, memory: Tensor) -> None:
-        """The memory of a block is free as soon as all that was asked for has been computed."""
+        """Frees the memory of a block once the streams that use it are done."""
         for stream in self._users.pop(unit, ()):
             self.stream.wait_stream(stream)
         self._ready.pop(unit, None)
@@ -195,7 +195,7 @@ class CardBlocks:
             del self._taken[offset]
 
     def lose(self, unit: Unit, memory: Tensor) -> None:
-        """A block leaves the window. Who goes on holding it holds what lies around it, too."""
+        """A block leaves the window. If somebody holds it, they hold the whole region, which is replaced."""
         if not is_held(memory):
             self.give(unit, memory)
             return
@@ -215,36 +215,36 @@ class CardBlocks:
         self._taken.clear()
 
     def _before_freeing(self) -> None:
-        """The allocator gives memory to what its stream computes next: after our copies and all uses."""
+        """Orders the allocator's stream behind our copies and all uses, since it gets the memory next."""
         torch.cuda.default_stream(self.device).wait_stream(self.stream)
 
     def rest(self) -> None:
-        """The region stays: its place is what a plan for a card knows."""
+        """Nothing to do: the region stays, as a plan for a card counts it."""
 
     # ---- copies ------------------------------------------------------------------------------------
 
     def start(self, unit: Unit) -> None:
         """Begins to fill a unit's block."""
         assert unit.block is not None
-        if isinstance(unit.home, Home):
+        if isinstance(unit.backing, FileStore):
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, "memscale-weights")
-                self._chunk = HostHome(CHUNK_BYTES, locked=True)
-            unit.pending = self._reader.submit(self._read_file, unit.home, [unit.block])
+                self._chunk = HostStore(CHUNK_BYTES, locked=True)
+            unit.pending = self._reader.submit(self._read_file, unit.backing, [unit.block])
             return
         with _plain(), torch.cuda.stream(self.stream):
-            unit.block.copy_(_bytes_of(unit.home), non_blocking=True)
+            unit.block.copy_(_bytes_of(unit.backing), non_blocking=True)
             self._ready[unit] = self.stream.record_event()
 
-    def _read_file(self, home: Home, held: list[Tensor]) -> None:
+    def _read_file(self, backing: FileStore, held: list[Tensor]) -> None:
         """Fills a block from a file, in the thread. The host has waited when it is done."""
         block, chunk = held.pop(), self._chunk
         assert chunk is not None
         piece = _bytes_of(chunk)
         with _plain(), torch.cuda.stream(self.stream):
-            for begin in range(0, home.nbytes, CHUNK_BYTES):
-                size = min(CHUNK_BYTES, home.nbytes - begin)
-                home.read(piece.data_ptr(), begin, size)
+            for begin in range(0, backing.nbytes, CHUNK_BYTES):
+                size = min(CHUNK_BYTES, backing.nbytes - begin)
+                backing.read(piece.data_ptr(), begin, size)
                 block[begin : begin + size].copy_(piece[:size], non_blocking=True)
                 self.stream.record_event().synchronize()
 
@@ -263,7 +263,7 @@ class CardBlocks:
         return waits
 
     def end(self, unit: Unit) -> None:
-        """Waits on the host for the copy of a unit's home."""
+        """Waits on the host for the copy from a unit's backing store."""
         if unit.pending is not None:
             with contextlib.suppress(OSError):
                 unit.pending.result()
@@ -273,26 +273,26 @@ class CardBlocks:
             ready.synchronize()
 
     def read(self, unit: Unit, weight: Weight) -> None:
-        """Copies one weight from home into the block. The host waits."""
-        self._pass(unit, weight, from_home=True)
+        """Copies one weight from its backing store into the block. The host waits."""
+        self._pass(unit, weight, from_backing=True)
 
     def write(self, unit: Unit, weight: Weight) -> None:
-        """Copies one weight from the block home. The host waits."""
-        self._pass(unit, weight, from_home=False)
+        """Copies one weight from the block to its backing store. The host waits."""
+        self._pass(unit, weight, from_backing=False)
 
-    def _pass(self, unit: Unit, weight: Weight, from_home: bool) -> None:
+    def _pass(self, unit: Unit, weight: Weight, from_backing: bool) -> None:
         assert unit.block is not None
         self.end(unit)
         begin, size = weight.place
         there = unit.block[begin : begin + size]
-        here = unit.home.tensor(begin, torch.uint8, (size,), (1,))
+        here = unit.backing.tensor(begin, torch.uint8, (size,), (1,))
         users = self._users.setdefault(unit, set())
         stream = torch.cuda.current_stream(self.device)
         for other in users - {stream}:
             stream.wait_stream(other)
         users.add(stream)
         with _plain():
-            (there if from_home else here).copy_(here if from_home else there)
+            (there if from_backing else here).copy_(here if from_backing else there)
         stream.synchronize()
 
     def own(self, unit: Unit, weight: Weight) -> Tensor:
@@ -300,7 +300,7 @@ class CardBlocks:
         value = weight.parameter
         with _plain():
             made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=self.device)
-            made.copy_(weight.home)
+            made.copy_(weight.backing)
         torch.cuda.current_stream(self.device).synchronize()
         return made
 
@@ -316,17 +316,17 @@ class CardBlocks:
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """Nobody looks at what is done inside."""
+    """Hides operations from dispatch modes and autograd."""
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         yield
 
 
-def _bytes_of(home: Mapped) -> Tensor:
-    return home.tensor(0, torch.uint8, (home.nbytes,), (1,))
+def _bytes_of(backing: BackingStore) -> Tensor:
+    return backing.tensor(0, torch.uint8, (backing.nbytes,), (1,))
 
 
 def _with_own_storage(part: Tensor) -> Tensor:
-    """The same memory as a storage of its own, which has the whole one live: who holds it can be told."""
+    """The same memory as a storage of its own, whose holders can be counted; it keeps the whole alive."""
     with _plain():
         exchange: Any = torch.utils.dlpack
         found: Tensor = exchange.from_dlpack(exchange.to_dlpack(part))

@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of streamed weights that are trained on a card: each arises there, while its weight is at home.
+"""Gradients on a card whose streamed weights are in the backing store by the time they arrive.
 
 PyTorch adds a gradient to `.grad` in a node of its own, which it makes when a graph uses the weight, and
-which a weight forgets when its data change the device. So a weight that has been home has one for each use,
-where a plain one has one for all of them:
+which a weight forgets when its data change the device. So a weight that has been offloaded has one for each
+use, where a plain one has one for all of them:
 
-    one use in a backward     as in the plain step, but that `.grad` may be made anew on the host, if PyTorch
+    one use in a backward     as in the plain step, but that `.grad` may be made again on the host, if PyTorch
                               copies: it is brought to the card before anybody sees it
     several                   a plain node adds up all contributions, and then adds the sum to `.grad`. So
                               what is in `.grad` already is put aside when the first one comes, and added when
                               backward is over: the same sums in the same order, so the same bits
 
-Nodes are told apart by a hook on each, which lives as long as its node does.
+Nodes are distinguished by a hook on each, which lives as long as its node does.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from memscale.core.graph_task import in_backward
-from memscale.optim.released import on_its_device, set_gradient
+from memscale.torchkit.graph_task import in_backward
+from memscale.weights.placed_gradients import on_its_device, set_gradient
 
-if TYPE_CHECKING:
-    from memscale.weights.unit import Weight
+
+class _Trained(Protocol):
+    parameter: nn.Parameter
 
 
 class Arrivals:
@@ -36,7 +37,7 @@ class Arrivals:
         weight: that is trained.
     """
 
-    def __init__(self, weight: Weight) -> None:
+    def __init__(self, weight: _Trained) -> None:
         self._weight = weakref.ref(weight)
         self._hooks: list[weakref.ref[_Arriving]] = []  # one for each node that a graph may have
         self._node: Any = None  # of the present use, which nobody else may have yet
@@ -45,7 +46,7 @@ class Arrivals:
         self._handle = weight.parameter.register_post_accumulate_grad_hook(_settled)
 
     def begin_use(self, parameter: nn.Parameter) -> None:
-        """The weight has come to the card. What uses it from now on has one node."""
+        """The weight is on the card: all its uses from now on share one node."""
         if self._aside is not None and not in_backward():
             self._recover(parameter)
         with torch._C._DisableTorchDispatch(), torch.enable_grad():
@@ -67,17 +68,17 @@ class Arrivals:
             set_gradient(parameter, aside)
 
     def end_use(self) -> None:
-        """It has gone home."""
+        """The weight has returned to its backing store."""
         self._node = None
         self._hooks = [ref for ref in self._hooks if ref() is not None]
 
     def end(self) -> None:
-        """It is streamed no more."""
+        """The weight is no longer streamed."""
         self._handle.remove()
         self._node = None
 
     def arrive(self) -> None:
-        """A contribution comes, and is about to be added."""
+        """A contribution is about to be added to the gradient."""
         weight = self._weight()
         task = torch._C._current_graph_task_id()
         if weight is None or task == self._backward:
@@ -89,7 +90,7 @@ class Arrivals:
             torch.autograd.Variable._execution_engine.queue_callback(self._add_aside)
 
     def _add_aside(self) -> None:
-        """Backward is over."""
+        """Adds what was put aside: backward is over."""
         weight, aside, self._aside = self._weight(), self._aside, None
         if weight is None or aside is None:
             return
@@ -110,7 +111,7 @@ class _Arriving:
 
 
 def _settled(parameter: Tensor) -> None:
-    """A gradient has been added. It is to lie on the card."""
+    """Moves a gradient that has been added to the card."""
     on_its_device(parameter)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What autograd saves of a streamed weight: where it lies, not the memory that it has just now.
+"""Saved tensors of streamed weights: autograd keeps the weight's place, not its present memory.
 
-While a module that has streamed weights runs, saved tensors are looked at. What lies on the memory of a
+A hook looks at saved tensors while a module that has streamed weights runs. What lies on the memory of a
 weight (the weight, its transpose, a part of it) is saved as its place, and backward gets it from the block
 that is there then. Everything else goes to the hooks that are in force around the module, a checkpoint's for
 instance, or is saved as it is.
@@ -9,15 +9,21 @@ instance, or is saved as it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from memscale.weights.unit import Unit, Weight
 
-if TYPE_CHECKING:
-    from memscale.weights.stream import Stream
+
+class _Stream(Protocol):
+    """The stream of the weights that are saved."""
+
+    places: dict[int, tuple[Unit, Weight | None]]
+
+    def saved(self, saved: SavedWeight) -> Tensor: ...
+
 
 _CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -60,7 +66,7 @@ class _Other:
         self.version = tensor._version
 
     def tensor(self) -> Tensor:
-        """It."""
+        """The saved tensor, unless it was changed in place."""
         if self.alias._version != self.version:
             shape = list(self.alias.shape)
             raise RuntimeError(_CHANGED.format(shape, self.alias._version, self.version))
@@ -73,7 +79,7 @@ def can_save() -> bool:
     return all(hasattr(torch._C._autograd, name) for name in names)
 
 
-def hooks(stream: Stream) -> Any:
+def hooks(stream: _Stream) -> Any:
     """A context in which weights are saved as places; None where nothing is saved, or may be looked at.
 
     None, too, inside of such a context.
@@ -94,7 +100,7 @@ def hooks(stream: Stream) -> Any:
         return _Other(tensor) if type(tensor) in (Tensor, nn.Parameter) else tensor
 
     vars(pack)["memscale_stream"] = stream
-    vars(pack)["memscale_around"] = around  # for `techniques/saving_hooks.py`
+    vars(pack)["memscale_around"] = around  # for `techniques/checkpoint/saving_hooks.py`
 
     def unpack(saved: Any) -> Tensor:
         if isinstance(saved, SavedWeight):
@@ -107,7 +113,7 @@ def hooks(stream: Stream) -> Any:
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
-def _place_of(stream: Stream, tensor: Tensor) -> SavedWeight | None:
+def _place_of(stream: _Stream, tensor: Tensor) -> SavedWeight | None:
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return None
     if tensor.is_conj() or tensor.is_neg():  # more than a place; the block stays as long as the view

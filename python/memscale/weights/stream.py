@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a model that are in memory while they are used, and in a file otherwise.
+"""Streamed weights of a model: resident while they are used, in a file or host memory otherwise.
 
-    at home   between uses: `parameter.data` is a tensor over the file, which any code may read and write.
+    between   `parameter.data` is a tensor over the backing store, which any code may read and write.
               Optimizers step it there
     forward   a module that has such weights runs: their block is read, and `parameter.data` is in it until
               the module returns. The next block is read meanwhile
@@ -9,10 +9,10 @@
               checkpoint's recompute is a forward like the first, with the same block
 
 Nothing is computed otherwise. A block is used again for other weights only if nobody else holds its memory,
-so whoever keeps a view of a weight keeps the weight.
+so a view of a weight keeps the weight in memory.
 
 Blocks are kept within a forward and within a backward, and not between the two or around an optimizer's step:
-what anybody writes to a weight then, by whatever way, is at home and is read with the next block.
+what is written to a weight then, in whatever way, is in the backing store, and the next block reads it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from memscale.core.graph_builder import GraphRecorder
-from memscale.core.graph_task import in_backward
-from memscale.techniques import plain_copies
-from memscale.techniques.forward_slot import ForwardSlot, StandIn
-from memscale.weights.blocks import Blocks, HostBlocks
-from memscale.weights.places import device_of_use, streams
+from memscale.torchkit import plain_copies
+from memscale.torchkit.forward_slot import ForwardSlot, StandIn
+from memscale.torchkit.graph_task import in_backward
+from memscale.weights.blocks import HostBlocks
+from memscale.weights.placement import device_of_use, known_streams, streams
 from memscale.weights.saves import SavedWeight, hooks
 from memscale.weights.stepping import Steps
-from memscale.weights.unit import Unit, Weight, view_of
+from memscale.weights.unit import Blocks, Unit, Weight, view_of
 from memscale.weights.units import UnitFound
 from memscale.weights.window import Order, Window
 
@@ -50,11 +49,11 @@ class Stream:
 
     Args:
         model: whose.
-        blocks: where they lie while they are used, and at home.
+        blocks: their memory while they are used, and their backing stores.
 
     Attributes:
-        places: address of a storage → unit, and the weight that it is the home of; None: the unit's block.
-        steps: hears of optimizers, while anything is streamed.
+        places: address of a storage → unit, and the weight that it backs; None: the unit's block.
+        steps: watches optimizers while anything is streamed.
     """
 
     def __init__(self, model: nn.Module, blocks: Blocks) -> None:
@@ -100,14 +99,14 @@ class Stream:
         self.units[unit.path] = unit
         self.window.order = Order()  # with this one between others, what followed is no guide
         for weight in unit.weights:
-            self.places[weight.home.untyped_storage()._cdata] = unit, weight
+            self.places[weight.backing.untyped_storage()._cdata] = unit, weight
         self._measure()
 
     def remove(self, path: str) -> None:
         """Makes the weights of a unit ordinary ones.
 
         Raises:
-            OSError: the file cannot be read. The weights that are not back stay at home, and are right.
+            OSError: the file cannot be read. The weights that are not back stay valid in the backing store.
         """
         unit = self.units[path]
         with self.lock:
@@ -116,17 +115,17 @@ class Stream:
             unit.return_to_memory()
             self.window.drop(unit)
         del self.units[path]
-        self.blocks.give_home(unit.home)
+        self.blocks.release_backing(unit.backing)
         for module in self._copied.pop(path, []):
             if (alive := module()) is not None:
                 plain_copies.end(alive, _on_their_device)
         for weight in unit.weights:
-            self.places.pop(weight.home.untyped_storage()._cdata, None)
+            self.places.pop(weight.backing.untyped_storage()._cdata, None)
         self._forget(path)
         self._measure()
 
     def _see_copies(self, unit: Unit) -> None:
-        """Copies of modules whose weights lie at home on another device have theirs on the right one."""
+        """Makes copies of modules get their weights on the device that uses them, not on the host."""
         model = self._model()
         if model is None or self.blocks.device.type == "cpu":
             return
@@ -244,7 +243,7 @@ class Stream:
             if unit not in self._said:
                 self._said.add(unit)
                 _LOGGER.warning(
-                    "weights of %r stay in memory for as long as somebody holds them, or a view of one",
+                    "weights of %r stay in memory: the program holds one of them, or a view of one",
                     unit.path,
                 )
 
@@ -260,10 +259,14 @@ class Stream:
             self._backward = task
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
+    def borrow(self, parameter: Tensor) -> None:
+        """See `borrow`."""
+        borrow(parameter)
+
     def let_pages_go(self) -> None:
         """Takes the pages of files out of this process."""
         for unit in self.units.values():
-            unit.home.let_pages_go()
+            unit.backing.let_pages_go()
 
     # ---- uses --------------------------------------------------------------------------------------
 
@@ -298,7 +301,7 @@ class Stream:
                 begin = int(now.storage_offset()) * now.element_size()
                 return view_of(now.detach(), saved.dtype, begin + saved.offset, saved.shape, saved.stride)
             if unit.is_read_in_place or os.getpid() != self._process:
-                return view_of(weight.home, saved.dtype, saved.offset, saved.shape, saved.stride)
+                return view_of(weight.backing, saved.dtype, saved.offset, saved.shape, saved.stride)
             self._in_backward()
             self.window.fetch(unit)
             assert unit.block is not None
@@ -308,7 +311,8 @@ class Stream:
 
 def stream_of(model: nn.Module) -> Stream | None:
     """The stream of a model that has one."""
-    return streams.get(model)
+    found = streams.get(model)
+    return found if isinstance(found, Stream) else None
 
 
 def _on_their_device(module: nn.Module, attributes: dict[str, Any]) -> None:
@@ -329,9 +333,9 @@ def opened(model: nn.Module, blocks: Blocks | str) -> Stream:
 
     Args:
         model: whose.
-        blocks: of a new one; a folder: in memory of the host, with homes in files there.
+        blocks: of a new one; a folder: in memory of the host, with backing stores in files there.
     """
-    stream = streams.get(model)
+    stream = stream_of(model)
     if stream is None:
         stream = streams[model] = Stream(model, HostBlocks(blocks) if isinstance(blocks, str) else blocks)
     return stream
@@ -426,7 +430,7 @@ class _UsingForward(StandIn):
             if uses and (looking := hooks(stream)) is not None:
                 stack.enter_context(looking)
             if uses and stream.blocks.is_apart and not stream.is_running:
-                stream.begin_forward()  # a part of the model, which cannot read its weights at home
+                stream.begin_forward()  # a part of the model, which cannot read the backing store
                 stack.callback(stream.end_forward)
             for use in uses if stream.is_running else ():
                 stream.begin_use(use.unit, use.weights)
@@ -450,7 +454,7 @@ def _is_transformed() -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return torch._C._len_torch_dispatch_stack() > 0 and any(
-        isinstance(mode, GraphRecorder) or getattr(mode, "_mode_key", None) is not None
+        getattr(mode, "records_a_step", False) or getattr(mode, "_mode_key", None) is not None
         for mode in _get_current_dispatch_mode_stack()
     )
 
@@ -458,3 +462,29 @@ def _is_transformed() -> bool:
 def _no_inference() -> Any:
     """What is made for weights inside of inference mode has to be of use outside."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def apart(parameter: Tensor) -> tuple[Stream, Unit, Weight] | None:
+    """Stream, unit and weight of a parameter whose data are not on the device that uses it; else None."""
+    if not streams or parameter.device.type != "cpu" or device_of_use(parameter).type == "cpu":
+        return None
+    address = parameter.untyped_storage()._cdata
+    for stream in known_streams():
+        if not isinstance(stream, Stream):
+            continue
+        unit, weight = stream.places.get(address, (None, None))
+        if unit is not None and weight is not None and weight.parameter is parameter:
+            return stream, unit, weight
+    return None
+
+
+def borrow(parameter: Tensor) -> None:
+    """Brings an offloaded weight to its card until a step is over. Any other tensor stays as it is.
+
+    Raises:
+        torch.OutOfMemoryError: the card has no room for it.
+    """
+    found = apart(parameter)
+    if found is not None:
+        stream, unit, weight = found
+        stream.steps.borrow(unit, weight)

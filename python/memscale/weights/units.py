@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights of a model can be streamed, and which of them together.
+"""Finds the weights of a model that can be streamed, and groups them into units.
 
 block of a list   one unit: a child of `nn.ModuleList` or `nn.Sequential`, at any depth
 module            one unit, where it is in no such block
@@ -7,9 +7,9 @@ shared weight     a unit of its own, where modules of several units have it
 embedding         the same; a forward reads the rows that it needs in the file
 the rest          stays: what is small, what is no plain tensor, what somebody else holds
 
-On a card no operation reads a weight at home. There a block's weights come while any module in it runs, and
-what is shared by several blocks, an embedding's, or used around other modules stays. So does what is trained,
-unless its optimizer steps it in pieces.
+On a card no operation reads the backing store. There a block's weights are resident while any module in it
+runs. Weights of several blocks, of embeddings and of modules around others stay on the card; so do trained
+weights, unless their optimizer steps them in pieces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from memscale.optim.pieces import is_dense
+from memscale.torchkit.extents import fills_memory
 from memscale.weights.gradients import is_watched
 from memscale.weights.unit import is_held, places_of
 
@@ -212,7 +212,7 @@ def _refusal(value: nn.Parameter, owners: _Owners, card: torch.device | None) ->
     if value.device.type != ("cpu" if card is None else card.type):
         return "it lies on another device"
     whole = value.untyped_storage().nbytes() == value.nbytes
-    if value.numel() == 0 or not is_dense(value) or not whole or (card is None and value.is_shared()):
+    if value.numel() == 0 or not fills_memory(value) or not whole or (card is None and value.is_shared()):
         return "it shares its memory with others"
     if is_held(value):
         return "somebody else holds its memory"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks in memory: those in use, and the one that comes next.
+"""The blocks in memory: those in use, and the next one, which is prefetched.
 
     use of unit i     waits for its block, and asks for that of unit i + 1 in the order of the last pass
-    room              the blocks of before leave; the memory of one is the next one's
+    room              earlier blocks leave, and the next one reuses their memory
 
 A pass is a forward and what comes until the next one. A block leaves only where `Unit.settle` finds that
 nobody holds it, so a late use can be slow and never wrong. `blocks` has the memory, and fills it.
@@ -15,12 +15,11 @@ from collections.abc import Callable, Container, Iterable
 
 from torch import Tensor
 
-from memscale.weights.blocks import Blocks
-from memscale.weights.unit import Unit
+from memscale.weights.unit import Blocks, Unit
 
 
 class Order:
-    """In which order units are used, to know the next one."""
+    """The order in which units are used, recorded to predict the next one."""
 
     def __init__(self) -> None:
         self._recorded: list[Unit] = []
@@ -32,7 +31,7 @@ class Order:
         self._recorded, self._present, self._position = self._present, [], 0
 
     def next_after(self, unit: Unit) -> Unit | None:
-        """A unit is used. Returns the one that followed at this place of the last pass."""
+        """Records a use of a unit. Returns the unit that followed it in the last pass."""
         if not self._present or self._present[-1] is not unit:
             self._present.append(unit)
             self._position = self._found(unit) + 1
@@ -46,7 +45,7 @@ class Order:
         return len(self._recorded)
 
     def forget(self, unit: Unit) -> None:
-        """It is streamed no more."""
+        """Forgets a unit that is no longer streamed."""
         self._recorded = [item for item in self._recorded if item is not unit]
         self._present = [item for item in self._present if item is not unit]
         self._position = 0
@@ -57,8 +56,8 @@ class Window:
 
     Args:
         blocks: where they get it, and their bytes.
-        came: told of a unit that has got a block, before that is filled.
-        went: told of one whose block goes.
+        came: called with a unit that has got a block, before that is filled.
+        went: called with a unit whose block is about to go.
 
     Attributes:
         most_bytes: of all blocks, unless more is in use at once.

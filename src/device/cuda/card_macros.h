@@ -73,7 +73,7 @@ typedef unsigned long long uint64_t;
             name.member = name.member + __shfl_down_sync(0xFFFFFFFFu, name.member, width, 16);               \
     } while (0)
 
-/* CUDA knows two types of integers by name, neither of which is always uint64_t. */
+/* CUDA knows two types of integers by name, and neither is always uint64_t. */
 static __device__ __forceinline__ uint32_t msc__atomic_add(uint32_t *at, uint32_t x)
 {
     return atomicAdd((unsigned int *)at, (unsigned int)x);

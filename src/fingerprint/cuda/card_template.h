@@ -98,7 +98,7 @@ MSC__CORE uint64_t msc__fp_dense_lane(const unsigned char *at, uint64_t state)
     return msc__fp_mix(state);
 }
 
-/** A lane of a block of which there is at least a byte. */
+/** A lane of a block that has at least a byte. */
 MSC__CORE uint64_t msc__fp_lane(const msc__fp_launch *by, uint64_t block, uint32_t lane)
 {
     uint64_t at = block * MSC__FP_BLOCK_BYTES + lane * 8u;

@@ -104,7 +104,7 @@ static msc_status start_mover(msc__file *file, msc_error *err)
     return file->mover->create(file, err);
 }
 
-/* A handle on `body`, of which it has a share from then on, even when it fails. */
+/* A handle on `body`, with a share of it from then on, even when it fails. */
 static msc_status make_handle(msc__file_body *body, uint32_t depth, msc__file_way way, msc__file **out,
                               msc_error *err)
 {

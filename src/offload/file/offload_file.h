@@ -11,7 +11,7 @@
  * elsewhere. Where the file system takes O_DIRECT and the chunk is aligned, the page cache is passed by: an
  * offloaded activation that lands in the page cache has not left the memory.
  *
- * A page of the file must not be shared by two operations of which one is not aligned: give out places in the file
+ * A page of the file must not be shared by two operations if one is not aligned: give out places in the file
  * in units of MSC__FILE_PAGE. Operations in flight must not overlap.
  *
  * `write` and `read` never wait for the disk: with all `depth` slots taken they say EAGAIN. Short reads and writes

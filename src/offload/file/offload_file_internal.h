@@ -49,13 +49,14 @@ typedef struct msc__file_body {
     msc_context *ctx;
     const msc__file_censor *censor; /* NULL in production */
     uint32_t handle_count;
-    int fd;                    /* through the page cache */
-    int direct_fd;             /* past it; -1: there is no such way */
-    uint32_t alignment;        /* of memory and size on `direct_fd` */
-    _Atomic uint64_t reserved; /* partners: the checks in write and read; release and acquire, so that whoever
+    int fd;             /* through the page cache */
+    int direct_fd;      /* past it; -1: there is no such way */
+    uint32_t alignment; /* of memory and size on `direct_fd` */
+    _Atomic uint64_t
+        reserved;        /* partners: the checks in write and read; release and acquire, so that a thread that
                                   sees the size also finds the file that long */
-    atomic_bool held;          /* see msc__file_facts; relaxed, it is only told */
-    char directory[256];       /* for messages; cut off */
+    atomic_bool held;    /* see msc__file_facts; relaxed, it is only told */
+    char directory[256]; /* for messages; cut off */
 } msc__file_body;
 
 /** Opens the file. Errors: EIO, ENOMEM. */

@@ -2,7 +2,7 @@
 /**
  * @file card_sums.h
  * Sums of squares on a card, in the order of optim_sums.c: a group of threads has a segment, and adds up its strips as many
- * at a time as it has sixteens of threads, each of which is one of a strip's sixteen lanes. Part of card_template.h.
+ * at a time as it has sixteens of threads, each one of a strip's sixteen lanes. Part of card_template.h.
  */
 
 #define MSC__CARD_LANES 16u

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters on a card whose optimizer state or gradients are away, and the same without, for every bit."""
+"""Parameters on a card with offloaded optimizer state or gradients, and the same without, for every bit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.hardware import detect
-from memscale.core.plan import Plan
+from memscale.hardware.detect import detect
 from memscale.offload.engine import Offload, OffloadSettings
 from memscale.offload.limits import Link
-from memscale.optim.away import send
-from memscale.techniques.gradient_offload import GradientOffload
+from memscale.optim.offload.attach import send
+from memscale.plans.plan import Plan
+from memscale.techniques.optimizer.gradient_offload import GradientOffload
 
 PIECE = 1 << 12
 
@@ -59,7 +59,7 @@ def step(values: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: in
 
 
 def pair(make: Make, dtype: torch.dtype = torch.float32, tier: str = "pinned") -> Any:
-    """Twice the same parameters and optimizer; the second one's state is away."""
+    """Twice the same parameters and optimizer; the second one's state is offloaded."""
     both = parameters(dtype), parameters(dtype)
     optimizers = [make(values) for values in both]
     assert send(optimizers[1], opened(tier), PIECE) == ""
@@ -123,7 +123,7 @@ class Loop:
         accumulate: backwards per step.
         to_none: as `zero_grad` takes it.
         scaled: with a gradient scaler.
-        state_away: the optimizer's state is away, too.
+        state_away: the optimizer's state is offloaded, too.
     """
 
     optimizer: Make

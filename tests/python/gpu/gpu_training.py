@@ -274,6 +274,6 @@ def clean_device() -> None:
 
 def context_bytes() -> int:
     """What MemScale assumes that the process takes outside the allocator; part of every budget."""
-    from memscale.core.hardware import detect
+    from memscale.hardware.detect import detect
 
     return detect(torch.device("cuda")).context_bytes

@@ -29,9 +29,10 @@ from away_runs import (
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from memscale.optim import away, cards, is_taken, take_over
-from memscale.optim.away import away_bytes, is_away, send, take_back
-from memscale.optim.released import ReleasedGradient
+from memscale.optim import cards, is_patched, take_over
+from memscale.optim.offload import attach
+from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
+from memscale.optim.release.gradient import ReleasedGradient
 
 optim = torch.optim
 
@@ -70,7 +71,7 @@ def test_five_steps_in_pieces(name: str, how: str, dtype: torch.dtype) -> None:
     for values, optimizer in zip(both, optimizers, strict=True):
         step(values, optimizer)
     large = sum(value.nbytes for value in both[1] if value.nbytes >= 64 << 10)
-    assert away_bytes(optimizers[1]) >= large
+    assert offloaded_bytes(optimizers[1]) >= large
     assert equal(both[0], both[1])
     assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
 
@@ -80,7 +81,7 @@ def test_five_steps_of_whole_parameters(name: str) -> None:
     both, optimizers = pair(WHOLE[name])
     for values, optimizer in zip(both, optimizers, strict=True):
         step(values, optimizer)
-    assert away_bytes(optimizers[1]) > 0
+    assert offloaded_bytes(optimizers[1]) > 0
     assert equal(both[0], both[1])
     assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
 
@@ -97,7 +98,7 @@ def test_five_steps_of_our_own_state(dtype: torch.dtype, moments: str) -> None:
     assert send(optimizers[1], opened(), PIECE) == ""
     for values, optimizer in zip(both, optimizers, strict=True):
         step(values, optimizer)
-    assert away_bytes(optimizers[1]) > 0 and is_taken(optimizers[1])
+    assert offloaded_bytes(optimizers[1]) > 0 and is_patched(optimizers[1])
     assert equal(both[0], both[1])
     assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
     take_back(optimizers[1])
@@ -126,7 +127,7 @@ def test_state_leaves_the_card_and_comes_back() -> None:
     here = torch.cuda.memory_allocated()
     assert send(optimizer, opened(), PIECE) == ""
     assert torch.cuda.memory_allocated() <= here - sizes
-    assert type(optimizer) is not optim.AdamW and is_away(optimizer)
+    assert type(optimizer) is not optim.AdamW and is_offloaded(optimizer)
     take_back(optimizer)
     assert type(optimizer) is optim.AdamW
     assert all(value.is_cuda for entry in optimizer.state.values() for value in (entry["exp_avg"],))
@@ -195,12 +196,12 @@ def test_what_is_spared_stays_on_the_card() -> None:
     make = partial(optim.AdamW, lr=1e-2)
     plain, values = parameters(), parameters()
     reference, optimizer = make(plain), make(values)
-    assert send(optimizer, opened(), PIECE, spared=values[:1]) == ""
+    assert send(optimizer, opened(), PIECE, resident=values[:1]) == ""
     step(plain, reference)
     step(values, optimizer)
-    assert optimizer.state[values[0]][away.AWAY].nbytes == 0
-    away.spare(optimizer, values[2:3])
-    assert optimizer.state[values[0]][away.AWAY].nbytes > 0
+    assert optimizer.state[values[0]][attach.OFFLOADED].nbytes == 0
+    attach.keep_resident(optimizer, values[2:3])
+    assert optimizer.state[values[0]][attach.OFFLOADED].nbytes > 0
     step(plain, reference, 2, seed=3)
     step(values, optimizer, 2, seed=3)
     assert equal(plain, values) and equal(reference.state_dict(), optimizer.state_dict())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for a card that send optimizer state and gradients away: bits, predicted peaks, `detach`."""
+"""Plans for a card that send optimizer state and offloaded gradients: bits, predicted peaks, `detach`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.nn.utils import clip_grad_norm_
 
 import memscale
 from memscale import Config
-from memscale.core import step_ways
+from memscale.core import variants
 from memscale.optim import cards
-from memscale.optim.away import away_bytes, is_away
-from memscale.optim.released import ReleasedGradient
+from memscale.optim.offload.attach import is_offloaded, offloaded_bytes
+from memscale.optim.release.gradient import ReleasedGradient
 
 NAMES = ("state_offload", "gradient_offload")
 WIDTH, LAYERS = 640, 12
@@ -27,8 +27,8 @@ WIDTH, LAYERS = 640, 12
 @pytest.fixture(autouse=True)
 def these_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name in NAMES)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name in NAMES)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     yield
 
 
@@ -42,7 +42,7 @@ def trained(make: Make, budget: int, accumulate: int = 1, steps: int = 2, **more
     config = Config(memory_budget=budget, enable_logging=False, **settings)
     memscale.wrap(model, config, x, optimizer=optimizer)
     made = measured(model, optimizer, x, steps, accumulate)
-    assert not is_away(optimizer)
+    assert not is_offloaded(optimizer)
     return made
 
 
@@ -114,7 +114,7 @@ def test_detach_in_the_middle_of_a_step() -> None:
         for each, optimizer in zip(models, optimizers, strict=True):
             each(x).backward()
             if number == 2 and each is model:
-                assert away_bytes(optimizer) > 0
+                assert offloaded_bytes(optimizer) > 0
                 assert any(isinstance(value.grad, ReleasedGradient) for value in model.parameters())
                 memscale.detach(model)
                 assert not any(isinstance(value.grad, ReleasedGradient) for value in model.parameters())

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import Config
-from memscale.core import step_ways
-from memscale.optim import cards, is_taken
-from memscale.optim.away import is_away
+from memscale.core import variants
+from memscale.optim import cards, is_patched
 from memscale.optim.masters import is_half
+from memscale.optim.offload.attach import is_offloaded
 from step_samples import plan_of
 
-EVERY = step_ways.STEP_TECHNIQUES
+EVERY = variants.STEP_TECHNIQUES
 WIDTH, LAYERS, WORDS = 512, 6, 3000
 
 
@@ -36,7 +36,7 @@ def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Other techniques could meet the budgets, too."""
     found = {"autocast", "bf16_weights"} | ({"state_offload"} if request.param == "away" else set())
     rows = tuple(technique for technique in EVERY if technique.name in found)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     yield found
 
 
@@ -106,7 +106,7 @@ def test_predicted_peaks(eight_bit: bool, steps: int, names: set[str]) -> None:
     assert allocated <= 1.005 * predicted.allocated_peak_bytes
     assert steps == 1 or allocated >= 0.95 * predicted.allocated_peak_bytes
     memscale.detach(model)
-    assert not (is_taken(optimizer) or is_away(optimizer))
+    assert not (is_patched(optimizer) or is_offloaded(optimizer))
 
 
 def test_a_budget_holds(names: set[str]) -> None:
@@ -154,7 +154,7 @@ def test_state_away_has_the_bits_of_state_that_stays(monkeypatch: pytest.MonkeyP
     found = []
     for names in ({"autocast", "bf16_weights"}, {"autocast", "bf16_weights", "state_offload"}):
         rows = tuple(technique for technique in EVERY if technique.name in names)
-        monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+        monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
         model, optimizer = wrapped(True)
         losses = train(model, optimizer, 4)
         memscale.detach(model)

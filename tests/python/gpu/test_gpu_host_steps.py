@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from memscale.optim import cards, take_over
-from memscale.optim.away import away_bytes, send, spare, take_back
-from memscale.optim.pieces import AWAY
+from memscale.optim.offload.attach import keep_resident, offloaded_bytes, send, take_back
+from memscale.optim.offload.pieces import OFFLOADED
 
 optim = torch.optim
 
@@ -53,9 +53,9 @@ def test_five_steps(name: str, dtype: torch.dtype, moments: str) -> None:
         step(values, optimizer)
     large = [value for value in both[1] if value.nbytes >= 64 << 10]
     for value in large:
-        pieces = optimizers[1].state[value][AWAY].pieces
+        pieces = optimizers[1].state[value][OFFLOADED].pieces
         assert all(isinstance(piece, torch.Tensor) and piece.device.type == "cpu" for piece in pieces)
-    assert away_bytes(optimizers[1]) > 0
+    assert offloaded_bytes(optimizers[1]) > 0
     assert equal(both[0], both[1])
     assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
     take_back(optimizers[1])
@@ -71,12 +71,12 @@ def test_state_comes_to_the_card_and_leaves_between_steps(dtype: torch.dtype) ->
         step(values, optimizer, 2)
     gone = torch.cuda.memory_allocated()
     for round_ in range(3):
-        spare(optimizers[1], both[1][round_ : round_ + 3])
+        keep_resident(optimizers[1], both[1][round_ : round_ + 3])
         assert torch.cuda.memory_allocated() > gone
         for values, optimizer in zip(both, optimizers, strict=True):
             step(values, optimizer, 2, seed=round_)
         assert equal(both[0], both[1])
-    spare(optimizers[1], [])
+    keep_resident(optimizers[1], [])
     assert torch.cuda.memory_allocated() == gone
     assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
 
@@ -95,12 +95,12 @@ def test_a_state_dict_goes_from_one_to_the_other() -> None:
 
 
 def test_a_step_that_fails_in_the_middle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memscale.optim import away_step
+    from memscale.optim.offload import step as offloaded_step
 
     both, optimizers = pair(OPTIMIZERS["adamw"], torch.float32, "code8")
     step(both[1], optimizers[1], 2)
     calls = 0
-    real = away_step.core_on
+    real = offloaded_step.core_on
 
     def failing(device: torch.device) -> Any:
         nonlocal calls
@@ -109,7 +109,7 @@ def test_a_step_that_fails_in_the_middle_is_told(monkeypatch: pytest.MonkeyPatch
             raise OSError("broken off")
         return real(device)
 
-    monkeypatch.setattr(away_step, "core_on", failing)
+    monkeypatch.setattr(offloaded_step, "core_on", failing)
     with pytest.raises(OSError, match="broken off"):
         step(both[1], optimizers[1], 1)
     monkeypatch.undo()
@@ -142,7 +142,7 @@ LOOPS: dict[str, Loop] = {
 
 
 def _is_elsewhere(optimizer: optim.Optimizer, *_: Any) -> None:
-    assert away_bytes(optimizer) > 0
+    assert offloaded_bytes(optimizer) > 0
 
 
 def _taken(make: Make, on_host: bool) -> Make:
@@ -162,7 +162,7 @@ def _taken(make: Make, on_host: bool) -> Make:
 def test_released_gradients_do_not_come_back_to_the_card(
     name: str, tier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memscale.optim.away_state.LEAST_BYTES", 1)  # the net's parameters are small
+    monkeypatch.setattr("memscale.optim.offload.state.LEAST_BYTES", 1)  # the net's parameters are small
     loop = LOOPS[name]
     model = net()
     plain = trained(model, replace(loop, optimizer=_taken(loop.optimizer, on_host=False)))

@@ -15,10 +15,11 @@ import torch
 from away_runs import PIECE, card, equal, opened, parameters, step
 from torch import Tensor, nn
 
-from memscale.optim import away_step, cards, steps, take_over
-from memscale.optim.away import send, spare
+from memscale.optim import cards, steps, take_over
 from memscale.optim.backward_step import BackwardStep
-from memscale.optim.shelf import _Run
+from memscale.optim.offload import step as offloaded_step
+from memscale.optim.offload.attach import keep_resident, send
+from memscale.optim.offload.store import _Run
 
 WIDTH = 256
 SECONDS = 20.0
@@ -33,7 +34,7 @@ def _kernels() -> None:
 
 @pytest.mark.parametrize(
     ("on_host", "then"),
-    [(True, {"spared": True}), (True, {"on_host": False}), (False, {"on_host": True})],
+    [(True, {"resident": True}), (True, {"on_host": False}), (False, {"on_host": True})],
     ids=["comes", "leaves-the-host", "goes-to-the-host"],
 )
 def test_a_move_that_breaks_off_goes_on_in_a_step(
@@ -56,7 +57,7 @@ def test_a_move_that_breaks_off_goes_on_in_a_step(
 
     monkeypatch.setattr(_Run, "_do", breaking_off)
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        spare(optimizers[1], both[1] if "spared" in then else [], then.get("on_host"))
+        keep_resident(optimizers[1], both[1] if "resident" in then else [], then.get("on_host"))
     monkeypatch.undo()
     assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
     for values, optimizer in zip(both, optimizers, strict=True):
@@ -110,9 +111,9 @@ class Slow:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Steps on the host wait for it."""
-    made, real = threading.Event(), away_step.core_on
+    made, real = threading.Event(), offloaded_step.core_on
     monkeypatch.setattr(
-        away_step,
+        offloaded_step,
         "core_on",
         lambda device: Slow(real(device), made) if device.type == "cpu" else real(device),
     )

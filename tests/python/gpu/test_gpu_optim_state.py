@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.eight_bit import is_8bit, with_8bit_state
-from memscale.core.eight_bit_layout import layout_of
-from memscale.optim import arrays, cards, give_back, is_taken, take_over
-from memscale.optim.master_rests import prepare
+from memscale.optim import arrays, cards, give_back, is_patched, take_over
+from memscale.optim.eight_bit import is_8bit, with_8bit_state
+from memscale.optim.master_residuals import prepare
 from memscale.optim.masters import is_half, master_of, to_bf16, to_fp32
+from memscale.techniques.optimizer.eight_bit_layout import layout_of
 
 SHAPES = ((64, 33), (1000,), (7,), (3, 5, 7, 2), (130, 129))
 STEPS = 20
@@ -264,7 +264,7 @@ class TestWhatStays:
         same, line = with_8bit_state(optimizer)
         assert "no kernels for cuda:0: cannot open /nowhere/libnvrtc.so" in line and "\n" not in line
         assert is_8bit(same) or same is optimizer
-        assert not is_taken(optimizer)
+        assert not is_patched(optimizer)
 
 
 class TestInAndOut:
@@ -380,20 +380,20 @@ class TestFromOutside:
         optimizer = torch.optim.AdamW(small_model.parameters(), lr=1e-3)
         config = memscale.Config(use_8bit_optimizer=True, enable_logging=False)
         _, used = memscale.apply_all_optimizations(small_model, optimizer, config)
-        assert used is optimizer and is_taken(optimizer)
+        assert used is optimizer and is_patched(optimizer)
         batch = torch.randn(5, 32, device="cuda")
         small_model(batch).sum().backward()
         optimizer.step()
         assert optimizer.state[small_model[0].weight][arrays.BYTES].is_cuda
         memscale.detach(small_model)
-        assert not is_taken(optimizer) and optimizer.state[small_model[0].weight]["exp_avg"].is_cuda
+        assert not is_patched(optimizer) and optimizer.state[small_model[0].weight]["exp_avg"].is_cuda
 
     def test_optimize(self, small_model: nn.Module) -> None:
         optimizer = torch.optim.AdamW(small_model.parameters(), lr=1e-3)
         config = memscale.Config(use_8bit_optimizer=True, enable_logging=False)
         batch = torch.randn(5, 32, device="cuda")
         with memscale.optimize(small_model, optimizer, config, sample_input=batch):
-            assert is_taken(optimizer)
+            assert is_patched(optimizer)
             small_model(batch).sum().backward()
             optimizer.step()
-        assert not is_taken(optimizer)
+        assert not is_patched(optimizer)

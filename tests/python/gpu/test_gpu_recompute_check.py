@@ -18,7 +18,7 @@ import tallies
 from memscale import _core
 from memscale.errors import RecomputeError, modules_of_run
 from memscale.optim import cards
-from memscale.techniques import card_check
+from memscale.techniques.checkpoint import card_check
 
 WIDTH = 64
 

@@ -20,12 +20,12 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from memscale.optim import cards, take_over
-from memscale.optim.away import send, take_back
-from memscale.optim.away_weights import why_not_in_pieces
-from memscale.optim.released import ReleasedGradient
+from memscale.optim.offload.attach import send, take_back
+from memscale.optim.offload.weights import why_not_in_pieces
+from memscale.optim.release.gradient import ReleasedGradient
 from memscale.weights import stream as streams
 from memscale.weights.card import CardBlocks, Rooms
-from memscale.weights.places import device_of_use
+from memscale.weights.placement import device_of_use
 from memscale.weights.stream import Stream, stream_of
 from memscale.weights.units import units_of
 
@@ -170,7 +170,7 @@ def run(training: Training, steps: int = 10, first: int = 0) -> list[Any]:
 
 
 @contextmanager
-def away(
+def offloaded(
     training: Training,
     tier: str = "pinned",
     folder: Path | str = "",
@@ -178,7 +178,7 @@ def away(
     count: int = 2 * DEPTH + 1,
     on_host: bool = False,
 ) -> Iterator[Stream]:
-    """Optimizer state and all weights that can go are away inside the block; nothing is left of it behind."""
+    """Optimizer state and all weights that can be are offloaded inside the block; nothing is left behind."""
     model, optimizer = training.model, training.optimizer
     assert send(optimizer, opened(), PIECE, on_host=on_host) == ""
     units, _ = units_of(model, 1, card=CARD, trained=why_not_in_pieces(optimizer))
@@ -220,7 +220,7 @@ LOOPS = {
 def test_ten_steps(name: str) -> None:
     plain, training = (Training(built(), LOOPS[name]) for _ in range(2))
     expected = run(plain)
-    with away(training):
+    with offloaded(training):
         assert equal(run(training), expected)
 
 
@@ -230,7 +230,7 @@ def test_with_released_gradients(name: str, window: int) -> None:
     plain, training = (Training(built(), LOOPS[name]) for _ in range(2))
     expected = run(plain)
     release = technique(training.model, window)
-    with away(training):
+    with offloaded(training):
         release.attach()
         found = run(training)
         training.backward(training.loss(0))
@@ -251,7 +251,7 @@ def test_the_host_steps_weights_at_home(name: str, released: bool) -> None:
         take_over(each.optimizer)
     expected = run(plain)
     release = technique(training.model, 0)
-    with away(training, on_host=True):
+    with offloaded(training, on_host=True):
         if released:
             release.attach()
         found = run(training)
@@ -273,7 +273,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def test_weights_that_are_used_several_times(model: str, name: str) -> None:
     plain, training = (Training(built(MODELS[model]), LOOPS[name]) for _ in range(2))
     expected = run(plain, 4)
-    with away(training):
+    with offloaded(training):
         assert equal(run(training, 4), expected)
 
 
@@ -281,7 +281,7 @@ def test_weights_that_are_used_several_times(model: str, name: str) -> None:
 def test_every_tier(tier: str, tmp_path: Path) -> None:
     plain, training = (Training(built(), LOOPS["accumulated"]) for _ in range(2))
     expected = run(plain, 4)
-    with away(training, tier, tmp_path, window=0 if tier == "file" else None):
+    with offloaded(training, tier, tmp_path, window=0 if tier == "file" else None):
         assert equal(run(training, 4), expected)
 
 
@@ -307,7 +307,7 @@ def shared() -> nn.Module:
 def test_gradients_that_pytorch_copies_lie_on_the_card(name: str) -> None:
     plain, training = (Training(built(shared), LOOPS[name]) for _ in range(2))
     expected = run(plain, 4)
-    with away(training, count=3 * DEPTH + 1):
+    with offloaded(training, count=3 * DEPTH + 1):
         assert equal(run(training, 4), expected)
         training.backward(training.loss(0))
         assert all(value.grad.is_cuda for value in trained(training.model) if value.grad is not None)
@@ -327,7 +327,7 @@ def test_a_gradient_of_a_gradient() -> None:
 
     plain, training = (Training(built().eval(), Loop()) for _ in range(2))
     expected = penalised(plain)
-    with away(training):
+    with offloaded(training):
         assert equal(penalised(training), expected)
 
 
@@ -336,7 +336,7 @@ def test_a_gradient_of_a_gradient() -> None:
 def test_after_an_exception(where: str, passes: int) -> None:
     """Between two backwards of a step. What had been added before is there still."""
     plain, training = (Training(built(partial(Stack, None, passes)), LOOPS["adamw"]) for _ in range(2))
-    with away(training):
+    with offloaded(training):
         for each in (plain, training):
             run(each, 2)
             each.backward(each.loss(5))
@@ -360,7 +360,7 @@ def test_detached_between_backward_and_step() -> None:
     plain, training = (Training(built(), LOOPS["clipped"]) for _ in range(2))
     expected, found = run(plain, 4), []
     torch.manual_seed(0)
-    with away(training):
+    with offloaded(training):
         found = [training.step(number) for number in range(2)]
         torch.manual_seed(2)
         loss = training.loss(20)
@@ -378,7 +378,7 @@ def test_detached_between_forward_and_backward() -> None:
     for each in (plain, training):
         torch.manual_seed(1)
         if each is training:
-            with away(training):
+            with offloaded(training):
                 loss = each.loss(1)
         else:
             loss = each.loss(1)
@@ -391,17 +391,17 @@ def test_saved_in_the_middle_and_resumed() -> None:
     """What is saved while weights are at home goes on in a plain run, and in one with weights at home."""
     plain, training = (Training(built(), LOOPS["adamw"]) for _ in range(2))
     expected = run(plain, 6)
-    with away(training):
+    with offloaded(training):
         run(training, 3)
         saved = copy.deepcopy((training.model.state_dict(), training.optimizer.state_dict()))
         twin = copy.deepcopy(training.model)
         assert all(value.device == CARD for value in twin.parameters())
         assert equal([value.detach() for value in twin.parameters()], [*saved[0].values()])
-    for is_away in (False, True):
+    for is_offloaded in (False, True):
         other = Training(built(), LOOPS["adamw"])
         run(other, 1)
-        if is_away:
-            with away(other):
+        if is_offloaded:
+            with offloaded(other):
                 other.model.load_state_dict(saved[0])
                 other.optimizer.load_state_dict(copy.deepcopy(saved[1]))
                 found = run(other, 3, 3)
@@ -420,7 +420,7 @@ def test_a_state_of_the_card_is_loaded(how: str) -> None:
     run(plain, 2)
     saved = copy.deepcopy(plain.optimizer.state_dict())
     assert any(value.is_cuda for value in saved["state"][2].values())
-    with away(training):
+    with offloaded(training):
         training.model.load_state_dict(plain.model.state_dict())
         training.optimizer.load_state_dict(copy.deepcopy(saved))
         plain.optimizer.load_state_dict(saved)
@@ -441,7 +441,7 @@ def written(model: nn.Module) -> None:
 
 def test_weights_written_between_steps() -> None:
     both = [Training(built(), Loop()) for _ in range(2)]
-    with away(both[1]):
+    with offloaded(both[1]):
         for _ in range(3):
             for each in both:
                 run(each, 1)
@@ -452,11 +452,11 @@ def test_weights_written_between_steps() -> None:
 def test_norms_are_those_of_the_stepped_weights() -> None:
     """The host has waited: what it reads right behind a step is what the step wrote."""
     plain, training = (Training(built(), Loop()) for _ in range(2))
-    with away(training):
+    with offloaded(training):
         for number in range(3):
             plain.step(number), training.step(number)
-            at_home = [value.detach().clone() for value in trained(training.model)]
-            assert equal(at_home, [value.detach() for value in trained(plain.model)])
+            resident_state = [value.detach().clone() for value in trained(training.model)]
+            assert equal(resident_state, [value.detach() for value in trained(plain.model)])
 
 
 def turned(training: Training, number: int) -> None:
@@ -479,7 +479,7 @@ def test_steps_of_whole_weights(how: str) -> None:
         "another optimizer": ADAMW,
     }
     plain, training = (Training(built(), Loop(makes[how])) for _ in range(2))
-    with away(training):
+    with offloaded(training):
         for each in (plain, training):
             run(each, 1)
             if how == "capturable":
@@ -509,7 +509,7 @@ def test_steps_of_whole_weights(how: str) -> None:
 def test_a_gradient_that_is_asked_for_is_refused() -> None:
     """PyTorch looks for the node that the weight has forgotten, and says so."""
     training = Training(built(), Loop())
-    with away(training):
+    with offloaded(training):
         weight: Any = training.model.head.weight
         with pytest.raises(RuntimeError, match="not have been used in the graph"):
             torch.autograd.grad(training.loss(0), weight)
@@ -518,7 +518,7 @@ def test_a_gradient_that_is_asked_for_is_refused() -> None:
 def test_hooks_on_a_gradient_keep_a_weight_on_the_card() -> None:
     plain, training = (Training(built(partial(Stack, None, 2)), LOOPS["accumulated"]) for _ in range(2))
     counts: list[list[int]] = [[], []]
-    with away(training):
+    with offloaded(training):
         for each, seen in zip((plain, training), counts, strict=True):
             run(each, 1)
             weight: Any = each.model.blocks[1].first.weight  # type: ignore[index,union-attr]
@@ -551,7 +551,7 @@ def test_our_own_state(moments: str) -> None:
     for each in (plain, training):
         assert take_over(each.optimizer, moments) == ""
     expected = run(plain)
-    with away(training):
+    with offloaded(training):
         found = run(training, 5)[:5]
         saved = copy.deepcopy(training.optimizer.state_dict())
         training.optimizer.load_state_dict(saved)
@@ -562,7 +562,7 @@ def test_state_comes_back_while_weights_stay_away() -> None:
     """As where `detach` finds no room on the card: their optimizer's own steps have them for their time."""
     plain, training = (Training(built(), LOOPS["scaled, fused"]) for _ in range(2))
     expected = run(plain, 6)
-    with away(training):
+    with offloaded(training):
         found = [training.step(number) for number in range(3)]
         take_back(training.optimizer)
         assert type(training.optimizer) is optim.AdamW
@@ -574,7 +574,7 @@ def test_state_comes_back_while_weights_stay_away() -> None:
 def test_a_graph_that_is_used_twice() -> None:
     """Two forwards, two backwards through both: each time a weight has two contributions."""
     plain, training = (Training(built(), Loop()) for _ in range(2))
-    with away(training):
+    with offloaded(training):
         for number in range(3):
             for each in (plain, training):
                 torch.manual_seed(number)

@@ -15,15 +15,15 @@ from torch import Tensor
 
 import memscale
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import step_ways
-from memscale.core.plan import Plan
+from memscale.core import variants
 from memscale.optim import cards
-from memscale.optim.away import is_away
+from memscale.optim.offload.attach import is_offloaded
+from memscale.plans.plan import Plan
 from memscale.weights.card import CardBlocks
 from memscale.weights.stream import stream_of
 
 NAMES = ("weight_offload", "state_offload", "gradient_offload")
-EVERY = step_ways.STEP_TECHNIQUES
+EVERY = variants.STEP_TECHNIQUES
 WIDTH, LAYERS = 1280, 48
 ADAMW: Make = partial(torch.optim.AdamW, lr=1e-3)
 
@@ -31,8 +31,8 @@ ADAMW: Make = partial(torch.optim.AdamW, lr=1e-3)
 @pytest.fixture(autouse=True)
 def these_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name in NAMES)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name in NAMES)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     yield
 
 
@@ -61,7 +61,7 @@ def trained(make: Make, budget: int, accumulate: int = 1, steps: int = 3, **more
     memscale.wrap(model, config(budget, **more), x, optimizer=optimizer)
     clean_device()
     made = measured(model, optimizer, x, steps, accumulate)
-    assert not is_away(optimizer) and stream_of(model) is None
+    assert not is_offloaded(optimizer) and stream_of(model) is None
     assert all(value.is_cuda for value in model.parameters())
     return made
 
@@ -127,8 +127,8 @@ def test_accumulated_gradients() -> None:
 
 def test_without_released_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients stay on the card, whole, while their weights are at home."""
-    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name != NAMES[2])
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name != NAMES[2])
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     plain = trained(ADAMW, 1 << 36)
     less = trained(ADAMW, context_bytes() + WEIGHT_BYTES * 17 // 10)
     assert less.plan is not None and techniques(less.plan) == set(NAMES[:2])
@@ -141,14 +141,14 @@ def test_without_released_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("eight_bit", [False, True])
 def test_weights_in_bf16(eight_bit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their masters are weights at home and rests in state that is away."""
+    """Their masters are weights at home and rests in state that is offloaded."""
     if (reason := cards.why_not(card())) or not torch.cuda.is_bf16_supported():
         pytest.skip(reason or "the card has no BF16")
     found = {}
     for more in ((), NAMES[:1]):
         wanted = {"autocast", "bf16_weights", *NAMES[1:], *more}
         rows = tuple(technique for technique in EVERY if technique.name in wanted)
-        monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+        monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
         settings = {"use_mixed_precision": True, "exact": False, "use_8bit_optimizer": eight_bit}
         found[more] = trained(ADAMW, 1, **settings)
         assert techniques(found[more].plan) == wanted
@@ -211,9 +211,9 @@ def test_detach_where_the_card_has_no_room(
             with monkeypatch.context() as patched:
                 patched.setattr(CardBlocks, "own", full)
                 memscale.detach(model)
-            assert "stay away: the card is full" in caplog.text
-            at_home = [value for value in model.parameters() if not value.is_cuda]
-            assert not is_away(optimizers[1]) and len(at_home) > LAYERS - 4  # some were spared
+            assert "stay offloaded: the card is full" in caplog.text
+            resident_state = [value for value in model.parameters() if not value.is_cuda]
+            assert not is_offloaded(optimizers[1]) and len(resident_state) > LAYERS - 4  # some were resident
     assert equal([value.detach() for value in plain.parameters()], [v.detach() for v in model.parameters()])
     stream = stream_of(model)
     assert stream is not None

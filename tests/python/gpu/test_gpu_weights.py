@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import memscale
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import step_ways
+from memscale.core import variants
+from memscale.weights.backing import FileStore, HostStore
 from memscale.weights.card import CardBlocks, Rooms
-from memscale.weights.home import Home, HostHome
 from memscale.weights.stream import Stream, device_of_use, opened, stream_of
 from memscale.weights.unit import Unit, Weight
 from memscale.weights.units import units_of
@@ -154,7 +154,7 @@ def test_every_bit(name: str) -> None:
     model = built(MODELS[name])
     with streamed(model) as stream:
         assert set(stream.units) == {*(f"blocks.{i}" for i in range(DEPTH)), "head"}
-        assert all(isinstance(unit.home, HostHome) for unit in stream.units.values())
+        assert all(isinstance(unit.backing, HostStore) for unit in stream.units.values())
         assert same(trained(model), expected)
         assert stream.window.counters["read_count"] > 3 * 2 * 2 * DEPTH
         assert not stream.window.counters["over_window"]
@@ -177,7 +177,7 @@ def test_every_bit_under_autocast() -> None:
 def test_every_tier(tier: str, tmp_path: Path) -> None:
     expected, model = trained(built()), built()
     with streamed(model, tmp_path, tier) as stream:
-        assert all(isinstance(unit.home, Home) == (tier == "file") for unit in stream.units.values())
+        assert all(isinstance(unit.backing, FileStore) == (tier == "file") for unit in stream.units.values())
         assert same(trained(model), expected)
 
 
@@ -289,7 +289,7 @@ def test_a_weight_written_before_backward_is_refused() -> None:
 
 
 def test_a_weight_written_right_after_its_use_is_not_in_that_use() -> None:
-    """The copy of a block is over before its weights are at home again."""
+    """The copy of a block is over before its weights are back in their store."""
 
     class Writing(Stack):
         def forward(self, x: Tensor) -> Tensor:
@@ -371,8 +371,8 @@ def test_rooms() -> None:
     with pytest.raises(OSError, match="no room for 4096 bytes of weights"):
         rooms.make(4096)
     rooms.give(1, 4096)
-    home, tier = rooms.make(4096)
-    assert tier == 1 and isinstance(home, HostHome) and not home.is_locked
+    backing, tier = rooms.make(4096)
+    assert tier == 1 and isinstance(backing, HostStore) and not backing.is_locked
     model = built()
     before = [value.detach().cpu() for value in model.parameters()]
     stream = opened(model, CardBlocks(CARD, Rooms(0, 0, 0, "")))
@@ -388,8 +388,8 @@ def test_rooms() -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name == NAME)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
 
 
 def large() -> nn.Module:

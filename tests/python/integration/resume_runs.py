@@ -30,7 +30,7 @@ from memscale import AsyncOffloadConfig, Config
 
 STEPS = 3
 WIDTH = 144
-LEAST = 64 << 10  # a layer's weight has more: its gradient is sent away, as its state is
+LEAST = 64 << 10  # a layer's weight has more: its gradient is offloaded, as its state is
 
 CHECKPOINT, LOG, CALLS = "run.pt", "log", "calls.json"
 
@@ -254,21 +254,22 @@ def _digest(value: Any, digest: Any) -> None:
 
 def _host(way: str) -> None:
     """The same plans on processors with and without BF16 instructions, and on any disk."""
-    from memscale.core import hardware_host, step_ways
+    from memscale.core import variants
+    from memscale.hardware import host
     from memscale.offload import limits
     from memscale.offload.engine import OffloadSettings
-    from memscale.techniques import precision
+    from memscale.techniques.precision import mixed_precision
 
-    flags = hardware_host.cpu_flags() | {"avx512_bf16"}
-    hardware_host.cpu_flags = lambda: flags
-    precision._onednn_has_bf16 = lambda: True
+    flags = host.cpu_flags() | {"avx512_bf16"}
+    host.cpu_flags = lambda: flags
+    mixed_precision._onednn_has_bf16 = lambda: True
     limits._file_rates = lambda _: (50_000, 50_000)
     limits.OffloadSettings = functools.partial(limits.OffloadSettings, least_bytes=LEAST)
     OffloadSettings.own_bytes = lambda *_: 0  # an engine's memory is more than all state of this model
     wanted = TECHNIQUES.get(way, set())
-    step_ways.STEP_TECHNIQUES = tuple(row for row in step_ways.STEP_TECHNIQUES if row.name in wanted)
+    variants.STEP_TECHNIQUES = tuple(row for row in variants.STEP_TECHNIQUES if row.name in wanted)
     if way == "fp16":
-        precision.dtype_for = lambda _: torch.float16
+        mixed_precision.dtype_for = lambda _: torch.float16
 
 
 def _check(run: Run, model: nn.Module) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 import memscale
 from memscale import Config, OptimizationMode
-from memscale.core.eight_bit import is_8bit
 from memscale.errors import BudgetError, ConfigError
+from memscale.optim.eight_bit import is_8bit
 from optim_samples import OUR_ADAMW
 from zoo.models import case
 from zoo.training import Run, assert_same, built, call

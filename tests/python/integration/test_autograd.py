@@ -280,7 +280,7 @@ class TestExceptions:
     @pytest.mark.parametrize("moment", ["forward", "recompute"])
     def test_surfaces_and_the_next_step_is_equal(self, kind: type[BaseException], moment: str) -> None:
         def use(model: Stack, explode: bool) -> list[Tensor]:
-            # The last block ends inside `super().forward` when it is run again; the others' runs do too, so
+            # The last block ends inside `super().forward` when it is recomputed; the others' runs do too, so
             # the recompute is interrupted from within a submodule.
             target = model.blocks[0].norm if moment == "recompute" else model.blocks[1]
             original, state = type(target), torch.get_rng_state()

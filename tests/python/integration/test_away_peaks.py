@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State and gradients away, as much as the budget demands: the predicted peak is the measured one.
+"""State and offloaded gradients, as much as the budget demands: the predicted peak is the measured one.
 
 On shapes with large embeddings, tied weights, convolutions and recurrent layers, under every kind of step.
 """
@@ -23,20 +23,20 @@ from amounts import also
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.benchmarks.memory import engine_bytes
-from memscale.core import step_ways
-from memscale.core.plan import Plan
+from memscale.core import variants
 from memscale.offload import limits
 from memscale.offload.engine import why_not
-from memscale.optim.away import away_bytes
+from memscale.optim.offload.attach import offloaded_bytes
+from memscale.plans.plan import Plan
 from memscale.weights.blocks import HostBlocks
-from memscale.weights.places import streams
+from memscale.weights.placement import streams
 from step_samples import Recurrent, plan_of, words
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
 
 NAMES = ("state_offload", "gradient_offload")
-EVERY = step_ways.STEP_TECHNIQUES
+EVERY = variants.STEP_TECHNIQUES
 Batch = dict[str, Tensor]
 
 
@@ -44,8 +44,8 @@ Batch = dict[str, Tensor]
 def these_alone_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
     monkeypatch.setattr(limits, "_file_rates", lambda _: (2_000, 2_000))
-    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name in NAMES)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name in NAMES)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
 
 
 # ---- models and steps ---------------------------------------------------------------------------------
@@ -226,10 +226,10 @@ def test_the_predicted_peak_is_the_measured_one(
     predicted = plan.predicted.device_used_peak_bytes
     assert 0.98 * predicted <= peak <= predicted <= budget
     assert {step.technique for step in plan.steps} == techniques
-    away = sum(
+    offloaded = sum(
         amount.leaving_bytes for step in plan.steps for amount in step.amounts if step.technique == NAMES[0]
     )
-    assert away_bytes(optimizer) == away
+    assert offloaded_bytes(optimizer) == offloaded
     assert all(map(torch.equal, expected, found))
     assert all(map(torch.equal, plain.parameters(), model.parameters()))
     memscale.detach(plain)
@@ -243,7 +243,7 @@ def test_the_smallest_plan_with_weights_away(
     """Blocks of several sizes come and go beside gradients and pieces of state."""
     names = {*NAMES, "weight_offload"}
     rows = tuple(technique for technique in EVERY if technique.name in names)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     build, batch = MODELS[name]
     kept: list[Any] = []
 
@@ -271,7 +271,7 @@ def test_a_head_in_tiles_has_no_block(tmp_path: Path, monkeypatch: pytest.Monkey
     """It reads its weight in the file. What the layers before have stays meanwhile, which may be more."""
     names = {*NAMES, "weight_offload", "loss_tile"}
     rows = tuple(technique for technique in EVERY if technique.name in names)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     transformers = pytest.importorskip("transformers")
     made = transformers.GPT2Config(vocab_size=2900, n_positions=64, n_embd=256, n_layer=2, n_head=4)
     model, batch = transformers.GPT2LMHeadModel(made).train(), {"input_ids": words(2900).repeat(2, 1)}
@@ -303,7 +303,7 @@ def test_gradients_of_bf16_weights_may_all_be_small(
     """Then gradient release does nothing, and no plan has it."""
     others = {"autocast", "bf16_weights"} if dtype == "BF16" else set()
     rows = tuple(technique for technique in EVERY if technique.name in {*NAMES, *others})
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(6)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     settings = config(tmp_path, 1, use_mixed_precision=bool(others), exact=not others)
@@ -322,7 +322,7 @@ def test_bf16_weights_from_their_first_step_on(
     """What they lack of their masters waits in files, and goes into the state piece by piece."""
     names = {"autocast", "bf16_weights", "state_offload"}
     rows = tuple(technique for technique in EVERY if technique.name in names)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(700, 700) for _ in range(8)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -399,12 +399,12 @@ def test_a_new_plan_has_another_amount(tmp_path: Path) -> None:
         model = Chain()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         memscale.wrap(model, config(tmp_path, budget, enable_checkpointing=False), optimizer=optimizer)
-        found, away = [], []
+        found, offloaded = [], []
         for rows in (2, 600, 2, 800):
             found += train(model, optimizer, {"x": torch.linspace(-1, 1, rows * 300).view(rows, 300)})
-            away.append(away_bytes(optimizer))
-        kept.append((found, [*model.parameters()], away))
+            offloaded.append(offloaded_bytes(optimizer))
+        kept.append((found, [*model.parameters()], offloaded))
         memscale.detach(model)
-    (expected, plain, nothing), (found, values, away) = kept
-    assert nothing == [0] * 4 and away[0] == 0 < away[1] == away[2] < away[3]
+    (expected, plain, nothing), (found, values, offloaded) = kept
+    assert nothing == [0] * 4 and offloaded[0] == 0 < offloaded[1] == offloaded[2] < offloaded[3]
     assert all(map(torch.equal, expected, found)) and all(map(torch.equal, plain, values))

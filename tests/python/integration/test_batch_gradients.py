@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memscale
-from memscale.core.executor import EXECUTOR
+from memscale.core.wrapped import EXECUTOR
 from zoo.training import peak_bytes, seed
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.techniques.batched_backward import set_aside
+from memscale.torchkit.batched_backward import set_aside
 
 
 class Draws(nn.Module):

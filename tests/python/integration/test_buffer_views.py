@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.techniques.buffer_copies import copies_of
+from memscale.techniques.checkpoint.buffer_copies import copies_of
 
 CONFIG = memscale.Config(memory_budget=1, enable_logging=False)
 

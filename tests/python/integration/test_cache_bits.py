@@ -30,8 +30,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 import memscale
 from memscale import Config
 from memscale.errors import EmptyCacheError
-from memscale.techniques.checkpointing import CheckpointAttachment
-from memscale.techniques.use_cache import CacheSwitch
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.use_cache import CacheSwitch
 from technique_samples import attached
 from zoo.training import same_bits
 

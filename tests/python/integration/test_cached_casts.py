@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core import cached_casts
+from memscale.torchkit import cached_casts
 from zoo.training import SMALLEST, seed
 
 WIDTH = 32

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import memscale
 from amounts import also, some
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 from zoo.blocks import Block, Stack, inputs
 from zoo.models import Case, case, mean_square
 from zoo.training import SMALLEST, built, call, same_bits, seed

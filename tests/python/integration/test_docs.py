@@ -24,6 +24,8 @@ from torch import Tensor, nn
 import memscale
 from memscale.benchmarks import command as bench
 from memscale.cli import arguments as cli
+from memscale.cli.main import main
+from memscale.core import executor, in_force, planner, wrapping
 from memscale.techniques.step_table import STEP_TECHNIQUES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -148,6 +150,33 @@ def test_commands_are_understood(page: str, words: list[str]) -> None:
         assert cli.parse(words).command == words[0]
 
 
+def shown() -> Iterator[tuple[str, str, str]]:
+    """Page, command and text of each command whose output stands below it."""
+    for page in USER_PAGES:
+        found = _BLOCK.findall(page.read_text(encoding="utf-8"))
+        for (kind, command), (after, text) in itertools.pairwise(found):
+            if (kind, after) == ("console", "text") and command.startswith("$ memscale "):
+                yield name_of(page), command.removeprefix("$ memscale ").strip(), text
+
+
+def test_commands_with_output_are_found() -> None:
+    assert {words.split()[0] for _, words, _ in shown()} >= {"estimate", "snapshot"}
+
+
+@pytest.mark.parametrize(("page", "words", "text"), list(shown()), ids=lambda item: item[:24].strip())
+def test_output_is_as_shown(
+    page: str, words: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line by line, in order; `...` stands for lines that the page leaves out."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(shlex.split(words)) == 0
+    said = iter(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    for line in text.splitlines():
+        if line.strip() != "...":
+            assert line.rstrip() in said, line  # which goes on behind it
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for page in PAGES:
@@ -184,34 +213,57 @@ def test_links_lead_somewhere(page: Path) -> None:
 # ---- the map of the code -----------------------------------------------------------------------------
 
 
-def named_files() -> set[str]:
-    """What the table of modules names; a name without a folder is in that of the name before it."""
-    package, found = (
-        ("core", "techniques", "observability", "offload", "optim", "integrations", "weights"),
-        set(),
-    )
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
-        folder = ""
-        for name in re.findall(r"`([^`\n]+)`", row):
-            path, _, _ = name.rpartition("/")
-            if path:
-                folder = f"python/memscale/{path}" if path.split("/")[0] in package else path
-            base = name.rpartition("/")[2]
-            for place in (folder, "python/memscale") if base else (folder,):
-                found |= {path.relative_to(ROOT).as_posix() for path in (ROOT / place).glob(base or "**/*")}
-    return found
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
-def test_the_architecture_names_every_module() -> None:
-    """The command line and the benchmarks are named as a whole, and headers go with their sources."""
-    modules = [
-        path.relative_to(ROOT).as_posix()
-        for path in [*(ROOT / "python" / "memscale").rglob("*.py"), *(ROOT / "src").rglob("*.c")]
-        if path.name != "__init__.py" and not {"cli", "benchmarks"} & set(path.parts)
+def test_the_rooms_are_those_that_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the same order, but for rooms of which there is nothing yet."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import check_rooms
+
+    section = ARCHITECTURE.partition("## Rooms of the Python package")[2].partition("\n## ")[0]
+    named = [
+        name
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
     ]
-    assert len(modules) > 200
-    assert sorted(set(modules) - named_files()) == []
+    package = ROOT / "python" / "memscale"
+    built = [
+        room
+        for rooms in check_rooms.ROOMS
+        for room in rooms
+        if not room.startswith("_") and ((package / room).is_dir() or (package / f"{room}.py").is_file())
+    ]
+    assert named == built
+
+
+def test_the_life_of_a_call_names_functions_that_there_are() -> None:
+    life = ARCHITECTURE.partition("## The life of a `wrap` call")[2].partition("```")[2].partition("```")[0]
+    calls = re.findall(
+        r"(api\.wrap|core/wrapping\.begin|Executor\.start|Planner\.plan|InForce\.attach)", life
+    )
+    assert calls == ["api.wrap", "core/wrapping.begin", "Executor.start", "Planner.plan", "InForce.attach"]
+    homes = {"Executor": executor.Executor, "Planner": planner.Planner, "InForce": in_force.InForce}
+    assert callable(memscale.wrap) and callable(wrapping.begin)
+    for call in calls[2:]:
+        kind, _, name = call.partition(".")
+        assert callable(getattr(homes[kind], name)), call
+
+
+def test_paths_of_the_design_are_there() -> None:
+    """Files that ARCHITECTURE.md, CONTRIBUTING.md and docs/design name with a folder."""
+    places = (ROOT, ROOT / "python" / "memscale", ROOT / "src")
+    for page in (
+        ROOT / "ARCHITECTURE.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs" / "design").glob("*.md"),
+    ):
+        for name in re.findall(r"`([a-z_]+/[\w./]+\.(?:py|c|h|md|sh))`", page.read_text(encoding="utf-8")):
+            assert any((place / name).exists() for place in places), f"{name_of(page)}: {name}"
+
+
+def test_the_architecture_is_read_in_ten_minutes() -> None:
+    assert len(ARCHITECTURE.splitlines()) <= 200
 
 
 # ---- what can be named stands on a page --------------------------------------------------------------

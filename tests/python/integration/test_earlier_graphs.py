@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core import earlier_graphs
 from memscale.errors import ProfileError
+from memscale.torchkit import earlier_graphs
 
 CONFIG = memscale.Config(memory_budget=1, enable_logging=False)
 

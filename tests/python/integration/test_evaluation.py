@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 import memscale
 from memscale import AsyncOffloadConfig
 from memscale.benchmarks.memory import cpu_peaks
-from memscale.core.advice import budget_for
 from memscale.core.evaluation import Evaluations
-from memscale.core.prediction import Prediction
 from memscale.errors import ProfileError
-from memscale.optim.released import ReleasedGradient, bytes_here
+from memscale.optim.release.gradient import ReleasedGradient, bytes_here
+from memscale.plans.budget import budget_for
+from memscale.plans.plan import Prediction
 
 transformers = pytest.importorskip("transformers")
 
@@ -432,8 +432,8 @@ def test_gradients_that_have_left_stay_where_they_are(tmp_path: Path) -> None:
         optimizer.zero_grad()
         model(batch).square().mean().backward()
     gradients = [parameter.grad for parameter in model.parameters()]
-    away = [item for item in gradients if isinstance(item, ReleasedGradient)]
-    assert away
+    offloaded = [item for item in gradients if isinstance(item, ReleasedGradient)]
+    assert offloaded
     here = sum(map(bytes_here, gradients))
     with torch.no_grad():
         model(batch)

@@ -17,7 +17,9 @@ import pytest
 
 from amounts import also
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "python"
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples" / "python"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def run(tmp_path: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,8 +31,17 @@ def run(tmp_path: Path, name: str, *arguments: str) -> subprocess.CompletedProce
     return done
 
 
-def test_ten_lines(tmp_path: Path) -> None:
+def labels(text: str) -> list[str]:
+    """First words of the lines of a log block, each once: figures and plans are the machine's."""
+    words = (line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.strip())
+    return list(dict.fromkeys(words))
+
+
+def test_ten_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSCALE_CALIBRATION", "off")  # as where the README shows the block
     done = run(tmp_path, "02_ten_lines.py")
+    shown = README.partition("---- MemScale -")[2].partition("```")[0]
+    assert labels(done.stderr.partition("---- MemScale -")[2]) == labels(shown)
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert len(losses) == 3
     assert "checkpoint" in done.stderr or "selective" in done.stderr

@@ -19,16 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 import memscale
 from amounts import also
 from engine_samples import peak_bytes
-from gradient_samples import is_away
+from gradient_samples import is_offloaded
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import step_ways
+from memscale.core import variants
 from memscale.core.executor import Executor
-from memscale.core.hardware import detect
+from memscale.hardware.detect import detect
 from memscale.offload import limits
 from memscale.offload.engine import why_not
 from memscale.offload.limits import link_for
-from memscale.techniques import gradient_offload
 from memscale.techniques.base import Surroundings
+from memscale.techniques.optimizer import gradient_offload
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -46,8 +46,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.fixture(autouse=True)
 def alone_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name == NAME)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
 
 
@@ -150,7 +150,7 @@ def test_detach_between_backward_and_step(tmp_path: Path) -> None:
     for value in (model, expected):
         value(X).logsumexp(-1).mean().backward()
     weight = model.layers[3].weight
-    assert is_away(weight.grad) and type(model.layers[3].bias.grad) is Tensor  # which is small
+    assert is_offloaded(weight.grad) and type(model.layers[3].bias.grad) is Tensor  # which is small
     figures = executor_of(model).offload_figures()
     assert figures is not None
     memscale.detach(model)
@@ -166,7 +166,7 @@ def test_copies_and_pickles_are_plain_models(tmp_path: Path) -> None:
     model, _ = released(tmp_path)
     model(X).logsumexp(-1).mean().backward()
     gradient = model.layers[0].weight.grad
-    assert gradient is not None and is_away(gradient)
+    assert gradient is not None and is_offloaded(gradient)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert all(value.grad is None for value in other.parameters())
         other(X).logsumexp(-1).mean().backward()

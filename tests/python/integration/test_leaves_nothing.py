@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import memscale
-from memscale.core import leftovers, model_state
 from memscale.errors import ProfileError
+from memscale.state import leftovers, model_state
 
 QUIET = {"enable_logging": False}
 

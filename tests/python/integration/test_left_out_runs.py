@@ -17,9 +17,9 @@ import memscale
 import tallies
 from memscale import AsyncOffloadConfig, Config
 from memscale.core.executor import Executor
-from memscale.core.plan import Plan
 from memscale.errors import RecomputeError
 from memscale.offload import limits
+from memscale.plans.plan import Plan
 
 STEPS = 3
 X = torch.linspace(-1, 1, 8 * 16 * 32).view(8, 16, 32)

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 import memscale
-from memscale import AsyncOffloadConfig, Config
-from memscale.core import planning_pace
-from memscale.observability import logs
+from memscale import AsyncOffloadConfig, Config, log
 from zoo.models import case
 from zoo.training import Loop, train
 
@@ -52,19 +50,19 @@ def test_a_long_planning_says_that_it_goes_on(
 ) -> None:
     """Less and less often; with logging off, not at all."""
     clock = itertools.count(0.0, 4.0)
-    monkeypatch.setattr(planning_pace.time, "perf_counter", lambda: next(clock))
-    pace = planning_pace.Pace()
-    logs.setup(Config())
+    monkeypatch.setattr(log.time, "perf_counter", lambda: next(clock))
+    pace = log.Pace()
+    log.setup(Config())
     for _ in range(12):
         pace.traced()
     said = [record.getMessage() for record in caplog.records]
     assert [line.rpartition(" in ")[2] for line in said] == ["12 s", "20 s", "40 s"]
     assert "3 ways" in said[0]
-    logs.setup(Config(enable_logging=False))
+    log.setup(Config(enable_logging=False))
     for _ in range(40):
         pace.traced()
     assert len(caplog.records) == 3
-    logs.teardown()
+    log.teardown()
 
 
 def test_nothing_to_do_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +119,7 @@ def test_the_log_file_gets_the_block(tmp_path: Path) -> None:
     try:
         train(GPT2, Loop(steps=2), Config(memory_budget=BUDGET, log_file=str(path)), sample=True)
     finally:
-        logs.teardown()
+        log.teardown()
     assert blocks(path.read_text()) == 1 and "undo" in path.read_text()
 
 

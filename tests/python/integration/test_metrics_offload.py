@@ -21,11 +21,12 @@ from torch import Tensor, nn
 import memscale
 from memscale import AsyncOffloadConfig, Config
 from memscale.benchmarks.memory import engine_bytes
-from memscale.core.executor import EXECUTOR, Executor
+from memscale.core.executor import Executor
+from memscale.core.wrapped import EXECUTOR
 from memscale.observability import metrics, perfetto
-from memscale.observability.offload_figures import OffloadFigures
 from memscale.observability.report import write_report
 from memscale.offload.engine import Offload, why_not
+from memscale.offload.figures import OffloadFigures
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -159,7 +160,7 @@ def test_the_report_has_the_engine(run: Run, tmp_path: Path) -> None:
     assert "copies back" in "".join(ElementTree.fromstring(chart).itertext())
     rows = ElementTree.fromstring(re.search(r"<table>.*?</table>", section, re.DOTALL)[0])  # type: ignore[index]
     cells = [cell.text for cell in rows.find("tbody").iter("td")][1:]  # type: ignore[union-attr]
-    from memscale.core.units import format_bytes
+    from memscale.units import format_bytes
 
     (tier,) = run.figures.tiers
     assert cells[:4] == [format_bytes(tier.out_bytes), format_bytes(tier.in_bytes), "0 B",

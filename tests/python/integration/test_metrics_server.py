@@ -19,8 +19,9 @@ from torch import nn
 
 import memscale
 from memscale import Config
+from memscale.core import plan_log
 from memscale.errors import MemScaleError
-from memscale.observability import metrics, plan_log
+from memscale.observability import metrics
 
 pytest.importorskip("prometheus_client")
 

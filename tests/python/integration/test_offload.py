@@ -19,9 +19,9 @@ from memscale import Config
 from memscale.core.executor import Executor
 from memscale.offload import limits
 from memscale.offload.engine import Boundary, Offload, OffloadSettings, why_not
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.recompute_check import RecomputeCheck
 from memscale.techniques.offloading import OffloadAttachment
-from memscale.techniques.recompute_check import RecomputeCheck
 from soak.samples import (
     WIDTH,
     Block,
@@ -168,7 +168,7 @@ def test_a_boundary_is_the_same_tensor_to_its_block(is_leaf: bool, tmp_path: Pat
 
 @pytest.mark.parametrize("saves, away", [((0, 1), 1 << 21), (None, 0)], ids=["named", "not named"])
 def test_a_copy_that_autocast_makes_of_a_weight(
-    saves: tuple[int, ...] | None, away: int, tmp_path: Path
+    saves: tuple[int, ...] | None, offloaded: int, tmp_path: Path
 ) -> None:
     """It leaves where a plan names it, which counts on that; nobody else asks for it."""
     settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
@@ -182,7 +182,7 @@ def test_a_copy_that_autocast_makes_of_a_weight(
     attachment = OffloadAttachment(model, "", offload, saves)
     attachment.attach()
     loss = run()
-    assert offload.counters()["held_bytes_file"] == away
+    assert offload.counters()["held_bytes_file"] == offloaded
     assert same(list(torch.autograd.grad(loss, [x, *model.parameters()])), list(expected))
     attachment.undo()
 

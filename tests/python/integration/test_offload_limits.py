@@ -14,7 +14,7 @@ from torch import nn
 import memscale
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import planner
-from memscale.core.hardware import Hardware, detect
+from memscale.hardware.detect import Hardware, detect
 from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.offload.limits import STAGING_BYTES, Link, link_for

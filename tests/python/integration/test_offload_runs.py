@@ -113,8 +113,8 @@ def test_kill_9_leaves_nothing(tmp_path: Path) -> None:
     if child == 0:  # pragma: no cover - it is killed
         try:
             loss = loss_of(model, x)
-            away = engine_of(model).counters()["held_bytes_file"]
-            os.write(writing, b"away" if away > 0 and files_in(tmp_path) else b"here")
+            offloaded = engine_of(model).counters()["held_bytes_file"]
+            os.write(writing, b"away" if offloaded > 0 and files_in(tmp_path) else b"here")
             time.sleep(60)
             del loss
         finally:

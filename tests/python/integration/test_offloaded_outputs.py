@@ -13,9 +13,9 @@ import memscale
 from memscale.errors import RecomputeError
 from memscale.offload import limits
 from memscale.offload.engine import Boundary, Offload, OffloadSettings, why_not
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.recompute_check import RecomputeCheck
 from memscale.techniques.offloading import OffloadAttachment
-from memscale.techniques.recompute_check import RecomputeCheck
 
 pytestmark = pytest.mark.skipif(why_not(torch.device("cpu")) != "", reason="no offload")
 WIDTH = 32

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import memscale
 from memscale import Config
-from memscale.core.eight_bit_layout import layout_of
 from memscale.core.step_signature import optimizer_memory
-from memscale.optim import give_back, is_taken, take_over
+from memscale.optim import give_back, is_patched, take_over
+from memscale.techniques.optimizer.eight_bit_layout import layout_of
 from optim_samples import OPTIMIZERS, OUR_ADAMW, network, train
 from zoo.models import Case, case
 from zoo.training import built, call, peak_bytes
@@ -186,9 +186,9 @@ def test_a_wrapper_of_accelerate() -> None:
     assert memscale.predict(model, wrapper, QUIET, batch).by_category == expected.by_category
     assert len(optimizer.param_groups[0]["params"]) == 6
     with memscale.optimize(model, wrapper, QUIET.replace(use_8bit_optimizer=True), batch):
-        assert is_taken(wrapper) and is_taken(optimizer)
-    assert not is_taken(optimizer)
-    assert take_over(wrapper) == "" and is_taken(optimizer)
+        assert is_patched(wrapper) and is_patched(optimizer)
+    assert not is_patched(optimizer)
+    assert take_over(wrapper) == "" and is_patched(optimizer)
     train(model, wrapper, 2)
     assert (
         all(entry["memscale_step"] == 2 for entry in optimizer.state.values()) and len(optimizer.state) == 6
@@ -226,7 +226,7 @@ def test_an_optimizer_of_two_models_is_given_back_with_the_last() -> None:
     for model in models:
         memscale.wrap(model, QUIET.replace(use_8bit_optimizer=True), batch, optimizer=optimizer)
     memscale.detach(models[0])
-    assert is_taken(optimizer)
+    assert is_patched(optimizer)
     memscale.detach(models[1])
     assert type(optimizer) is torch.optim.AdamW
 
@@ -235,7 +235,7 @@ def test_wrapped_again_without_it_the_optimizer_is_given_back() -> None:
     model, batch = network(), torch.ones(4, 24)
     optimizer = torch.optim.AdamW(model.parameters())
     memscale.wrap(model, QUIET.replace(use_8bit_optimizer=True), batch, optimizer=optimizer)
-    assert is_taken(optimizer)
+    assert is_patched(optimizer)
     memscale.wrap(model, QUIET, batch, optimizer=optimizer)
-    assert not is_taken(optimizer)
+    assert not is_patched(optimizer)
     memscale.detach(model)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core.executor import Executor
-from memscale.core.output_use import LearnedUse, OutputUse, SeenUse, one_alone, reached
+from memscale.torchkit.output_use import LearnedUse, OutputUse, SeenUse, reached
+from memscale.trace.output_use import one_alone
 from zoo.training import peak_bytes
 
 ROWS, WIDTH = 512, 64

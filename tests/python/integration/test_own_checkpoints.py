@@ -16,7 +16,7 @@ from torch import nn
 import memscale
 import tallies
 from memscale import Config
-from memscale.techniques.use_cache import CacheSwitch
+from memscale.techniques.checkpoint.use_cache import CacheSwitch
 from zoo.models import Case, case
 from zoo.training import SMALLEST, Loop, assert_same, built, call, reference, seed, train
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan that takes another's place between two steps: what both have away stays away meanwhile."""
+"""A plan that takes another's place between two steps: what both have away stays offloaded meanwhile."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import memscale
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import step_ways
+from memscale.core import variants
 from memscale.core.executor import Executor
 from memscale.core.in_force import InForce
 from memscale.core.planner import Planned, make_plan
 from memscale.offload import limits
-from memscale.optim.away import away_bytes
+from memscale.optim.offload.attach import offloaded_bytes
 from memscale.weights.saves import can_save
 from memscale.weights.stream import stream_of
 
@@ -32,8 +32,8 @@ X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
 def state_and_weights_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
     names = "state_offload", "weight_offload", "gradient_offload"
-    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name in names)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name in names)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
 
 
 def model_of() -> nn.Module:
@@ -87,21 +87,21 @@ def test_state_stays_away_while_weights_leave_and_come_back(tmp_path: Path) -> N
     assert all(map(torch.equal, train(plain, one), train(model, other)))
     executor = model._memscale_executor
     assert isinstance(executor, Executor) and executor.planned is not None
-    in_force, larger, away = executor.in_force, executor.planned, away_bytes(other)
+    in_force, larger, offloaded = executor.in_force, executor.planned, offloaded_bytes(other)
     weights = sum(value.nbytes for value in model.parameters())
     path = path_of(in_force)
-    assert path == ["state_offload", "gradient_offload"] and away > weights
+    assert path == ["state_offload", "gradient_offload"] and offloaded > weights
 
     smaller = planned_for(executor, config(1))
     gc.collect()
-    assert exchange_bytes(in_force, smaller) < away // 8
+    assert exchange_bytes(in_force, smaller) < offloaded // 8
     assert path_of(in_force) == ["weight_offload", "state_offload", "gradient_offload"]
-    assert stream_of(model) is not None and away_bytes(other) >= away
+    assert stream_of(model) is not None and offloaded_bytes(other) >= offloaded
     assert all(map(torch.equal, train(plain, one), train(model, other)))
 
-    assert exchange_bytes(in_force, larger) < weights + away // 8
+    assert exchange_bytes(in_force, larger) < weights + offloaded // 8
     assert path_of(in_force) == path and stream_of(model) is None
     assert all(map(torch.equal, train(plain, one), train(model, other)))
     assert all(map(torch.equal, plain.parameters(), model.parameters()))
     memscale.detach(model)
-    assert away_bytes(other) == 0
+    assert offloaded_bytes(other) == 0

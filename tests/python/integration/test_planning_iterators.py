@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.iterators import copy_of
 from memscale.errors import ProfileError
+from memscale.state.iterators import copy_of
 
 WIDTH = 8
 GLOBAL: dict[str, Any] = {}

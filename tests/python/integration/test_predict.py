@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memscale
-from memscale.core.prediction import Holder, Prediction
 from memscale.core.prediction_build import grouped
 from memscale.core.scaling import scaled, size_of
 from memscale.errors import ProfileError
+from memscale.plans.plan import Holder, Prediction
 
 WIDTH, VOCABULARY = 32, 64
 
@@ -471,9 +471,9 @@ class TestWhatWouldFit:
 
     def test_sizes_that_cannot_be_told(self) -> None:
         odd = {"ids": torch.ones(4, 8, dtype=torch.long), "labels": torch.ones(3, 8, dtype=torch.long)}
-        with pytest.raises(ValueError, match="batch cannot be told"):
+        with pytest.raises(ValueError, match="batch cannot be derived"):
             size_of(odd, ((), odd), "batch")
-        with pytest.raises(ValueError, match="sequence cannot be told"):
+        with pytest.raises(ValueError, match="sequence cannot be derived"):
             size_of(torch.ones(4, 8), ((torch.ones(4, 8),), {}), "sequence")
 
     def test_scaled_samples(self) -> None:

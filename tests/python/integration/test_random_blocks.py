@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core.executor import Executor
-from memscale.core.extreme_draws import extreme_draws
+from memscale.state.extreme_draws import extreme_draws
 from zoo.training import peak_bytes
 
 WIDTH, ROWS = 64, 1024

@@ -18,7 +18,7 @@ import memscale
 import tallies
 from memscale import _core
 from memscale.errors import RecomputeError
-from memscale.techniques import recompute_check
+from memscale.techniques.checkpoint import recompute_check
 
 WIDTH = 16
 

@@ -36,8 +36,8 @@ import memscale
 from card_table import Table, card_of_the_cpu
 from memscale.errors import MemScaleError, RecomputeError
 from memscale.optim import cards
-from memscale.techniques import card_check, recompute_check
-from memscale.techniques.checkpoint_state import Body
+from memscale.techniques.checkpoint import card_check, recompute_check
+from memscale.techniques.checkpoint.checkpoint_state import Body
 
 
 @pytest.fixture
@@ -299,6 +299,6 @@ def test_a_card_without_kernels(
 
 
 def test_its_memory_is_within_what_a_prediction_has_for_the_context() -> None:
-    from memscale.core import hardware
+    from memscale.hardware import detect
 
-    assert 8 * card_check.SLOTS + 64 < 2 << 20 < hardware._LAZY_CONTEXT_BYTES - int(0.47 * 2**30)
+    assert 8 * card_check.SLOTS + 64 < 2 << 20 < detect._LAZY_CONTEXT_BYTES - int(0.47 * 2**30)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.errors import RecomputeError
-from memscale.techniques import python_generators
+from memscale.torchkit import python_generators
 
 WIDTH, BLOCKS, STEPS = 16, 5, 3
 STEP = 0

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 
 import memscale
-from memscale.core.executor import EXECUTOR
+from memscale.core.wrapped import EXECUTOR
 from memscale.errors import RecomputeError
 
 WIDTH, STEPS, BEGINS = 16, 4, 2
@@ -249,7 +249,7 @@ def test_what_has_no_copy_is_not_taken_from_twice() -> None:
     model(torch.randn(256, WIDTH)).square().mean().backward()
     Block.step = BEGINS
     loss = model(torch.randn(256, WIDTH)).square().mean()
-    with pytest.raises(RecomputeError, match="takes from a generator, of which there is no copy"):
+    with pytest.raises(RecomputeError, match="takes from a generator, which cannot be copied"):
         loss.backward()
     assert next(source) == 3
 

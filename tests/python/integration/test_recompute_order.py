@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.key_order import items_of, put_back_in_order, put_in_order, refill
+from memscale.state.key_order import items_of, put_back_in_order, put_in_order, refill
 
 WIDTH = 16
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.errors import RecomputeError
-from memscale.techniques import outliving
-from memscale.techniques.checkpointing import CheckpointAttachment
-from memscale.techniques.recompute_check import RecomputeCheck
+from memscale.techniques.checkpoint import outliving
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.recompute_check import RecomputeCheck
 
 WIDTH = 16
 Change = Callable[[Tensor], Any]

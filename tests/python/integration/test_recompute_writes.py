@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.executor import EXECUTOR
-from memscale.techniques.written_tensors import tensors_beside
+from memscale.core.wrapped import EXECUTOR
+from memscale.techniques.checkpoint.written_tensors import tensors_beside
 from zoo.training import SMALLEST
 
 WIDTH = 32

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core import executor as executor_module
-from memscale.core.executor import EXECUTOR
 from memscale.core.planner import make_plan
+from memscale.core.wrapped import EXECUTOR
 from zoo.training import SMALLEST, peak_bytes, seed
 
 

@@ -489,8 +489,8 @@ class Part:
     apart_from: frozenset[str] = frozenset()
     beneath = None
 
-    def __init__(self, spared: frozenset[str]) -> None:
-        self.spared = spared
+    def __init__(self, resident: frozenset[str]) -> None:
+        self.resident = resident
 
     def traced(self, step: Any) -> Any:
         return step
@@ -505,8 +505,8 @@ class Part:
         pass
 
     def become(self, other: Any) -> None:
-        self.spared = other.spared
-        if not self.spared:
+        self.resident = other.resident
+        if not self.resident:
             raise OSError("no room")
 
 
@@ -523,4 +523,4 @@ def test_what_was_in_force_comes_back_when_a_technique_cannot_be_changed(
     with pytest.raises(OSError, match="no room"):
         in_force.exchange(executor.planned)
     assert before and in_force.attached == before
-    assert in_force.path == [present] and present.spared == {"one"}
+    assert in_force.path == [present] and present.resident == {"one"}

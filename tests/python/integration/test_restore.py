@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.errors import AttachError
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 from zoo.blocks import DataDependent, Stack, inputs
 from zoo.models import Case, case
 from zoo.training import SMALLEST, built, call, same_bits, seed

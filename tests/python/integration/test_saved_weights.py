@@ -150,7 +150,7 @@ def test_detached_models_leave_pytorchs_class_alone() -> None:
     model = wrapped(WritesGrad)
     assert "saved_tensors" in BackwardCFunction.__dict__
     memscale.detach(model)
-    others = [other for other in memscale.core.saved_weights._models if other is not model]
+    others = [other for other in memscale.torchkit.saved_weights._models if other is not model]
     assert ("saved_tensors" in BackwardCFunction.__dict__) == bool(others)
     assert_equal(trained(model), trained(model_of(WritesGrad)))
 

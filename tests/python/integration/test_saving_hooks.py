@@ -15,10 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 import memscale
 from memscale.offload.engine import Offload, OffloadSettings
-from memscale.techniques import row_search, saving_hooks
-from memscale.techniques.chains import ChainAttachment, ChainRun
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint import saving_hooks
+from memscale.techniques.checkpoint.chains import ChainAttachment, ChainRun
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 from memscale.techniques.offloading import OffloadAttachment
+from memscale.techniques.tiles import row_search
 
 WIDTH = 16
 Seen = list[tuple[int, ...]]
@@ -213,6 +214,6 @@ def test_pytorchs_own_checkpoint_around_a_module(caplog: pytest.LogCaptureFixtur
 
 
 def test_without_pytorchs_private_names_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving_hooks, "_CAN_TELL", False)
+    monkeypatch.setattr(saving_hooks, "_HAS_HOOK_STACK", False)
     with rounded([]), saving_hooks.without_saving_hooks():
         assert not saving_hooks.under_foreign_hooks()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.executor import EXECUTOR
-from memscale.techniques.scripted import script_calls, uncounted_scripts
+from memscale.core.wrapped import EXECUTOR
+from memscale.torchkit.scripted import script_calls, uncounted_scripts
 from zoo.training import SMALLEST
 
 WIDTH = 64
@@ -101,7 +101,7 @@ def test_planning_and_recomputes_are_no_calls_of_a_script(script: Callable[[], A
 
 
 def test_tiles_of_rows_call_no_script() -> None:
-    from memscale.techniques.row_search import find, reasons
+    from memscale.techniques.tiles.row_search import find, reasons
 
     model = nn.Sequential(Block(_scripted(), 8), Block(torch.tanh, 8))
     assert [found.path for found in find(model)] == ["1"]

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 import memscale
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import step_ways
+from memscale.core import variants
 from memscale.core.executor import Executor
 from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
-from memscale.optim.away import away_bytes, is_away, send, take_back
+from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -44,8 +44,8 @@ def on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name == NAME)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
 
 
 X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
@@ -100,7 +100,7 @@ def test_the_budget_holds_and_every_bit_stays(name: str, tmp_path: Path) -> None
     predicted = max(plan.predicted.device_used_peak_bytes for plan in plans)
     assert 0.98 * predicted <= peak <= predicted <= budget
     amounts = plans[-1].steps[0].amounts
-    assert away_bytes(optimizer) == sum(amount.leaving_bytes for amount in amounts) > 0
+    assert offloaded_bytes(optimizer) == sum(amount.leaving_bytes for amount in amounts) > 0
     memscale.detach(model)
     assert type(optimizer) is type(standard)
     assert all(map(torch.equal, plain + train(expected, standard), found + train(model, optimizer)))
@@ -121,7 +121,7 @@ def test_all_that_is_away_together(tmp_path: Path) -> None:
         found, expected = train(model, optimizer), train(other, standard)
         plan = executor_of(model).plan
         assert plan is not None and {"gradient_offload", NAME} <= {choice.technique for choice in plan.steps}
-        assert is_away(optimizer) and not is_away(standard)
+        assert is_offloaded(optimizer) and not is_offloaded(standard)
         assert all(map(torch.equal, expected, found))
         memscale.detach(model)
         memscale.detach(other)
@@ -157,6 +157,6 @@ def test_room_that_the_state_has_already_is_room(tmp_path: Path, monkeypatch: py
     assert f"{NAME}: the file may take" in notes()
     settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
     assert send(optimizer, Offload(settings)) == ""
-    assert away_bytes(optimizer) > 0.9 * weights
+    assert offloaded_bytes(optimizer) > 0.9 * weights
     assert "the file may take" not in notes()
     take_back(optimizer)

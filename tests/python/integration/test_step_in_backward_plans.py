@@ -18,10 +18,10 @@ import memscale
 from amounts import also
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.core.plan import Plan
 from memscale.offload import limits
 from memscale.offload.engine import why_not as why_no_engine
 from memscale.optim.spent import SpentGradient
+from memscale.plans.plan import Plan
 from step_samples import Recurrent, plan_of, words
 
 NAME = "step_in_backward"

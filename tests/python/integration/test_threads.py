@@ -20,11 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import memscale
 from memscale import Config
-from memscale.techniques import row_run, row_search, row_tiles
-from memscale.techniques.checkpoint_state import State
-from memscale.techniques.checkpointing import CheckpointAttachment, Region
-from memscale.techniques.exchange_lock import lock_of, share_lock
-from memscale.techniques.head_call import HeadCall
+from memscale.techniques.checkpoint.checkpoint_state import State
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment, Region
+from memscale.techniques.tiles import row_run, row_search, row_tiles
+from memscale.techniques.tiles.head_call import HeadCall
+from memscale.torchkit.exchange_lock import lock_of, share_lock
 
 WIDTH, TIMEOUT, A_MOMENT = 32, 60, 0.3
 QUIET = Config(memory_budget=1, enable_logging=False)
@@ -436,7 +436,7 @@ def test_a_head_called_beside_tiles_of_a_loss_keeps_its_parameters() -> None:
         return HeadCall(head, slow, None, 5, torch.float32, True, lambda: None)
 
     runs, first = Runs(), call()
-    runs.start(lambda: first.run(rows, first.lent()))
+    runs.start(lambda: first.run(rows, first.stand_ins()))
     assert inside.wait(TIMEOUT) and type(head.weight) is Tensor
     second = runs.start(call)
     second.join(A_MOMENT)

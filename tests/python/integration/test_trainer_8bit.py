@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import memscale
-from memscale.core.eight_bit import with_8bit_state
-from memscale.optim import is_taken
+from memscale.optim import is_patched
+from memscale.optim.eight_bit import with_8bit_state
 from trainer_samples import Trained, trained, weights
 from zoo.training import same_bits
 
@@ -43,12 +43,12 @@ def _same_weights(one: Trained, other: Trained) -> bool:
 def test_it_trains_as_with_an_optimizer_made_before(tmp_path: Path) -> None:
     expected = trained(tmp_path, None, prepare=_made_before, prepare_first=True)
     planned = trained(tmp_path, STATE)
-    assert is_taken(_optimizer_of(planned))
+    assert is_patched(_optimizer_of(planned))
     assert planned.losses == expected.losses and _same_weights(planned, expected)
     assert planned.plan_at_wrap is not None
     assert planned.executor.plan.digest == planned.plan_at_wrap.digest  # which has counted it
     memscale.detach(planned.trainer)
-    assert not is_taken(_optimizer_of(planned))
+    assert not is_patched(_optimizer_of(planned))
 
 
 def test_the_plan_counts_it(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_plan_counts_it(tmp_path: Path) -> None:
 
 def test_the_full_stack(tmp_path: Path) -> None:
     run = trained(tmp_path, FULL)
-    assert is_taken(_optimizer_of(run)) and run.executor.plan.active
+    assert is_patched(_optimizer_of(run)) and run.executor.plan.active
     assert "autocast" in {step.technique for step in run.executor.plan.steps}
     assert run.executor.planning_seconds == 0.0
 
@@ -71,7 +71,7 @@ def test_resuming_from_a_checkpoint(config: memscale.Config, tmp_path: Path) -> 
     whole = trained(tmp_path / "whole", config, **settings)
     trained(tmp_path / "cut", config, **settings)
     resumed = trained(tmp_path / "cut", config, resume=tmp_path / "cut" / "checkpoint-2", **settings)
-    assert is_taken(_optimizer_of(resumed))
+    assert is_patched(_optimizer_of(resumed))
     assert resumed.losses[-2:] == whole.losses[2:] and _same_weights(resumed, whole)
 
 
@@ -80,11 +80,11 @@ def test_a_model_made_when_training_begins(tmp_path: Path) -> None:
     from zoo.training import built
 
     run = trained(tmp_path, STATE, trainer={"model_init": lambda: built(GPT2)})
-    assert is_taken(_optimizer_of(run))
+    assert is_patched(_optimizer_of(run))
 
 
 def test_an_optimizer_that_cannot_have_it_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = memscale.Config(use_8bit_optimizer=True)
     run = trained(tmp_path, config, optim="adafactor")
-    assert not is_taken(_optimizer_of(run))
+    assert not is_patched(_optimizer_of(run))
     assert any("8-bit optimizer state: not used" in text for text in caplog.messages)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 import memscale
-from memscale.core.executor import EXECUTOR
+from memscale.core.wrapped import EXECUTOR
 from trainer_samples import arguments
 from zoo.training import peak_bytes
 

@@ -23,8 +23,8 @@ from memscale.core.executor import Executor
 from memscale.core.verification import Difference, VerifyReport
 from memscale.errors import VerificationError
 from memscale.techniques import step_table
-from memscale.techniques.forward_slot import ForwardSlot, StandIn
 from memscale.techniques.step_table import StepTechnique
+from memscale.torchkit.forward_slot import ForwardSlot, StandIn
 from zoo.blocks import Block, Stack, inputs
 from zoo.models import case
 from zoo.training import built, seed
@@ -72,7 +72,7 @@ def rounding(factor: float = 1.0, exact: bool = False) -> Iterator[None]:
     row = StepTechnique("rounding", "rounds", exact, True, lambda config: True, find)
     before = step_table.STEP_TECHNIQUES
     patch = pytest.MonkeyPatch()
-    patch.setattr("memscale.core.step_ways.STEP_TECHNIQUES", (*before, row))
+    patch.setattr("memscale.core.variants.STEP_TECHNIQUES", (*before, row))
     try:
         yield
     finally:

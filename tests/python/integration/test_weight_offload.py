@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import memscale
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import step_ways
+from memscale.core import variants
 from memscale.core.executor import Executor
 from memscale.offload import limits
-from memscale.optim.away import is_away
+from memscale.optim.offload.attach import is_offloaded
 from memscale.weights.saves import can_save
 from memscale.weights.stream import stream_of
 
@@ -37,8 +37,8 @@ def on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in step_ways.STEP_TECHNIQUES if technique.name == NAME)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
 
 
 def model_of() -> nn.Module:
@@ -125,7 +125,7 @@ def test_it_is_the_last_one(share: float, tmp_path: Path) -> None:
     model, optimizer, found = kept[0]
     plans = [planned.plan for planned in executor_of(model)._known.values()]
     names = {choice.technique for choice in plans[-1].steps}
-    assert plans[-1].fits and "state_offload" in names and is_away(optimizer)
+    assert plans[-1].fits and "state_offload" in names and is_offloaded(optimizer)
     assert (NAME in names) == streams == bool(streamed_paths(model))
     # Copies of state and gradients on their way count in full, and are often gone by then.
     predicted = max(plan.predicted.device_used_peak_bytes for plan in plans)

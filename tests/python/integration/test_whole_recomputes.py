@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.techniques.whole_recomputes import runs_to_the_end
+from memscale.techniques.checkpoint.whole_recomputes import runs_to_the_end
 
 LOCK = threading.Lock()
 PLACES: queue.Queue[int] = queue.Queue()

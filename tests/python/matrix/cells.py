@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from matrix.architectures import Architecture
 from matrix.modes import STEPS, Around, Mode, model_for, one_step
 from matrix.techniques import Columns, Forced, Refused, facts_of, forced
-from memscale.techniques.use_cache import CacheSwitch
+from memscale.techniques.checkpoint.use_cache import CacheSwitch
 from zoo.training import call, same_bits
 
 EQUAL, WITHIN, REFUSED, FAILED = "equal", "within", "refused", "FAILED"

@@ -21,7 +21,7 @@ from matrix.modes import STEPS, Around, Mode, model_for, one_step
 from matrix.techniques import Columns, facts_of, forced
 from memscale.core.double_run import BOUND, double_batch, errors_of, in_double
 from memscale.optim.masters import is_half
-from memscale.techniques.use_cache import CacheSwitch
+from memscale.techniques.checkpoint.use_cache import CacheSwitch
 from zoo.training import call, same_bits
 
 Group = dict[tuple[int, str], Tensor]

@@ -20,18 +20,18 @@ from torch import nn
 from matrix.architectures import Architecture
 from matrix.modes import mode, model_for
 from memscale.core.executor import Executor
-from memscale.core.kept_ops import KeptOps
-from memscale.core.plan import Choice
 from memscale.core.planner import Planned, make_plan
 from memscale.core.profiler import normalize_sample
-from memscale.core.step_ways import Place, found
-from memscale.core.tracer import StepFacts
+from memscale.core.variants import Place, found
 from memscale.errors import AttachError
 from memscale.offload.engine import OffloadSettings
 from memscale.offload.limits import Link
+from memscale.plans.kept_ops import KeptOps
+from memscale.plans.plan import Choice
 from memscale.techniques.base import StepAttachment, Surroundings
-from memscale.techniques.bf16_weights import NAME as HALF
-from memscale.techniques.step_in_backward import NAME as IN_BACKWARD
+from memscale.techniques.optimizer.step_in_backward import NAME as IN_BACKWARD
+from memscale.techniques.precision.bf16_weights import NAME as HALF
+from memscale.techniques.step_facts import StepFacts
 from memscale.techniques.step_table import STEP_TECHNIQUES, StepTechnique
 from processors import with_bf16
 from zoo.training import SMALLEST
@@ -307,7 +307,7 @@ def forced(
         Refused: one of them has no place in this architecture.
     """
     facts = facts_of(architecture)
-    with with_bf16(), patch("memscale.optim.away_state.LEAST_BYTES", 1):  # state leaves, however small
+    with with_bf16(), patch("memscale.optim.offload.state.LEAST_BYTES", 1):  # state leaves, however small
         yield from _forced(facts, model, columns, optimizer)
     left = [path for path, module in model.named_modules() if "forward" in module.__dict__]
     assert not left, f"forwards that were not given back: {left}"

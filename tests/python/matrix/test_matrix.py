@@ -21,7 +21,7 @@ from matrix.cells import EQUAL, FAILED, REFUSED, outcome
 from matrix.covering import Cell, covering, every_cell
 from matrix.modes import ATTEMPTS, MODES, mode
 from matrix.techniques import COLUMNS, TECHNIQUES, Attaching, Technique, column_name, facts_of, forced
-from memscale.techniques.attribute_tables import AttributeTables
+from memscale.state.attribute_tables import AttributeTables
 from zoo.training import same_bits
 
 WHOLE = os.environ.get("MEMSCALE_WHOLE_MATRIX") == "1"

@@ -16,10 +16,10 @@ from matrix.architectures import Architecture, architecture
 from matrix.cells import optimizer_for
 from matrix.modes import mode, model_for
 from matrix.techniques import IN_BACKWARD, TECHNIQUES, Columns, Refused, Technique, facts_of, forced
-from memscale.core.loss import loss_of
 from memscale.optim.spent import SpentGradient
-from memscale.techniques.gradient_offload import NAME as RELEASE
-from memscale.techniques.weight_offload import NAME as WEIGHTS
+from memscale.techniques.optimizer.gradient_offload import NAME as RELEASE
+from memscale.techniques.optimizer.weight_offload import NAME as WEIGHTS
+from memscale.trace.loss import loss_of
 from zoo.training import SMALLEST, call
 
 STEP = Technique(IN_BACKWARD, True, False, partial(techniques._step, techniques._STEPS[IN_BACKWARD]))

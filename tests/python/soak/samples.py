@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import AsyncOffloadConfig, Config
-from memscale.core.executor import EXECUTOR, Executor
+from memscale.core.executor import Executor
+from memscale.core.wrapped import EXECUTOR
 from memscale.offload.engine import Offload
 
 WIDTH = 64
@@ -120,7 +121,7 @@ def engine_of(model: nn.Module) -> Offload:
 
 
 def is_empty(engine: Offload) -> bool:
-    """Nothing is away, and no source waits."""
+    """Nothing is offloaded, and no source waits."""
     gc.collect()
     counters = engine.counters()
     held = [value for name, value in counters.items() if name.startswith("held_bytes")]

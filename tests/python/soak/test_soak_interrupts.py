@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KeyboardInterrupt` at any moment of a step: what was away is gone, the next step has the bits of plain.
+"""`KeyboardInterrupt` at any moment of a step: what was offloaded is gone, the next step has the bits of
+plain.
 
 A few moments on every change; more with MEMSCALE_SOAK_INTERRUPTS=500.
 """

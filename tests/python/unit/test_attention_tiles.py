@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from memscale.techniques.attention_run import tile_rows
-from memscale.techniques.attention_steps import Form, Found, step_of
-from memscale.techniques.attention_tiles import AttentionTiles, find
-from memscale.techniques.checkpointing import CheckpointAttachment
-from memscale.techniques.deferred_scores import DeferredScores
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.tiles.attention_run import tile_rows
+from memscale.techniques.tiles.attention_steps import Form, Found, step_of
+from memscale.techniques.tiles.attention_tiles import AttentionTiles, find
+from memscale.techniques.tiles.deferred_scores import DeferredScores
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 2, 150, 8  # three tiles, the last one shorter
 SCALE = WIDTH**-0.5

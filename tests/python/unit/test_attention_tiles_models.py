@@ -13,9 +13,9 @@ from test_cpu_truth import AMPLE
 from torch import Tensor
 
 import memscale
-from memscale.techniques.attention_tiles import AttentionTiles, find
-from memscale.techniques.checkpointing import CheckpointAttachment
-from memscale.techniques.deferred_scores import DeferredScores
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.tiles.attention_tiles import AttentionTiles, find
+from memscale.techniques.tiles.deferred_scores import DeferredScores
 from zoo.training import peak_bytes
 
 transformers = pytest.importorskip("transformers")

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from away_samples import CUT, PIECE, WHOLE, equal, opened, pair, parameters, step
 from gradient_samples import released
 from memscale.optim import give_back, take_over
-from memscale.optim.away import at_home, away_bytes, is_away, send, take_back
-from memscale.optim.pieces import AWAY
+from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, resident_state, send, take_back
+from memscale.optim.offload.pieces import OFFLOADED
 from optim_samples import Lion
 
 HOW: dict[str, dict[str, bool]] = {
@@ -55,9 +55,9 @@ def test_steps_are_those_of_pytorch(name: str, how: str) -> None:
     for values, optimizer in zip(both, optimizers, strict=True):
         step(values, optimizer)
     assert_same(both, optimizers)
-    counted = [entry for entry in optimizers[1].state.values() if AWAY in entry]
+    counted = [entry for entry in optimizers[1].state.values() if OFFLOADED in entry]
     assert len(counted) == 4  # the small one stays
-    assert all(entry[AWAY].layout.cut and len(entry[AWAY].bounds) > 1 for entry in counted)
+    assert all(entry[OFFLOADED].layout.cut and len(entry[OFFLOADED].bounds) > 1 for entry in counted)
     assert not any(
         isinstance(value, Tensor) and value.numel() > 1 for entry in counted for value in entry.values()
     )
@@ -98,7 +98,7 @@ def test_other_optimizers_have_one_parameter_at_a_time(name: str) -> None:
     for values, optimizer in zip(both, optimizers, strict=True):
         step(values, optimizer)
     assert_same(both, optimizers)
-    assert away_bytes(optimizers[1]) > 0
+    assert offloaded_bytes(optimizers[1]) > 0
     take_back(optimizers[1])
     for values, optimizer in zip(both, optimizers, strict=True):
         step(values, optimizer, seed=2)
@@ -176,10 +176,10 @@ def test_what_is_refused(kind: Any, why: str) -> None:
 def test_a_loop_with_everything() -> None:
     """Groups, a schedule, clipping, a scaler, a closure, hooks, a frozen parameter, one without gradient."""
 
-    def run(away: bool) -> tuple[list[Tensor], list[str]]:
+    def run(offloaded: bool) -> tuple[list[Tensor], list[str]]:
         values, seen = parameters(), list[str]()
         optimizer = torch.optim.AdamW([{"params": values[:2], "lr": 0.1}, {"params": values[2:4]}], lr=0.01)
-        if away:
+        if offloaded:
             assert send(optimizer, opened(), PIECE) == ""
             assert isinstance(optimizer, torch.optim.AdamW) and type(optimizer).__name__ == "AdamW"
         optimizer.add_param_group({"params": values[4:]})
@@ -223,11 +223,11 @@ def test_a_loop_with_everything() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "lion"])
 def test_a_schedule_from_before(name: str) -> None:
-    def run(away: bool) -> list[Tensor]:
+    def run(offloaded: bool) -> list[Tensor]:
         values = parameters()
         optimizer = {**CUT, **WHOLE}[name](values)
         schedule = LambdaLR(optimizer, lambda index: 1 / (1 + index))
-        if away:
+        if offloaded:
             assert send(optimizer, opened(), PIECE) == ""
         for index in range(3):
             step(values, optimizer, 1, seed=index)
@@ -240,10 +240,10 @@ def test_a_schedule_from_before(name: str) -> None:
 
 
 def test_fused_steps_under_a_scaler() -> None:
-    def run(away: bool) -> list[Tensor]:
+    def run(offloaded: bool) -> list[Tensor]:
         values = parameters()
         optimizer = torch.optim.AdamW(values, lr=0.01, fused=True)
-        if away:
+        if offloaded:
             assert send(optimizer, opened(), PIECE) == ""
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for index in range(4):
@@ -262,12 +262,12 @@ def test_fused_steps_under_a_scaler() -> None:
 def test_gradients_of_other_forms() -> None:
     """Another order of dimensions, sparse, none: whoever can steps them, with the state that there is."""
 
-    def run(away: bool) -> list[Tensor]:
+    def run(offloaded: bool) -> list[Tensor]:
         torch.manual_seed(0)
         table = nn.Parameter(torch.randn(500, 64))
         values = [*parameters(), table]
         optimizer = torch.optim.SGD(values, lr=0.1, momentum=0.9)
-        if away:
+        if offloaded:
             assert send(optimizer, opened(), PIECE) == ""
         for index in range(4):
             step(values, optimizer, 1, seed=index)
@@ -299,7 +299,7 @@ def test_resume_with_and_without() -> None:
     assert send(resumed[1], opened(), PIECE) == ""
     for optimizer in resumed:
         optimizer.load_state_dict(copy.deepcopy(state))
-    assert AWAY in resumed[1].state[resumed[1].param_groups[0]["params"][0]]
+    assert OFFLOADED in resumed[1].state[resumed[1].param_groups[0]["params"][0]]
     every = [*optimizers, *resumed]
     for optimizer in every:
         step(optimizer.param_groups[0]["params"], optimizer, seed=2)
@@ -312,13 +312,15 @@ def test_resume_with_and_without() -> None:
 def test_copies_are_as_before(moments: str | None) -> None:
     (_, values), (_, optimizer) = pair(CUT["adamw"])
     if moments:
-        with at_home(optimizer):
+        with resident_state(optimizer):
             assert take_over(optimizer, moments) == ""
     step(values, optimizer)
     before = optimizer.state_dict()
     for made in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert not is_away(made)
-        assert type(made) is (torch.optim.AdamW if moments is None else type(optimizer)._memscale_away_base)
+        assert not is_offloaded(made)
+        assert type(made) is (
+            torch.optim.AdamW if moments is None else type(optimizer)._memscale_offload_base
+        )
         assert equal(made.state_dict(), before)
         step(made.param_groups[0]["params"], made, seed=2)
     step(values, optimizer, seed=2)
@@ -334,7 +336,9 @@ def test_taken_back_it_is_what_it_was() -> None:
     assert send(optimizer, offload, PIECE) == ""
     assert "already" in send(optimizer, offload)
     held = offload.counters()["held_bytes_file"]
-    assert held == away_bytes(optimizer) >= 8 * sum(value.numel() for value in values if value.numel() > 77)
+    assert (
+        held == offloaded_bytes(optimizer) >= 8 * sum(value.numel() for value in values if value.numel() > 77)
+    )
     take_back(optimizer)
     assert type(optimizer) is torch.optim.AdamW
     assert set(vars(optimizer)) == attributes

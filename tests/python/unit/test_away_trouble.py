@@ -16,10 +16,10 @@ from torch import Tensor
 
 from away_samples import CUT, PIECE, equal, opened, pair, parameters, step
 from memscale.errors import MemScaleError
-from memscale.optim import shelf
 from memscale.optim.alone import Alone
-from memscale.optim.away import send, spare, take_back
-from memscale.optim.pieces import AWAY
+from memscale.optim.offload import store
+from memscale.optim.offload.attach import keep_resident, send, take_back
+from memscale.optim.offload.pieces import OFFLOADED
 
 
 def test_no_room(caplog: pytest.LogCaptureFixture) -> None:
@@ -29,7 +29,12 @@ def test_no_room(caplog: pytest.LogCaptureFixture) -> None:
         step(values, optimizer, 4)
     assert equal(*both)
     assert equal(*(optimizer.state_dict() for optimizer in optimizers))
-    kept = [piece for entry in optimizers[1].state.values() if AWAY in entry for piece in entry[AWAY].pieces]
+    kept = [
+        piece
+        for entry in optimizers[1].state.values()
+        if OFFLOADED in entry
+        for piece in entry[OFFLOADED].pieces
+    ]
     assert any(isinstance(piece, Tensor) for piece in kept)
     assert caplog.text.count("some of it stays in memory") == 1
 
@@ -51,14 +56,14 @@ def test_writing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             self.block.drop()
             raise OSError(5, "on purpose")
 
-    put, count = shelf.Shelf.put, 0
+    put, count = store.StateStore.put, 0
 
-    def sometimes(self: shelf.Shelf, piece: Tensor) -> Any:
+    def sometimes(self: store.StateStore, piece: Tensor) -> Any:
         nonlocal count
         count += 1
         return Failing(put(self, piece)) if count % 3 == 0 else put(self, piece)
 
-    monkeypatch.setattr(shelf.Shelf, "put", sometimes)
+    monkeypatch.setattr(store.StateStore, "put", sometimes)
     for attempt in range(2):
         if attempt == 1:
             monkeypatch.undo()
@@ -75,8 +80,8 @@ def test_reading_fails() -> None:
     optimizer = CUT["adamw"](values)
     assert send(optimizer, opened(), PIECE) == ""
     step(values, optimizer, 1)
-    away = optimizer.state[values[3]][AWAY]
-    away.pieces[2].drop()
+    offloaded = optimizer.state[values[3]][OFFLOADED]
+    offloaded.pieces[2].drop()
     before = [value.detach().clone() for value in values]
     with pytest.raises(RuntimeError, match="dropped"):
         step(values, optimizer, 1)
@@ -119,7 +124,7 @@ ASKED: dict[str, Callable[[torch.optim.Optimizer], object]] = {
     "state_dict() or a copy": lambda optimizer: optimizer.state_dict(),
     "or a copy": copy.deepcopy,
     "a move": take_back,
-    "a move of": lambda optimizer: spare(optimizer, optimizer.param_groups[0]["params"]),
+    "a move of": lambda optimizer: keep_resident(optimizer, optimizer.param_groups[0]["params"]),
 }
 
 
@@ -187,15 +192,15 @@ def test_ctrl_c_waits_for_the_end_of_the_step(monkeypatch: pytest.MonkeyPatch) -
     for value in both[1]:
         value.grad = torch.empty_like(value).copy_(torch.randn(value.shape, generator=generator))
     asked: list[bool] = []
-    put = shelf.Shelf.put
+    put = store.StateStore.put
 
-    def interrupted(self: shelf.Shelf, piece: Tensor) -> Any:
+    def interrupted(self: store.StateStore, piece: Tensor) -> Any:
         if not asked:
             asked.append(True)
             os.kill(os.getpid(), signal.SIGINT)
         return put(self, piece)
 
-    monkeypatch.setattr(shelf.Shelf, "put", interrupted)
+    monkeypatch.setattr(store.StateStore, "put", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         optimizers[1].step()

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.hardware import Hardware, card_hardware, detect
+from memscale.hardware.detect import Hardware, card_hardware, detect
 from memscale.offload.engine import Offload, OffloadSettings
-from memscale.optim import is_taken, moments_of
-from memscale.optim.away import away_bytes, is_away, send, take_back
+from memscale.optim import is_patched, moments_of
 from memscale.optim.masters import is_half
-from memscale.techniques import bf16_weights, precision
+from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
 from memscale.techniques.base import Surroundings
+from memscale.techniques.precision import bf16_weights, mixed_precision
 from zoo.training import peak_bytes
 
 SMALLEST = memscale.Config(
@@ -314,7 +314,7 @@ class TestDetach:
         monkeypatch.setattr(bf16_weights.masters, "to_bf16", failing)
         with pytest.raises(MemoryError):
             memscale.wrap(model, SMALLEST, sample_input=words(), optimizer=optimizer)
-        assert calls == [3] and not has_half(model) and not is_taken(optimizer)
+        assert calls == [3] and not has_half(model) and not is_patched(optimizer)
         assert_same(image(model), before)
 
 
@@ -518,7 +518,7 @@ def test_with_the_state_elsewhere(config: memscale.Config) -> None:
         optimizer.load_state_dict(state)
         pictures.append({**model.state_dict(), "moment": state["state"][0]["exp_avg"]})
         train(model, optimizer, 1, begin=4)
-        assert is_away(optimizer) == leaves == (away_bytes(optimizer) > 0)
+        assert is_offloaded(optimizer) == leaves == (offloaded_bytes(optimizer) > 0)
         take_back(optimizer)
         memscale.detach(model)
         return [*pictures, image(model)]
@@ -579,7 +579,7 @@ class TestRefusals:
         alone = LEFT[which]()
         place = around(torch.optim.AdamW(alone.parameters()))
         assert not bf16_weights.find(alone, place)
-        assert bf16_weights.why_not(alone, place) or precision.why_not(alone, place.hardware)
+        assert bf16_weights.why_not(alone, place) or mixed_precision.why_not(alone, place.hardware)
 
     def test_groups_that_pytorch_steps(self) -> None:
         model = net()

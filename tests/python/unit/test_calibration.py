@@ -19,12 +19,13 @@ from torch import nn
 import memscale
 from memscale import _core
 from memscale.core import calibration, calibration_measures
-from memscale.core.calibration import calibrated, quantised
-from memscale.core.cost_rates import CLASSES, KINDS, MEASURED, TABLE, CostRates
+from memscale.core.calibration import calibrated
 from memscale.core.decision_engine import DecisionEngine
 from memscale.core.devices import resolve_device
-from memscale.core.hardware import Hardware, budget_bytes, detect
 from memscale.errors import ConfigError
+from memscale.hardware.cost_rates import CLASSES, KINDS, MEASURED, TABLE, CostRates
+from memscale.hardware.detect import Hardware, budget_bytes, detect
+from memscale.hardware.measured_rates import SWITCH, quantised
 
 CPU = torch.device("cpu")
 
@@ -39,7 +40,7 @@ def rates(base: int = 1000) -> CostRates:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Calibration on, with a cache folder of its own and nothing known. Returns the file."""
-    monkeypatch.setenv(calibration.SWITCH, "auto")
+    monkeypatch.setenv(SWITCH, "auto")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "_known", {})
     return tmp_path / "memscale" / "rates.json"
@@ -178,14 +179,14 @@ def test_threads_measure_once(fresh: Path, measured: list[Hardware]) -> None:
 def test_the_switch(
     monkeypatch: pytest.MonkeyPatch, fresh: Path, measured: list[Hardware], value: str
 ) -> None:
-    monkeypatch.setenv(calibration.SWITCH, value)
+    monkeypatch.setenv(SWITCH, value)
     hardware = detect(CPU)
     assert calibrated(hardware) is hardware and hardware.cost.source == TABLE
     assert measured == [] and not fresh.exists()
 
 
 def test_a_wrong_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(calibration.SWITCH, "on")
+    monkeypatch.setenv(SWITCH, "on")
     with pytest.raises(ConfigError, match=r"MEMSCALE_CALIBRATION is 'on'; allowed: 'auto', 'off'"):
         calibrated(detect(CPU))
 
@@ -281,6 +282,6 @@ def test_a_plan_says_where_its_times_come_from(
     config = memscale.Config(memory_budget="1GiB", enable_logging=False)
     with memscale.optimize(model, config=config, sample_input=torch.randn(2, 4)) as executor:
         assert "times by rates measured on this machine" in executor.planned.plan.notes
-    monkeypatch.setenv(calibration.SWITCH, "off")
+    monkeypatch.setenv(SWITCH, "off")
     with memscale.optimize(model, config=config, sample_input=torch.randn(2, 4)) as executor:
         assert "times by rates from a table" in executor.planned.plan.notes

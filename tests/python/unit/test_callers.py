@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from memscale.core.callers import Callers
+from memscale.torchkit.callers import Callers
 
 TIMEOUT = 60
 

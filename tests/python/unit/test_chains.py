@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core.in_force import runs_of
-from memscale.core.plan import Choice
 from memscale.errors import AttachError, RecomputeError
-from memscale.techniques.chains import ChainAttachment, ChainRun
-from memscale.techniques.checkpoint_state import Uses
-from memscale.techniques.checkpointing import Region
+from memscale.plans.plan import Choice
+from memscale.techniques.checkpoint.chains import ChainAttachment, ChainRun
+from memscale.techniques.checkpoint.checkpoint_state import Uses
+from memscale.techniques.checkpoint.checkpointing import Region
 from technique_samples import WIDTH, Transformer, attached, plain, seeded, selective, train
 from zoo import blocks as odd
 from zoo.models import Case, mean_square, numbers

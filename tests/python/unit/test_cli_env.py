@@ -12,8 +12,8 @@ import torch
 from cli_samples import Runner
 from memscale import __version__
 from memscale.cli import env
-from memscale.core import calibration
-from memscale.core.present_gpu import PresentGpu
+from memscale.hardware import calibration
+from memscale.hardware.present_gpu import PresentGpu
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import memscale
 from cli_samples import Runner, sized
 from core_samples import chain
-from memscale.core.units import format_bytes
+from memscale.units import format_bytes
 
 SIZED = "cli_samples:sized"
 
@@ -166,7 +166,7 @@ def test_optimizers_and_dtypes_change_the_bytes(run: Runner) -> None:
 
 
 def test_a_mode_says_what_it_cannot_do_yet(run: Runner) -> None:
-    from memscale.observability.plan_log import fields_without_effect
+    from memscale.core.plan_log import fields_without_effect
 
     said = run("estimate", SIZED, "--device", "cpu", "--mode", "aggressive")
     fields = fields_without_effect(memscale.Config(mode="aggressive"))  # type: ignore[arg-type]

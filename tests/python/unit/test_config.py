@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import memscale
-from memscale.core.config import AsyncOffloadConfig, Config, EffectiveConfig, OptimizationMode
+from memscale.config.config import AsyncOffloadConfig, Config, EffectiveConfig, OptimizationMode
 from memscale.errors import ConfigError
 
 CONSERVATIVE, BALANCED, AGGRESSIVE = OptimizationMode

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memscale.core.config import (
+from memscale.config.config import (
     CONFIG_VERSION,
     EIGHT_BIT_BACKENDS,
     AsyncOffloadConfig,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memscale
-from memscale.core import kernels
+from memscale.ops import op_facts
 from zoo.training import peak_bytes
 
 aten = torch.ops.aten
@@ -138,7 +138,7 @@ def strided(*sizes: int) -> Tensor:
 
 def layouts(func: Any, args: tuple[Any, ...]) -> list[tuple[tuple[int, ...], int]]:
     """Strides and bytes of what a call returns."""
-    result = kernels.run(func, kernels.facts(func), args, {})
+    result = op_facts.run(func, op_facts.facts(func), args, {})
     return [
         (part.stride(), part.untyped_storage().nbytes())
         for part in (result if isinstance(result, tuple) else (result,))

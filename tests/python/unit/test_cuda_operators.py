@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memscale.core import cuda_scratch
-from memscale.core.cuda_card import CardFacts
-from memscale.core.graph_builder import tensors_of
+from memscale.cuda import scratch
+from memscale.cuda.card import CardFacts
+from memscale.trace.recorder import tensors_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench/standin"))
 
@@ -54,13 +54,11 @@ def predicted(call: Call, card: CardFacts) -> int:
         args = _made(call.args)
         kwargs = {key: "cpu" if value == "cuda" else value for key, value in call.kwargs.items()}
         before = {tensor.untyped_storage()._cdata for tensor in tensors_of(args)}
-        result = cuda_scratch.mended(name, args, func(*args, **kwargs))
-        on_host = {
-            result[index].untyped_storage()._cdata for index in cuda_scratch.HOST_OUTPUTS.get(name, ())
-        }
+        result = scratch.mended(name, args, func(*args, **kwargs))
+        on_host = {result[index].untyped_storage()._cdata for index in scratch.HOST_OUTPUTS.get(name, ())}
         outputs: list[Tensor] = tensors_of(result)
         storages = {item.untyped_storage()._cdata: item.untyped_storage().nbytes() for item in outputs}
-        blocks = cuda_scratch.blocks(name, args, outputs, card)
+        blocks = scratch.blocks(name, args, outputs, card)
     results = sum(_round(size) for key, size in storages.items() if key not in before | on_host)
     phases = [sum(_round(size) for size, first, last in blocks if first <= at <= last) for at in (0, 1)]
     return results + max(phases)

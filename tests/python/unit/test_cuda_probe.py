@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from memscale.core import cuda_probe
-from memscale.core.cuda_semantics import CudaKernels
-from memscale.core.fake_results import mode_of_fakes, on_memory_of_its_own
-from memscale.core.target import Target
+from memscale.cuda import probe
+from memscale.cuda.semantics import CudaKernels
+from memscale.hardware.target import Target
+from memscale.ops.fake_results import mode_of_fakes, on_memory_of_its_own
 
 CONVOLUTION = torch.ops.aten.convolution.default
 
@@ -34,7 +34,7 @@ def test_a_record_becomes_blocks_with_phases() -> None:
         event("free_completed", 99, 3),  # from before
         event("free_completed", 16384, 1),
     ]
-    assert cuda_probe._lives(trace) == ((1024, 0, 0), (5120, 1, 1), (512, 1, 1))
+    assert probe._lives(trace) == ((1024, 0, 0), (5120, 1, 1), (512, 1, 1))
 
 
 def test_a_signature_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ def test_a_signature_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((call.args[0].size, device))
         return ((4096, 0, 0),)
 
-    monkeypatch.setattr(cuda_probe, "_measured", measured)
-    monkeypatch.setattr(cuda_probe, "_known", {})
+    monkeypatch.setattr(probe, "_measured", measured)
+    monkeypatch.setattr(probe, "_known", {})
     kernels, mode = CudaKernels(Target.cuda((9, 0), 132)), mode_of_fakes()
 
     def scratch(batch: int, device: str) -> Any:
@@ -60,6 +60,6 @@ def test_a_signature_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scratch(4, "cuda:0") == scratch(4, "cuda:0") == ((4096, 0, 0),)
     scratch(8, "cuda:0")
     assert asked == [((4, 8, 6, 6), torch.device("cuda:0")), ((8, 8, 6, 6), torch.device("cuda:0"))]
-    monkeypatch.setattr(cuda_probe, "_measured", lambda call, device: None)
+    monkeypatch.setattr(probe, "_measured", lambda call, device: None)
     by_rule = scratch(4, "cpu")
     assert scratch(16, "cuda:0") != [] and by_rule != [] and by_rule != ((4096, 0, 0),)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memscale.core import cuda_recurrent, kernels
-from memscale.core.fake_results import mode_of_fakes
+from memscale.cuda import recurrent
+from memscale.ops import op_facts
+from memscale.ops.fake_results import mode_of_fakes
 
 KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 
@@ -25,7 +26,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(func._schema.name)
-        return kernels.run(func, kernels.facts(func), args, kwargs or {}, False)
+        return op_facts.run(func, op_facts.facts(func), args, kwargs or {}, False)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def test_shapes_are_the_layers_own(kind: type[nn.Module], more: dict[str, Any], 
     recorder = Recorder()
     with mode_of_fakes():
         layer, x = kind(8, 16, batch_first=batch_first, **more), torch.empty(4, 10, 8, requires_grad=True)
-        with recorder, cuda_recurrent.layers_of(layer):
+        with recorder, recurrent.layers_of(layer):
             made.append(shapes(layer, x, x))
     assert made[0] == made[1]
     assert [name for name in recorder.names if "rnn" in name] == [
@@ -72,7 +73,7 @@ def test_packed_sequences(kind: type[nn.Module]) -> None:
         layer, data = kind(8, 16), torch.empty(20, 8, requires_grad=True)
         state = torch.empty(1, 3, 16)
         hidden = (state, state) if kind is nn.LSTM else state
-        with recorder, cuda_recurrent.layers_of(layer):
+        with recorder, recurrent.layers_of(layer):
             out, *states = run(data, sizes, hidden, layer._flat_weights, True, 1, 0.0, True, False)
             out.sum().backward()
     assert out.shape == (20, 16) and all(made.shape == (1, 3, 16) for made in states)
@@ -81,4 +82,4 @@ def test_packed_sequences(kind: type[nn.Module]) -> None:
 
 
 def test_models_without_such_layers_are_left_alone() -> None:
-    assert not isinstance(cuda_recurrent.layers_of(nn.Linear(2, 2)), cuda_recurrent.Layers)
+    assert not isinstance(recurrent.layers_of(nn.Linear(2, 2)), recurrent.Layers)

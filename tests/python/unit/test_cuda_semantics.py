@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memscale import _core
-from memscale.core import cuda_attention, cuda_matrix
-from memscale.core.cuda_attention import Attention, Backend
-from memscale.core.cuda_card import CardFacts
-from memscale.core.target import CPU, Target
-from memscale.core.trace_static import trace_static
-from memscale.core.tracer import StepFacts, Trace
+from memscale.cuda import attention, matrix
+from memscale.cuda.attention import Attention, Backend
+from memscale.cuda.card import CardFacts
+from memscale.hardware.target import CPU, Target
+from memscale.techniques.step_facts import StepFacts
+from memscale.trace.static import trace_static
+from memscale.trace.step import Trace
 
 A100, RTX3090, H100, T4 = (CardFacts.of_capability(pair) for pair in ((8, 0), (8, 6), (9, 0), (7, 5)))
 HALF = torch.bfloat16
@@ -86,7 +87,7 @@ class TestAttentionChoice:
         )
         key = torch.empty(changes.pop("keys", query.shape), dtype=dtype, device="meta")
         facts = {"mask": None, "dropout": 0.0, "causal": False, "scale": None, "grouped": False} | changes
-        return cuda_attention.choose(Attention(query, key, key, **facts), card)
+        return attention.choose(Attention(query, key, key, **facts), card)
 
     @pytest.mark.parametrize(
         ("card", "dtype", "changes", "expected"),
@@ -265,7 +266,7 @@ class TestWorkspaces:
     )
     def test_environment(self, monkeypatch: pytest.MonkeyPatch, config: str, expected: int) -> None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
-        assert cuda_matrix.workspace_bytes(Target.cuda((8, 0))) == expected
+        assert matrix.workspace_bytes(Target.cuda((8, 0))) == expected
 
     def test_a_cpu_has_none(self) -> None:
         body = Block(lambda self, x: self.parts[0](x), nn.Linear(64, 64))

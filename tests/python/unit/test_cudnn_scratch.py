@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from memscale.core import cuda_recurrent, cuda_scratch
-from memscale.core.cuda_card import card_of
-from memscale.core.target import Target
+from memscale.cuda import recurrent, scratch
+from memscale.cuda.card import card_of
+from memscale.hardware.target import Target
 
 MIB = 1 << 20
 FILE = Path(__file__).resolve().parents[3] / "bench" / "results" / "gpu_scratch.csv"
@@ -57,11 +57,11 @@ def operands(call: dict[str, str], row: dict[str, str]) -> tuple[Tensor, Tensor,
 def predicted(call: dict[str, str], row: dict[str, str]) -> int:
     source, weight, made, rest = operands(call, row)
     if row["part"] == "forward":
-        blocks = cuda_scratch.blocks("aten::convolution", (source, weight, None, *rest), [made], CARD)
+        blocks = scratch.blocks("aten::convolution", (source, weight, None, *rest), [made], CARD)
     else:
         wanted = [row["part"] == "of input", row["part"] == "of weight", False]
         args = (made, source, weight, [made.shape[1]], *rest, wanted)
-        blocks = cuda_scratch.blocks("aten::convolution_backward", args, [source], CARD)
+        blocks = scratch.blocks("aten::convolution_backward", args, [source], CARD)
     return sum(size for size, _, _ in blocks)
 
 
@@ -95,8 +95,8 @@ def test_recurrent_layers(part: str) -> None:
             for columns in both * (width if layer == 0 else both * width, width, 1, 1)
         ]
         sizes = [int(size) for size in re.findall(r"(\d+)(?!\+|\d)", row["blocks"])]
-        workspace = cuda_scratch._recurrent_workspace(weights, output, layers, both == 2)
+        workspace = scratch._recurrent_workspace(weights, output, layers, both == 2)
         assert max(sizes) <= workspace + 512 <= 2 * max(sizes), row["call"]
         if part == "forward":
             reserve = int(row["blocks"].split()[-1].removesuffix("+"))
-            assert cuda_recurrent.reserve_bytes(kind, output, layers) == reserve, row["call"]
+            assert recurrent.reserve_bytes(kind, output, layers) == reserve, row["call"]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import step_ways
+from memscale.core import variants
 from memscale.offload import limits
-from memscale.optim.away import away_bytes
-from memscale.techniques import state_offload
+from memscale.optim.offload.attach import offloaded_bytes
+from memscale.techniques.optimizer import state_offload
 
 WIDTH = 512
 X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
@@ -39,8 +39,8 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.fixture
 def wrapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A model that has trained with state in a file, above whose budget that state is."""
-    rows = tuple(item for item in step_ways.STEP_TECHNIQUES if item.name == state_offload.NAME)
-    monkeypatch.setattr(step_ways, "STEP_TECHNIQUES", rows)
+    rows = tuple(item for item in variants.STEP_TECHNIQUES if item.name == state_offload.NAME)
+    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
     monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
     model, optimizer = made()
     weights = sum(value.nbytes for value in model.parameters())
@@ -48,7 +48,7 @@ def wrapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[nn.Module,
     config = Config(memory_budget=weights * 29 // 10, enable_logging=False, async_config=engine)
     memscale.wrap(model, config, sample_input=X, optimizer=optimizer)
     train(model, optimizer)
-    assert away_bytes(optimizer) > weights * 19 // 10
+    assert offloaded_bytes(optimizer) > weights * 19 // 10
     return model, optimizer
 
 
@@ -64,7 +64,7 @@ def test_what_comes_back_above_the_budget_is_said(
     monkeypatch.setattr(logging.getLogger("memscale"), "propagate", True)
     model, optimizer = wrapped
     memscale.detach(model)
-    assert warnings_of(caplog, "come back to memory") == 1 and not away_bytes(optimizer)
+    assert warnings_of(caplog, "come back to memory") == 1 and not offloaded_bytes(optimizer)
     plain, standard = made()
     train(plain, standard)
     assert all(map(torch.equal, train(plain, standard), train(model, optimizer)))
@@ -77,7 +77,7 @@ def test_what_cannot_come_back_stays_and_works_once_it_can(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("memscale"), "propagate", True)
     model, optimizer = wrapped
-    away = away_bytes(optimizer)
+    offloaded = offloaded_bytes(optimizer)
 
     def fails(*args: Any) -> None:
         raise OSError("the disk is gone")
@@ -86,7 +86,7 @@ def test_what_cannot_come_back_stays_and_works_once_it_can(
         broken.setattr(state_offload, "take_back", fails)
         memscale.detach(model)
     assert warnings_of(caplog, "cannot be brought back: the disk is gone") == 1
-    assert "_memscale_executor" not in vars(model) and away_bytes(optimizer) == away
+    assert "_memscale_executor" not in vars(model) and offloaded_bytes(optimizer) == offloaded
     plain, standard = made()
     train(plain, standard)
     assert all(map(torch.equal, train(plain, standard), train(model, optimizer)))

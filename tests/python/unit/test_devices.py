@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from memscale.core import devices, present_gpu
-from memscale.core.device_table import CARDS
+from memscale.core import devices
 from memscale.core.devices import closest_names, find_card, resolve_device
-from memscale.core.present_gpu import PresentGpu
-from memscale.core.target import LARGE_WORKSPACE_BYTES, SMALL_WORKSPACE_BYTES
 from memscale.errors import MemScaleError
+from memscale.hardware import present_gpu
+from memscale.hardware.cards import CARDS
+from memscale.hardware.present_gpu import PresentGpu
+from memscale.hardware.target import LARGE_WORKSPACE_BYTES, SMALL_WORKSPACE_BYTES
 
 GIB = 1 << 30
 

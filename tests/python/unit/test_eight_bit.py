@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit optimizer state: which optimizers are taken over and how, and what the prediction counts for them.
+"""8-bit optimizer state: which optimizers are patched and how, and what the prediction counts for them.
 
 Our own state is tested in `test_optim*.py`; here only where it comes in the order of those who are asked. The
 wiring is tested with stand-ins for both packages, whose optimizers keep a byte per element. What the real
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import Config
-from memscale.core import eight_bit
-from memscale.core.config import EIGHT_BIT_BACKENDS
-from memscale.core.eight_bit import is_8bit, package_of, with_8bit_state
-from memscale.core.eight_bit_layout import layout_of
+from memscale.config.config import EIGHT_BIT_BACKENDS
 from memscale.core.step_signature import optimizer_memory
 from memscale.errors import ConfigError
+from memscale.optim import eight_bit
+from memscale.optim.eight_bit import is_8bit, package_of, with_8bit_state
+from memscale.techniques.optimizer.eight_bit_layout import layout_of
 from zoo.training import peak_bytes
 
 QUIET = Config(memory_budget="4GiB", enable_logging=False)
@@ -339,7 +339,7 @@ class TestConfig:
         assert Config.from_dict({"use_8bit_optimizer": True}).eight_bit_backend == "auto"
 
     def test_it_is_not_announced_as_without_effect(self) -> None:
-        from memscale.observability.plan_log import fields_without_effect
+        from memscale.core.plan_log import fields_without_effect
 
         fields = fields_without_effect(Config(mode="aggressive"))  # type: ignore[arg-type]
         assert not {"use_mixed_precision", "use_8bit_optimizer", "eight_bit_backend"} & set(fields)

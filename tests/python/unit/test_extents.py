@@ -8,7 +8,7 @@ import random
 import torch
 from torch import Tensor
 
-from memscale.core.extents import extent_of, overlap
+from memscale.torchkit.extents import extent_of, overlap
 
 
 def elements(tensor: Tensor) -> set[int]:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memscale.core import kernels
+from memscale.ops import op_facts
 
 Looks = list[tuple[tuple[int, ...], int, torch.dtype]]
 
@@ -48,12 +48,12 @@ class Compare(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        info = kernels.facts(func)
-        wanted = info.name in kernels._MENDS
+        info = op_facts.facts(func)
+        wanted = info.name in op_facts._MENDS
         if wanted:
             with FakeTensorMode():
                 likes = tree_map_only(Tensor, fake, (args, kwargs))
-                expected = looks(kernels.run(func, info, *likes))
+                expected = looks(op_facts.run(func, info, *likes))
         result = func(*args, **kwargs)
         if wanted:
             self.compared.add(info.name)

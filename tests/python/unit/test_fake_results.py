@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memscale
-from memscale.core import fake_results
+from memscale.ops import fake_results
 from zoo.models import case
 from zoo.training import SMALLEST, built
 

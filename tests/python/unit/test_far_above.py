@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memscale.core.step_ways import far_above
+from memscale.core.variants import far_above
 
 MIB = 1 << 20
 

@@ -17,8 +17,8 @@ from torch.nn.modules import module as torch_modules
 
 import memscale
 from amounts import also
-from memscale.techniques import global_hooks
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint import global_hooks
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 
 ROWS = 256
 CONFIG = memscale.Config(memory_budget=1, enable_logging=False, strict_budget=False)

@@ -19,7 +19,7 @@ from gradient_samples import (
     LATE,
     Loop,
     Net,
-    is_away,
+    is_offloaded,
     loss_of,
     net,
     released,
@@ -28,8 +28,8 @@ from gradient_samples import (
     trained,
 )
 from memscale.errors import MemScaleError
-from memscale.optim.released import ReleasedGradient
-from memscale.techniques.gradient_offload import names_of
+from memscale.optim.release.gradient import ReleasedGradient
+from memscale.techniques.optimizer.gradient_offload import names_of
 from technique_leaks import net_bytes, objects
 
 AdamW, SGD = torch.optim.AdamW, torch.optim.SGD
@@ -142,7 +142,7 @@ def test_all_are_away_when_backward_ends() -> None:
             if value is model:
                 names = names_of(model, 1)
                 for name, parameter in model.named_parameters():
-                    assert is_away(parameter.grad) == (name in names and name != "unused"), name
+                    assert is_offloaded(parameter.grad) == (name in names and name != "unused"), name
     assert all(
         mine.grad is None if theirs.grad is None else torch.equal(grad_of(mine), theirs.grad)
         for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True)
@@ -289,7 +289,7 @@ def test_an_interrupted_fetch_goes_on_with_the_next_one(monkeypatch: pytest.Monk
         assert torch.equal(gradient, grad_of(expected.first.weight))
         assert made.window is not None
         made.window.clear()
-        assert is_away(gradient)
+        assert is_offloaded(gradient)
 
 
 def test_a_model_that_changes_its_type() -> None:
@@ -307,7 +307,7 @@ def test_gradients_that_are_too_small_stay() -> None:
     model = net()
     with released(model, least_bytes=2_000):
         loss_of(model, 0).backward()
-        assert type(grad_of(model.norm.weight)) is Tensor and is_away(model.embed.weight.grad)
+        assert type(grad_of(model.norm.weight)) is Tensor and is_offloaded(model.embed.weight.grad)
 
 
 def test_no_growth_over_200_steps() -> None:
@@ -360,7 +360,7 @@ def test_in_inference_mode() -> None:
                 grad_of(value.conv.weight).mul_(2).add_(1)
             loss_of(value, 1).backward()
         assert torch.equal(grad_of(model.conv.weight), grad_of(expected.conv.weight))
-        assert is_away(model.conv.weight.grad)
+        assert is_offloaded(model.conv.weight.grad)
 
 
 def test_it_can_be_attached_again() -> None:
@@ -369,6 +369,6 @@ def test_it_can_be_attached_again() -> None:
     for _ in range(2):
         made.attach()
         loss_of(model, 0).backward()
-        assert is_away(model.first.weight.grad)
+        assert is_offloaded(model.first.weight.grad)
         made.undo()
         assert type(grad_of(model.first.weight)) is Tensor

@@ -15,12 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memscale.core import hardware, hardware_host
-from memscale.core.config import Config
-from memscale.core.cost_rates import KINDS, NEVER, TABLE, CostRates, card_cost, host_cost
-from memscale.core.hardware import Budget, Hardware, budget_bytes, card_hardware, detect
-from memscale.core.hardware_rates import _CARDS, _CLASSES, cpu_rates, gpu_rates
+from memscale.config.config import Config
 from memscale.errors import MemScaleError
+from memscale.hardware import detect as hardware
+from memscale.hardware import host
+from memscale.hardware.cost_rates import KINDS, NEVER, TABLE, CostRates, card_cost, host_cost
+from memscale.hardware.detect import Budget, Hardware, budget_bytes, card_hardware, detect
+from memscale.hardware.rates import _CARDS, _CLASSES, cpu_rates, gpu_rates
 
 GIB = 1 << 30
 UNLIMITED_V1 = "9223372036854771712"
@@ -37,7 +38,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
 
 
 def memory_gib(root: Path) -> tuple[float, float]:
-    memory = hardware_host.host_memory(root)
+    memory = host.host_memory(root)
     return memory.total_bytes / GIB, memory.available_bytes / GIB
 
 
@@ -111,16 +112,16 @@ class TestHostMemory:
         assert memory_gib(machine(tmp_path, {"proc/self/cgroup": cgroup})) == (16, 12)
 
     def test_without_proc_the_system_is_asked(self, tmp_path: Path) -> None:
-        memory = hardware_host.host_memory(tmp_path)
+        memory = host.host_memory(tmp_path)
         assert memory.total_bytes > 0
         assert 0 < memory.available_bytes <= memory.total_bytes
 
     def test_nothing_known_is_zero(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr("os.sysconf")
-        assert hardware_host.host_memory(tmp_path) == hardware_host.HostMemory(0, 0)
+        assert host.host_memory(tmp_path) == host.HostMemory(0, 0)
 
     def test_this_machine(self) -> None:
-        memory = hardware_host.host_memory()
+        memory = host.host_memory()
         assert memory.total_bytes > 256 << 20
         assert 0 < memory.available_bytes <= memory.total_bytes
 
@@ -128,8 +129,8 @@ class TestHostMemory:
 class TestHostFacts:
     def test_process_bytes(self, tmp_path: Path) -> None:
         machine(tmp_path, {"proc/self/status": "Name:\tx\nVmHWM:\t  9 kB\nVmRSS:\t  2048 kB\nThreads:\t3\n"})
-        assert hardware_host.process_bytes(tmp_path) == 2 << 20
-        assert hardware_host.process_bytes(tmp_path / "nowhere") == 0
+        assert host.process_bytes(tmp_path) == 2 << 20
+        assert host.process_bytes(tmp_path / "nowhere") == 0
 
     @pytest.mark.parametrize(
         ("release", "wsl"),
@@ -140,26 +141,26 @@ class TestHostFacts:
         ],
     )
     def test_wsl(self, tmp_path: Path, release: str, wsl: bool) -> None:
-        assert hardware_host.is_wsl(machine(tmp_path, {"proc/sys/kernel/osrelease": release})) is wsl
+        assert host.is_wsl(machine(tmp_path, {"proc/sys/kernel/osrelease": release})) is wsl
 
     def test_no_proc_is_no_wsl(self, tmp_path: Path) -> None:
-        assert hardware_host.is_wsl(tmp_path) is False
+        assert host.is_wsl(tmp_path) is False
 
     def test_cpu_flags(self, tmp_path: Path) -> None:
         machine(
             tmp_path, {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu avx512_bf16 sse\n\nflags\t\t: other\n"}
         )
-        assert hardware_host.cpu_flags(tmp_path) == {"fpu", "avx512_bf16", "sse"}
-        assert hardware_host.cpu_flags(tmp_path / "nowhere") == frozenset()
+        assert host.cpu_flags(tmp_path) == {"fpu", "avx512_bf16", "sse"}
+        assert host.cpu_flags(tmp_path / "nowhere") == frozenset()
 
     @pytest.mark.skipif(sys.platform == "win32", reason="no ulimit")
     def test_pinned_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import resource
 
         monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, resource.RLIM_INFINITY))
-        assert hardware_host.pinned_limit_bytes() == 65536
+        assert host.pinned_limit_bytes() == 65536
         monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        assert hardware_host.pinned_limit_bytes() is None
+        assert host.pinned_limit_bytes() is None
 
 
 class TestRates:
@@ -306,7 +307,7 @@ class TestDetectCpu:
     def test_half_precision(
         self, flags: set[str], bf16: bool, fp16: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(hardware_host, "cpu_flags", lambda: frozenset(flags))
+        monkeypatch.setattr(host, "cpu_flags", lambda: frozenset(flags))
         found = detect(torch.device("cpu"))
         assert (found.supports_bf16, found.supports_fp16) == (bf16, fp16)
 
@@ -315,7 +316,7 @@ class TestDetectCpu:
             "import torch\n"
             "def woken(*args, **kwargs): raise SystemExit('CUDA was initialised')\n"
             "torch.cuda._lazy_init = torch.cuda.is_available = torch._C._cuda_getDeviceCount = woken\n"
-            "from memscale.core.hardware import detect\n"
+            "from memscale.hardware.detect import detect\n"
             "detect(torch.device('cpu'))\n"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
@@ -352,7 +353,7 @@ class TestDetectCuda:
         assert (found.supports_bf16, found.supports_fp16) == (True, True)
         assert found.cost.bytes_of("move") == found.cost.bytes_of("matrix_half") == 748_800
         assert found.cost.flops_of("matrix_half") == 35_500_000
-        assert found.host_total_bytes == hardware_host.host_memory().total_bytes
+        assert found.host_total_bytes == host.host_memory().total_bytes
 
     def test_a_card_by_index(self) -> None:
         found = detect(torch.device("cuda", 0))

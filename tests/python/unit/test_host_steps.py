@@ -13,16 +13,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import memscale
 from memscale import Config
-from memscale.core.cost_rates import MEASURED
 from memscale.core.devices import resolve_device
-from memscale.core.prediction import Prediction
 from memscale.errors import ConfigError
+from memscale.hardware.cost_rates import MEASURED
 from memscale.offload.engine import OffloadSettings
 from memscale.offload.limits import Link
-from memscale.optim import host_rate, take_over
-from memscale.optim.released_changes import change_of, is_same_anywhere
-from memscale.techniques import state_offload
+from memscale.optim import take_over
+from memscale.optim.offload import host_rate
+from memscale.optim.release.changes import change_of, is_same_anywhere
+from memscale.plans.plan import Prediction
 from memscale.techniques.base import Surroundings
+from memscale.techniques.optimizer import state_offload
 
 CARD = "RTX 4090"
 WIDTH, LAYERS = 1024, 24

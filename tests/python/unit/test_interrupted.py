@@ -21,11 +21,13 @@ from backward_step_samples import stepped
 from gradient_samples import loss_of as loss
 from gradient_samples import net
 from memscale import Config
-from memscale.core import model_state
-from memscale.core.uninterrupted import uninterrupted
 from memscale.offload.engine import why_not as why_no_engine
-from memscale.optim import away, away_step, backward_step
-from memscale.optim.taken import give_back, take_over
+from memscale.optim import backward_step
+from memscale.optim.offload import attach
+from memscale.optim.offload import step as offloaded_step
+from memscale.optim.patched import give_back, take_over
+from memscale.state import model_state
+from memscale.uninterrupted import uninterrupted
 from memscale.weights import blocks
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.saves import can_save
@@ -52,14 +54,14 @@ def test_a_block_is_not_given_away_while_it_is_being_filled(monkeypatch: pytest.
     begins, interrupted, go_on, ended = (threading.Event() for _ in range(4))
     filled, given_early = list[int](), list[int]()
 
-    def slow(home: Any, block: list[Tensor]) -> None:
+    def slow(backing: Any, block: list[Tensor]) -> None:
         if begins.is_set():
-            read(home, block)
+            read(backing, block)
             return
         address = block[0].data_ptr()
         begins.set()
         assert go_on.wait(TIMEOUT)
-        read(home, block)
+        read(backing, block)
         filled.append(address)
         ended.set()
 
@@ -100,7 +102,7 @@ def test_a_block_is_not_given_away_while_it_is_being_filled(monkeypatch: pytest.
 @streams
 @pytest.mark.parametrize("kind", [torch.cuda.OutOfMemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("which", [1, 2])
-def test_weights_go_home_whose_use_did_not_begin(
+def test_weights_return_to_their_store_if_a_use_did_not_begin(
     kind: type[BaseException], which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     come, calls = Unit._come, [0]
@@ -195,8 +197,8 @@ def test_ctrl_c_waits_for_the_end() -> None:
 @offloads
 def test_a_step_waits_for_a_checkpoint_that_another_thread_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state has another form while it is saved: a step then would lose what it does."""
-    monkeypatch.setattr("memscale.optim.away_state.LEAST_BYTES", 1)
-    saves, go_on, original = threading.Event(), threading.Event(), away.copied
+    monkeypatch.setattr("memscale.optim.offload.state.LEAST_BYTES", 1)
+    saves, go_on, original = threading.Event(), threading.Event(), attach.copied
 
     def slow(*args: Any) -> Any:
         saves.set()
@@ -207,10 +209,10 @@ def test_a_step_waits_for_a_checkpoint_that_another_thread_writes(monkeypatch: p
     for sent in (False, True):
         values = parameters()
         optimizer = CUT["adamw"](values)
-        assert not sent or away.send(optimizer, opened(), 1 << 12) == ""
+        assert not sent or attach.send(optimizer, opened(), 1 << 12) == ""
         step(values, optimizer)
         if sent:
-            monkeypatch.setattr(away, "copied", slow)
+            monkeypatch.setattr(attach, "copied", slow)
             saver = threading.Thread(target=optimizer.state_dict)
             saver.start()
             assert saves.wait(TIMEOUT)
@@ -221,7 +223,7 @@ def test_a_step_waits_for_a_checkpoint_that_another_thread_writes(monkeypatch: p
             go_on.set()
             saver.join(TIMEOUT)
             stepper.join(TIMEOUT)
-            monkeypatch.setattr(away, "copied", original)
+            monkeypatch.setattr(attach, "copied", original)
         else:
             step(values, optimizer)
         step(values, optimizer)
@@ -254,13 +256,14 @@ def in_two_groups(kind: str) -> tuple[list[nn.Parameter], torch.optim.Optimizer]
 def saved_within(
     optimizer: torch.optim.Optimizer, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[bool, Any]:
-    """Has another thread ask for the state dict when what is away of a step's first group has been stepped.
+    """Has another thread ask for the state dict when what is offloaded of a step's first group has been
+    stepped.
 
     Returns:
         Whether it has to wait then, and what it gets.
     """
-    original, shelf, asked = away.step_away, away._shelves[optimizer], threading.Event()
-    shelf._lock = Watched(shelf._lock, asked)  # type: ignore[assignment]
+    original, store, asked = attach.step_offloaded, attach._stores[optimizer], threading.Event()
+    store._lock = Watched(store._lock, asked)  # type: ignore[assignment]
     found: list[Any] = []
     waits: list[bool] = []
 
@@ -279,7 +282,7 @@ def saved_within(
         return left
 
     with monkeypatch.context() as patch:
-        patch.setattr(away, "step_away", disturbed)
+        patch.setattr(attach, "step_offloaded", disturbed)
         work()
     saver.join(TIMEOUT)
     return waits[0], found[0]
@@ -297,7 +300,7 @@ def test_a_checkpoint_waits_for_the_end_of_a_step(
         if when == scheduled:  # whose wrapper holds the step that it finds
             torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1.0)
         if when == "before":
-            assert away.send(optimizer, opened(), 1 << 12) == ""
+            assert attach.send(optimizer, opened(), 1 << 12) == ""
     step(values, optimizer)
     waits, saved = saved_within(optimizer, lambda: step(values, optimizer, 1, seed=2), monkeypatch)
     assert waits and equal(saved, optimizer.state_dict())
@@ -309,7 +312,7 @@ def test_a_checkpoint_waits_for_a_group_where_the_class_is_asked_to_step(
 ) -> None:
     """By somebody who has had its step from before; what the others of the group have is made meanwhile."""
     values, optimizer = in_two_groups("adamw")
-    assert away.send(optimizer, opened(), 1 << 12) == ""
+    assert attach.send(optimizer, opened(), 1 << 12) == ""
     for value in values:
         value.grad = torch.ones_like(value)
     waits, _ = saved_within(optimizer, lambda: torch.optim.AdamW.step(optimizer), monkeypatch)  # type: ignore[arg-type]
@@ -321,7 +324,7 @@ def test_a_checkpoint_waits_for_a_group_where_the_class_is_asked_to_step(
 def test_what_is_saved_only_the_saving_thread_sees() -> None:
     """A step that works on it in another thread, past ours that waits, would be lost."""
     values, optimizer = in_two_groups("adamw")
-    assert away.send(optimizer, opened(), 1 << 12) == ""
+    assert attach.send(optimizer, opened(), 1 << 12) == ""
     step(values, optimizer)
     before, saves, go_on = dict(optimizer.state), threading.Event(), threading.Event()
     seen: list[set[int]] = []
@@ -350,7 +353,7 @@ def test_what_is_saved_only_the_saving_thread_sees() -> None:
 def test_hooks_and_closures_of_a_step_may_save(kind: str) -> None:
     """Themselves, or by a thread that they wait for: what they find is between two steps."""
     values, optimizer = in_two_groups(kind)
-    assert away.send(optimizer, opened(), 1 << 12) == ""
+    assert attach.send(optimizer, opened(), 1 << 12) == ""
     step(values, optimizer)
     found: list[Any] = []
 
@@ -373,9 +376,9 @@ def test_hooks_and_closures_of_a_step_may_save(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["adamw", "lion"])
 def test_nobody_waits_for_a_step_that_has_failed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values, optimizer = in_two_groups(kind)
-    assert away.send(optimizer, opened(), 1 << 12) == ""
+    assert attach.send(optimizer, opened(), 1 << 12) == ""
     step(values, optimizer)
-    original, calls = away_step.step_group, [0]
+    original, calls = offloaded_step.step_group, [0]
 
     def failing(*args: Any) -> Any:
         calls[0] += 1
@@ -383,7 +386,7 @@ def test_nobody_waits_for_a_step_that_has_failed(kind: str, monkeypatch: pytest.
             raise MemoryError
         return original(*args)
 
-    monkeypatch.setattr(away, "step_group", failing)
+    monkeypatch.setattr(attach, "step_group", failing)
     with pytest.raises(MemoryError):
         optimizer.step()
     found: list[Any] = []
@@ -396,16 +399,16 @@ def test_nobody_waits_for_a_step_that_has_failed(kind: str, monkeypatch: pytest.
 @offloads
 @pytest.mark.parametrize("kind", ["adamw", "lion"])
 def test_a_step_that_somebody_has_kept(kind: str) -> None:
-    """Taken from an optimizer while its state was away: it steps as before, and calls hooks once."""
+    """Taken from an optimizer while its state was offloaded: it steps as before, and calls hooks once."""
     found = []
     for sent in (False, True):
         values, optimizer = in_two_groups(kind)
         calls: list[int] = []
         optimizer.register_step_post_hook(lambda *unused, calls=calls: calls.append(1))
-        assert not sent or away.send(optimizer, opened(), 1 << 12) == ""
+        assert not sent or attach.send(optimizer, opened(), 1 << 12) == ""
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1.0)
         step(values, optimizer)
-        away.take_back(optimizer)
+        attach.take_back(optimizer)
         step(values, optimizer)
         found.append((values, optimizer.state_dict(), len(calls)))
     assert equal(found[0], found[1])
@@ -420,10 +423,10 @@ def test_our_state_away_beneath_a_scheduler() -> None:
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1.0)
         wrapper = optimizer.step
         assert take_over(optimizer) == ""
-        assert not sent or away.send(optimizer, opened(), 1 << 12) == ""
+        assert not sent or attach.send(optimizer, opened(), 1 << 12) == ""
         step(values, optimizer)
-        assert (away.away_bytes(optimizer) > 0) == sent
-        away.take_back(optimizer)
+        assert (attach.offloaded_bytes(optimizer) > 0) == sent
+        attach.take_back(optimizer)
         step(values, optimizer)
         found.append((values, optimizer.state_dict()))
         give_back(optimizer)
@@ -437,19 +440,19 @@ class Borrowing(torch.optim.Optimizer):
     def __init__(self, steps: Steps) -> None:
         self.weight = weight = nn.Parameter(torch.zeros(4))
         super().__init__([weight], {})
-        self.home = weight.data
-        self.place = Weight(weight, Place(0, weight.nbytes), self.home)
+        self.backing = weight.data
+        self.place = Weight(weight, Place(0, weight.nbytes), self.backing)
         self.unit: Any = SimpleNamespace(
-            blocks=SimpleNamespace(end=lambda unit: None, own=lambda unit, place: place.home.clone())
+            blocks=SimpleNamespace(end=lambda unit: None, own=lambda unit, place: place.backing.clone())
         )
         self.steps = steps
 
     @property
-    def is_at_home(self) -> bool:
-        return self.weight.data_ptr() == self.home.data_ptr()
+    def is_in_backing(self) -> bool:
+        return self.weight.data_ptr() == self.backing.data_ptr()
 
     def borrow(self) -> None:
-        if self.is_at_home:
+        if self.is_in_backing:
             self.steps.borrow(self.unit, self.place)
 
     def step(self, fails: bool = False) -> None:  # type: ignore[override]
@@ -478,17 +481,17 @@ def in_another_thread(call: Callable[[], object]) -> None:
     thread.join(TIMEOUT)
 
 
-def test_what_a_failed_step_has_borrowed_goes_home_with_the_next_one() -> None:
+def test_what_a_failed_step_has_borrowed_returns_with_the_next_one() -> None:
     lender: Any = Lender()
     steps = Steps(lender)
     optimizer, other = Borrowing(steps), Borrowing(steps)
     in_another_thread(lambda: optimizer.step(fails=True))
-    assert not optimizer.is_at_home
+    assert not optimizer.is_in_backing
     other.step()
     in_another_thread(other.step)  # which may have the number of the one that has gone
-    assert other.is_at_home and not optimizer.is_at_home
+    assert other.is_in_backing and not optimizer.is_in_backing
     optimizer.step()
-    assert optimizer.is_at_home and optimizer.home.tolist() == [2] * 4
+    assert optimizer.is_in_backing and optimizer.backing.tolist() == [2] * 4
     steps.close()
 
 
@@ -499,20 +502,20 @@ def test_another_optimizers_step_takes_nothing_away_in_the_same_thread() -> None
     with pytest.raises(MemoryError):
         optimizer.step(fails=True)
     other.step()
-    assert not optimizer.is_at_home
+    assert not optimizer.is_in_backing
     steps.close()  # nobody has stepped it since
-    assert optimizer.is_at_home and optimizer.home.tolist() == [1] * 4
+    assert optimizer.is_in_backing and optimizer.backing.tolist() == [1] * 4
 
 
-def test_what_backward_has_borrowed_goes_home_with_the_step() -> None:
+def test_what_backward_has_borrowed_returns_with_the_step() -> None:
     """A card's backward runs in a thread of its own, and steps parameters there."""
     lender: Any = Lender()
     steps = Steps(lender)
     optimizer = Borrowing(steps)
     in_another_thread(optimizer.borrow)
-    assert not optimizer.is_at_home
+    assert not optimizer.is_in_backing
     optimizer.step()
-    assert optimizer.is_at_home and optimizer.home.tolist() == [1] * 4
+    assert optimizer.is_in_backing and optimizer.backing.tolist() == [1] * 4
     steps.close()
 
 

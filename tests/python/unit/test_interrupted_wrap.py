@@ -26,7 +26,7 @@ from torch.nn.modules import module as torch_modules
 
 import memscale
 from amounts import ALL
-from memscale.optim import step_hooks
+from memscale.torchkit import step_hooks
 
 HOME = str(Path(memscale.__file__).parent)
 CONFIG = memscale.Config(memory_budget=1, enable_logging=False, strict_budget=False)

@@ -10,8 +10,8 @@ import pytest
 
 from core_samples import chain
 from memscale import _core
-from memscale.core.kept_ops import KeptOps, operation_of
 from memscale.observability.step_view import core_plan
+from memscale.plans.kept_ops import KeptOps, operation_of
 from plan_samples import choice, plan_of
 
 NAMES = ["embed", "mm", "view", "mm", "add", "mm (phase 2)", "mm", "embed"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import Config
-from memscale.core.left_out import NOTHING_LEFT_OUT, LeftOut, left_out_of, require_matches
 from memscale.errors import ConfigError
+from memscale.techniques.left_out import NOTHING_LEFT_OUT, LeftOut, left_out_of, require_matches
 
 X = torch.zeros(2, 8)
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from memscale.techniques import loss_scale, loss_scale_backward, loss_scale_step
-from memscale.techniques.autocast import AutocastAttachment
-from memscale.techniques.loss_scale import STATE_KEY, LossScale
-from memscale.techniques.loss_scale_outputs import in_fp32
+from memscale.techniques.precision import loss_scale, loss_scale_backward, loss_scale_step
+from memscale.techniques.precision.autocast import AutocastAttachment
+from memscale.techniques.precision.loss_scale import STATE_KEY, LossScale
+from memscale.techniques.precision.loss_scale_outputs import in_fp32
 
 INF, NAN = float("inf"), float("nan")
 

@@ -29,9 +29,9 @@ from loss_scale_samples import (
     tokens,
 )
 from memscale.errors import BudgetError
-from memscale.techniques import loss_scale, loss_scale_backward
-from memscale.techniques.autocast import AutocastAttachment
-from memscale.techniques.loss_scale import STATE_KEY, LossScale
+from memscale.techniques.precision import loss_scale, loss_scale_backward
+from memscale.techniques.precision.autocast import AutocastAttachment
+from memscale.techniques.precision.loss_scale import STATE_KEY, LossScale
 from zoo.training import same_bits
 
 __all__ = ["fp16_host"]  # the fixture of every test here

@@ -32,8 +32,8 @@ from loss_scale_samples import (
     tiny,
     tokens,
 )
-from memscale.techniques.autocast import AutocastAttachment
-from memscale.techniques.loss_scale import LossScale
+from memscale.techniques.precision.autocast import AutocastAttachment
+from memscale.techniques.precision.loss_scale import LossScale
 from zoo.training import same_bits
 
 __all__ = ["fp16_host"]  # the fixture of every test here

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from memscale.techniques.deferred_logits import DeferredLogits
-from memscale.techniques.loss_tiles import LossTileAttachment, find
+from memscale.techniques.tiles.deferred_logits import DeferredLogits
+from memscale.techniques.tiles.loss_tiles import LossTileAttachment, find
 
 CLASSES, WIDTH = 1200, 24
 

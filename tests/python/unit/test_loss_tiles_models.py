@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 import memscale
 from amounts import some
-from memscale.techniques.checkpointing import CheckpointAttachment
-from memscale.techniques.deferred_logits import DeferredLogits
-from memscale.techniques.loss_tiles import find
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.tiles.deferred_logits import DeferredLogits
+from memscale.techniques.tiles.loss_tiles import find
 from zoo.training import peak_bytes
 
 transformers = pytest.importorskip("transformers")

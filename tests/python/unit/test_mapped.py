@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts of optimizers whose state is away: the same bits, apart from it, and in no memory."""
+"""State dicts of optimizers whose state is offloaded: the same bits, apart from it, and in no memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 import memscale
 from away_samples import CUT, PIECE, WHOLE, equal, opened, parameters, step
 from memscale.optim import take_over
-from memscale.optim.away import send
 from memscale.optim.mapped import mapped_in
 from memscale.optim.master_hooks import hooks_for
 from memscale.optim.masters import to_bf16
-from memscale.optim.pieces import LEAST_BYTES
+from memscale.optim.offload.attach import send
+from memscale.optim.offload.pieces import LEAST_BYTES
 from zoo.training import peak_bytes
 
 SIDE = 1500  # 8.6 MiB of weights, and twice as much state

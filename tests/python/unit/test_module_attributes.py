@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from memscale.core.module_attributes import Attributes, ModuleAttributes
+from memscale.state.module_attributes import Attributes, ModuleAttributes
 
 
 class Mode(enum.Enum):

@@ -11,7 +11,7 @@ import pytest
 
 import memscale
 from cli_samples import sized
-from memscale.core.units import format_bytes
+from memscale.units import format_bytes
 
 
 class Balanced(HTMLParser):

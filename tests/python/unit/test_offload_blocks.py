@@ -192,7 +192,7 @@ def test_a_copy_that_fails_leaves_the_source() -> None:
     door = engine(fault_fail_ppm=1_000_000)
     source = torch.ones(1 << 12)
     block = put(door, source)
-    with pytest.raises(MemScaleError, match="failed on purpose"):
+    with pytest.raises(MemScaleError, match="failed by fault injection"):
         block.settle()
     assert torch.equal(source, torch.ones(1 << 12))
     block.drop()

@@ -395,7 +395,7 @@ def test_nothing_refers_to_what_was_saved() -> None:
         loss = z.sum()
         del y, z
         door.engine.settle()
-        assert gone() is None  # its bytes are away
+        assert gone() is None  # its bytes are offloaded
         loss.backward()
         del loss
 

@@ -316,7 +316,7 @@ def in_child(run: Callable[[], bool]) -> bool:
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="PyTorch for CUDA runs no backward in a child")
 @pytest.mark.parametrize("away", [False, True], ids=["on their way", "away"])
-def test_a_fork_between_forward_and_backward(away: bool) -> None:
+def test_a_fork_between_forward_and_backward(offloaded: bool) -> None:
     x = torch.randn(64 * KIB, requires_grad=True)
     plain = gradient(None, x)
     with offload(CRAWL) as door:
@@ -324,13 +324,13 @@ def test_a_fork_between_forward_and_backward(away: bool) -> None:
         engine.region(None)
         with torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack):
             loss = step(x)
-        if away:
+        if offloaded:
             engine.settle()
         graph = [loss]
 
         def child() -> bool:
             assert (door.counters(), door.trace(), door.notes()) == ({}, [], ())
-            if away:
+            if offloaded:
                 with pytest.raises(RuntimeError, match="forked"):
                     graph[0].backward()
             else:  # the sources came along

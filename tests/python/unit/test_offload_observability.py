@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from test_perfetto import assert_nested, assert_valid
 from torch import nn
 
-from memscale.observability import offload_log
-from memscale.observability.offload_figures import OffloadEvent, OffloadFigures, TierFigures
 from memscale.observability.offload_timeline import bounds, held_series, latest_steps, rows
 from memscale.observability.perfetto_offload import offload_events
 from memscale.observability.report_offload import offload_chart, tier_rows
+from memscale.offload import notices
 from memscale.offload.engine import Offload, OffloadSettings, why_not
+from memscale.offload.figures import OffloadEvent, OffloadFigures, TierFigures
 
 MIB = 1 << 20
 EMPTY = OffloadFigures(
@@ -166,7 +166,7 @@ class Model:
 def test_each_warning_comes_once_for_a_model_whatever_engine_it_has(caplog: pytest.LogCaptureFixture) -> None:
     def said_by(model: Any, engine: Any) -> list[str]:
         caplog.clear()
-        offload_log.warn(model, engine)
+        notices.warn(model, engine)
         return [record.getMessage() for record in caplog.records]
 
     model, refused = Model(), "host: mmap of 8 bytes: no: room"
@@ -216,12 +216,12 @@ def spans() -> st.SearchStrategy[list[OffloadEvent]]:
 
     def build(blocks: list[tuple[int, int, int, int, int, str, int]]) -> list[OffloadEvent]:
         found = []
-        for ticket, (begin, out, away, back, size, tier, parts) in enumerate(blocks):
+        for ticket, (begin, out, offloaded, back, size, tier, parts) in enumerate(blocks):
             end = begin + out
             if parts & 1:
                 found.append(OffloadEvent("out", tier, size, begin, end, ticket))
             if parts & 2:
-                found.append(OffloadEvent("in", tier, size, end + away, end + away + back, ticket))
+                found.append(OffloadEvent("in", tier, size, end + offloaded, end + offloaded + back, ticket))
         return found
 
     return st.lists(one, max_size=30).map(build)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.open_graph import OpenGraph
+from memscale.torchkit.open_graph import OpenGraph
 from zoo.training import peak_bytes
 
 CONFIG = memscale.Config(memory_budget="1GiB")
@@ -132,7 +132,7 @@ def test_what_another_thread_holds_is_no_part_of_this_ones_step(waits: bool) -> 
     thread.join()
     for _ in range(2):
         torch.autograd.grad(model(x).sum(), model.weight)
-    assert executor.plan is before and not executor._has_told_of_threads
+    assert executor.plan is before and not executor._has_warned_of_threads
     memscale.detach(model)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.techniques.chains import ChainAttachment, ChainRun
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.chains import ChainAttachment, ChainRun
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 from zoo.blocks import WIDTH
 from zoo.models import generator
 from zoo.training import seed

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memscale.optim import give_back, is_taken, moments_of, take_over
+from memscale.optim import give_back, is_patched, moments_of, take_over
 from optim_samples import OPTIMIZERS, Lion, equal, network, train
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -25,7 +25,7 @@ NAMES = list(OPTIMIZERS)
 
 
 def pair(name: str, moments: str = "fp32", dtype: torch.dtype = torch.float32) -> Any:
-    """Twice the same model and optimizer; the second is taken over."""
+    """Twice the same model and optimizer; the second is patched."""
     models = network(dtype), network(dtype)
     optimizers = [OPTIMIZERS[name](model.parameters()) for model in models]
     assert take_over(optimizers[1], moments) == ""
@@ -158,9 +158,9 @@ def test_it_is_the_same_object_of_a_class_of_the_same_name(name: str) -> None:
     model = network()
     optimizer = OPTIMIZERS[name](model.parameters())
     kind, attributes, text = type(optimizer), dict(vars(optimizer)), repr(optimizer)
-    assert moments_of(optimizer) is None and not is_taken(optimizer)
+    assert moments_of(optimizer) is None and not is_patched(optimizer)
     assert take_over(optimizer) == ""
-    assert moments_of(optimizer) == "code8" and is_taken(optimizer)
+    assert moments_of(optimizer) == "code8" and is_patched(optimizer)
     assert isinstance(optimizer, kind) and type(optimizer).__name__ == kind.__name__
     assert vars(optimizer) == attributes and repr(optimizer) == text
     assert take_over(optimizer) == "it has this state already"
@@ -371,7 +371,7 @@ def test_resumed_with_pytorch_alone_and_back(name: str, dtype: torch.dtype) -> N
     back = saved(plain.state_dict())
     assert set(back) == {"state", "param_groups"}
     optimizer.load_state_dict(back)
-    assert is_taken(optimizer) and len(optimizer.state) == 6
+    assert is_patched(optimizer) and len(optimizer.state) == 6
     assert all("memscale_state" in entry for entry in optimizer.state.values())
     if kind == "adamw":
         assert {entry["memscale_step"] for entry in optimizer.state.values()} == {6}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memscale.optim import arrays, convert_state, give_back, is_taken, steps, take_over
+from memscale.optim import arrays, convert_state, give_back, is_patched, steps, take_over
 from optim_samples import OPTIMIZERS, Lion, equal, network, train
 
 NAMES = ["adamw", "sgd", "lion"]
@@ -335,7 +335,7 @@ def test_lion_leaves_what_we_cannot_to_its_own_step() -> None:
             optimizer.step()
             optimizer.zero_grad()
         results.append([value.detach().clone() for value in model.parameters()])
-    assert equal(*results) and is_taken(optimizer)
+    assert equal(*results) and is_patched(optimizer)
     assert ours(optimizer, model[0].weight) and not ours(optimizer, model[1].weight)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import AsyncOffloadConfig, Config
-from memscale.techniques import plain_copies
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.torchkit import plain_copies
 from zoo.models import case
 from zoo.training import SMALLEST, built, same_bits
 

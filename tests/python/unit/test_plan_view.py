@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from memscale.core.advice import budget_for
-from memscale.core.plan import Choice, Plan
-from memscale.observability.plan_rows import PlanRow, plan_rows
-from memscale.observability.plan_view import bound_words, frontier_rows
-from memscale.observability.plan_words import kept_words, ranges
+from memscale.plans.budget import budget_for
+from memscale.plans.plan import Choice, Plan
+from memscale.plans.rows import PlanRow, plan_rows
+from memscale.plans.text import bound_words, frontier_rows
+from memscale.plans.words import kept_words, ranges
 from plan_samples import MIB, PEAK, STEP_NS, choice, plan_of
 
 
@@ -289,13 +289,13 @@ def test_frontier_rows_hold_their_budget_and_get_slower() -> None:
 
 def test_an_offload_says_what_leaves_and_what_shows() -> None:
     moved = {"moved": (0,), "moved_bytes": 3 << 20, "moved_count": 4, "transfer_ns": 1_500_000}
-    away = plan_of(
+    offloaded = plan_of(
         choice("h.0", "offload", **moved), choice("h.1", "checkpoint", boundary=True, **moved), choice("h.2")
     )
-    text = dataclasses.replace(away, away_peak_bytes=6 << 20).explain()
+    text = dataclasses.replace(offloaded, away_peak_bytes=6 << 20).explain()
     assert "offload    at most 6.00 MiB off the device at once\n" in text
     staged = dataclasses.replace(
-        away, away_peak_bytes=6 << 20, staging_bytes=1 << 20, path_staging_bytes=1 << 19
+        offloaded, away_peak_bytes=6 << 20, staging_bytes=1 << 20, path_staging_bytes=1 << 19
     )
     assert "at once, 1.50 MiB of the budget for staging buffers and tables\n" in staged.explain()
     assert "offloads what it saves: 4 tensors, 3.00 MiB; 1.50 ms of the copies does not hide" in text

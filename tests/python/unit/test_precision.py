@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core import hardware_host
-from memscale.core.hardware import Hardware, card_hardware, detect
-from memscale.techniques import loss_scale_backward, precision
-from memscale.techniques.autocast import AutocastAttachment, AutocastForward
-from memscale.techniques.forward_slot import ForwardSlot, StandIn
-from memscale.techniques.loss_scale import entered
+from memscale.hardware import host as hardware_host
+from memscale.hardware.detect import Hardware, card_hardware, detect
+from memscale.techniques.precision import loss_scale_backward, mixed_precision
+from memscale.techniques.precision.autocast import AutocastAttachment, AutocastForward
+from memscale.techniques.precision.loss_scale import entered
+from memscale.torchkit.forward_slot import ForwardSlot, StandIn
 from processors import why_no_bf16_lstm
 from zoo.models import MAIN, Case, numbers
 from zoo.models import case as find_case
@@ -32,7 +32,7 @@ SMALLEST = ROOMY.replace(memory_budget=1)
 
 pytestmark = pytest.mark.usefixtures("bf16_host")
 
-ONEDNN_HAS_BF16 = precision._onednn_has_bf16
+ONEDNN_HAS_BF16 = mixed_precision._onednn_has_bf16
 """As it is without that fixture."""
 
 
@@ -54,14 +54,14 @@ def small(dtype: torch.dtype = torch.float32) -> nn.Module:
 class TestFind:
     @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
     def test_cards_with_bf16(self, capability: tuple[int, int]) -> None:
-        (found,) = precision.find(small(), card(capability))
+        (found,) = mixed_precision.find(small(), card(capability))
         assert (found.name, found.path, found.kind, found.dtype) == ("autocast", "", "cuda", torch.bfloat16)
         assert not found.used and found.reason == ""
 
     def test_a_processor_with_bf16(self) -> None:
-        (found,) = precision.find(small(), host())
+        (found,) = mixed_precision.find(small(), host())
         assert (found.kind, found.dtype) == ("cpu", torch.bfloat16)
-        assert precision.why_not(small(), host()) == ""
+        assert mixed_precision.why_not(small(), host()) == ""
 
     @pytest.mark.parametrize(
         ("hardware", "words"),
@@ -74,14 +74,14 @@ class TestFind:
         ids=["turing", "volta", "pascal", "processor"],
     )
     def test_refused_with_a_reason(self, hardware: Callable[[], Hardware], words: tuple[str, ...]) -> None:
-        assert precision.find(small(), hardware()) == []
-        assert all(word in precision.why_not(small(), hardware()) for word in words)
+        assert mixed_precision.find(small(), hardware()) == []
+        assert all(word in mixed_precision.why_not(small(), hardware()) for word in words)
 
     def test_refused_where_onednn_cannot(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(precision, "_onednn_has_bf16", lambda: False)
-        assert precision.find(small(), host()) == []
-        assert "oneDNN" in precision.why_not(small(), host())
-        assert precision.find(small(), card((8, 0)))  # a card does not care
+        monkeypatch.setattr(mixed_precision, "_onednn_has_bf16", lambda: False)
+        assert mixed_precision.find(small(), host()) == []
+        assert "oneDNN" in mixed_precision.why_not(small(), host())
+        assert mixed_precision.find(small(), card((8, 0)))  # a card does not care
 
     def test_onednn_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert ONEDNN_HAS_BF16() == (
@@ -102,17 +102,17 @@ class TestFind:
         ids=["bf16", "fp16", "fp64", "none", "fp16-and-fp32"],
     )
     def test_weights_that_it_does_not_suit(self, model: Callable[[], nn.Module], word: str) -> None:
-        assert precision.find(model(), host()) == []
-        assert word in precision.why_not(model(), host())
+        assert mixed_precision.find(model(), host()) == []
+        assert word in mixed_precision.why_not(model(), host())
 
     @pytest.mark.parametrize("capability", [(7, 0), (7, 5)], ids=["volta", "turing"])
     def test_cards_with_fp16_alone(self, capability: tuple[int, int]) -> None:
         model = small()
         with entered(model, torch.optim.SGD(model.parameters())):
-            (found,) = precision.find(model, card(capability))
+            (found,) = mixed_precision.find(model, card(capability))
             assert (found.kind, found.dtype) == ("cuda", torch.float16) and found.scale is not None
-            assert precision.find(model, card((6, 1))) == []
-            (with_bf16,) = precision.find(model, card((8, 0)))
+            assert mixed_precision.find(model, card((6, 1))) == []
+            (with_bf16,) = mixed_precision.find(model, card((8, 0)))
             assert with_bf16.scale is None
 
     @pytest.mark.parametrize(
@@ -128,27 +128,29 @@ class TestFind:
     def test_weights_that_fp16_does_not_suit(self, model: Callable[[], nn.Module], word: str) -> None:
         made = model()
         with entered(made, torch.optim.SGD(made.parameters())):
-            assert precision.find(made, card((7, 5))) == []
-            assert word in precision.why_not(made, card((7, 5)))
+            assert mixed_precision.find(made, card((7, 5))) == []
+            assert word in mixed_precision.why_not(made, card((7, 5)))
 
     def test_fp32_adapters_on_frozen_fp16_weights(self) -> None:
         model = nn.Sequential(small(torch.float16).requires_grad_(False), small())
         with entered(model, torch.optim.SGD(model[1].parameters())):
-            assert precision.find(model, card((7, 5)))
+            assert mixed_precision.find(model, card((7, 5)))
 
     def test_fp16_is_refused_where_the_loss_cannot_be_scaled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = small()
         with entered(model, torch.optim.LBFGS(model.parameters())):
-            assert "LBFGS" in precision.why_not(model, card((7, 5)))
+            assert "LBFGS" in mixed_precision.why_not(model, card((7, 5)))
         with entered(model, torch.optim.SGD(model.parameters())):
             monkeypatch.setattr(loss_scale_backward, "_DOOR", None)
-            assert "cannot do in PyTorch" in precision.why_not(model, card((7, 5)))
-            monkeypatch.setattr(precision.sharding, "is_sharded", lambda tensor: True)
-            assert "share weights" in precision.why_not(model, card((7, 5)))
-            assert precision.find(model, card((7, 5))) == [] and precision.find(model, card((8, 0)))
+            assert "cannot do in PyTorch" in mixed_precision.why_not(model, card((7, 5)))
+            monkeypatch.setattr(mixed_precision.sharding, "is_sharded", lambda tensor: True)
+            assert "share weights" in mixed_precision.why_not(model, card((7, 5)))
+            assert mixed_precision.find(model, card((7, 5))) == [] and mixed_precision.find(
+                model, card((8, 0))
+            )
 
     def test_fp32_adapters_on_bf16_weights(self) -> None:
-        assert precision.find(nn.Sequential(small(torch.bfloat16), small()), host())
+        assert mixed_precision.find(nn.Sequential(small(torch.bfloat16), small()), host())
 
 
 CASES = [case for case in MAIN if case.name != "lstm" or not why_no_bf16_lstm()]

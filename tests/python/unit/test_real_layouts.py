@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memscale.core import kernels
+from memscale.ops import op_facts
 
 Looks = list[tuple[tuple[int, ...], tuple[int, ...], int]]
 
@@ -54,10 +54,10 @@ class Compare(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        info = kernels.facts(func)
+        info = op_facts.facts(func)
         given = looks((args, kwargs))
         with FakeTensorMode(allow_non_fake_inputs=True):
-            expected = looks(kernels.run(func, info, *tree_map_only(Tensor, fake, (args, kwargs))))
+            expected = looks(op_facts.run(func, info, *tree_map_only(Tensor, fake, (args, kwargs))))
         result = func(*args, **kwargs)
         self.compared.add(info.name)
         found = looks(result)

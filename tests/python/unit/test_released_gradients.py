@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradient_samples import PIECE, gradient_of, is_away
-from memscale.optim.released import ReleasedGradient, plain, release, start
+from gradient_samples import PIECE, gradient_of, is_offloaded
+from memscale.optim.release.gradient import ReleasedGradient, plain, release, start
 
 VALUES = torch.linspace(-2, 3, 20 * 31).view(20, 31)  # five pieces, the last one short
 
@@ -72,16 +72,16 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 def test_readers_find_the_same_and_leave_nothing_behind(read: Callable[[Tensor], Any]) -> None:
-    ordinary, away = pair()
-    expected, found = read(ordinary), read(away)
+    ordinary, offloaded = pair()
+    expected, found = read(ordinary), read(offloaded)
     if isinstance(expected, Tensor):
         assert type(found) is type(expected) and found.dtype is expected.dtype
         assert found.stride() == expected.stride() and torch.equal(found, expected)
     else:
         assert found == expected
     del found
-    assert torch.equal(away, ordinary)
-    assert is_away(away)
+    assert torch.equal(offloaded, ordinary)
+    assert is_offloaded(offloaded)
 
 
 def in_a_view(g: Tensor) -> None:
@@ -130,67 +130,67 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 def test_writers_change_it_as_they_change_a_plain_one(write: Callable[[Tensor], Any]) -> None:
-    ordinary, away = pair()
+    ordinary, offloaded = pair()
     write(ordinary)
-    write(away)
-    assert torch.equal(away, ordinary)
-    assert torch.equal(away * 1, ordinary)  # and once more, after it has left again
+    write(offloaded)
+    assert torch.equal(offloaded, ordinary)
+    assert torch.equal(offloaded * 1, ordinary)  # and once more, after it has left again
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_types(dtype: torch.dtype) -> None:
-    ordinary, away = pair(VALUES.to(dtype))
-    for gradient in (ordinary, away):
+    ordinary, offloaded = pair(VALUES.to(dtype))
+    for gradient in (ordinary, offloaded):
         gradient.mul_(torch.tensor(0.37)).div_(3).add_(VALUES.to(dtype)).mul_(1 / 3)
-    assert torch.equal(away, ordinary)
+    assert torch.equal(offloaded, ordinary)
 
 
 def test_another_order_of_dimensions() -> None:
     values = VALUES.T
-    ordinary, away = pair(values)
-    assert away.stride() == ordinary.stride()
+    ordinary, offloaded = pair(values)
+    assert offloaded.stride() == ordinary.stride()
     part = torch.empty(2 * PIECE)
-    start(away, 0, 2 * PIECE, part)()
+    start(offloaded, 0, 2 * PIECE, part)()
     assert torch.equal(part, VALUES.reshape(-1)[: 2 * PIECE])  # in the order of memory
-    assert torch.equal(away, ordinary)
+    assert torch.equal(offloaded, ordinary)
 
 
 def test_parts_are_those_of_the_data_that_it_was_given() -> None:
-    _, away = pair()
-    away.data = VALUES * 3
+    _, offloaded = pair()
+    offloaded.data = VALUES * 3
     part = torch.empty(2 * PIECE)
-    start(away, PIECE, 3 * PIECE, part)()
+    start(offloaded, PIECE, 3 * PIECE, part)()
     assert torch.equal(part, 3 * VALUES.reshape(-1)[PIECE : 3 * PIECE])
 
 
 def test_a_view_keeps_it_here_for_as_long_as_it_lives() -> None:
-    _, away = pair()
-    view = away[2:4]
-    assert not is_away(away)
-    away.mul_(2)  # later operations do not take it away from under the view
+    _, offloaded = pair()
+    view = offloaded[2:4]
+    assert not is_offloaded(offloaded)
+    offloaded.mul_(2)  # later operations do not take it away from under the view
     assert torch.equal(view, 2 * VALUES[2:4])
     view.zero_()
     del view
-    float(away.sum())
-    assert is_away(away) and not away[2:4].any()
+    float(offloaded.sum())
+    assert is_offloaded(offloaded) and not offloaded[2:4].any()
 
 
 def test_its_address_stays_once_it_is_known() -> None:
-    _, away = pair()
-    address = away.data_ptr()
-    away.mul_(2)
-    assert not is_away(away) and away.data_ptr() == address
-    assert torch.equal(away, 2 * VALUES)
+    _, offloaded = pair()
+    address = offloaded.data_ptr()
+    offloaded.mul_(2)
+    assert not is_offloaded(offloaded) and offloaded.data_ptr() == address
+    assert torch.equal(offloaded, 2 * VALUES)
 
 
 def test_numpy_keeps_it_where_it_is() -> None:
-    ordinary, away = pair()
-    array = away.numpy()
+    ordinary, offloaded = pair()
+    array = offloaded.numpy()
     array[2] = 5
     ordinary[2] = 5
     del array
-    assert torch.equal(away * 1, ordinary) and torch.equal(torch.from_numpy(away.numpy()), ordinary)
-    assert not is_away(away)
+    assert torch.equal(offloaded * 1, ordinary) and torch.equal(torch.from_numpy(offloaded.numpy()), ordinary)
+    assert not is_offloaded(offloaded)
 
 
 def test_a_tensor_that_somebody_holds_is_not_taken_from_him() -> None:
@@ -201,13 +201,13 @@ def test_a_tensor_that_somebody_holds_is_not_taken_from_him() -> None:
     assert made is not None
     window.note(made.memscale_bytes)
     window.clear()
-    assert not is_away(made)
+    assert not is_offloaded(made)
     del view
     window.clear()
-    assert not is_away(made)  # the gradient as it was born
+    assert not is_offloaded(made)  # the gradient as it was born
     del gradient
     window.clear()
-    assert is_away(made) and torch.equal(made, VALUES)
+    assert is_offloaded(made) and torch.equal(made, VALUES)
 
 
 @pytest.mark.parametrize(
@@ -232,57 +232,57 @@ def test_what_is_not_released(gradient: Tensor) -> None:
 )
 @pytest.mark.parametrize("state", ["away", "here", "zero", "changed"])
 def test_chunks(begin: int, end: int, state: str) -> None:
-    ordinary, away = pair()
-    view = away[0] if state == "here" else None
-    for gradient in (ordinary, away):
+    ordinary, offloaded = pair()
+    view = offloaded[0] if state == "here" else None
+    for gradient in (ordinary, offloaded):
         if state == "zero":
             gradient.zero_()
         if state == "changed":
             gradient.mul_(torch.tensor(0.3)).clamp_(-0.5, 0.7)
     into = torch.full((end - begin,), float("nan"))
-    wait = start(away, begin, end, into)
+    wait = start(offloaded, begin, end, into)
     wait()
     assert torch.equal(into, ordinary.view(-1)[begin:end])
-    assert is_away(away) or view is not None
+    assert is_offloaded(offloaded) or view is not None
     wait()  # does no harm
-    assert torch.equal(away, ordinary)
+    assert torch.equal(offloaded, ordinary)
 
 
 def test_a_chunk_that_is_on_its_way_is_no_obstacle() -> None:
-    _, away = pair()
+    _, offloaded = pair()
     into, again = torch.empty(PIECE), torch.empty(PIECE)
-    first, second = start(away, 0, PIECE, into), start(away, 0, PIECE, again)
-    assert torch.equal(away, VALUES)
+    first, second = start(offloaded, 0, PIECE, into), start(offloaded, 0, PIECE, again)
+    assert torch.equal(offloaded, VALUES)
     second()
     first()
     assert torch.equal(into, VALUES.view(-1)[:PIECE]) and torch.equal(again, into)
 
 
 def test_as_a_plain_tensor_for_a_while() -> None:
-    ordinary, away = pair()
-    for gradient in (ordinary, away):
+    ordinary, offloaded = pair()
+    for gradient in (ordinary, offloaded):
         with plain(gradient) as tensor:
             assert type(tensor) is Tensor and torch.equal(tensor, VALUES)
         del tensor
-    float(away.sum())
-    assert is_away(away)
+    float(offloaded.sum())
+    assert is_offloaded(offloaded)
 
 
 def test_its_blocks_go_with_it() -> None:
-    away, window = gradient_of(VALUES)
+    offloaded, window = gradient_of(VALUES)
     counters = window.engine.counters()
     assert counters["block_count"] == 5 and counters["held_bytes_host"] == VALUES.nbytes
-    away.add_(1)
+    offloaded.add_(1)
     assert window.engine.counters()["held_bytes_host"] == VALUES.nbytes
-    assert torch.equal(away, VALUES + 1)
-    del away
+    assert torch.equal(offloaded, VALUES + 1)
+    del offloaded
     gc.collect()
     assert window.engine.counters()["block_count"] == 0
 
 
 def test_what_it_is() -> None:
-    ordinary, away = pair()
-    mine, theirs = away, ordinary
+    ordinary, offloaded = pair()
+    mine, theirs = offloaded, ordinary
     for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "is_sparse", "nbytes"):
         assert getattr(mine, name) == getattr(theirs, name)
     assert mine.stride() == theirs.stride() and mine.is_contiguous() and mine.grad_fn is None

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from memscale.core.plan import Choice, Plan, Prediction, Timeline
 from memscale.errors import MemScaleError
 from memscale.observability.report import write_report
+from memscale.plans.plan import Choice, Plan, Prediction, Timeline
 
 pytest.importorskip("jinja2")
 
@@ -133,7 +133,7 @@ def test_says_what_the_plan_says(tmp_path: Path) -> None:
     row = ["h.0", "Block", "checkpoint", "5.00 MiB", "1.50 ms", "frees most per millisecond"]
     assert page.cells[:6] == row
     assert page.text.count("budget") >= 4  # tile, summary, and a line in both curves
-    for text in ("forward", "backward", "optimizer", "runs again", "peak 650 MiB", "peak 1100 MiB", "chosen"):
+    for text in ("forward", "backward", "optimizer", "recompute", "peak 650 MiB", "peak 1100 MiB", "chosen"):
         assert text in page.text
     assert page.tags.count("svg") == 4  # curves, categories, what changes, frontier
 

@@ -12,8 +12,7 @@ import torch
 from cli_samples import Net, Runner
 from memscale.cli.predicting import Predicted, predict_case, resolve
 from memscale.cli.workload import Case
-from memscale.core.config import Config
-from memscale.core.plan import Plan
+from memscale.config.config import Config
 from memscale.observability import report_charts, report_timelines
 from memscale.observability.report import write_report
 from memscale.observability.report_charts import Block, Step
@@ -21,6 +20,7 @@ from memscale.observability.report_detail import Detail, category_steps
 from memscale.observability.report_svg import Unit, ticks
 from memscale.observability.segments import allocator_view
 from memscale.observability.step_view import core_plan
+from memscale.plans.plan import Plan
 
 MIB = 1 << 20
 

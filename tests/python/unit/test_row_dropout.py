@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from memscale.techniques import row_search, row_tiles
-from memscale.techniques.checkpointing import CheckpointAttachment
-from memscale.techniques.row_dropout import Drop, Dropping
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.tiles import row_search, row_tiles
+from memscale.techniques.tiles.row_dropout import Drop, Dropping
 from zoo.training import peak_bytes
 
 WIDTH = 16

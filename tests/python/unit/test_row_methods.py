@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memscale
-from memscale.core import model_state
-from memscale.techniques import row_search, row_tiles
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.state import model_state
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.tiles import row_search, row_tiles
 
 WIDTH = 16
 

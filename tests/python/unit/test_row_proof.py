@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memscale.core import model_state
-from memscale.techniques import row_facts, row_search
+from memscale.state import model_state
+from memscale.techniques.tiles import row_facts, row_search
 
 WIDTH = 16
 

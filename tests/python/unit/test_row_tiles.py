@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import memscale
-from memscale.techniques import row_search, row_tiles
-from memscale.techniques.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.tiles import row_search, row_tiles
 from zoo.training import peak_bytes
 
 WIDTH = 16

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import memscale
 from card_table import card_of_the_cpu
 from memscale.errors import RecomputeError
-from memscale.techniques import row_search
-from memscale.techniques.recompute_check import OTHER_ON_CARD, RecomputeCheck
+from memscale.techniques.checkpoint.recompute_check import OTHER_ON_CARD, RecomputeCheck
+from memscale.techniques.tiles import row_search
 
 WIDTH = 16
 WORLD: dict[str, Any] = {}

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import memscale
 from cli_samples import Net, Runner
 from memscale.core.devices import resolve_device
-from memscale.core.savings import TrainingRun, compared, with_rates
 from memscale.core.savings_build import Asked, Terms, savings_of
+from memscale.plans.savings import TrainingRun, compared, with_rates
 
 MIB = 1 << 20
 SECOND = 1_000_000_000
@@ -243,7 +243,7 @@ def test_a_model_that_takes_one_batch_has_no_largest() -> None:
     found = memscale.estimate_savings(model, sample_input=x, device="cpu")
     assert found.largest_batch is None and "no largest batch" in found.explain()
     predicted = memscale.predict(model, sample_input=x, device="cpu")
-    with pytest.raises(ValueError, match="largest batch cannot be told: with"):
+    with pytest.raises(ValueError, match="largest batch is unknown: with"):
         predicted.largest_batch()
     assert predicted.advise() == predicted.advice
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import memscale
-from memscale.core import scratch, scratch_convolution, scratch_probe, scratch_run
-from memscale.core.error_band import error_band
-from memscale.core.fake_optimizer import _each_pair
-from memscale.core.scratch_probe import measured_scratch
-from memscale.core.scratch_run import Shape, describe
+from memscale.ops import scratch, scratch_convolution, scratch_probe, scratch_run
+from memscale.ops.scratch_probe import measured_scratch
+from memscale.plans.error_band import error_band
+from memscale.torchkit.described_calls import Shape, describe
+from memscale.trace.fake_optimizer import _each_pair
 from processors import why_no_bf16_lstm
 from zoo.training import peak_bytes
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from memscale.core.kernels import facts
-from memscale.techniques.checkpointing import CheckpointAttachment, observed_by
+from memscale.ops.op_facts import facts
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
+from memscale.techniques.checkpoint.save_observers import observed_by
 from patched import class_forward
 from technique_samples import (
     WIDTH,
@@ -115,7 +116,7 @@ def runs(model: Model, kept: frozenset[Operation]) -> Counter[str]:
     return counted.runs
 
 
-class TestTaken:
+class TestPatched:
     @pytest.mark.parametrize("name", ["addmm", "gelu", "native_layer_norm", "tanh", "mul.Tensor"])
     def test_a_kept_operation_does_not_run_again(self, name: str) -> None:
         model = model_of(Transformer)

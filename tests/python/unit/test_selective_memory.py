@@ -22,8 +22,8 @@ import torch._dynamo  # the first mode imports it, and an import makes cycles th
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memscale.techniques.checkpointing import Region
-from memscale.techniques.kept_outputs import Keeping, KeptOutputs, Taking
+from memscale.techniques.checkpoint.checkpointing import Region
+from memscale.techniques.checkpoint.kept_outputs import Keeping, KeptOutputs, Taking
 from technique_samples import Model, Transformer, attached, operations, seeded, selective
 from zoo.training import peak_bytes
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State that is away while memory is short, and with numbers that are none."""
+"""State that is offloaded while memory is short, and with numbers that are none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import memscale
 from away_samples import CUT, PIECE, equal, opened, pair, parameters, step
-from memscale.optim import give_back, shelf, take_over
-from memscale.optim.away import send, take_back
+from memscale.optim import give_back, take_over
+from memscale.optim.offload import store
+from memscale.optim.offload.attach import send, take_back
 from zoo.training import memory_changes
 
 
@@ -31,7 +32,7 @@ def weights(values: list[nn.Parameter]) -> list[Tensor]:
 @pytest.mark.parametrize("moments", [None, "code8"])
 def test_no_memory_for_a_piece(moments: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter is stepped or not, with its state; or the optimizer says that one is of no use."""
-    real, failed, torn = shelf._Run._buffer, 0, 0
+    real, failed, torn = store._Run._buffer, 0, 0
 
     def stepped(fails_at: int) -> tuple[list[Tensor], Any]:
         """Weights and states after two steps; the second one's allocation of that number fails."""
@@ -53,7 +54,7 @@ def test_no_memory_for_a_piece(moments: str | None, monkeypatch: pytest.MonkeyPa
             return real(run, size, device)
 
         with monkeypatch.context() as patch:
-            patch.setattr(shelf._Run, "_buffer", short)
+            patch.setattr(store._Run, "_buffer", short)
             try:
                 step(values, optimizer, 1, seed=2)
             except MemoryError:
@@ -84,8 +85,8 @@ def test_a_piece_goes_before_more_comes(monkeypatch: pytest.MonkeyPatch) -> None
     """A plan counts the pieces in use and the parts of gradients, and not what a piece of before had."""
     seen: list[bool] = []
 
-    def watched(self: shelf.Shelf, jobs: Any) -> None:
-        run = shelf._Run(self, [])
+    def watched(self: store.StateStore, jobs: Any) -> None:
+        run = store._Run(self, [])
 
         def seeing(call: Any) -> Any:
             def seen_call(*arguments: Any) -> Any:
@@ -101,7 +102,7 @@ def test_a_piece_goes_before_more_comes(monkeypatch: pytest.MonkeyPatch) -> None
     optimizer = CUT["adamw"](values)
     assert send(optimizer, opened(), PIECE) == ""
     step(values, optimizer, 1)
-    monkeypatch.setattr(shelf.Shelf, "run", watched)
+    monkeypatch.setattr(store.StateStore, "run", watched)
     step(values, optimizer, 2)
     assert len(seen) > 8 and all(seen)
 
@@ -111,7 +112,7 @@ def test_state_comes_back_one_parameter_after_the_other() -> None:
     values = [nn.Parameter(torch.ones(50_000)) for _ in range(8)]
     size = 2 * values[0].nbytes
     optimizer = torch.optim.AdamW(values)
-    assert send(optimizer, opened(), PIECE, spared=values) == ""
+    assert send(optimizer, opened(), PIECE, resident=values) == ""
     alive: dict[int, int] = {}
 
     def highest(work: Callable[[], object]) -> int:

@@ -224,5 +224,5 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
     snapshot = raw("churn")
     snapshot["segments"] = []
     snapshot["device_traces"] = [[e for e in snapshot["device_traces"][0] if e["action"].startswith("free")]]
-    with pytest.raises(MemScaleError, match="state at the beginning of the trace cannot be told"):
+    with pytest.raises(MemScaleError, match="state at the beginning of the trace cannot be derived"):
         _core.Snapshot(written(tmp_path, snapshot)).replay()

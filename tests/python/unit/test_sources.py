@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from memscale import _core
-from memscale.core.graph_builder import GraphRecorder
-from memscale.core.sources import NOWHERE, shortened
+from memscale.torchkit.sources import NOWHERE, shortened
+from memscale.trace.recorder import GraphRecorder
 
 HERE = Path(__file__).name
 

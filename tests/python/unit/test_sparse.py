@@ -15,8 +15,8 @@ import memscale
 from amounts import some
 from engine_samples import peak_bytes
 from memscale import Config
-from memscale.core.leaves import parts_of
 from memscale.errors import ProfileError
+from memscale.torchkit.leaves import parts_of
 
 NODES, WIDTH, DEGREE = 1024, 48, 12
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.techniques.forward_slot import ForwardSlot, StandIn
+from memscale.torchkit.forward_slot import ForwardSlot, StandIn
 
 
 class Block(nn.Module):

@@ -10,10 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from memscale.core import step_ways
-from memscale.core.plan import Plan
-from memscale.core.step_amounts import Part, Refiner, Spared, all_spared, amounts_of, greedy
-from memscale.core.step_ways import Tried
+from memscale.core import variants
+from memscale.core.amounts import Resident, all_resident, amounts_of
+from memscale.core.step_amounts import Refiner, greedy
+from memscale.core.variants import Tried
+from memscale.plans.plan import Plan
+from memscale.techniques.base import Part
 
 STATE, GRADIENT = "state_offload", "gradient_offload"
 
@@ -28,8 +30,8 @@ def parts_of(seed: int, count: int = 12) -> tuple[Part, ...]:
     )
 
 
-def bytes_of(parts: tuple[Part, ...], spared: Spared) -> int:
-    return sum(part.bytes for part in parts if part.name in spared.get(part.technique, ()))
+def bytes_of(parts: tuple[Part, ...], resident: Resident) -> int:
+    return sum(part.bytes for part in parts if part.name in resident.get(part.technique, ()))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -38,9 +40,9 @@ def test_more_room_never_spares_less(seed: int) -> None:
     total = sum(part.bytes for part in parts)
     found = []
     for room in range(0, total + 1, 1 << 20):
-        spared = greedy(parts, room)
-        found.append(bytes_of(parts, spared))
-        leaving = [part.bytes for part in parts if part.name not in spared.get(part.technique, ())]
+        resident = greedy(parts, room)
+        found.append(bytes_of(parts, resident))
+        leaving = [part.bytes for part in parts if part.name not in resident.get(part.technique, ())]
         assert found[-1] <= room and all(size > room - found[-1] for size in leaving)
     assert found == sorted(found) and found[0] == 0 and found[-1] == total
 
@@ -61,27 +63,27 @@ def test_amounts_by_group() -> None:
         Part(STATE, "c", 9, 90),
         Part(GRADIENT, "a", 2, 4),
     )
-    spared = {STATE: frozenset({"c", "b"})}
-    first, second = amounts_of(STATE, parts, spared)
+    resident = {STATE: frozenset({"c", "b"})}
+    first, second = amounts_of(STATE, parts, resident)
     assert (first.group, first.rule, first.leaving, first.leaving_bytes, first.ns) == (0, "in_part", 1, 5, 50)
     assert (first.staying, first.staying_bytes) == (1, 9)
     assert (second.group, second.rule, second.leaving, second.staying_bytes) == (1, "stays", 0, 7)
-    assert [amount.rule for amount in amounts_of(GRADIENT, parts, spared)] == ["leaves"]
-    assert all_spared(parts, spared) == set()
-    assert all_spared(parts, {**spared, GRADIENT: frozenset("a")}) == {GRADIENT}
+    assert [amount.rule for amount in amounts_of(GRADIENT, parts, resident)] == ["leaves"]
+    assert all_resident(parts, resident) == set()
+    assert all_resident(parts, {**resident, GRADIENT: frozenset("a")}) == {GRADIENT}
 
 
 # ---- the search, on ways that are made up ------------------------------------------------------------
 
 
-def way(parts: tuple[Part, ...], peak: int, ns: int, budget: int, smallest: int, spared: Spared) -> Tried:
+def way(parts: tuple[Part, ...], peak: int, ns: int, budget: int, smallest: int, resident: Resident) -> Tried:
     predicted = SimpleNamespace(device_used_peak_bytes=peak, step_time_ns=ns)
     plan = SimpleNamespace(predicted=predicted, fits=peak <= budget, smallest_peak_bytes=smallest)
-    return Tried((), cast(Plan, plan), cast(Any, None), parts=parts, spared=spared)
+    return Tried((), cast(Plan, plan), cast(Any, None), parts=parts, resident=resident)
 
 
 class Made:
-    """Ways whose peak and time are what spared parts make them.
+    """Ways whose peak and time are what resident parts make them.
 
     Args:
         budget: most bytes.
@@ -94,23 +96,23 @@ class Made:
         self.budget, self.share, self.checkpoint_ns = budget, share, checkpoint_ns
         self.traces = 0
 
-    def again(self, _: Tried, spared: Spared) -> Tried:
+    def again(self, _: Tried, resident: Resident) -> Tried:
         self.traces += 1
-        return self.way(spared)
+        return self.way(resident)
 
-    def way(self, spared: Spared) -> Tried:
-        stays = bytes_of(self.parts, spared) * self.share // 100
-        ns = sum(part.ns for part in self.parts if part.name not in spared.get(STATE, ()))
+    def way(self, resident: Resident) -> Tried:
+        stays = bytes_of(self.parts, resident) * self.share // 100
+        ns = sum(part.ns for part in self.parts if part.name not in resident.get(STATE, ()))
         peak, smallest = 1000 + stays, 1000 + stays
         if self.checkpoint_ns is not None:
             smallest = peak - 100
             if peak > self.budget:
                 peak, ns = smallest, ns + self.checkpoint_ns
-        return way(self.parts, peak, ns, self.budget, smallest, spared)
+        return way(self.parts, peak, ns, self.budget, smallest, resident)
 
     def best(self) -> Tried:
         first = self.way({})
-        refiner = Refiner(self.budget, self.again, step_ways.better)
+        refiner = Refiner(self.budget, self.again, variants.better)
         found = refiner.refined([first], first)
         return found[-1] if found else first
 
@@ -140,5 +142,5 @@ def test_a_way_that_cannot_win_is_not_traced() -> None:
     slow, fast = made.way({}), made.way({})
     fast = replace(fast, plan=cast(Plan, SimpleNamespace(**vars(fast.plan))), parts=())
     cast(Any, fast.plan).predicted = SimpleNamespace(device_used_peak_bytes=900, step_time_ns=10)
-    assert Refiner(1200, made.again, step_ways.better).refined([slow, fast], fast) == []
+    assert Refiner(1200, made.again, variants.better).refined([slow, fast], fast) == []
     assert made.traces == 0

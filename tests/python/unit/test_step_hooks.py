@@ -18,8 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import memscale
 from loss_scale_samples import fp16_host
 from memscale import Config
-from memscale.optim import step_hooks
-from memscale.optim.step_hooks import after_steps, before_steps
+from memscale.torchkit import step_hooks
+from memscale.torchkit.step_hooks import after_steps, before_steps
 
 __all__ = ["fp16_host"]  # the fixture of every test here
 

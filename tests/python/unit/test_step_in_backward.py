@@ -21,9 +21,9 @@ from backward_step_samples import around, by_group, gradients, stepped, trained
 from gradient_samples import batch, loss_of, net
 from memscale.offload.engine import why_not as why_no_engine
 from memscale.optim import take_over
-from memscale.optim.away import send
+from memscale.optim.offload.attach import send
 from memscale.optim.spent import SpentGradient
-from memscale.techniques.step_in_backward import find
+from memscale.techniques.optimizer.step_in_backward import find
 from optim_samples import OPTIMIZERS, OUR_ADAMW
 
 EVERY: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -58,7 +58,7 @@ def test_every_bit_of_our_state_stays(name: str, moments: str) -> None:
 @pytest.mark.skipif(why_no_engine(torch.device("cpu")) != "", reason="no offload here")
 @pytest.mark.parametrize("ours", [False, True])
 def test_every_bit_stays_with_the_state_away(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memscale.optim.away_state.LEAST_BYTES", 1)
+    monkeypatch.setattr("memscale.optim.offload.state.LEAST_BYTES", 1)
 
     def prepare(optimizer: Any) -> None:
         assert not ours or take_over(optimizer) == ""

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backward_step_samples import PROMISE, around
-from memscale.core.config import Config
-from memscale.core.hardware import card_hardware
-from memscale.techniques.step_in_backward import find, why_not
+from memscale.config.config import Config
+from memscale.hardware.detect import card_hardware
+from memscale.techniques.optimizer.step_in_backward import find, why_not
 
 WHY_NOT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "LBFGS": (torch.optim.LBFGS, "LBFGS has one state for all parameters"),

@@ -112,7 +112,7 @@ def test_versions_where_pytorch_takes_one_at_a_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_state_that_cannot_be_taken_is_told_before_any_weight_changes() -> None:
-    """One of a gradient that may be away, too."""
+    """One of a gradient that may be offloaded, too."""
     small, large = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(20, 31))
     optimizer = torch.optim.SGD([small, large], lr=0.1, momentum=0.9)
     take_over(optimizer, "fp32")

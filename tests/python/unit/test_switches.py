@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import AsyncOffloadConfig, Config
-from memscale.core.hardware import detect
+from memscale.hardware.detect import detect
 from memscale.offload.limits import Link, link_for
 
 CPU = torch.device("cpu")

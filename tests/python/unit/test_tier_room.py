@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from memscale import _core
-from memscale.core.decision_engine import OffloadLink
-from memscale.core.tier_room import TierRoom, placeable_bytes
+from memscale.offload.link import OffloadLink
+from memscale.offload.tier_room import TierRoom, placeable_bytes
 
 MIB = 1 << 20
 CHUNK, STAGING_COUNT = 64 << 10, 4

@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
+from trace_program import Meter, trace_program
 
-from memscale.core.target import CPU, Target
-from memscale.core.trace_program import Meter, trace_program
+from memscale.hardware.target import CPU, Target
 
 A100 = Target.cuda((8, 0))
 H100 = Target.cuda((9, 0))

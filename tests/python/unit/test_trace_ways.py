@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import memscale
-from memscale.core.fake_optimizer import free_switches
+from memscale.trace.fake_optimizer import free_switches
 from zoo.training import peak_bytes
 
 FUSED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

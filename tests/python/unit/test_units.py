@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memscale.core.units import MAX_BYTES, format_bytes, parse_bytes
+from memscale.units import MAX_BYTES, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from memscale.techniques import attention_tiles, loss_tiles, row_search
-from memscale.weights import home
+from memscale.techniques.tiles import attention_tiles, loss_tiles, row_search
+from memscale.weights import backing
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.saves import can_save
 from memscale.weights.stream import stream_of, window_bytes
@@ -228,13 +228,13 @@ def test_every_bit_whatever_the_window(name: str, window: int) -> None:
 
 @pytest.mark.parametrize("name", ["stack", "torch's checkpoints"])
 def test_every_bit_with_late_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = home.Home.read
+    read = backing.FileStore.read
 
-    def late(self: home.Home, *args: int) -> None:
+    def late(self: backing.FileStore, *args: int) -> None:
         time.sleep(0.003)
         read(self, *args)
 
-    monkeypatch.setattr(home.Home, "read", late)
+    monkeypatch.setattr(backing.FileStore, "read", late)
     model = built(MODELS[name])
     with streamed(model) as stream:
         assert same(trained(model, Loop(steps=2)), trained(built(MODELS[name]), Loop(steps=2)))
@@ -254,9 +254,9 @@ def test_a_block_does_not_leave_while_it_is_read(monkeypatch: pytest.MonkeyPatch
             self.last = 3 - self.last
             return self.head(x)  # type: ignore[no-any-return]
 
-    read, give, pending = home.Home.read, HostBlocks.give, []
+    read, give, pending = backing.FileStore.read, HostBlocks.give, []
 
-    def late(self: home.Home, *args: int) -> None:
+    def late(self: backing.FileStore, *args: int) -> None:
         time.sleep(0.02)
         read(self, *args)
 
@@ -264,7 +264,7 @@ def test_a_block_does_not_leave_while_it_is_read(monkeypatch: pytest.MonkeyPatch
         pending.append(unit.pending is not None)
         give(self, unit, memory)
 
-    monkeypatch.setattr(home.Home, "read", late)
+    monkeypatch.setattr(backing.FileStore, "read", late)
     monkeypatch.setattr(HostBlocks, "give", watched)
     model = built(Choosing)
     with streamed(model):
@@ -382,7 +382,7 @@ def test_memory_is_the_window() -> None:
             block.register_forward_hook(lambda *unused: seen.append(stream.window.here_bytes))
         trained(model)
         assert max(seen) == stream.window.most_bytes and stream.window.here_bytes == 0
-        homes = [value.data_ptr() for unit in stream.units.values() for value in [unit.weights[0].home]]
+        homes = [value.data_ptr() for unit in stream.units.values() for value in [unit.weights[0].backing]]
         assert homes == [unit.weights[0].parameter.data_ptr() for unit in stream.units.values()]
 
 
@@ -646,7 +646,7 @@ def test_nothing_is_left_of_a_model() -> None:
 
 
 def test_tiles_find_their_places_beneath() -> None:
-    """A plan is made anew while weights are streamed, and is to have the same techniques."""
+    """A plan is made again while weights are streamed, and is to have the same techniques."""
 
     def places(model: nn.Module) -> list[tuple[str, str]]:
         found = [row_search.find(model), loss_tiles.find(model), attention_tiles.find(model)]

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memscale import Config, _core
-from memscale.core import kernels
-from memscale.core.hardware import detect
 from memscale.core.planner import Planner
-from memscale.core.tracer import StepFacts, Trace
-from memscale.core.work import moved_bytes
+from memscale.hardware.detect import detect
+from memscale.ops import op_facts
+from memscale.ops.work import moved_bytes
+from memscale.techniques.step_facts import StepFacts
+from memscale.trace.step import Trace
 
 aten = torch.ops.aten
 
@@ -24,7 +25,7 @@ def class_of(func: Any, *args: Any, **kwargs: Any) -> str:
     """Name of the class of a call."""
     result = func(*args, **kwargs)
     outputs = [part for part in (result if isinstance(result, tuple) else (result,)) if part is not None]
-    return _core.RATE_NAMES[kernels.facts(func).work_of(args, kwargs, outputs)]
+    return _core.RATE_NAMES[op_facts.facts(func).work_of(args, kwargs, outputs)]
 
 
 X = torch.randn(64, 64)
@@ -78,7 +79,7 @@ def test_classes(func: Any, args: Any, kwargs: Any, name: str) -> None:
 
 
 def moved(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> int:
-    info = kernels.facts(func)
+    info = op_facts.facts(func)
     return moved_bytes(info.schema, info.work, inputs, outputs)
 
 
@@ -95,7 +96,7 @@ def test_moved_bytes_count_what_is_touched() -> None:
 
 def flops(func: Any, *args: Any) -> int:
     result = func(*args)
-    return kernels.flops(kernels.facts(func), args, {}, result)
+    return op_facts.flops(op_facts.facts(func), args, {}, result)
 
 
 def test_formulas_that_pytorch_lacks() -> None:
@@ -143,7 +144,7 @@ Q = torch.randn(1, 2, 16, 8)
 def test_what_draws_is_what_moves_the_generator(func: Any, args: Any) -> None:
     before = torch.get_rng_state()
     func(*args)
-    assert kernels.facts(func).draws(args, {}) == (not torch.equal(before, torch.get_rng_state()))
+    assert op_facts.facts(func).draws(args, {}) == (not torch.equal(before, torch.get_rng_state()))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_what_draws_is_what_moves_the_generator(func: Any, args: Any) -> None:
     ],
 )
 def test_attention_of_a_card_draws_with_dropout_only(func: Any) -> None:
-    info = kernels.facts(func)
+    info = op_facts.facts(func)
     place = [arg.name for arg in func._schema.arguments].index("dropout_p")
     args = (Q, Q, Q, None, False)[:place]
     assert not info.draws(args, {}) and not info.draws((*args, 0.0), {})

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from trace_program import Meter, trace_program
 
 import memscale
 from memscale import _core
-from memscale.core import kernels
 from memscale.core.executor import Planned
-from memscale.core.target import Target
-from memscale.core.trace_program import Meter, trace_program
+from memscale.hardware.target import Target
+from memscale.ops import op_facts
 from zoo.training import peak_bytes
 
 NOTE = "a number that autograd keeps"
@@ -177,7 +177,7 @@ def test_an_operation_takes_what_a_number_and_its_cast_take(
     with Seen():
         function(source, number)
     ((func, args),) = seen
-    assert kernels.scratch(func, kernels.facts(func), (args, {}), made, 0) == truth - made[0].nbytes
+    assert op_facts.scratch(func, op_facts.facts(func), (args, {}), made, 0) == truth - made[0].nbytes
 
 
 def test_numbers_lie_on_the_host_beside_a_card() -> None:

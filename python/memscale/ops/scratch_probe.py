@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which CPU kernels are measured at plan time, and how much of a call that would compute for long.
+
+The blocks of a matrix product stop growing with rows and columns early, so a large product runs with fewer of
+them. `scratch_convolution` has the rules for convolutions, `scratch_run` the run itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from memscale.ops import scratch_convolution
+from memscale.ops.scratch_run import OPERAND_BYTES, flop_limit, highest, line, peak
+from memscale.torchkit.described_calls import Call, Shape, describe
+
+_PRODUCT_FLOPS = 4_000_000_000
+"""The same for recurrent layers, and for low-precision products where the processor has them."""
+
+_LIGHT_BYTES = 16 << 20
+"""The most that operands and outputs of an operator may take that is only measured when it is quick."""
+
+_SHRUNK_MARGIN_BYTES = 512 * 1024
+"""Added per thread to what a product with fewer rows and columns took."""
+
+_LEAST_BATCH = 4
+"""Matrices that are left of a batched product; fewer may go to the threads in another way."""
+
+_HALF = (torch.bfloat16, torch.float16)
+
+Measure = Callable[[Call], "int | None"]
+"""The peak of a call, outputs included, bytes; None: not measured."""
+
+
+def _product(call: Call) -> int | None:
+    """Only low precision takes scratch, unless FP32 products are set to be less precise."""
+    left, right = [value for value in call.args if isinstance(value, Shape)][-2:]
+    if left.dtype not in _HALF and torch.get_float32_matmul_precision() == "highest":
+        return call.outputs
+    whole = (*left.size[:-2], left.size[-2], right.size[-1])
+    size = _fitting(whole, left.size[-1], left.dtype)
+    if size is None:
+        return None
+    small = call
+    for index, value in enumerate(call.args):
+        if isinstance(value, Shape):
+            dimensions = _product_dimensions(value is left, value is right, len(value.size))
+            small = _cut_product(small, index, dimensions, whole, size)
+    most = peak(small)
+    if most is None or size == whole:
+        return most
+    margin = 0 if size[-2:] == whole[-2:] else _SHRUNK_MARGIN_BYTES * torch.get_num_threads()
+    return most - math.prod(size) * left.dtype.itemsize + call.outputs + margin
+
+
+def _fitting(whole: Sequence[int], inner: int, dtype: torch.dtype) -> tuple[int, ...] | None:
+    """Output dimensions, halved until the product is quick and small; None if that does not help."""
+    limit, size = flop_limit(dtype, _PRODUCT_FLOPS), list(whole)
+
+    def too_large() -> bool:
+        *batch, rows, columns = size
+        elements = math.prod(batch) * ((rows + columns) * inner + rows * columns)
+        return 2 * math.prod(size) * inner > limit or elements * dtype.itemsize > OPERAND_BYTES
+
+    while too_large():
+        if len(size) == 3 and size[0] > _LEAST_BATCH:
+            size[0] = max(size[0] // 2, _LEAST_BATCH)
+            continue
+        longest = -2 if size[-2] >= size[-1] else -1
+        if size[longest] < 2:
+            return None
+        size[longest] //= 2
+    return tuple(size)
+
+
+def _product_dimensions(is_left: bool, is_right: bool, rank: int) -> dict[int, int]:
+    """Dimension of an operand → dimension of the output, both counted from the end."""
+    dimensions = {-2: -2} if is_left else {-1: -1} if is_right else {-1: -1, -2: -2}
+    return {own: output for own, output in {**dimensions, -3: -3}.items() if -own <= rank}
+
+
+def _cut_product(
+    call: Call, index: int, dimensions: dict[int, int], whole: Sequence[int], size: Sequence[int]
+) -> Call:
+    """Cuts one operand to the output's dimensions; what is broadcast stays as it is."""
+    rank = len(call.args[index].size)
+    for own, output in dimensions.items():
+        if -output <= len(whole) and call.args[index].size[own] == whole[output]:
+            call = call.cut([(index, rank + own)], size[output])
+    return call
+
+
+def _recurrent(call: Call) -> int | None:
+    """A layer of an LSTM. Not on a part of its steps: the workspace's size is fixed by the forward.
+
+    Without gradients it has no workspace, and another kernel.
+    """
+    source, of_input, of_hidden = call.args[:3]
+    flops = 4 * math.prod(source.size[:2]) * (math.prod(of_input.size) + math.prod(of_hidden.size))
+    quick = flops <= flop_limit(source.dtype, _PRODUCT_FLOPS) and call.room <= OPERAND_BYTES
+    return peak(call, torch.is_grad_enabled()) if quick else None
+
+
+def _encoder_layer(call: Call) -> int | None:
+    """The fused forward of an encoder layer, or of attention, that PyTorch takes in evaluation."""
+    source, shapes = call.args[0], [value for value in call.args if isinstance(value, Shape)]
+    if len(source.size) != 3:
+        return None
+    batch, length, width = source.size
+    places = [(index, 0) for index, value in enumerate(call.args) if value == source]
+    # A mask, which has another shape, belongs to the whole batch.
+    has_mask = any(len(shape.size) > 2 or shape.dtype is torch.bool for shape in shapes[len(places) :])
+    weights = sum(math.prod(shape.size) for shape in shapes[len(places) :])
+    flops = 2 * batch * length * (weights + 2 * length * width)
+    parts = max(-(-flops // flop_limit(source.dtype, _PRODUCT_FLOPS)), -(-call.room // OPERAND_BYTES), 1)
+    share = batch // parts
+    if share < 1 or (has_mask and parts > 1):
+        return None
+    events = line(call, places, batch, share, gradients=False)
+    return None if events is None else highest(events)
+
+
+def _light(call: Call) -> int | None:
+    """Anything whose time is about that of reading its operands."""
+    return peak(call) if call.room <= _LIGHT_BYTES else None
+
+
+MEASURES: dict[str, Measure] = {
+    "aten::mm": _product,
+    "aten::addmm": _product,
+    "aten::bmm": _product,
+    "aten::baddbmm": _product,
+    "aten::convolution": scratch_convolution.forward,
+    "aten::convolution_backward": scratch_convolution.backward,
+    "aten::mkldnn_rnn_layer": _recurrent,
+    "aten::mkldnn_rnn_layer_backward": _recurrent,
+    "aten::_transformer_encoder_layer_fwd": _encoder_layer,
+    "aten::_native_multi_head_attention": _encoder_layer,
+    **dict.fromkeys(
+        (
+            "aten::_embedding_bag",
+            "aten::_embedding_bag_backward",
+            "aten::_upsample_bicubic2d_aa",
+            "aten::_upsample_bicubic2d_aa_backward",
+            "aten::_upsample_bilinear2d_aa",
+            "aten::_upsample_bilinear2d_aa_backward",
+            "aten::_upsample_nearest_exact2d",
+            "aten::_upsample_nearest_exact2d_backward",
+            "aten::binary_cross_entropy_with_logits",
+            "aten::col2im",
+            "aten::embedding_dense_backward",
+            "aten::huber_loss",
+            "aten::im2col",
+            "aten::index_add",
+            "aten::kthvalue",
+            "aten::logsumexp",
+            "aten::mean",
+            "aten::median",
+            "aten::mse_loss",
+            "aten::native_batch_norm",
+            "aten::native_batch_norm_backward",
+            "aten::native_group_norm",
+            "aten::native_group_norm_backward",
+            "aten::scatter_reduce",
+            "aten::smooth_l1_loss",
+            "aten::sort",
+            "aten::unfold_backward",
+            "aten::upsample_bicubic2d",
+            "aten::upsample_bicubic2d_backward",
+            "aten::upsample_bilinear2d",
+            "aten::upsample_bilinear2d_backward",
+            "aten::upsample_linear1d",
+            "aten::upsample_linear1d_backward",
+            "aten::upsample_nearest2d",
+            "aten::upsample_nearest2d_backward",
+            "aten::upsample_trilinear3d",
+            "aten::upsample_trilinear3d_backward",
+        ),
+        _light,
+    ),
+}
+"""Operators that are measured. One that may take long, or that is not pure, has no place here."""
+
+
+def measured_scratch(
+    measure: Measure, func: Any, args: Sequence[Any], kwargs: dict[str, Any], outputs: int
+) -> int | None:
+    """What a call allocates beyond its outputs, bytes; None where it is not measured.
+
+    Args:
+        measure: of the operator, from `MEASURES`.
+        func: the operator overload.
+        args: positional arguments; tensors may be fake.
+        kwargs: keyword arguments.
+        outputs: bytes of the storages that the graph counts as made by the call.
+    """
+    most = measure(describe(func, args, kwargs, outputs))
+    return None if most is None else max(most - outputs, 0)

@@ -1,0 +1,599 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshot and restore of what hangs on modules beside parameters and buffers.
+
+A root sets a number, an adapter's name, an entry of a dictionary or a tensor on its blocks for the time of
+its forward and resets it at the end; backward comes later. So a call notes what it finds, by reference, and
+its recompute gets that back:
+
+    module.__dict__      without PyTorch's registries: parameters and buffers see `checkpoint_state`
+    module's slots       of its class
+    children             which modules, under which names, in which order
+    its forward hooks    one that has come since belongs to later forwards
+    its tensors          attributes of parameters and buffers
+    what hangs on it     dictionaries, lists, sets, objects (a configuration, say), what functions have
+                         closed over, modules that are referred to; each by what it holds itself; small
+                         arrays of NumPy and of Python and `bytearray` by their contents
+
+Values are compared by identity, plain ones by value. Only what differs is exchanged, and what was there
+before the recompute is put back after it.
+
+Beside these come places of the process that the forward changes (`process_tables`). Not seen: what else
+changes there, and files. The values of a recompute are compared with those of its forward for that reason
+(`recompute_check`).
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from memscale.state import process_tables
+from memscale.state.flat_contents import FLAT, flat_contents, viewed_by
+from memscale.state.iterators import IteratorCopy, is_taken_from
+from memscale.state.key_order import base_of, items_of, put_back_in_order, put_in_order
+from memscale.state.process_tables import ABSENT as _ABSENT
+from memscale.state.process_tables import (
+    Generator,
+    Kept,
+    Name,
+    Weak,
+    is_gone,
+    keeper,
+    strengthened,
+    weakened,
+)
+from memscale.state.value_images import is_plain, slots_of
+from memscale.torchkit.forward_slot import StandIn
+
+_DEPTH = 4
+"""Containers inside of containers that are looked into."""
+
+_MOST = 400
+"""Containers behind the modules of one call. A module that holds a data set is not to make its calls slow."""
+
+_REGISTRIES: Final = frozenset(vars(nn.Module())) | {"_memscale_executor", "__reduce_ex__", "__deepcopy__"}
+"""Modules and parameters, and hooks: see `has_foreign_hooks`."""
+
+_PLAIN: Final = frozenset({int, float, bool, complex, str, bytes, type(None)})
+"""Compared by value."""
+
+_OPAQUE: Final = _PLAIN | {
+    Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
+    type, ModuleType, BuiltinFunctionType, range, slice, enum.EnumMeta,
+}  # fmt: skip
+"""Types of values that hold nothing that is looked at here."""
+
+_NOT_LOOKED_INTO: Final = frozenset(
+    {"torch", "memscale", "threading", "_thread", "logging", "concurrent", "multiprocessing", "asyncio",
+     "io", "_io", "queue", "_queue", "socket", "subprocess", "random", "numpy"}
+)  # fmt: skip
+"""Packages whose objects have state that other threads may use, or that is restored elsewhere."""
+
+_PROXIES: Final = (weakref.ProxyType, weakref.CallableProxyType)
+
+
+_OWN_TENSORS: Final = frozenset({Tensor, nn.Parameter})
+"""Types of tensors whose attributes are the program's; other types use theirs to work."""
+
+_slots_of = functools.lru_cache(maxsize=1 << 10)(slots_of)
+
+
+class _Table(Protocol):
+    """One container: what it held when the table was made, and how to make it hold that again.
+
+    Attributes:
+        held: what `read` returned then.
+    """
+
+    held: Any
+
+    def read(self) -> Any:
+        """What it holds, in a copy."""
+
+    def write(self, values: Any) -> None:
+        """Makes it hold what `read` has returned, where it does not."""
+
+    def parts(self) -> Iterable[Any]:
+        """The values in `held`."""
+
+    def differs(self) -> bool:
+        """Whether it holds anything else than `held`."""
+
+
+class _Mapping:
+    """A dictionary: of a module or an object, or one that hangs there."""
+
+    __slots__ = ("held", "place", "without")
+
+    def __init__(self, place: dict[Any, Any], without: frozenset[str] = frozenset()) -> None:
+        self.place = place
+        self.without = without
+        self.held = self.read()
+
+    def read(self) -> dict[Any, Any]:
+        """What it holds."""
+        without = self.without
+        if not without:
+            return dict(self.place)
+        return {key: value for key, value in self.place.items() if key not in without}
+
+    def parts(self) -> Iterable[Any]:
+        """The values that it held."""
+        return self.held.values()
+
+    def write(self, values: dict[Any, Any]) -> None:
+        """Makes it hold these, where it does not."""
+        for key in self._differing(values):
+            self._bind(key, values.get(key, _ABSENT))
+        if self._is_other_order(values):
+            if self.without:
+                put_in_order(self.place, [key for key in values if key != "forward"])
+            else:
+                put_back_in_order(self.place, values)
+
+    def differs(self) -> bool:
+        """Whether it holds anything else than it held, or in another order."""
+        return bool(self._differing(self.held)) or self._is_other_order(self.held)
+
+    def _is_other_order(self, keys: Iterable[Any]) -> bool:
+        without = self.without
+        if not without:
+            return list(self._keys()) != list(keys)  # asked by `==` only where they are not the same object
+        present = [key for key in self.place if key not in without and key != "forward"]
+        return present != [key for key in keys if key != "forward"]
+
+    def _keys(self) -> Iterable[Any]:
+        return self.place
+
+    def _bind(self, key: Any, value: Any) -> None:
+        if value is _ABSENT:
+            self.place.pop(key, None)
+        else:
+            self.place[key] = value
+
+    def _differing(self, values: dict[Any, Any]) -> list[Any]:
+        place = self.place
+        keys = [key for key, value in values.items() if _differs(place.get(key, _ABSENT), value)]
+        if len(place) > len(values) - len(keys):  # else none has come
+            keys += [key for key in place if key not in values and key not in self.without]
+        return (
+            [key for key in keys if key != "forward" or not _are_ours(place, values)]
+            if self.without
+            else keys
+        )
+
+
+class _OwnReading(_Mapping):
+    """A dictionary whose class reads or writes its own way: what it has as a dictionary, behind that."""
+
+    __slots__ = ()
+
+    def read(self) -> dict[Any, Any]:
+        """What it holds."""
+        return dict(items_of(self.place))
+
+    def _keys(self) -> Iterable[Any]:
+        return base_of(self.place).keys(self.place)  # type: ignore[no-any-return]
+
+    def _bind(self, key: Any, value: Any) -> None:
+        base = base_of(self.place)
+        if value is _ABSENT:
+            base.__delitem__(self.place, key)
+        else:
+            base.__setitem__(self.place, key, value)
+
+    def _differing(self, values: dict[Any, Any]) -> list[Any]:
+        present = self.read()
+        keys = [key for key, value in values.items() if _differs(present.get(key, _ABSENT), value)]
+        return keys + [key for key in present if key not in values]
+
+
+class _Registries:
+    """Which modules are in modules, in order, their hooks, and attributes of tensors: small dictionaries."""
+
+    __slots__ = ("_lasting", "_modules", "held")
+
+    def __init__(self, modules: Sequence[nn.Module], tensors: Iterable[Tensor] = ()) -> None:
+        self._modules = [module for module in modules if isinstance(module._modules, dict)]  # no scripted one
+        self._lasting: list[dict[Any, Any]] = [
+            hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        self._lasting += [
+            tensor.__dict__
+            for module in self._modules
+            for registry in (module._parameters, module._buffers)
+            for tensor in registry.values()
+            if type(tensor) in _OWN_TENSORS
+        ]
+        self._lasting += [tensor.__dict__ for tensor in tensors if type(tensor) in _OWN_TENSORS]
+        self.held = self.read()
+
+    def _places(self) -> list[dict[Any, Any]]:
+        # A `Sequential` that loses a child gets another dictionary.
+        places: list[dict[Any, Any]] = [module._modules for module in self._modules]
+        return places + self._lasting
+
+    def read(self) -> list[dict[Any, Any]]:
+        """What they hold."""
+        return [place.copy() if place else _EMPTY for place in self._places()]
+
+    def parts(self) -> Iterable[Any]:
+        """Nothing: the modules are looked at by themselves."""
+        return ()
+
+    def write(self, values: list[dict[Any, Any]]) -> None:
+        """Makes them hold these, in their order, where they do not."""
+        for place, before in zip(self._places(), values, strict=True):
+            if (place or before) and _is_other(place, before):
+                place.clear()
+                place.update(before)
+
+    def differs(self) -> bool:
+        """Whether one holds anything else than it held, or in another order."""
+        return any(
+            (place or before) and _is_other(place, before)
+            for place, before in zip(self._places(), self.held, strict=True)
+        )
+
+
+class _Slots:
+    """What an object has in place of a dictionary."""
+
+    __slots__ = ("held", "names", "place")
+
+    def __init__(self, place: Any, names: Sequence[str]) -> None:
+        self.place = place
+        self.names = names
+        self.held = self.read()
+
+    def read(self) -> dict[str, Any]:
+        """What it holds."""
+        return {name: getattr(self.place, name, _ABSENT) for name in self.names}
+
+    def parts(self) -> Iterable[Any]:
+        """The values that it held."""
+        return self.held.values()
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Makes it hold these, where it does not."""
+        for name, value in values.items():
+            present = getattr(self.place, name, _ABSENT)
+            if value is _ABSENT and present is not _ABSENT:
+                object.__delattr__(self.place, name)
+            elif value is not _ABSENT and _differs(present, value):
+                object.__setattr__(self.place, name, value)
+
+    def differs(self) -> bool:
+        """Whether it holds anything else than it held."""
+        present = self.read()
+        return any(_differs(present[name], value) for name, value in self.held.items())
+
+
+class _Elements:
+    """A list, a set or a queue."""
+
+    __slots__ = ("held", "place")
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+        self.held = self.read()
+
+    def read(self) -> list[Any]:
+        """What it holds."""
+        return list(self.place)
+
+    def parts(self) -> Iterable[Any]:
+        """The elements that it held."""
+        return self.held
+
+    def write(self, values: list[Any]) -> None:
+        """Makes it hold these, in this order, where it does not."""
+        if self._differs(values):
+            self.place.clear()
+            if isinstance(self.place, set):
+                self.place.update(values)
+            else:
+                self.place.extend(values)
+
+    def differs(self) -> bool:
+        """Whether it holds anything else than it held, or in another order."""
+        return self._differs(self.held)
+
+    def _differs(self, values: list[Any]) -> bool:
+        return len(self.place) != len(values) or any(map(_differs, self.place, values))
+
+
+class _Cell:
+    """A variable that a function has closed over."""
+
+    __slots__ = ("held", "place")
+
+    def __init__(self, place: CellType) -> None:
+        self.place = place
+        self.held = self.read()
+
+    def read(self) -> Any:
+        """What it holds."""
+        try:
+            return self.place.cell_contents
+        except ValueError:  # empty yet
+            return _ABSENT
+
+    def parts(self) -> Iterable[Any]:
+        """What it held."""
+        return (self.held,)
+
+    def write(self, value: Any) -> None:
+        """Makes it hold this, where it does not."""
+        if value is _ABSENT:
+            return
+        if _differs(self.read(), value):
+            self.place.cell_contents = value
+
+    def differs(self) -> bool:
+        """Whether it holds something else than it held."""
+        return self.held is not _ABSENT and _differs(self.read(), self.held)
+
+
+_SINGLE: Final = (_Cell, Name)
+"""Tables of one value."""
+
+_WHOLE: Final = (Generator, *FLAT)
+"""Tables of something that holds no other values."""
+
+_WITHOUT_VALUES: Final = (_Registries, *_WHOLE)
+"""Tables in which no iterators are looked for."""
+
+
+def has_foreign_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward hooks that are not the transformers library's own.
+
+    Their own may fire in a recompute, too; of others nobody knows. Hooks for backward fire in the graph of
+    the forward, once.
+    """
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return any(hooks) and any(
+        not (getattr(hook, "__module__", None) or "").startswith("transformers.")
+        for registry in hooks
+        for hook in registry.values()
+    )
+
+
+class AttributeTables:
+    """What hung on some modules when this was made.
+
+    Args:
+        modules: whose attributes are read; not those of their children.
+        kept: places of the process that are read, too.
+        modes: `TorchFunctionMode` of the program, in force: what they count, they count once.
+        tensors: that the modules read beside parameters and buffers. Attributes of these are read, too.
+
+    Attributes:
+        tensors: what has been found beside parameters and buffers of the modules; to be dropped soon.
+        referred: other modules that have been found; the same.
+    """
+
+    __slots__ = ("_iterators", "_of_process", "_tables", "referred", "tensors")
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        kept: Sequence[Kept] = (),
+        modes: Sequence[Any] = (),
+        tensors: Iterable[Tensor] = (),
+    ) -> None:
+        self._tables: list[_Table] = []
+        self._of_process: list[_Table] = []
+        self.tensors: list[Tensor] = []
+        self.referred: list[nn.Module] = []
+        self._iterators: dict[int, IteratorCopy] = {}  # by id
+        seen = set(map(id, modules))
+        level: list[Any] = []
+        for module in modules:
+            table = _Mapping(module.__dict__, _REGISTRIES)
+            level += self._leading((*(self._add(table) if table.held else ()), *self._slots(module)), _OPAQUE)
+        self._walk(level, seen, self._enter, _OPAQUE)
+        if kept or modes:
+            self._add_kept(kept, modes, seen)
+        self._tables.append(_Registries(modules, [*tensors, *self.tensors]))
+
+    def _walk(
+        self, level: list[Any], seen: set[int], enter: Callable[[Any], Iterable[Any]], opaque: frozenset[Any]
+    ) -> None:
+        """Writes values down, and what hangs on them."""
+        most = len(self._tables) + _MOST
+        for _ in range(_DEPTH):
+            found: list[Any] = []
+            for value in level:
+                if id(value) not in seen and len(self._tables) < most:
+                    seen.add(id(value))
+                    found += self._leading(enter(value), opaque)
+            level = found
+
+    def _leading(self, values: Iterable[Any], opaque: frozenset[Any]) -> list[Any]:
+        """Those that lead to others. Notes the tensors among them."""
+        leading: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind in _OWN_TENSORS:
+                self.tensors.append(value)
+            elif kind not in opaque:
+                leading.append(value)
+        return leading
+
+    def _add_kept(self, kept: Sequence[Kept], modes: Sequence[Any], seen: set[int]) -> None:
+        first = len(self._tables)
+        level: list[Any] = [*modes, *(inspect.unwrap(type(mode).__torch_function__) for mode in modes)]
+        for place in kept:
+            for table in place.tables():
+                level += self._add(table)
+            level += place.values()
+        level = self._leading(level, _OPAQUE)
+        self._walk(level, seen, self._enter_in_process, _OPAQUE)
+        self._of_process = self._tables[first:]
+        del self._tables[first:]
+        for table in self._of_process:
+            if not isinstance(table, _WHOLE):
+                table.held = weakened(table.held, isinstance(table, _SINGLE))
+
+    def _enter_in_process(self, value: Any) -> Iterable[Any]:
+        table = flat_contents(value, process_tables.SMALL_BYTES)
+        if table is not None:
+            return self._add(table)
+        if isinstance(value, (dict, list, set, deque)) and len(value) > process_tables.LARGE:
+            return ()
+        return self._enter(value)
+
+    def _enter(self, value: Any) -> Iterable[Any]:
+        """Writes one value down, and returns what it holds."""
+        kind = type(value)
+        if kind is tuple:
+            return value  # type: ignore[no-any-return]
+        if kind in _PROXIES or kind is weakref.ref:
+            return self._enter_referred(value, kind)
+        if issubclass(kind, dict):
+            if is_plain(kind):
+                return self._add(_Mapping(value))
+            return self._add(_OwnReading(value))
+        if issubclass(kind, (list, set, deque)):
+            return self._add(_Elements(value)) if is_plain(kind) else ()
+        if kind is CellType:
+            return self._add(_Cell(value))
+        keeps = keeper(value)
+        if keeps is not None:
+            return self._add(keeps)
+        if is_taken_from(value):
+            self._iterators[id(value)] = IteratorCopy(value)
+            return ()
+        if kind is FunctionType:
+            return [*(value.__closure__ or ()), *(value.__defaults__ or ())]
+        if kind is MethodType:
+            return (value.__self__,)
+        if kind is functools.partial:
+            return (value.func, *value.args, *value.keywords.values())
+        return self._enter_object(value, kind)
+
+    def _enter_referred(self, value: Any, kind: type) -> Iterable[Any]:
+        """What a weak reference leads to. A proxy does not say of what it is, but has its attributes."""
+        if kind is weakref.ref:
+            return (value(),)
+        try:
+            place = value.__dict__
+        except (ReferenceError, AttributeError):
+            return ()
+        return self._add(_Mapping(place, _REGISTRIES if "_parameters" in place else frozenset()))
+
+    def _enter_object(self, value: Any, kind: type) -> Iterable[Any]:
+        if issubclass(kind, nn.Module):
+            self.referred.append(value)
+            return [*self._add(_Mapping(value.__dict__, _REGISTRIES)), *self._slots(value)]
+        if issubclass(kind, tuple):
+            return value  # type: ignore[no-any-return]
+        # Streams may get what other threads write. Where a forward writes to one, it is not recomputed.
+        table = flat_contents(value, process_tables.SMALL_BYTES, streams=False)
+        parts = () if table is None else self._add(table)
+        if kind is memoryview:
+            return (viewed_by(value),)
+        if issubclass(kind, type) or kind.__module__.partition(".")[0] in _NOT_LOOKED_INTO:
+            return parts
+        place = getattr(value, "__dict__", None)
+        if type(place) is dict:
+            parts = [*parts, *self._add(_Mapping(place))]
+        return [*parts, *self._slots(value)]
+
+    def _slots(self, value: Any) -> Iterable[Any]:
+        names = _slots_of(type(value))  # type: ignore[arg-type]
+        return self._add(_Slots(value, names)) if names else ()
+
+    def _add(self, table: _Table) -> Iterable[Any]:
+        self._tables.append(table)
+        return table.parts()
+
+    def differing(self) -> list[_Table]:
+        """Containers that hold something else now."""
+        return [table for table in (*self._tables, *self._of_process) if table.differs()]
+
+    def restore(
+        self, stack: ExitStack, differing: Sequence[_Table], refused: Callable[[str], Exception]
+    ) -> None:
+        """Puts back what containers held. What all of them hold now comes again when `stack` closes.
+
+        Of all of them: a recompute that stops early leaves what it has set, and not yet reset. What has been
+        taken from an iterator cannot be given back: in its place comes a copy from before the call.
+
+        Args:
+            stack: ends with the recompute.
+            differing: what holds something else than it held.
+            refused: what to raise where the recompute takes from an iterator without a copy, by its type.
+        """
+        tables = [*self._tables, *self._of_process]
+        stack.callback(_write_back, [(table, table.read()) for table in tables])
+        of_process = set(map(id, self._of_process))
+        for table in differing:
+            if id(table) not in of_process or isinstance(table, _WHOLE):
+                table.write(table.held)
+            elif not is_gone(table.held):
+                table.write(strengthened(table.held, isinstance(table, _SINGLE)))
+        if self._iterators:
+            stand_ins = {key: before.again(refused) for key, before in self._iterators.items()}
+            for table in tables:
+                if not isinstance(table, _WITHOUT_VALUES):
+                    _put_stand_ins(table, stand_ins)
+
+
+def _put_stand_ins(table: _Table, stand_ins: dict[int, Any]) -> None:
+    """Puts these in the places of iterators, which come by their ids."""
+    values = table.read()
+    if isinstance(table, _SINGLE):
+        values = stand_ins.get(id(values), values)
+    elif isinstance(values, dict):
+        values = {key: stand_ins.get(id(value), value) for key, value in values.items()}
+    else:
+        values = [stand_ins.get(id(value), value) for value in values]
+    table.write(values)
+
+
+def _write_back(present: list[tuple[_Table, Any]]) -> None:
+    """Makes tables hold what they held before a recompute, the last one first, whatever one raises."""
+    try:
+        while present:
+            table, values = present.pop()
+            table.write(values)
+    finally:
+        if present:
+            _write_back(present)
+
+
+def _differs(now: Any, before: Any) -> bool:
+    if now is before:
+        return False
+    kind = type(now)
+    if kind is not type(before):
+        return not (type(before) is Weak and before.is_of(now))
+    if kind in _PLAIN:
+        return bool(now != before)
+    # A bound method is made again whenever it is asked for.
+    return not (kind is MethodType and now.__func__ is before.__func__ and now.__self__ is before.__self__)
+
+
+_EMPTY: Final[dict[Any, Any]] = {}
+
+
+def _is_other(place: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return list(place) != list(before) or any(map(_differs, place.values(), before.values()))
+
+
+def _are_ours(*places: dict[Any, Any]) -> bool:
+    """Whether a forward that differs does so by a technique that came or went: that is never exchanged."""
+    forwards = [place.get("forward", _ABSENT) for place in places]
+    return all(forward is _ABSENT or isinstance(forward, StandIn) for forward in forwards)

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward changes outside of its modules: globals, class attributes, functions, generators.
+
+The trace says which of the places that a model's code reaches its forward changes (`process_images`), or its
+code binds: a counter, a cache, a generator of random numbers of one's own. A recompute finds there what the
+forward found, and what it changes is undone, as for attributes of modules (`attribute_tables`).
+
+What is written down keeps nothing large alive: of a tensor that is, or that has a graph, only a weak
+reference is taken. Else each step would hold the one before, where a place keeps something of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+ABSENT: Final = object()
+"""Stands for a value that is not there."""
+
+LARGE: Final = 1_000
+"""Items of a container: above, to copy it for each call costs more than the call."""
+
+
+SMALL_BYTES: Final = 64 * 1024
+"""Of a tensor: up to here it may be held, or copied, for each call."""
+
+
+class Kept(Protocol):
+    """A place in the process, without what it holds."""
+
+    def tables(self) -> list[Any]:
+        """What it has itself now, as tables; none if it is gone."""
+
+    def values(self) -> Iterable[Any]:
+        """What it leads to beside these."""
+
+
+class KeptName:
+    """A name in a Python module's globals; it need not be bound."""
+
+    __slots__ = ("_globals", "name")
+
+    def __init__(self, namespace: dict[str, Any], name: str) -> None:
+        self._globals = namespace
+        self.name = name
+
+    def tables(self) -> list[Any]:
+        """What it is bound to."""
+        return [Name(self._globals, self.name)]
+
+    def values(self) -> Iterable[Any]:
+        """Nothing more."""
+        return ()
+
+
+class KeptAttribute:
+    """A name in a class."""
+
+    __slots__ = ("_kind", "name")
+
+    def __init__(self, kind: type, name: str) -> None:
+        self._kind = weakref.ref(kind)
+        self.name = name
+
+    def tables(self) -> list[Any]:
+        """What it is bound to."""
+        kind = self._kind()
+        return [] if kind is None else [_ClassName(kind, self.name)]
+
+    def values(self) -> Iterable[Any]:
+        """Nothing more."""
+        return ()
+
+
+class KeptByFunction:
+    """What a function has closed over, its attributes and the defaults of its arguments."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Any) -> None:
+        self._function = weakref.ref(function)
+
+    def tables(self) -> list[Any]:
+        """Its attributes."""
+        function = self._function()
+        return [] if function is None else [_Attributes(function)]
+
+    def values(self) -> Iterable[Any]:
+        """Its cells and defaults."""
+        function = self._function()
+        if type(function) is not FunctionType:
+            return ()
+        named = (function.__kwdefaults__ or {}).values()
+        return *(function.__closure__ or ()), *(function.__defaults__ or ()), *named
+
+
+class KeptTensors:
+    """Tensors that the code reaches, and may write to one day (`written_tensors`).
+
+    Args:
+        tensors: these.
+        past_versions: the code names `.data`, by which it can write without moving a version.
+    """
+
+    __slots__ = ("_refs", "past_versions")
+
+    def __init__(self, tensors: Iterable[Tensor], past_versions: bool) -> None:
+        self.past_versions = past_versions
+        self._refs = [weakref.ref(tensor) for tensor in tensors]
+
+    def tables(self) -> list[Any]:
+        """Nothing: what they hold is not written down."""
+        return []
+
+    def values(self) -> Iterable[Any]:
+        """Those that are still there."""
+        return [tensor for tensor in (ref() for ref in self._refs) if tensor is not None]
+
+
+class Weak:
+    """In place of a tensor that is large or has a graph."""
+
+    __slots__ = ("ref",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.ref = weakref.ref(tensor)
+
+    def is_of(self, value: Any) -> bool:
+        """Whether a value is that tensor."""
+        return self.ref() is value
+
+
+def weakened(held: Any, is_single: bool) -> Any:
+    """What a table has read, without tensors that are large or have a graph.
+
+    Args:
+        held: a dictionary or a list of the table's own, or a single value.
+        is_single: it is a value.
+    """
+    if is_single:
+        return _weak(held)
+    if isinstance(held, dict):
+        return {key: _weak(value) for key, value in held.items()}
+    return list(map(_weak, held))
+
+
+def _weak(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    is_small = value.grad_fn is None and value.numel() * value.element_size() <= SMALL_BYTES
+    return value if is_small else Weak(value)
+
+
+def strengthened(held: Any, is_single: bool) -> Any:
+    """What was `weakened`, with the tensors that are still there."""
+    if is_single:
+        return _strong(held)
+    if isinstance(held, dict):
+        return {key: _strong(value) for key, value in held.items() if not is_gone(value)}
+    return [_strong(value) for value in held if not is_gone(value)]
+
+
+def _strong(value: Any) -> Any:
+    return value.ref() if type(value) is Weak else value
+
+
+def is_gone(value: Any) -> bool:
+    """Whether a value is a weak reference to a tensor that no longer exists."""
+    return type(value) is Weak and value.ref() is None
+
+
+def differs(now: Any, before: Any) -> bool:
+    """Whether a place holds something else; plain values are compared, all others are the same or not."""
+    if now is before:
+        return False
+    if type(before) is Weak:
+        return not before.is_of(now)
+    return type(now) is not type(before) or type(now) not in _PLAIN or bool(now != before)
+
+
+_PLAIN: Final = frozenset({int, float, bool, complex, str, bytes})
+
+
+class Name:
+    """A global variable."""
+
+    __slots__ = ("held", "name", "place")
+
+    def __init__(self, place: dict[str, Any], name: str) -> None:
+        self.place, self.name = place, name
+        self.held = self.read()
+
+    def read(self) -> Any:
+        """What it is bound to."""
+        return self.place.get(self.name, ABSENT)
+
+    def parts(self) -> Iterable[Any]:
+        """What it was bound to."""
+        return (self.held,)
+
+    def write(self, value: Any) -> None:
+        """Binds it to this, if it is not."""
+        if value is ABSENT:
+            self.place.pop(self.name, None)
+        elif differs(self.read(), value):
+            self.place[self.name] = value
+
+    def differs(self) -> bool:
+        """Whether it is bound to something else."""
+        return differs(self.read(), self.held)
+
+
+class _ClassName(Name):
+    """An attribute of a class, which it has itself."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.kind = kind
+        super().__init__({}, name)
+
+    def read(self) -> Any:
+        """What it is bound to."""
+        return vars(self.kind).get(self.name, ABSENT)
+
+    def write(self, value: Any) -> None:
+        """Binds it to this, if it is not."""
+        present = self.read()
+        if value is ABSENT:
+            if present is not ABSENT:
+                delattr(self.kind, self.name)
+        elif differs(present, value):
+            setattr(self.kind, self.name, value)
+
+
+class _Attributes:
+    """What a function has for attributes, or a `threading.local` in this thread."""
+
+    __slots__ = ("held", "place")
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+        self.held = self.read()
+
+    def read(self) -> dict[str, Any]:
+        """Its attributes."""
+        return dict(self.place.__dict__)
+
+    def parts(self) -> Iterable[Any]:
+        """Their values."""
+        return self.held.values()
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Makes it have these, where it has not."""
+        place = self.place.__dict__
+        for name in [name for name in place if name not in values]:
+            del place[name]
+        for name, value in values.items():
+            if differs(place.get(name, ABSENT), value):
+                place[name] = value
+
+    def differs(self) -> bool:
+        """Whether it has others."""
+        present = self.place.__dict__
+        return present.keys() != self.held.keys() or any(
+            differs(present[name], value) for name, value in self.held.items()
+        )
+
+
+class Generator:
+    """A generator of random numbers: PyTorch's, Python's or NumPy's."""
+
+    __slots__ = ("held", "place")
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+        self.held = self.read()
+
+    def read(self) -> Any:
+        """Its state."""
+        if isinstance(self.place, torch.Generator):
+            return self.place.get_state()
+        if isinstance(self.place, random.Random):
+            return self.place.getstate()
+        return copy.deepcopy(_bits(self.place).state)
+
+    def parts(self) -> Iterable[Any]:
+        """Nothing."""
+        return ()
+
+    def write(self, state: Any) -> None:
+        """Gives it a state."""
+        if isinstance(self.place, torch.Generator):
+            self.place.set_state(state)
+        elif isinstance(self.place, random.Random):
+            self.place.setstate(state)
+        else:
+            _bits(self.place).state = state
+
+    def differs(self) -> bool:
+        """Whether it has moved."""
+        now = self.read()
+        if isinstance(now, Tensor):
+            return not torch.equal(now, self.held)
+        return str(now) != str(self.held) if isinstance(now, dict) else bool(now != self.held)
+
+
+def _bits(generator: Any) -> Any:
+    return getattr(generator, "bit_generator", None) or generator._bit_generator
+
+
+def keeper(value: Any) -> Any:
+    """A table for a generator of random numbers or a thread-local.
+
+    Returns:
+        None for all else.
+    """
+    if isinstance(value, (torch.Generator, random.Random)) and not isinstance(value, random.SystemRandom):
+        return Generator(value)
+    if isinstance(value, threading.local):
+        return _Attributes(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+        return Generator(value)
+    return None
