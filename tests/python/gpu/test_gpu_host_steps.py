@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from away_runs import PIECE, Loop, Make, card, equal, net, opened, parameters, step, technique, trained
+from offloaded_runs import PIECE, Loop, Make, card, equal, net, opened, parameters, step, technique, trained
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from away_runs import PIECE, card, equal, opened, parameters, step
+from offloaded_runs import PIECE, card, equal, opened, parameters, step
 from torch import Tensor, nn
 
 from memscale.optim import cards, steps, take_over

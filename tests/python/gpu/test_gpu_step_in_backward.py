@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from away_runs import Chain, Make, Run, card, equal, measured
 from gpu_training import context_bytes
+from offloaded_runs import Chain, Make, Run, card, equal, measured
 from torch import Tensor, nn
 
 import memscale

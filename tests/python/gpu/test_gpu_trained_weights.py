@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from away_runs import PIECE, card, equal, opened, technique
+from offloaded_runs import PIECE, card, equal, opened, technique
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint

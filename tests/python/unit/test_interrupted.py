@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from away_samples import CUT, WHOLE, equal, opened, parameters, step
 from backward_step_samples import stepped
 from gradient_samples import loss_of as loss
 from gradient_samples import net
@@ -33,6 +32,7 @@ from memscale.weights.blocks import HostBlocks
 from memscale.weights.saves import can_save
 from memscale.weights.stepping import Steps
 from memscale.weights.unit import Place, Unit, Weight
+from offloaded_state_samples import CUT, WHOLE, equal, opened, parameters, step
 from weight_samples import Stack, built, loss_of, same, streamed, trained
 
 TIMEOUT = 60

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from away_samples import CUT, PIECE, WHOLE, equal, opened, parameters, step
 from memscale.optim import take_over
 from memscale.optim.mapped import mapped_in
 from memscale.optim.master_hooks import hooks_for
 from memscale.optim.masters import to_bf16
 from memscale.optim.offload.attach import send
 from memscale.optim.offload.pieces import LEAST_BYTES
+from offloaded_state_samples import CUT, PIECE, WHOLE, equal, opened, parameters, step
 from zoo.training import peak_bytes
 
 SIDE = 1500  # 8.6 MiB of weights, and twice as much state

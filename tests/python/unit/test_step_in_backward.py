@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from away_samples import CUT, WHOLE, equal, opened
 from backward_step_samples import around, by_group, gradients, stepped, trained
 from gradient_samples import batch, loss_of, net
 from memscale.offload.engine import why_not as why_no_engine
@@ -24,6 +23,7 @@ from memscale.optim import take_over
 from memscale.optim.offload.attach import send
 from memscale.optim.spent import SpentGradient
 from memscale.techniques.optimizer.step_in_backward import find
+from offloaded_state_samples import CUT, WHOLE, equal, opened
 from optim_samples import OPTIMIZERS, OUR_ADAMW
 
 EVERY: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

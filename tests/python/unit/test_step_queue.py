@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from away_samples import equal
 from backward_step_samples import stepped
 from engine_samples import peak_bytes
 from memscale import Config
 from memscale.optim import take_over
 from memscale.optim.step_queue import StepQueue
 from memscale.optim.steps import CoreStep
+from offloaded_state_samples import equal
 from optim_samples import OPTIMIZERS, OUR_ADAMW
 
 pytestmark = OUR_ADAMW

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from away_runs import (
+from offloaded_runs import (
     PIECE,
     TIERS,
     Loop,

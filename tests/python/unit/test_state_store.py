@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from away_samples import CUT, PIECE, equal, opened, pair, parameters, step
 from memscale.optim import give_back, take_over
 from memscale.optim.offload import store
 from memscale.optim.offload.attach import send, take_back
+from offloaded_state_samples import CUT, PIECE, equal, opened, pair, parameters, step
 from zoo.training import memory_changes
 
 

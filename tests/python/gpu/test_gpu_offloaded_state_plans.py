@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from away_runs import Chain, Make, Run, card, equal, measured
 from gpu_training import context_bytes
+from offloaded_runs import Chain, Make, Run, card, equal, measured
 from torch.nn.utils import clip_grad_norm_
 
 import memscale

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from away_samples import CUT, PIECE, equal, opened, pair, parameters, step
 from memscale.errors import MemScaleError
 from memscale.optim.alone import Alone
 from memscale.optim.offload import store
 from memscale.optim.offload.attach import keep_resident, send, take_back
 from memscale.optim.offload.pieces import OFFLOADED
+from offloaded_state_samples import CUT, PIECE, equal, opened, pair, parameters, step
 
 
 def test_no_room(caplog: pytest.LogCaptureFixture) -> None:

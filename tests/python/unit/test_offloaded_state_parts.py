@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from away_samples import CUT, PIECE, equal, opened, pair, parameters, step
 from gradient_samples import is_offloaded, loss_of, net, released
 from gradient_samples import technique as gradients_of
 from memscale.optim.offload.attach import keep_resident, offloaded_bytes, resident_state, send, take_back
 from memscale.optim.offload.pieces import OFFLOADED
 from memscale.optim.patched import take_over
 from memscale.techniques.optimizer.gradient_offload import names_of
+from offloaded_state_samples import CUT, PIECE, equal, opened, pair, parameters, step
 from zoo.training import peak_bytes
 
 

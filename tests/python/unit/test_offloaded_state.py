@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from away_samples import CUT, PIECE, WHOLE, equal, opened, pair, parameters, step
 from gradient_samples import released
 from memscale.optim import give_back, take_over
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, resident_state, send, take_back
 from memscale.optim.offload.pieces import OFFLOADED
+from offloaded_state_samples import CUT, PIECE, WHOLE, equal, opened, pair, parameters, step
 from optim_samples import Lion
 
 HOW: dict[str, dict[str, bool]] = {
