@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another forward for one module, which a recompute does not put back: in the module's class."""
+"""What tests exchange in the product, in one place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from torch import nn
+
+from memscale.core import variants
+from memscale.offload import limits
+from memscale.techniques.step_table import StepTechnique
 
 
 @contextmanager
@@ -24,3 +29,13 @@ def class_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[No
         yield
     finally:
         kind.forward = original
+
+
+def use_techniques(patch: pytest.MonkeyPatch, rows: Sequence[StepTechnique]) -> None:
+    """Plans know these step techniques alone, until the test is over."""
+    patch.setattr(variants, "STEP_TECHNIQUES", rows)
+
+
+def use_disk_of(patch: pytest.MonkeyPatch, rate: int = 50_000) -> None:
+    """The file tier copies so many bytes per microsecond, both ways: no checkpoint is as cheap."""
+    patch.setattr(limits, "_file_rates", lambda _: (rate, rate))

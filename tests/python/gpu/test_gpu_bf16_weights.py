@@ -17,6 +17,7 @@ from memscale.core import variants
 from memscale.optim import cards, is_patched
 from memscale.optim.masters import is_half
 from memscale.optim.offload.attach import is_offloaded
+from patched import use_techniques
 from step_samples import plan_of
 
 EVERY = variants.STEP_TECHNIQUES
@@ -36,7 +37,7 @@ def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Other techniques could meet the budgets, too."""
     found = {"autocast", "bf16_weights"} | ({"state_offload"} if request.param == "away" else set())
     rows = tuple(technique for technique in EVERY if technique.name in found)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
     yield found
 
 
@@ -154,7 +155,7 @@ def test_state_away_has_the_bits_of_state_that_stays(monkeypatch: pytest.MonkeyP
     found = []
     for names in ({"autocast", "bf16_weights"}, {"autocast", "bf16_weights", "state_offload"}):
         rows = tuple(technique for technique in EVERY if technique.name in names)
-        monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+        use_techniques(monkeypatch, rows)
         model, optimizer = wrapped(True)
         losses = train(model, optimizer, 4)
         memscale.detach(model)

@@ -19,6 +19,7 @@ from memscale.core import variants
 from memscale.optim import cards
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes
 from memscale.optim.release.gradient import ReleasedGradient
+from patched import use_techniques
 
 NAMES = ("state_offload", "gradient_offload")
 WIDTH, LAYERS = 640, 12
@@ -28,7 +29,7 @@ WIDTH, LAYERS = 640, 12
 def these_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other techniques could meet the budgets, too."""
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name in NAMES)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
     yield
 
 

@@ -21,6 +21,7 @@ from memscale.optim.offload.attach import is_offloaded
 from memscale.plans.plan import Plan
 from memscale.weights.card import CardBlocks
 from memscale.weights.stream import stream_of
+from patched import use_techniques
 
 NAMES = ("weight_offload", "state_offload", "gradient_offload")
 EVERY = variants.STEP_TECHNIQUES
@@ -32,7 +33,7 @@ ADAMW: Make = partial(torch.optim.AdamW, lr=1e-3)
 def these_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other techniques could meet the budgets, too."""
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name in NAMES)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
     yield
 
 
@@ -128,7 +129,7 @@ def test_accumulated_gradients() -> None:
 def test_without_released_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients stay on the card, whole, while their weights are at home."""
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name != NAMES[2])
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
     plain = trained(ADAMW, 1 << 36)
     less = trained(ADAMW, context_bytes() + WEIGHT_BYTES * 17 // 10)
     assert less.plan is not None and techniques(less.plan) == set(NAMES[:2])
@@ -148,7 +149,7 @@ def test_weights_in_bf16(eight_bit: bool, monkeypatch: pytest.MonkeyPatch) -> No
     for more in ((), NAMES[:1]):
         wanted = {"autocast", "bf16_weights", *NAMES[1:], *more}
         rows = tuple(technique for technique in EVERY if technique.name in wanted)
-        monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+        use_techniques(monkeypatch, rows)
         settings = {"use_mixed_precision": True, "exact": False, "use_8bit_optimizer": eight_bit}
         found[more] = trained(ADAMW, 1, **settings)
         assert techniques(found[more].plan) == wanted

@@ -24,6 +24,7 @@ from memscale.weights.card import CardBlocks, Rooms
 from memscale.weights.stream import Stream, device_of_use, opened, stream_of
 from memscale.weights.unit import Unit, Weight
 from memscale.weights.units import units_of
+from patched import use_techniques
 
 CARD = torch.device("cuda", 0)
 WIDTH, DEPTH, WORDS = 64, 4, 50
@@ -389,7 +390,7 @@ def test_rooms() -> None:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
 
 
 def large() -> nn.Module:

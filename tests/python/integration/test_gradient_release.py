@@ -24,11 +24,11 @@ from memscale import AsyncOffloadConfig, Config
 from memscale.core import variants
 from memscale.core.executor import Executor
 from memscale.hardware.detect import detect
-from memscale.offload import limits
 from memscale.offload.engine import why_not
 from memscale.offload.limits import link_for
 from memscale.techniques.base import Surroundings
 from memscale.techniques.optimizer import gradient_offload
+from patched import use_disk_of, use_techniques
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -47,8 +47,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def alone_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+    use_techniques(monkeypatch, rows)
+    use_disk_of(monkeypatch)
 
 
 class Chain(nn.Module):

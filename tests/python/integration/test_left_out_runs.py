@@ -18,8 +18,8 @@ import tallies
 from memscale import AsyncOffloadConfig, Config
 from memscale.core.executor import Executor
 from memscale.errors import RecomputeError
-from memscale.offload import limits
 from memscale.plans.plan import Plan
+from patched import use_disk_of
 
 STEPS = 3
 X = torch.linspace(-1, 1, 8 * 16 * 32).view(8, 16, 32)
@@ -141,7 +141,7 @@ class TestOffload:
     def test_what_it_saves_and_its_parameters_stay(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+        use_disk_of(monkeypatch)
         settings = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path))
         fields = {"enable_checkpointing": False, "async_config": settings}
 

@@ -17,11 +17,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import memscale
 from memscale import Config
 from memscale.core.executor import Executor
-from memscale.offload import limits
 from memscale.offload.engine import Boundary, Offload, OffloadSettings, why_not
 from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 from memscale.techniques.checkpoint.recompute_check import RecomputeCheck
 from memscale.techniques.offloading import OffloadAttachment
+from patched import use_disk_of
 from soak.samples import (
     WIDTH,
     Block,
@@ -57,7 +57,7 @@ def peak_bytes(model: nn.Module, x: Tensor) -> int:
 def test_a_budget_is_met_and_every_bit_stays(
     percent: int, checkpoints: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))  # no checkpoint is as cheap
+    use_disk_of(monkeypatch)  # no checkpoint is as cheap
     model, x = Network(), batch()
     plain = step(model, x)
     whole = whole_bytes(model, x)

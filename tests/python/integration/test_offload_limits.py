@@ -18,6 +18,7 @@ from memscale.hardware.detect import Hardware, detect
 from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.offload.limits import STAGING_BYTES, Link, link_for
+from patched import use_disk_of
 from soak.samples import Network, batch, config, engine_of, executor_of, same, step, whole_bytes
 
 WHY_NOT = why_not(torch.device("cpu"))
@@ -145,7 +146,7 @@ def test_no_engine_has_larger_tables_than_are_counted(count: int) -> None:
 
 def test_the_plan_counts_each_engine_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of what modules save and of gradients is the same one."""
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+    use_disk_of(monkeypatch)
     model, x = Network(), batch()
     optimizer = torch.optim.AdamW(model.parameters())
     plain = memscale.plan(model, sample_input=x, optimizer=optimizer).plain.device_used_peak_bytes

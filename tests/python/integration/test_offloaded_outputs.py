@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.errors import RecomputeError
-from memscale.offload import limits
 from memscale.offload.engine import Boundary, Offload, OffloadSettings, why_not
 from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 from memscale.techniques.checkpoint.recompute_check import RecomputeCheck
 from memscale.techniques.offloading import OffloadAttachment
+from patched import use_disk_of
 
 pytestmark = pytest.mark.skipif(why_not(torch.device("cpu")) != "", reason="no offload")
 WIDTH = 32
@@ -159,7 +159,7 @@ class Secretive(nn.Module):
 
 
 def test_the_run_goes_on_without_it(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))  # worth it
+    use_disk_of(monkeypatch)  # worth it
     torch.manual_seed(0)
     model, plain = Secretive(), Secretive()
     plain.load_state_dict(model.state_dict())

@@ -24,12 +24,12 @@ from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.benchmarks.memory import engine_bytes
 from memscale.core import variants
-from memscale.offload import limits
 from memscale.offload.engine import why_not
 from memscale.optim.offload.attach import offloaded_bytes
 from memscale.plans.plan import Plan
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.placement import streams
+from patched import use_disk_of, use_techniques
 from step_samples import Recurrent, plan_of, words
 
 WHY_NOT = why_not(torch.device("cpu"))
@@ -43,9 +43,9 @@ Batch = dict[str, Tensor]
 @pytest.fixture(autouse=True)
 def these_alone_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (2_000, 2_000))
+    use_disk_of(monkeypatch, 2_000)
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name in NAMES)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
 
 
 # ---- models and steps ---------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_the_smallest_plan_with_weights_away(
     """Blocks of several sizes come and go beside gradients and pieces of state."""
     names = {*NAMES, "weight_offload"}
     rows = tuple(technique for technique in EVERY if technique.name in names)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
     build, batch = MODELS[name]
     kept: list[Any] = []
 
@@ -271,7 +271,7 @@ def test_a_head_in_tiles_has_no_block(tmp_path: Path, monkeypatch: pytest.Monkey
     """It reads its weight in the file. What the layers before have stays meanwhile, which may be more."""
     names = {*NAMES, "weight_offload", "loss_tile"}
     rows = tuple(technique for technique in EVERY if technique.name in names)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
     transformers = pytest.importorskip("transformers")
     made = transformers.GPT2Config(vocab_size=2900, n_positions=64, n_embd=256, n_layer=2, n_head=4)
     model, batch = transformers.GPT2LMHeadModel(made).train(), {"input_ids": words(2900).repeat(2, 1)}
@@ -303,7 +303,7 @@ def test_gradients_of_bf16_weights_may_all_be_small(
     """Then gradient release does nothing, and no plan has it."""
     others = {"autocast", "bf16_weights"} if dtype == "BF16" else set()
     rows = tuple(technique for technique in EVERY if technique.name in {*NAMES, *others})
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
     model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(6)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     settings = config(tmp_path, 1, use_mixed_precision=bool(others), exact=not others)
@@ -322,7 +322,7 @@ def test_bf16_weights_from_their_first_step_on(
     """What they lack of their masters waits in files, and goes into the state piece by piece."""
     names = {"autocast", "bf16_weights", "state_offload"}
     rows = tuple(technique for technique in EVERY if technique.name in names)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(700, 700) for _ in range(8)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

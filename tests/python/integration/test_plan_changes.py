@@ -17,10 +17,10 @@ from memscale.core import variants
 from memscale.core.executor import Executor
 from memscale.core.in_force import InForce
 from memscale.core.planner import Planned, make_plan
-from memscale.offload import limits
 from memscale.optim.offload.attach import offloaded_bytes
 from memscale.weights.saves import can_save
 from memscale.weights.stream import stream_of
+from patched import use_disk_of, use_techniques
 
 pytestmark = pytest.mark.skipif(not can_save(), reason="this PyTorch does not tell which hooks are in force")
 
@@ -30,10 +30,10 @@ X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
 
 @pytest.fixture(autouse=True)
 def state_and_weights_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+    use_disk_of(monkeypatch)
     names = "state_offload", "weight_offload", "gradient_offload"
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name in names)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
 
 
 def model_of() -> nn.Module:

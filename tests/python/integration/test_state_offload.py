@@ -20,6 +20,7 @@ from memscale.core.executor import Executor
 from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
+from patched import use_disk_of, use_techniques
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -38,14 +39,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.fixture(autouse=True)
 def on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+    use_disk_of(monkeypatch)
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
 
 
 X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)

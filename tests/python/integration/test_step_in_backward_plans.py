@@ -18,10 +18,10 @@ import memscale
 from amounts import also
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.offload import limits
 from memscale.offload.engine import why_not as why_no_engine
 from memscale.optim.spent import SpentGradient
 from memscale.plans.plan import Plan
+from patched import use_disk_of
 from step_samples import Recurrent, plan_of, words
 
 NAME = "step_in_backward"
@@ -174,7 +174,7 @@ def test_with_checkpoints(name: str) -> None:
 )
 def test_with_state_away(name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter's pieces pass alone. Gradients are gone: releasing them is not looked at."""
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+    use_disk_of(monkeypatch)
     more: Any = {"use_8bit_optimizer": True} if how == "8 bits" else {}
     engine = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path))
     config = QUIET.replace(step_in_backward=True, enable_checkpointing=False, async_config=engine, **more)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core import variants
 from memscale.techniques.step_table import StepTechnique
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn
+from patched import use_techniques
 
 
 class Wide(nn.Module):
@@ -164,7 +164,7 @@ INEXACT = dataclasses.replace(BOTH, exact=False)
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def have(*techniques: StepTechnique) -> None:
-        monkeypatch.setattr(variants, "STEP_TECHNIQUES", techniques)
+        use_techniques(monkeypatch, techniques)
 
     return have
 

@@ -16,10 +16,10 @@ from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import variants
 from memscale.core.executor import Executor
-from memscale.offload import limits
 from memscale.optim.offload.attach import is_offloaded
 from memscale.weights.saves import can_save
 from memscale.weights.stream import stream_of
+from patched import use_disk_of, use_techniques
 
 pytestmark = pytest.mark.skipif(not can_save(), reason="this PyTorch does not tell which hooks are in force")
 
@@ -31,14 +31,14 @@ X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
 
 @pytest.fixture(autouse=True)
 def on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+    use_disk_of(monkeypatch)
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
+    use_techniques(monkeypatch, rows)
 
 
 def model_of() -> nn.Module:

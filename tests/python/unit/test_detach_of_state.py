@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import memscale
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import variants
-from memscale.offload import limits
 from memscale.optim.offload.attach import offloaded_bytes
 from memscale.techniques.optimizer import state_offload
+from patched import use_disk_of, use_techniques
 
 WIDTH = 512
 X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
@@ -40,8 +40,8 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
 def wrapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A model that has trained with state in a file, above whose budget that state is."""
     rows = tuple(item for item in variants.STEP_TECHNIQUES if item.name == state_offload.NAME)
-    monkeypatch.setattr(variants, "STEP_TECHNIQUES", rows)
-    monkeypatch.setattr(limits, "_file_rates", lambda _: (50_000, 50_000))
+    use_techniques(monkeypatch, rows)
+    use_disk_of(monkeypatch)
     model, optimizer = made()
     weights = sum(value.nbytes for value in model.parameters())
     engine = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path))
