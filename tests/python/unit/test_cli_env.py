@@ -12,7 +12,7 @@ import torch
 from cli_samples import Runner
 from memscale import __version__
 from memscale.cli import env
-from memscale.hardware import calibration
+from memscale.core import calibration
 from memscale.hardware.present_gpu import PresentGpu
 
 

@@ -100,14 +100,15 @@ class TestDefaults:
         "name",
         [
             "errors",
+            "config.config",
+            "config.checks",
+            "config.text",
             "core.config",
-            "core.config_checks",
-            "core.config_text",
-            "core.hardware",
-            "core.hardware_host",
-            "core.hardware_rates",
-            "core.units",
-            "observability.logs",
+            "hardware.detect",
+            "hardware.host",
+            "hardware.rates",
+            "units",
+            "log",
         ],
     )
     def test_importing_costs_no_heavy_package(self, name: str) -> None:
