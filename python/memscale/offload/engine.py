@@ -30,7 +30,7 @@ from memscale.errors import ConfigError
 SYMBOLS: Final = "MEMSCALE_TORCH_SYMBOLS"
 """Variable of the environment: whether functions of PyTorch's library are called by their C++ names."""
 
-_TABLE_BYTES = 256 << 10
+_TABLE_BYTES = 192 << 10
 _EVENT_BYTES = 40
 _BLOCK_BYTES = 400
 """An engine's tables: queues and the first blocks, an event that is kept, a block more. Upper bounds; what an

@@ -171,10 +171,11 @@ def test_output_is_as_shown(
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(shlex.split(words)) == 0
-    said = iter(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    printed = capsys.readouterr().out
+    said = iter(line.rstrip() for line in printed.splitlines())
     for line in text.splitlines():
         if line.strip() != "...":
-            assert line.rstrip() in said, line  # which goes on behind it
+            assert line.rstrip() in said, f"{line}\n--- is not in, or not there ---\n{printed}"
 
 
 def test_make_targets_exist() -> None:

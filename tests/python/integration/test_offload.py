@@ -166,7 +166,7 @@ def test_a_boundary_is_the_same_tensor_to_its_block(is_leaf: bool, tmp_path: Pat
     assert offload.counters()["put_count_file"] > 0
 
 
-@pytest.mark.parametrize("saves, away", [((0, 1), 1 << 21), (None, 0)], ids=["named", "not named"])
+@pytest.mark.parametrize("saves, offloaded", [((0, 1), 1 << 21), (None, 0)], ids=["named", "not named"])
 def test_a_copy_that_autocast_makes_of_a_weight(
     saves: tuple[int, ...] | None, offloaded: int, tmp_path: Path
 ) -> None:
