@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import os
 import re
 import shlex
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,6 @@ from torch import Tensor, nn
 import memscale
 from memscale.benchmarks import command as bench
 from memscale.cli import arguments as cli
-from memscale.cli.main import main
 from memscale.core import executor, in_force, planner, wrapping
 from memscale.techniques.step_table import STEP_TECHNIQUES
 
@@ -164,18 +166,18 @@ def test_commands_with_output_are_found() -> None:
 
 
 @pytest.mark.parametrize(("page", "words", "text"), list(shown()), ids=lambda item: item[:24].strip())
-def test_output_is_as_shown(
-    page: str, words: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Line by line, in order; `...` stands for lines that the page leaves out."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert main(shlex.split(words)) == 0
-    printed = capsys.readouterr().out
-    said = iter(line.rstrip() for line in printed.splitlines())
+def test_output_is_as_shown(page: str, words: str, text: str) -> None:
+    """Line by line, in order; `...` stands for lines that are left out. In a fresh process, as a user has."""
+    command = [sys.executable, "-m", "memscale", *shlex.split(words)]
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = iter(line.rstrip() for line in done.stdout.splitlines())
     for line in text.splitlines():
         if line.strip() != "...":
-            assert line.rstrip() in said, f"{line}\n--- is not in, or not there ---\n{printed}"
+            assert line.rstrip() in said, f"{line}\n--- is not in, or not there ---\n{done.stdout}"
 
 
 def test_make_targets_exist() -> None:
