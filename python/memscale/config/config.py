@@ -35,6 +35,9 @@ EIGHT_BIT_BACKENDS: Final = ("auto", "memscale", "bitsandbytes", "torchao")
 RECOMPUTE_CHECKS: Final = ("always", "first", "off")
 """How often a recompute is compared with its forward by value."""
 
+OOM_ACTIONS: Final = ("report", "survive")
+"""What happens when a step runs out of memory."""
+
 TIERS: Final = ("pinned", "pageable", "file")
 """Where the offload engine may put bytes, fastest first."""
 
@@ -217,6 +220,7 @@ class EffectiveConfig:
     exclude: tuple[str, ...]
     only: tuple[str, ...]
     check_recompute: str
+    on_oom: str
     exact: bool
     use_static_profiling: bool
     use_empirical_fallback: bool
@@ -281,6 +285,9 @@ class Config:
             `exclude` is taken off these.
         check_recompute: Which recomputes are compared by value with their forward: "always" all of them,
             "first" the first of each module under a plan, "off" none.
+        on_oom: What happens when memory runs out. "report": a report of what filled it and what would help,
+            and the exception. "survive": a forward or backward is repeated under a tighter plan, with the
+            bits of an undisturbed step; where it cannot be, a log line says why, and it is as "report".
         exact: True admits only techniques whose loss and gradients are bit-equal to plain PyTorch at the same
             precision. None: False in AGGRESSIVE or once an inexact technique is switched on, else True.
         use_static_profiling: Trace the step without computing it.
@@ -324,6 +331,7 @@ class Config:
     exclude: tuple[str, ...] | str = ()
     only: tuple[str, ...] | str = ()
     check_recompute: str = "always"
+    on_oom: str = "report"
     exact: bool | None = None
     use_static_profiling: bool = True
     use_empirical_fallback: bool = True
@@ -354,6 +362,7 @@ class Config:
         "exclude": checks.check_patterns,
         "only": checks.check_patterns,
         "check_recompute": checks.check_choice(RECOMPUTE_CHECKS),
+        "on_oom": checks.check_choice(OOM_ACTIONS),
         "exact": _check_choice,
         "use_static_profiling": checks.check_bool,
         "use_empirical_fallback": checks.check_bool,

@@ -35,6 +35,7 @@ from memscale.core import plan_log
 from memscale.core.evaluation import Evaluations, evaluation_of
 from memscale.core.in_force import InForce
 from memscale.core.known_optimizers import KnownOptimizers
+from memscale.core.oom import oom_watch
 from memscale.core.planner import Planned, make_plan
 from memscale.core.profiler import HooksRefusedError
 from memscale.core.step_signature import PlainValues, StepSignature, output_storages, signature_of
@@ -98,6 +99,7 @@ class Executor(Ours):
         unseen: tells of a loop that never calls it.
         planning_seconds: what planning has taken in the middle of training, in all.
         drops_output: see `StepFacts`.
+        oom: what happens when memory runs out.
         loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
     """
 
@@ -136,6 +138,8 @@ class Executor(Ours):
         self._to_keep: deque[tuple[str, str]] = deque()  # more of them, noted by any thread
         self._latest_failure: StepSignature | None = None
         self._optimizer_hook: Any = None
+        self._cap_bytes: int | None = None  # a budget that steps have run out of memory above
+        self.oom = oom_watch(self)
 
     @property
     def model(self) -> nn.Module:
@@ -250,6 +254,7 @@ class Executor(Ours):
         if self._guard is not None:
             self._guard.remove()
         self.model.__dict__.pop(EXECUTOR, None)
+        self.oom.end()
         forget(self.model)
         if not self.open.are_there:  # their backward asks for the weights still
             saved_weights.forget(self.model)
@@ -276,6 +281,7 @@ class Executor(Ours):
             enter(self.model, self.loss_scale)
             saved_weights.watch(self.model)
             self._watch_optimizers()
+            self.oom.begin()
             for observer in OBSERVERS:
                 observer.attach(self)
 
@@ -326,7 +332,9 @@ class Executor(Ours):
             switch.hold()
         self.in_force.about_to_run()
         self.open.look()
-        self._warn_of_open_graphs()
+        if self.open.are_too_many and not self._has_warned_of_open:
+            self._has_warned_of_open = True
+            plan_log.warn_of_open_graphs(self.open)
         self._keep_noted()
         if self._failures >= _MOST_FAILURES:
             self._let_go_of_kept()
@@ -435,18 +443,6 @@ class Executor(Ours):
                 what,
             )
 
-    def _warn_of_open_graphs(self) -> None:
-        """Says once that more forwards wait for their backward than are planned for."""
-        if self._has_warned_of_open or not self.open.are_too_many:
-            return
-        self._has_warned_of_open = True
-        log.LOGGER.warning(
-            "the model runs forward while graphs of %d earlier forwards wait for their backward: plans count "
-            "%d forwards a step, so the peak is above the prediction by what the others keep",
-            self.open.waiting,
-            self.open.planned,
-        )
-
     def _facts(self, training: bool | None = None) -> StepFacts:
         optimizers = self.optimizers
         # Those of forwards that wait are outputs of this step, and traced with it.
@@ -536,6 +532,23 @@ class Executor(Ours):
             covering, key=lambda item: item[1].plan.predicted.allocated_peak_bytes, default=(signature, None)
         )
 
+    @property
+    def _capped_config(self) -> Config:
+        cap = self._cap_bytes
+        return self.config if cap is None else self.config.replace(memory_budget=cap)
+
+    def tighten(self, planned: Planned) -> None:
+        """Has a plan for fewer bytes in force, in the middle of a step that has run out of memory.
+
+        Later plans have its budget.
+
+        Args:
+            planned: made for the step at hand.
+        """
+        self.in_force.exchange(planned)
+        self.planned, self._cap_bytes = planned, planned.plan.budget_bytes
+        self.forget_plans("a step has run out of memory")
+
     @without_saving_hooks()
     def _plan_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts, modes: PresentModes
@@ -547,8 +560,8 @@ class Executor(Ours):
         if planned is None or not facts.staying <= {name for name, _ in planned.places}:
             changed = [self._why_new] if self._signature is None else signature.beyond(self._signature)
             with self.bare(), modes.on():
-                planned = make_plan(self.model, self.config, args, kwargs, facts)
-            self._learn(signature, planned, self.planned is not None and _is_alike(self.planned, planned))
+                planned = make_plan(self.model, self._capped_config, args, kwargs, facts)
+            self._learn(signature, planned, self.planned is not None and self.planned.is_alike(planned))
             if not planned.plan.fits and self.config.strict_budget:
                 raise BudgetError(
                     planned.plan.budget_bytes, planned.plan.smallest_peak_bytes, planned.plan.advice
@@ -566,19 +579,6 @@ class Executor(Ours):
         plan_log.announce(self, replaced, changed)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)
-
-
-_ALIKE_SHARE = 0.001
-"""Of the plain peak: two steps that differ by less do the same, as far as plans go."""
-
-
-def _is_alike(before: Planned, now: Planned) -> bool:
-    """Whether two steps are one and the same to a plan: equal, or with peaks that are, nearly."""
-    if before.trace.graph.digest == now.trace.graph.digest:
-        return True
-    peaks = [planned.plan.plain.allocated_peak_bytes for planned in (before, now)]
-    modules = [[item.module for item in planned.plan.active] for planned in (before, now)]
-    return modules[0] == modules[1] and abs(peaks[0] - peaks[1]) <= _ALIKE_SHARE * peaks[0]
 
 
 def _keep_module(ref: weakref.ref[Executor], path: str, reason: str) -> None:

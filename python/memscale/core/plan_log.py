@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memscale.hardware.detect import Hardware
     from memscale.plans.plan import Plan
     from memscale.techniques.step_facts import StepFacts
+    from memscale.torchkit.open_graph import OpenGraphs
 
 _NOT_BUILT = {"auto_policy": "the policy"}
 """Switches that are accepted and do nothing in this version, with what they will switch."""
@@ -165,6 +166,16 @@ def warn_of_evaluation(plan: Plan, shapes: Sequence[Sequence[int]]) -> None:
         shown,
         ", …" if len(shapes) > _SHOWN_SHAPES else "",
         "; ".join(plan.advice),
+    )
+
+
+def warn_of_open_graphs(graphs: OpenGraphs) -> None:
+    """More forwards wait for their backward than are planned for."""
+    log.LOGGER.warning(
+        "the model runs forward while graphs of %d earlier forwards wait for their backward: plans count "
+        "%d forwards a step, so the peak is above the prediction by what the others keep",
+        graphs.waiting,
+        graphs.planned,
     )
 
 

@@ -84,6 +84,18 @@ class Planned:
     left_out: LeftOut = NOTHING_LEFT_OUT
     cache_stays: str = ""
 
+    def is_alike(self, other: Planned) -> bool:
+        """Whether two steps are one and the same to a plan: equal, or with peaks that are, nearly."""
+        if self.trace.graph.digest == other.trace.graph.digest:
+            return True
+        peaks = [planned.plan.plain.allocated_peak_bytes for planned in (self, other)]
+        modules = [[item.module for item in planned.plan.active] for planned in (self, other)]
+        return modules[0] == modules[1] and abs(peaks[0] - peaks[1]) <= _ALIKE_SHARE * peaks[0]
+
+
+_ALIKE_SHARE = 0.001
+"""Of the plain peak: two steps that differ by less do the same, as far as plans go."""
+
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are (its buffers, for a model without any; else the CPU)."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memscale.core.evaluation import Evaluations
     from memscale.core.unseen_forward import UnseenForward
     from memscale.core.wrapped import Wrapped
+    from memscale.survival.watch import OomWatch
     from memscale.techniques.precision.bf16_weights import Bf16Weights
 
     class _Planning(Wrapped, Protocol):
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
         evaluations: Evaluations
         unseen: UnseenForward
+        oom: OomWatch
 
         @property
         def awaits_batch(self) -> bool: ...
@@ -77,14 +79,16 @@ class WatchedForward(StandIn):
         """A forward that no plan is for. Without gradients it may be too much for the budget all the same."""
         executor = self.executor
         is_followed = evaluates() and executor.evaluations.before(executor, self.original, args, kwargs)
-        half = executor.half
-        if half is None:
-            output = self.original(*args, **kwargs)
-        else:
-            output = half.evaluate(self.original, args, kwargs)
+        output = executor.oom.evaluation(lambda: self._run_evaluation(args, kwargs))
         if is_followed:
             executor.evaluations.after(output)
         return output
+
+    def _run_evaluation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        half = self.executor.half
+        if half is None:
+            return self.original(*args, **kwargs)
+        return half.evaluate(self.original, args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.passive or self.executor.idle:
@@ -95,7 +99,7 @@ class WatchedForward(StandIn):
         failures = self.executor.failures
         self.executor.before_forward(self.original, args, kwargs)
         try:
-            output = self.original(*args, **kwargs)
+            output = self.executor.oom.forward(self.run_original, args, kwargs)
         except BaseException:
             if self.executor.failures > failures:  # the batch is at fault, and says nothing of the next one
                 self.executor.forget_failure()

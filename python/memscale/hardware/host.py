@@ -69,6 +69,11 @@ def process_bytes(root: Path = _ROOT) -> int:
     return _kib_fields(root / "proc/self/status").get("VmRSS", 0)
 
 
+def private_bytes(root: Path = _ROOT) -> int:
+    """Private memory of this process that can be written: what RLIMIT_DATA limits. 0 if unknown."""
+    return _kib_fields(root / "proc/self/status").get("VmData", 0)
+
+
 def is_wsl(root: Path = _ROOT) -> bool:
     """Whether this is Linux under Windows, where pinned memory is scarcer than the limits say."""
     return "microsoft" in _text(root / "proc/sys/kernel/osrelease").lower()

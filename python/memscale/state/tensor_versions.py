@@ -28,11 +28,12 @@ class Versions:
         for tensor in tensors:
             self.note(tensor)
 
-    def note(self, tensor: Tensor) -> None:
-        """Notes the version that a tensor has now. Of several the first is put back."""
+    def note(self, tensor: Tensor, version: int | None = None) -> None:
+        """Notes the version that a tensor has now, or one from before. Of several the first is put back."""
         if not tensor.is_inference():  # those have none
             base = tensor._base  # a view has its version, and may have a graph, which is not to be held
-            self._noted.append((tensor if base is None else base, tensor._version))
+            noted = tensor._version if version is None else version
+            self._noted.append((tensor if base is None else base, noted))
 
     def restore(self) -> None:
         """Puts them back, and forgets them."""

@@ -26,7 +26,7 @@ class _Life:
 
     __slots__ = ("__weakref__", "has_run", "passing", "places", "seen")
 
-    def __init__(self, seen: SeenUse, places: list[int]) -> None:
+    def __init__(self, seen: SeenUse, places: list[tuple[int, int]]) -> None:
         self.has_run = False
         self.seen = seen
         self.places = places
@@ -61,10 +61,10 @@ class OpenGraph:
         self._lives: list[weakref.ref[_Life]] = []
         leaves = tensors_of(output)
         self.seen = SeenUse(len(leaves))
-        nodes: dict[Any, list[int]] = {}
+        nodes: dict[Any, list[tuple[int, int]]] = {}  # node → (place, which of its outputs)
         for place, leaf in enumerate(leaves):
             if leaf.grad_fn is not None:
-                nodes.setdefault(leaf.grad_fn, []).append(place)
+                nodes.setdefault(leaf.grad_fn, []).append((place, leaf.output_nr))
         for node, places in nodes.items():
             life = _Life(self.seen, places)
             node.metadata[_KEY] = life  # the C++ node's: objects of Python that stand for it come and go
@@ -164,17 +164,22 @@ class _Begins:
     def __init__(self, life: _Life) -> None:
         self._life = weakref.ref(life)
 
-    def __call__(self, *gradients: Any) -> None:
+    def __call__(self, gradients: tuple[Any, ...]) -> None:
         life = self._life()
         if life is None:
             return
         life.has_run = True
-        life.seen.note(life.places)
+        life.seen.note([place for place, output in life.places if _has_come(gradients, output)])
         if torch.compiler.is_compiling() or not in_backward():
             return
         passing = _Pass()
         life.passing = weakref.ref(passing)
         torch.autograd.Variable._execution_engine.queue_callback(passing)
+
+
+def _has_come(gradients: tuple[Any, ...], output: int) -> bool:
+    """Whether backward has come to this output of a node that may have several."""
+    return output >= len(gradients) or gradients[output] is not None
 
 
 class _Pass:

@@ -18,8 +18,8 @@ from torch import nn
 
 import memscale
 from memscale import _core
-from memscale.core import calibration, calibration_measures
-from memscale.core.calibration import calibrated
+from memscale.core import calibration
+from memscale.core.calibration import calibrated, measures
 from memscale.core.decision_engine import DecisionEngine
 from memscale.core.devices import resolve_device
 from memscale.errors import ConfigError
@@ -230,7 +230,7 @@ def test_noise_seldom_matters() -> None:
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures with the fewest repetitions, however busy the machine is."""
-    monkeypatch.setattr(calibration_measures, "_REPEATS", 1)
+    monkeypatch.setattr(measures, "_REPEATS", 1)
     monkeypatch.setattr(calibration, "_LIMIT_S", 300)
     monkeypatch.setattr(calibration, "_DISTURBED_SPREAD", 1e9)
 
@@ -260,7 +260,7 @@ def test_a_busy_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch, fresh: 
 
 
 def test_every_class_is_measured() -> None:
-    samples = calibration_measures.Samples(CPU, torch.float32, 1, 1)
+    samples = measures.Samples(CPU, torch.float32, 1, 1)
     assert {name for name, _ in samples.by_class()} == set(CLASSES) - {"other"}
 
 

@@ -43,6 +43,7 @@ DEFAULTS: dict[str, object] = {
     "exclude": (),
     "only": (),
     "check_recompute": "always",
+    "on_oom": "report",
     "exact": None,
     "use_static_profiling": True,
     "use_empirical_fallback": True,

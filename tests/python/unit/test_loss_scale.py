@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from memscale.techniques.precision import loss_scale, loss_scale_backward, loss_scale_step
+from memscale.techniques.precision import loss_scale, loss_scale_step
 from memscale.techniques.precision.autocast import AutocastAttachment
 from memscale.techniques.precision.loss_scale import STATE_KEY, LossScale
 from memscale.techniques.precision.loss_scale_outputs import in_fp32
+from memscale.torchkit import backward_calls
 
 INF, NAN = float("inf"), float("nan")
 
@@ -404,7 +405,7 @@ class TestState:
         del model, optimizer, scale
         gc.collect()
         assert [ref() for ref in watched] == [None, None, None]
-        assert torch.autograd._engine_run_backward is loss_scale_backward._ORIGINAL
+        assert torch.autograd._engine_run_backward is backward_calls.run_backward
         assert not loss_scale_step._watch
 
     def test_what_somebody_else_has_put_on_top_stays(self) -> None:

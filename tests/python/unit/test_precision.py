@@ -141,7 +141,7 @@ class TestFind:
         with entered(model, torch.optim.LBFGS(model.parameters())):
             assert "LBFGS" in mixed_precision.why_not(model, card((7, 5)))
         with entered(model, torch.optim.SGD(model.parameters())):
-            monkeypatch.setattr(loss_scale_backward, "_DOOR", None)
+            monkeypatch.setattr(loss_scale_backward, "run_backward", None)
             assert "cannot do in PyTorch" in mixed_precision.why_not(model, card((7, 5)))
             monkeypatch.setattr(mixed_precision.sharding, "is_sharded", lambda tensor: True)
             assert "share weights" in mixed_precision.why_not(model, card((7, 5)))

@@ -21,8 +21,8 @@ As with `GradScaler`, hooks on tensors between loss and leaves see scaled gradie
 A gradient that is infinite anywhere becomes NaN there: clamping (`clip_grad_value_`) would hide an infinity
 from the step's check, and another process of a data parallel run would never hear of it.
 
-Every backward goes through one function of PyTorch's, which PyTorch itself replaces for its compiler's
-purposes. It is replaced while a scale is in force. One that begins in C++ does not pass it: not scaled.
+Every backward goes through one function of PyTorch's (`torchkit.backward_calls`). One that begins in C++ does
+not pass it: not scaled.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from memscale.techniques.precision.loss_scale import active
+from memscale.torchkit import backward_calls
+from memscale.torchkit.backward_calls import Backward, run_backward
 from memscale.torchkit.graph_task import in_backward
-
-_NAME: Final = "_engine_run_backward"
 
 _running: dict[int, _Scaled] = {}
 """Number of a graph task, which is what PyTorch calls one backward → its factor."""
@@ -123,35 +123,29 @@ class _Scaled:
         return made
 
 
-class _Door:
-    """Stands in for the function that every backward goes through."""
-
-    def __init__(self, original: Callable[..., Any]) -> None:
-        self.original = original
-
-    def __call__(self, roots: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> Any:
-        """Runs a backward, scaled where a scale in force concerns it."""
-        if not active() or len(args) < _ARGUMENTS or torch._C._functorch.peek_interpreter_stack() is not None:
-            return self.original(roots, *args, **kwargs)
-        grads, keep, create, inputs, *rest = args
-        accumulates = bool(kwargs.get("accumulate_grad"))
-        leaves, opaque = leaves_of(roots)
-        scaled = _inner(roots, accumulates) if in_backward() else _outer(leaves, opaque, inputs, accumulates)
-        if scaled is None:
-            return self.original(roots, *args, **kwargs)
-        grads = scaled.roots(grads)
-        try:
-            scaled.watch(roots, leaves)
-            found = self.original(roots, grads, keep, create, inputs, *rest, **kwargs)
-        finally:
-            scaled.end()
-        scaled.check()
-        if accumulates:
-            return found
-        return tuple(
-            grad if grad is None or _is_leaf(value) else grad * (1 / scaled.scale)
-            for value, grad in zip(inputs, found, strict=True)
-        )
+def _run_scaled(original: Backward, roots: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> Any:
+    """Runs a backward, scaled where a scale in force concerns it."""
+    if not active() or len(args) < _ARGUMENTS or torch._C._functorch.peek_interpreter_stack() is not None:
+        return original(roots, *args, **kwargs)
+    grads, keep, create, inputs, *rest = args
+    accumulates = bool(kwargs.get("accumulate_grad"))
+    leaves, opaque = leaves_of(roots)
+    scaled = _inner(roots, accumulates) if in_backward() else _outer(leaves, opaque, inputs, accumulates)
+    if scaled is None:
+        return original(roots, *args, **kwargs)
+    grads = scaled.roots(grads)
+    try:
+        scaled.watch(roots, leaves)
+        found = original(roots, grads, keep, create, inputs, *rest, **kwargs)
+    finally:
+        scaled.end()
+    scaled.check()
+    if accumulates:
+        return found
+    return tuple(
+        grad if grad is None or _is_leaf(value) else grad * (1 / scaled.scale)
+        for value, grad in zip(inputs, found, strict=True)
+    )
 
 
 _ARGUMENTS: Final = 4  # gradients of the roots, retain_graph, create_graph, inputs
@@ -241,29 +235,17 @@ def _in_front(leaf: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Callable
     return remove
 
 
-# ---- the function replaced ---------------------------------------------------------------------------
-
-_ORIGINAL: Final = getattr(torch.autograd, _NAME, None)
-_DOOR: Final = None if _ORIGINAL is None else _Door(_ORIGINAL)
-
-
 def is_possible() -> bool:
     """Whether this PyTorch has the function."""
-    return _DOOR is not None
+    return run_backward is not None
 
 
 def install() -> None:
     """Has every backward go through here; called before each forward, in case somebody has put it back."""
-    _replace(_ORIGINAL, _DOOR)
+    backward_calls.add(_run_scaled)
 
 
 def uninstall() -> None:
-    """Puts PyTorch's own function back, where no scale is in force any more."""
+    """Takes it out of the way of backwards, where no scale is in force any more."""
     if not active():
-        _replace(_DOOR, _ORIGINAL)
-
-
-def _replace(old: Any, new: Any) -> None:
-    for module in (torch.autograd, torch.autograd.graph):
-        if module.__dict__.get(_NAME) is old:  # not if somebody else's is on top
-            setattr(module, _NAME, new)
+        backward_calls.remove(_run_scaled)

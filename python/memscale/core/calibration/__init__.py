@@ -178,7 +178,7 @@ def _measured(hardware: Hardware) -> CostRates | None:
 def _measure(device: torch.device) -> CostRates | None:
     import torch
 
-    from memscale.core import calibration_measures as measures
+    from memscale.core.calibration import measures
 
     clock = measures.Clock(device)
     scale, fill = (_CUDA_SCALE, _CUDA_FILL) if device.type == "cuda" else (1, 1)

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches one wrapped model for running out of memory: reports it, or has the step repeated.
+
+    forward ──► out of memory? ──► the failed graph goes, the world is put back, a tighter plan, forward again
+    backward ─► out of memory? ──► the model's graph goes, a tighter plan, forward and backward again
+                                   (see `replay`)
+    too often, or not exactly repeatable ──► the report, and the exception that it is about
+
+What was caught is handled after its `except` block: inside, the traceback holds every frame, and with them
+the tensors that have to go.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from memscale import log
+from memscale.optim.kinds import inner_of
+from memscale.survival import host_allocator, outer_backward
+from memscale.survival.conditions import why_not
+from memscale.survival.memory_now import MemoryNow, memory_now
+from memscale.survival.oom_errors import asked_bytes, who_ran_out
+from memscale.survival.replay import CannotCutError, Replay
+from memscale.survival.report import report_lines
+from memscale.survival.step_guard import StepGuard
+from memscale.survival.where import BACKWARD, ELSEWHERE, EVALUATION, FORWARD, STEP, Where, where
+from memscale.survival.world import NotAsItWasError
+from memscale.techniques.checkpoint.checkpoint_state import Body, Uses
+from memscale.techniques.checkpoint.saving_hooks import under_foreign_hooks
+from memscale.torchkit.torch_settings import has_modes, without_modes
+from memscale.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from memscale.plans.plan import Plan
+    from memscale.trace.step import Trace
+
+_MOST_TRIES: Final = 4
+"""Repetitions of one step."""
+
+_MOST_AS_BEFORE: Final = 2
+"""Under a plan that cannot be made tighter: somebody else may have had the memory for a moment."""
+
+_USABLE_PERCENT: Final = 95
+"""Of what is free; the rest goes to fragments."""
+
+_MOST_RECOVERIES: Final = 16
+_WINDOW: Final = 100
+"""So many recoveries within so many forwards: the budget is not the problem."""
+
+_REPORTED: Final = "_memscale_reported"
+
+_forwards = itertools.count()
+
+
+class Facts(NamedTuple):
+    """What is in force for a model.
+
+    Attributes:
+        plan: the plan; None: none.
+        trace: that it was made from.
+        path: names of optimizer-side techniques.
+        optimizers: that step the model.
+        device: where it is.
+    """
+
+    plan: Plan | None
+    trace: Trace | None
+    path: Collection[str]
+    optimizers: Iterable[torch.optim.Optimizer]
+    device: torch.device
+
+
+class OomWatch:
+    """One wrapped model's.
+
+    Args:
+        model: held weakly.
+        survives: have steps repeated; else only report.
+        facts: tells what is in force.
+        tighten: attaches a plan for fewer bytes, at most those given, and returns it; None: there is none.
+
+    Attributes:
+        latest: when its latest forward began, among those of all wrapped models.
+        recoveries: how many steps were repeated, in all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        survives: bool,
+        facts: Callable[[], Facts],
+        tighten: Callable[[int], Plan | None],
+    ) -> None:
+        self._model = weakref.ref(model)
+        self.survives = survives
+        self._facts, self._tighten = facts, tighten
+        self.latest = -1
+        self.recoveries = 0
+        self._recent: deque[int] = deque(maxlen=_MOST_RECOVERIES)
+        self._forwards = 0
+        self._tries = self._as_before = 0
+        self._first_plan: Plan | None = None  # that the step at hand began with
+        self._judged: Trace | None = None
+        self._reason = ""  # why steps under the plan of `_judged` cannot be repeated
+        self._cannot_cut = ""
+        self._said = ""
+        self._steps = StepGuard(self._is_mine, lambda: facts().plan, lambda error: self.notice(error, STEP))
+
+    def begin(self) -> None:
+        """The model is wrapped."""
+        outer_backward.add(self)
+        if self.survives:
+            self._steps.put()
+
+    def end(self) -> None:
+        """It is no more."""
+        outer_backward.remove(self)
+        self._steps.remove()
+
+    def _is_mine(self, optimizer: torch.optim.Optimizer) -> bool:
+        if self._model() is None:
+            return False
+        return any(inner_of(item) is inner_of(optimizer) for item in self._facts().optimizers)
+
+    # ---- what the model does -------------------------------------------------------------------------
+
+    def forward(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a forward with gradients.
+
+        Args:
+            run: the model's own, with what is attached.
+            args: positional part of the batch.
+            kwargs: keyword part.
+        """
+        self.latest = next(_forwards)
+        self._forwards += 1
+        self._tries, self._as_before, self._first_plan = 0, 0, None
+        self._steps.check()
+        if self.survives and not self._why_not() and not under_foreign_hooks():
+            return self._repeatable(run, args, kwargs)
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:
+            self.notice(error, FORWARD)
+            raise
+
+    def evaluation(self, run: Callable[[], Any]) -> Any:
+        """Runs a forward without gradients."""
+        try:
+            return run()
+        except Exception as error:
+            self.notice(error, EVALUATION)
+            raise
+
+    def in_backward(self, error: Exception) -> None:
+        """A backward of the loop has raised."""
+        self.notice(error, BACKWARD)
+
+    def elsewhere(self, error: BaseException) -> None:
+        """An exception ends the program."""
+        self.notice(error, ELSEWHERE)
+
+    def notice(self, error: BaseException, phase: str) -> None:
+        """Reports an error that says that memory has run out; once.
+
+        Args:
+            error: any.
+            phase: see `where`.
+        """
+        if getattr(error, _REPORTED, False) or who_ran_out(error) is None:
+            return
+        model = self._model()
+        if model is None:
+            return
+        facts = self._facts()
+        self._report(error, where(error, model, phase), self._now(facts), facts.plan)
+
+    # ---- repeating -----------------------------------------------------------------------------------
+
+    def _repeatable(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        while True:
+            replay = None
+            try:
+                replay = self._replay(run, args, kwargs)
+                return replay.first()
+            except CannotCutError as error:
+                self._cannot_cut = str(error)
+            except Exception as error:
+                failure = error
+            if self._cannot_cut:
+                assert replay is not None
+                self._say_why_not(self._cannot_cut)
+                return self._plain(replay)
+            self._recover(failure, FORWARD, replay)
+            del failure
+
+    def _plain(self, replay: Replay) -> Any:
+        try:
+            return replay.plain()
+        except Exception as error:
+            self.notice(error, FORWARD)
+            raise
+
+    def _replay(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
+        model, trace = self._model(), self._facts().trace
+        assert model is not None and trace is not None
+        buffers = [
+            (model.get_submodule(owner), name) for owner, name in sorted(trace.written_buffers.get("", ()))
+        ]
+        uses = Uses("" in trace.random, trace.changes.python_random, trace.changes.uses_gradients)
+        body = Body("", buffers, uses, trace.foreign_reads.get("", ()), kept=trace.changes.in_process)
+        return Replay(body, model, run, (args, kwargs), self._again, outer_backward.how)
+
+    def _again(self, failure: Exception) -> None:
+        self._recover(failure, BACKWARD, None)
+
+    def _recover(self, failure: Exception, phase: str, replay: Replay | None) -> None:
+        """Makes it possible to begin again, or raises the failure.
+
+        Args:
+            failure: what was caught.
+            phase: what has failed.
+            replay: the forward that failed; None: nothing of it has to be put back.
+        """
+        model = self._model()
+        if model is None or who_ran_out(failure) is None:
+            raise failure
+        facts = self._facts()
+        place, now = where(failure, model, phase), self._now(facts)
+        self._tries += 1
+        if self._is_too_often():
+            self._report(failure, place, now, facts.plan)
+            raise failure
+        _let_go(failure)
+        if replay is not None:
+            try:
+                replay.rewind()
+            except NotAsItWasError as error:
+                self._cannot_cut = str(error)
+                self._report(failure, place, now, facts.plan)
+                raise failure from None
+        with without_modes() if has_modes() else nullcontext():
+            plan = self._tighter(facts)
+        self._as_before += plan is None
+        if self._as_before > _MOST_AS_BEFORE:
+            self._report(failure, place, now, facts.plan)
+            raise failure
+        self.recoveries += 1
+        self._recent.append(self._forwards)
+        self._say(failure, place, facts.plan, plan)
+
+    def _is_too_often(self) -> bool:
+        full = len(self._recent) == _MOST_RECOVERIES
+        return self._tries > _MOST_TRIES or (full and self._forwards - self._recent[0] < _WINDOW)
+
+    def _tighter(self, facts: Facts) -> Plan | None:
+        """A plan between the one that the step began with and the smallest, by how often it has failed.
+
+        Within what there is now, when all of the step is gone.
+        """
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        host_allocator.give_back()
+        if facts.plan is None:
+            return None
+        if self._first_plan is None:
+            self._first_plan = facts.plan
+        first = self._first_plan
+        highest, lowest = first.predicted.device_used_peak_bytes, first.smallest_peak_bytes
+        wanted = lowest + (highest - lowest) * (_MOST_TRIES - 1 - min(self._tries, _MOST_TRIES - 1)) // (
+            _MOST_TRIES - 1
+        )
+        available = self._now(facts).available + first.predicted.context_bytes
+        wanted = min(wanted, available * _USABLE_PERCENT // 100)
+        if lowest >= facts.plan.predicted.device_used_peak_bytes:
+            return None
+        return self._tighten(max(wanted, 1))
+
+    # ---- words ---------------------------------------------------------------------------------------
+
+    def _why_not(self) -> str:
+        """Why the step cannot be repeated; found once for each plan, said once."""
+        if self._cannot_cut:
+            return self._cannot_cut
+        facts, model = self._facts(), self._model()
+        if facts.trace is None or model is None:
+            return "there is no plan"
+        if facts.trace is not self._judged:
+            foreign = [ref() for ref in facts.trace.foreign_reads.get("", ())]
+            reads = [tensor for tensor in foreign if isinstance(tensor, Tensor)]
+            self._judged, self._reason = facts.trace, why_not(model, facts.path, reads)
+            self._say_why_not(self._reason)
+        return self._reason
+
+    def _say_why_not(self, reason: str) -> None:
+        if reason and reason != self._said:
+            self._said = reason
+            log.LOGGER.warning("on_oom='survive': a step cannot be repeated exactly: %s", reason)
+
+    def _now(self, facts: Facts) -> MemoryNow:
+        model = self._model()
+        assert model is not None
+        with without_modes() if has_modes() else nullcontext():
+            return memory_now(model, facts.optimizers, facts.device)
+
+    def _report(self, error: BaseException, place: Where, now: MemoryNow, plan: Plan | None) -> None:
+        setattr(error, _REPORTED, True)
+        reason = ""
+        if self.survives:
+            reason = self._cannot_cut or self._reason
+            if not reason and self._tries:
+                reason = f"repeated {self._tries - 1} times, and out of memory each time"
+        lines = report_lines(error, place, now, plan, reason, survives=self.survives)
+        log.block(lines, "MemScale: out of memory", logging.ERROR)
+
+    def _say(self, failure: Exception, place: Where, before: Plan | None, plan: Plan | None) -> None:
+        asked = asked_bytes(failure)
+        what = f"{format_bytes(asked)} refused" if asked else "an allocation was refused"
+        how = "under the same plan, which is the smallest"
+        if plan is not None and before is not None:
+            peaks = [format_bytes(item.predicted.device_used_peak_bytes) for item in (plan, before)]
+            time = plan.predicted.step_time_ns / max(before.predicted.step_time_ns, 1)
+            how = (
+                f"under a tighter plan: peak {peaks[0]}, was {peaks[1]}, × {time:.2f} of the time (predicted)"
+            )
+        log.LOGGER.warning("out of memory in %s (%s): the step is repeated %s", place.text, what, how)
+
+
+def _let_go(error: BaseException) -> None:
+    """Drops what the frames of an error hold, and those of errors that it came from."""
+    item: BaseException | None = error
+    while item is not None:
+        if item.__traceback__ is not None:
+            traceback.clear_frames(item.__traceback__)
+            item.__traceback__ = None
+        item = item.__cause__ or item.__context__
+    torch.clear_autocast_cache()
+    gc.collect()
