@@ -22,6 +22,7 @@ __all__ = [
     "Savings",
     "__version__",
     "apply_all_optimizations",
+    "autosave",
     "detach",
     "errors",
     "estimate_savings",
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from memscale.config.config import AsyncOffloadConfig, Config, OptimizationMode
     from memscale.plans.plan import Plan, Prediction
     from memscale.plans.savings import Savings
-    from memscale.saving import save
+    from memscale.saving import autosave, save
 
 # Where each public name lives. Loaded at first use, so that `import memscale` costs next to nothing.
 _HOME = {
@@ -59,6 +60,7 @@ _HOME = {
     "Prediction": "memscale.plans.plan",
     "Savings": "memscale.plans.savings",
     "apply_all_optimizations": "memscale.api",
+    "autosave": "memscale.saving",
     "detach": "memscale.api",
     "estimate_savings": "memscale.api",
     "optimize": "memscale.api",

@@ -221,6 +221,7 @@ class EffectiveConfig:
     only: tuple[str, ...]
     check_recompute: str
     on_oom: str
+    guard: bool
     exact: bool
     use_static_profiling: bool
     use_empirical_fallback: bool
@@ -288,6 +289,10 @@ class Config:
         on_oom: What happens when memory runs out. "report": a report of what filled it and what would help,
             and the exception. "survive": a forward or backward is repeated under a tighter plan, with the
             bits of an undisturbed step; where it cannot be, a log line says why, and it is as "report".
+        guard: On a CPU host: private memory of this process is limited to what machine and control groups
+            have left (RLIMIT_DATA, followed before each forward), so that the kernel's kill becomes an error
+            that `on_oom` is for. On a card: retries of the allocator count as memory that has run out, and
+            the next step gets a tighter plan.
         exact: True admits only techniques whose loss and gradients are bit-equal to plain PyTorch at the same
             precision. None: False in AGGRESSIVE or once an inexact technique is switched on, else True.
         use_static_profiling: Trace the step without computing it.
@@ -332,6 +337,7 @@ class Config:
     only: tuple[str, ...] | str = ()
     check_recompute: str = "always"
     on_oom: str = "report"
+    guard: bool = False
     exact: bool | None = None
     use_static_profiling: bool = True
     use_empirical_fallback: bool = True
@@ -363,6 +369,7 @@ class Config:
         "only": checks.check_patterns,
         "check_recompute": checks.check_choice(RECOMPUTE_CHECKS),
         "on_oom": checks.check_choice(OOM_ACTIONS),
+        "guard": checks.check_bool,
         "exact": _check_choice,
         "use_static_profiling": checks.check_bool,
         "use_empirical_fallback": checks.check_bool,

@@ -74,6 +74,12 @@ def private_bytes(root: Path = _ROOT) -> int:
     return _kib_fields(root / "proc/self/status").get("VmData", 0)
 
 
+def memory_pressure_percent(root: Path = _ROOT) -> float:
+    """Share of the last ten seconds in which some task has waited for memory, in percent. 0 if unknown."""
+    match = re.search(r"^some avg10=([0-9.]+)", _text(root / "proc/pressure/memory"), re.MULTILINE)
+    return float(match.group(1)) if match else 0.0
+
+
 def is_wsl(root: Path = _ROOT) -> bool:
     """Whether this is Linux under Windows, where pinned memory is scarcer than the limits say."""
     return "microsoft" in _text(root / "proc/sys/kernel/osrelease").lower()

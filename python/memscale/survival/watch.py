@@ -29,6 +29,7 @@ from memscale import log
 from memscale.optim.kinds import inner_of
 from memscale.survival import host_allocator, outer_backward
 from memscale.survival.conditions import why_not
+from memscale.survival.guard import GUARD
 from memscale.survival.memory_now import MemoryNow, memory_now
 from memscale.survival.oom_errors import asked_bytes, who_ran_out
 from memscale.survival.replay import CannotCutError, Replay
@@ -89,6 +90,7 @@ class OomWatch:
     Args:
         model: held weakly.
         survives: have steps repeated; else only report.
+        is_guarded: see `Config.guard`.
         facts: tells what is in force.
         tighten: attaches a plan for fewer bytes, at most those given, and returns it; None: there is none.
 
@@ -101,11 +103,14 @@ class OomWatch:
         self,
         model: nn.Module,
         survives: bool,
+        is_guarded: bool,
         facts: Callable[[], Facts],
         tighten: Callable[[int], Plan | None],
     ) -> None:
         self._model = weakref.ref(model)
         self.survives = survives
+        self._is_guarded, self._retries = is_guarded, 0
+        self._guarding: weakref.finalize[Any, OomWatch] | None = None
         self._facts, self._tighten = facts, tighten
         self.latest = -1
         self.recoveries = 0
@@ -124,11 +129,17 @@ class OomWatch:
         outer_backward.add(self)
         if self.survives:
             self._steps.put()
+        if self._is_guarded and self._facts().device.type == "cpu" and self._guarding is None:
+            GUARD.put()
+            self._guarding = weakref.finalize(self, GUARD.remove)
 
     def end(self) -> None:
         """It is no more."""
         outer_backward.remove(self)
         self._steps.remove()
+        if self._guarding is not None:
+            self._guarding()
+            self._guarding = None
 
     def _is_mine(self, optimizer: torch.optim.Optimizer) -> bool:
         if self._model() is None:
@@ -149,6 +160,8 @@ class OomWatch:
         self._forwards += 1
         self._tries, self._as_before, self._first_plan = 0, 0, None
         self._steps.check()
+        if self._is_guarded:
+            self._guard()
         if self.survives and not self._why_not() and not under_foreign_hooks():
             return self._repeatable(run, args, kwargs)
         try:
@@ -156,6 +169,26 @@ class OomWatch:
         except Exception as error:
             self.notice(error, FORWARD)
             raise
+
+    def _guard(self) -> None:
+        """Before a forward: the limit follows what is left; on a card, thrash is memory that has run out."""
+        if self._guarding is not None:
+            GUARD.follow()
+            return
+        facts = self._facts()
+        if facts.device.type != "cuda":
+            return
+        retries = torch.cuda.memory_stats(facts.device).get("num_alloc_retries", 0)
+        before, self._retries = self._retries, retries
+        if retries <= before or self._forwards == 1:
+            return
+        plan = self._tighter(facts)
+        if plan is not None:
+            log.LOGGER.warning(
+                "the allocator had to retry %d times in the last step: a tighter plan, peak %s",
+                retries - before,
+                format_bytes(plan.predicted.device_used_peak_bytes),
+            )
 
     def evaluation(self, run: Callable[[], Any]) -> Any:
         """Runs a forward without gradients."""

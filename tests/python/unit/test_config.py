@@ -44,6 +44,7 @@ DEFAULTS: dict[str, object] = {
     "only": (),
     "check_recompute": "always",
     "on_oom": "report",
+    "guard": False,
     "exact": None,
     "use_static_profiling": True,
     "use_empirical_fallback": True,

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import memscale
-from memscale import saving
+from memscale.saving import atomic as saving
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
