@@ -415,6 +415,7 @@ def verify(
     facts = StepFacts(training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
     if executor is not None and executor.plan is not None:
+        facts.forward, facts.watch = executor.in_force.own_step, executor.in_force.watch
         return compare(executor, args, kwargs, facts)
     settings = effective_config(given).replace(force_optimize=True, enable_logging=False, strict_budget=False)
     optimizer = optimizer_of(optimizer, module)

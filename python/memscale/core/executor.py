@@ -109,9 +109,8 @@ class Executor(Ours):
         self._guard: ReplicaGuard | None = None
         self.config = config
         self.planned: Planned | None = None
-        self.idle = False
+        self.idle = self.drops_output = False
         self.planning_seconds = 0.0
-        self.drops_output = False
         self.loss_scale: LossScale | str = scale_for(model, optimizer)
         self._optimizers = KnownOptimizers(optimizer)
         self.in_force = InForce(
@@ -267,8 +266,8 @@ class Executor(Ours):
 
     def _take_over(self) -> None:
         with uninterrupted():
-            slot = ForwardSlot(self.model, "")
-            slot.put(WatchedForward(self, self.model.forward))
+            slot = ForwardSlot(self.model, "", method=self.in_force.method)
+            slot.put(WatchedForward(self, slot.present))
             self._slot, self.in_force.watch = slot, slot.stand_in
             self._guard = ReplicaGuard(self.model)
             self._guard.put()
@@ -458,6 +457,7 @@ class Executor(Ours):
             grads_present=any(parameter.grad is not None for parameter in self.model.parameters()),
             carried_bytes=tuple(size for size in alive if size >= _CARRIED_BYTES),
             training=training,
+            forward=self.in_force.own_step,
             watch=self.in_force.watch,
             may_change_optimizer=self._optimizers.named is not None,
             staying=self.in_force.staying,

@@ -25,6 +25,7 @@ def begin(
     optimizer: torch.optim.Optimizer | None = None,
     grads_present: bool = False,
     drops_output: bool = False,
+    method: str = "forward",
 ) -> Executor:
     """Wraps a model: the sample in one form, an old plan off, the log set up, a new executor started.
 
@@ -35,6 +36,7 @@ def begin(
         optimizer: trains the model, as far as it is known.
         grads_present: steps find gradients of earlier ones.
         drops_output: the loop has the loss alone when backward begins.
+        method: of the model, which the loop calls for a step: what is planned and watched.
 
     Raises:
         BaseException: as `Executor.start`. A plan that was there before is in force again.
@@ -48,7 +50,7 @@ def begin(
             wrapped.stop()
         log.setup(config)
         executor = Executor(model, config, optimizer)
-        executor.drops_output = drops_output
+        executor.drops_output, executor.in_force.method = drops_output, method
         if wrapped is not None and isinstance(executor.loss_scale, LossScale):
             executor.loss_scale.take_over(wrapped.loss_scale)
         executor.start(sample, grads_present)
