@@ -176,9 +176,15 @@ def begin(trainer: Trainer, config: Config, sample_input: Any) -> None:
     trainer.callback_handler.callbacks.insert(0, callback_type()(config, optimizer, drops_output))
 
 
-def end(trainer: Trainer) -> None:
-    """Takes the callback off again."""
+def concerns(trainer: Trainer) -> bool:
+    """Whether this knows what a step is: of every Trainer."""
+    return True
+
+
+def end(trainer: Trainer) -> bool:
+    """Takes the callback off again. False: the model is to be detached yet."""
     _remove_callbacks(trainer)
+    return False
 
 
 def _remove_callbacks(trainer: Trainer) -> None:
