@@ -86,12 +86,13 @@ class MemScaleCallback:
         self.plan: Plan | None = None
         self.restored: dict[str, Any] = {}
         self.is_guest = False
+        self._differed: set[str] = set()
         self._module: nn.Module | None = None
         self._undo = ExitStack()
         self._has_warned = False
 
     def __reduce__(self) -> Any:
-        kept = {name: self.__dict__[name] for name in ("sample", "is_guest", "restored")}
+        kept = {name: self.__dict__[name] for name in ("sample", "is_guest", "restored", "_differed")}
         return _made_again, (_plain_class(type(self)), self.config, kept)
 
     # ---- Lightning's hooks -----------------------------------------------------------------------
@@ -144,12 +145,13 @@ class MemScaleCallback:
             "digest": plan.digest,
             "plan": plan.to_json(),
             "peak_bytes": plan.predicted.device_used_peak_bytes,
-            "not_recomputed": self._not_recomputed(),
+            "not_recomputed": sorted(self._differed),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What an earlier run has learned: recomputes that differed are not tried again."""
         self.restored = dict(state_dict)
+        self._differed = set(self.restored.get("not_recomputed", ()))
 
     # ---- the module ------------------------------------------------------------------------------
 
@@ -166,8 +168,8 @@ class MemScaleCallback:
             for name in _EVALUATIONS:
                 if _is_overridden(module, name):
                     self._put(stack, module, name, executor)
-            for path in self.restored.get("not_recomputed", ()):
-                executor.keep_module(path, "noted in the checkpoint")
+            for path in sorted(self._differed):
+                executor.keep_module(path, "a recompute of it has differed before")
             self._undo, self._module = stack.pop_all(), module
 
     def detach(self) -> bool:
@@ -215,15 +217,9 @@ class MemScaleCallback:
 
     def _note_plan(self) -> None:
         executor: Executor | None = None if self._module is None else vars(self._module).get(EXECUTOR)
-        if executor is not None and executor.plan is not None:
-            self.plan = executor.plan
-
-    def _not_recomputed(self) -> list[str]:
-        executor: Executor | None = None if self._module is None else vars(self._module).get(EXECUTOR)
-        known = set(self.restored.get("not_recomputed", ()))
         if executor is not None and executor.planned is not None:
-            known |= executor.planned.left_out.differed
-        return sorted(known)
+            self.plan = executor.planned.plan
+            self._differed |= executor.planned.left_out.differed
 
     def _frees_early(self, trainer: Any, module: Any, batch_idx: int) -> bool:
         """Whether Lightning zeroes gradients in this step, and nobody looks at them before."""
