@@ -74,11 +74,11 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     package_of()
-    rank, case, port, where = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
+    rank, port, where = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GLOO_SOCKET_IFNAME": "lo",
         "LOCAL_WORLD_SIZE": "2",
     }  # fmt: skip
-    (where / f"{rank}.json").write_text(json.dumps(run(case, where)))
+    (where / f"{rank}.json").write_text(json.dumps({name: run(name, where) for name in SETTINGS}))
     os._exit(0)
