@@ -75,7 +75,8 @@ class MemScaleCallback:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """An object of a class that is a callback, too."""
-        return super().__new__(_callback_class(cls, _packages()))
+        kind: Any = cls
+        return super().__new__(_callback_class(kind, _packages()))
 
     def __init__(self, config: Config | None = None, sample: Any = None, **fields: Any) -> None:
         self.config = effective_config(merged(config, fields))
