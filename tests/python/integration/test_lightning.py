@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import memscale
 from lightning_samples import (
     BUDGET,
     PACKAGES,
@@ -276,6 +277,16 @@ def test_steps_that_cannot_be_planned_say_so(tmp_path: Path, caplog: pytest.LogC
     assert_same_run(plain, fitted(tmp_path, [callback], kind=lambda package: Own))
     assert callback.plan is None
     assert "self.optimizers()" in caplog.text and "the model runs unchanged" in caplog.text
+
+
+def test_wrapped_before_the_fit_a_warning_names_the_callback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lightning calls its `training_step`, and never the forward that is planned there."""
+    module = memscale.wrap(module_class(package_of())(), **BUDGET)
+    with quiet():
+        trainer_of(package_of(), tmp_path).fit(module, loader())
+    assert caplog.text.count("no plan was made") == 1 and "MemScaleCallback" in caplog.text
 
 
 def test_a_batch_that_is_skipped_says_nothing_of_the_next(tmp_path: Path) -> None:
