@@ -203,6 +203,29 @@ def test_gradients_are_freed_before_the_next_forward_unless_somebody_looks(tmp_p
     present.clear()
 
 
+_counts = {"steps": 0}
+
+
+def test_planning_leaves_no_trace_outside_of_the_module(tmp_path: Path) -> None:
+    """No code of the program's own names `training_step`: it is known that Lightning calls it."""
+    global _latest
+
+    class Counting(module_class(package_of())):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            global _latest
+            _counts["steps"] += 1
+            _latest = batch_idx
+            return super().training_step(batch, batch_idx)  # type: ignore[no-any-return]
+
+    for callbacks in ([], [MemScaleCallback(**BUDGET)]):
+        _counts["steps"], _latest = 0, -1
+        fitted(tmp_path, callbacks, kind=lambda package: Counting)
+        assert (_counts["steps"], _latest) == (6, 5)
+
+
+_latest = -1
+
+
 def test_a_sample_brings_the_plan_before_the_first_step(tmp_path: Path) -> None:
     plans = []
 
