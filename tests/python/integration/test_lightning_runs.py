@@ -201,16 +201,18 @@ def test_evaluation_is_looked_at_before_it_runs(tmp_path: Path, caplog: pytest.L
     assert caplog.text.count("a forward without gradients does not fit") == 1
 
 
-def test_the_peak_of_a_fit_is_within_the_budget(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_peak_of_a_fit_is_what_was_predicted(precision: str, tmp_path: Path) -> None:
     runs: list[Any] = []
-    data = loader(4096)
-    plain = peak_bytes(lambda: runs.append(fitted(tmp_path, data=data, max_steps=3)))
+    run: dict[str, Any] = {"data": loader(4096), "max_steps": 3, "precision": precision}
+    plain = peak_bytes(lambda: runs.append(fitted(tmp_path, **run)))
     budget = int(plain * 0.7)
     callback = MemScaleCallback(memory_budget=budget, enable_logging=False)
-    planned = peak_bytes(lambda: runs.append(fitted(tmp_path, [callback], data=data, max_steps=3)))
+    planned = peak_bytes(lambda: runs.append(fitted(tmp_path, [callback], **run)))
     assert_same_run(*runs)
     assert callback.plan is not None and callback.plan.fits
     assert planned <= budget < plain
+    assert planned - callback.plan.predicted.allocated_peak_bytes <= 1024  # what Lightning logs
 
 
 # ---- Fabric ------------------------------------------------------------------------------------------
