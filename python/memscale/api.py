@@ -210,8 +210,8 @@ def detach(model: Any) -> None:
         model: what was given to `wrap`. A model that is not wrapped gives a logged warning.
     """
     integration = _integration_of(model)
-    if integration is not None:
-        integration.end(model)
+    if integration is not None and integration.end(model):
+        return
     executor = model_of(model).__dict__.get(EXECUTOR)
     if executor is None:
         log.LOGGER.warning("detach: this model is not wrapped")
@@ -415,6 +415,7 @@ def verify(
     facts = StepFacts(training=None if module.training else True)
     executor = module.__dict__.get(EXECUTOR)
     if executor is not None and executor.plan is not None:
+        facts.forward, facts.watch = executor.in_force.own_step, executor.in_force.watch
         return compare(executor, args, kwargs, facts)
     settings = effective_config(given).replace(force_optimize=True, enable_logging=False, strict_budget=False)
     optimizer = optimizer_of(optimizer, module)
@@ -425,8 +426,13 @@ def verify(
         return compare(temporary, args, kwargs, facts)
 
 
-_INTEGRATIONS = {("transformers.trainer", "Trainer"): "memscale.integrations.trainer"}
-"""Module and name of a trainer class → what knows it; imported when such a trainer is wrapped."""
+_INTEGRATIONS = {
+    ("transformers.trainer", "Trainer"): "memscale.integrations.trainer",
+    ("lightning.pytorch.core.module", "LightningModule"): "memscale.integrations.lightning",
+    ("pytorch_lightning.core.module", "LightningModule"): "memscale.integrations.lightning",
+}
+"""Module and name of a trainer class, or of one that knows its trainer → what knows it; imported when such
+an object is wrapped."""
 
 
 def _integration_of(target: Any) -> Any:
@@ -434,5 +440,6 @@ def _integration_of(target: Any) -> Any:
     for kind in type(target).__mro__:
         name = _INTEGRATIONS.get((kind.__module__, kind.__name__))
         if name is not None:
-            return importlib.import_module(name)
+            known = importlib.import_module(name)
+            return known if known.concerns(target) else None
     return None

@@ -100,6 +100,7 @@ class Executor(Ours):
         planning_seconds: what planning has taken in the middle of training, in all.
         drops_output: see `StepFacts`.
         oom: what happens when memory runs out.
+        values: which numbers among the arguments are a part of what a plan is for.
         loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
     """
 
@@ -111,24 +112,22 @@ class Executor(Ours):
         self._guard: ReplicaGuard | None = None
         self.config = config
         self.planned: Planned | None = None
-        self.idle = False
+        self.idle = self.drops_output = False
         self.planning_seconds = 0.0
-        self.drops_output = False
         self.loss_scale: LossScale | str = scale_for(model, optimizer)
         self._optimizers = KnownOptimizers(optimizer)
         self.in_force = InForce(
             model, config, self._optimizers, functools.partial(_keep_module, weakref.ref(self))
         )
         self._signature: StepSignature | None = None
-        self._values = PlainValues()
+        self.values = PlainValues()
         self._attributes = ModuleAttributes()
         self._why_new = "the model has changed"
         self._is_new = False  # no forward has run under the plan in force
         self._known: dict[StepSignature, Planned] = {}
         self._outputs: dict[int, list[weakref.ref[Any]]] = {}  # by the thread that has run the forward
         self.open = OpenGraphs()
-        self.callers = Callers()
-        self.evaluations = Evaluations()
+        self.callers, self.evaluations = Callers(), Evaluations()
         self.unseen = UnseenForward()
         self._learned = LearnedUse()
         self._has_warned_of_open = self._has_warned_of_computed_weights = self._has_warned_of_threads = False
@@ -272,8 +271,8 @@ class Executor(Ours):
 
     def _take_over(self) -> None:
         with uninterrupted():
-            slot = ForwardSlot(self.model, "")
-            slot.put(WatchedForward(self, self.model.forward))
+            slot = ForwardSlot(self.model, "", method=self.in_force.method)
+            slot.put(WatchedForward(self, slot.present))
             self._slot, self.in_force.watch = slot, slot.stand_in
             self._guard = ReplicaGuard(self.model)
             self._guard.put()
@@ -454,6 +453,7 @@ class Executor(Ours):
             grads_present=any(parameter.grad is not None for parameter in self.model.parameters()),
             carried_bytes=tuple(size for size in alive if size >= _CARRIED_BYTES),
             training=training,
+            forward=self.in_force.own_step,
             watch=self.in_force.watch,
             may_change_optimizer=self._optimizers.named is not None,
             staying=self.in_force.staying,
@@ -499,7 +499,7 @@ class Executor(Ours):
 
     def _signature_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> StepSignature:
         """What a plan for this step would be for, without what is known not to matter."""
-        return self._values.read(signature_of(self.model, args, kwargs, facts, self._attributes))
+        return self.values.read(signature_of(self.model, args, kwargs, facts, self._attributes))
 
     def _look_at_attributes(self) -> None:
         """After the first forward under a plan: what it has changed itself is no sign of another step."""
@@ -518,7 +518,7 @@ class Executor(Ours):
         self._attributes.ignore(planned.trace.changes.attributes)
         if before is not None and replace(before, attributes=signature.attributes).covers(signature):
             self._attributes.learn(before.attributes, signature.attributes, is_same_step)
-        self._values.learn(before, signature, is_same_step)
+        self.values.learn(before, signature, is_same_step)
 
     # ---- planning --------------------------------------------------------------------------------
 
@@ -570,7 +570,7 @@ class Executor(Ours):
         self.in_force.exchange(planned)
         replaced = self.planned
         # A plan may switch the model's own cache and checkpoints: what they are from now on is no other step.
-        signature = self._values.read(replace(made_for, attributes=self._attributes.read(self.model)))
+        signature = self.values.read(replace(made_for, attributes=self._attributes.read(self.model)))
         self.planned = self._known[signature] = planned
         if len(self._known) > _MOST_PLANS:
             del self._known[next(iter(self._known))]

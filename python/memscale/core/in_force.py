@@ -58,6 +58,7 @@ class InForce:
 
     Attributes:
         watch: the executor's stand-in before the model's forward; the model's own techniques go beneath it.
+        method: of the model, which is watched; another than `forward` is a whole step up to its loss.
         attached: all but those of the path, in the order in which they were attached.
         path: optimizer-side techniques, likewise.
         offload: the engine that plans use, once one of them has.
@@ -77,6 +78,7 @@ class InForce:
         self._run_with: frozenset[str] = frozenset()  # those of the path that a forward has run with
         self._places: list[Place] = []
         self.watch: StandIn | None = None
+        self.method = "forward"
         self.attached: list[Attachment] = []
         self.path: list[PathAttachment] = []
         self.offload: Offload | None = None
@@ -93,6 +95,11 @@ class InForce:
     def half(self) -> Bf16Weights | None:
         """What has weights in BF16, which need autocast in evaluation, too; None where none are."""
         return next((item for item in self.path if isinstance(item, Bf16Weights)), None)
+
+    @property
+    def own_step(self) -> Callable[..., Any] | None:
+        """What runs the model where that is another method than its forward, beneath the watch."""
+        return None if self.method == "forward" or self.watch is None else self.watch.original
 
     @property
     def staying(self) -> frozenset[str]:

@@ -130,15 +130,21 @@ class PlainValues:
     Each is, until steps traced for other values of it alone were the same step twice in a row: what counts
     the steps, or names files, must not ask for a plan at each of them. Nor may what differs and never
     comes again.
+
+    Attributes:
+        numbered: the last argument is the number of the batch, which is no part of it.
     """
 
     def __init__(self) -> None:
+        self.numbered = False
         self._ignored: set[tuple[int, int]] = set()  # (structure, position)
         self._alike: dict[tuple[int, int], int] = {}
         self._plans: dict[tuple[int, int], int] = {}
 
     def read(self, signature: StepSignature) -> StepSignature:
         """The signature, with what matters of its plain values."""
+        if self.numbered:
+            signature = replace(signature, values=signature.values[:-1])
         if not self._ignored:
             return signature
         structure = hash(signature.structure)

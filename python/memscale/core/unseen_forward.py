@@ -37,8 +37,16 @@ class UnseenForward:
         self._has_warned = True
         log.LOGGER.warning(
             "no plan was made: an optimizer steps weights of %s, but the forward of the wrapped %s has not "
-            "run. Call the model itself, or wrap what the loop calls, such as memscale.wrap(model.%s)",
+            "run. %s, such as %s",
             ", ".join(map(repr, trained[:3])) + (" …" if len(trained) > 3 else ""),
             type(model).__name__,
-            trained[0],
+            *_instead(model, trained[0]),
         )
+
+
+def _instead(model: nn.Module, child: str) -> tuple[str, str]:
+    """What to do about it, and an example."""
+    if any(kind.__name__ == "LightningModule" for kind in type(model).__mro__):
+        example = "Trainer(callbacks=[memscale.integrations.lightning.MemScaleCallback(memory_budget=...)])"
+        return "Give Lightning's Trainer a callback that plans training_step", example
+    return "Call the model itself, or wrap what the loop calls", f"memscale.wrap(model.{child})"

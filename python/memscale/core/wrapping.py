@@ -25,6 +25,8 @@ def begin(
     optimizer: torch.optim.Optimizer | None = None,
     grads_present: bool = False,
     drops_output: bool = False,
+    method: str = "forward",
+    numbered: bool = False,
 ) -> Executor:
     """Wraps a model: the sample in one form, an old plan off, the log set up, a new executor started.
 
@@ -35,6 +37,8 @@ def begin(
         optimizer: trains the model, as far as it is known.
         grads_present: steps find gradients of earlier ones.
         drops_output: the loop has the loss alone when backward begins.
+        method: of the model, which the loop calls for a step: what is planned and watched.
+        numbered: the last argument of that method is the number of the batch.
 
     Raises:
         BaseException: as `Executor.start`. A plan that was there before is in force again.
@@ -48,7 +52,8 @@ def begin(
             wrapped.stop()
         log.setup(config)
         executor = Executor(model, config, optimizer)
-        executor.drops_output = drops_output
+        executor.drops_output, executor.in_force.method = drops_output, method
+        executor.values.numbered = numbered
         if wrapped is not None and isinstance(executor.loss_scale, LossScale):
             executor.loss_scale.take_over(wrapped.loss_scale)
         executor.start(sample, grads_present)

@@ -3,6 +3,7 @@
 
     wrap             the trainer says what a step is: its model, its optimizer, its first batch, its autocast.
                      The plan is made from that, outside the time that the trainer measures.
+                     `auto_find_batch_size` is settled by plans, see `trainer_batch`.
     train            the model is wrapped anew if `model_init` made another one
     end of training  if planning fell into the measured time all the same, the rates without it are logged
 
@@ -17,7 +18,7 @@ import copy
 import functools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,9 @@ from memscale.core.eight_bit_state import change_to_8bit, eight_bit_state
 from memscale.core.executor import Executor
 from memscale.core.wrapped import EXECUTOR
 from memscale.core.wrapping import begin as wrap_model
+from memscale.integrations.trainer_batch import Part, Settled, fitting_part
 from memscale.state.model_state import preserved
+from memscale.techniques.step_facts import StepFacts
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -44,7 +47,10 @@ class Follower:
         config: what the model is wrapped with.
         optimizer: stands in for the trainer's own until that has been created.
         drops_output: see `StepFacts`.
+        settled: the batch that `auto_find_batch_size` would have looked for.
     """
+
+    settled: Settled | None = None
 
     def __init__(
         self,
@@ -155,35 +161,77 @@ def begin(trainer: Trainer, config: Config, sample_input: Any) -> None:
         why = "a Trainer takes the norm of all gradients before each step: train with a loop of your own"
         raise refuse("step_in_backward", True, f"{why}, or leave it out")
     optimizer = _optimizer_of(trainer)
-    if sample_input is None:
-        sample_input = _first_batch(trainer)
     model = trainer.model
     assert isinstance(model, nn.Module)
-    accelerator = trainer.accelerator
-    autocast = accelerator.autocast() if accelerator.mixed_precision in ("fp16", "bf16") else nullcontext()
     accumulates = trainer.args.gradient_accumulation_steps > 1
     drops_output = _is_own(trainer, "compute_loss", "training_step") and not (
         trainer.compute_loss_func or trainer.label_smoother
     )
-    with autocast:
+    part, before = None, _settled(trainer)
+    if sample_input is None and (before is not None or trainer.args.auto_find_batch_size):
+        part = _fitting_part(trainer, config, optimizer, accumulates, drops_output, before)
+    if part is not None:
+        sample_input, accumulates = part.sample, accumulates or part.count > 1
+    elif sample_input is None:
+        sample_input = _first_batch(trainer)
+    with _autocast(trainer):
         if optimizer is None:  # it comes with the training, and its state with it
             wrap_model(model, config, sample_input, None, accumulates, drops_output)
         else:
             with eight_bit_state(model, config, optimizer) as known:
                 wrap_model(model, config, sample_input, known, accumulates, drops_output)
     _remove_callbacks(trainer)
+    follower = callback_type()(config, optimizer, drops_output)
+    follower.settled = None if part is None else Settled(trainer, part)
     # In front: what reports figures elsewhere shall report these too.
-    trainer.callback_handler.callbacks.insert(0, callback_type()(config, optimizer, drops_output))
+    trainer.callback_handler.callbacks.insert(0, follower)
 
 
-def end(trainer: Trainer) -> None:
-    """Takes the callback off again."""
+def concerns(trainer: Trainer) -> bool:
+    """Whether this knows what a step is: of every Trainer."""
+    return True
+
+
+def end(trainer: Trainer) -> bool:
+    """Takes the callback off again. False: the model is to be detached yet."""
     _remove_callbacks(trainer)
+    return False
 
 
 def _remove_callbacks(trainer: Trainer) -> None:
-    callbacks = trainer.callback_handler.callbacks
+    settled, callbacks = _settled(trainer), trainer.callback_handler.callbacks
     callbacks[:] = [callback for callback in callbacks if not isinstance(callback, Follower)]
+    if settled is not None:
+        settled.restore()
+
+
+def _settled(trainer: Trainer) -> Settled | None:
+    """The batch that an earlier `wrap` has settled."""
+    followers = [item for item in trainer.callback_handler.callbacks if isinstance(item, Follower)]
+    return followers[0].settled if followers else None
+
+
+def _autocast(trainer: Trainer) -> AbstractContextManager[Any]:
+    accelerator = trainer.accelerator
+    lowers = accelerator.mixed_precision in ("fp16", "bf16")
+    autocast: AbstractContextManager[Any] = accelerator.autocast() if lowers else nullcontext()
+    return autocast
+
+
+def _fitting_part(
+    trainer: Trainer,
+    config: Config,
+    optimizer: torch.optim.Optimizer | None,
+    accumulates: bool,
+    drops_output: bool,
+    before: Settled | None,
+) -> Part | None:
+    """What `auto_find_batch_size` is to run at a time; of the batch that was asked for at first."""
+    lines = trainer.args.per_device_train_batch_size
+    asked = lines if before is None else before.asked["per_device_train_batch_size"]
+    facts = StepFacts(optimizer, grads_present=accumulates, training=True, drops_output=drops_output)
+    with _autocast(trainer):
+        return fitting_part(trainer, config, facts, functools.partial(_first_batch, trainer), asked)
 
 
 def _is_own(trainer: Trainer, *names: str) -> bool:
@@ -251,12 +299,13 @@ def _why_not(trainer: Trainer) -> str:
     return ""
 
 
-def _first_batch(trainer: Trainer) -> Any:
-    """The first batch as the model will get it, or None."""
+def _first_batch(trainer: Trainer, lines: int | None = None) -> Any:
+    """The first batch as the model will get it, or one of so many lines; or None."""
     reason = _why_not(trainer)
     if not reason:
         try:
             with _undisturbed(trainer):
+                trainer._train_batch_size = lines or trainer._train_batch_size
                 return _drawn(trainer)
         except Exception as error:  # the user's data or code, which will raise again in training
             reason = f"{type(error).__name__}: {error}"

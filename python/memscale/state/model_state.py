@@ -26,6 +26,7 @@ from memscale.state.process_tables import Kept
 from memscale.state.value_images import ABSENT, DEPTH, Images, only_filled, same_as, slots_of
 from memscale.state.weight_images import WeightImages
 from memscale.torchkit.leaves import LONGEST
+from memscale.torchkit.plain_copies import Ours
 from memscale.torchkit.tensor_hooks import HookImages
 from memscale.uninterrupted import uninterrupted
 from memscale.weights.placed_gradients import set_gradient
@@ -163,7 +164,11 @@ class _ModuleImage:
 
     def _attributes(self) -> dict[str, Any]:
         """What its dictionary holds, and its class's slots."""
-        own = {key: value for key, value in self.module.__dict__.items() if key not in _TORCH_DICTS}
+        own = {
+            key: value
+            for key, value in self.module.__dict__.items()
+            if key not in _TORCH_DICTS and not isinstance(value, Ours)
+        }
         for name in self.slots:
             value = getattr(self.module, name, ABSENT)
             if value is not ABSENT:

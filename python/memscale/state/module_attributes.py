@@ -41,7 +41,7 @@ _SOMETHING: Final = object()
 _OF_EVERY_MODULE: Final = frozenset(nn.Module().__dict__) | {"forward", "__reduce_ex__", "__deepcopy__"}
 """PyTorch's own of every module (the training flag counts elsewhere), and MemScale's."""
 
-_BOOKKEEPING: Final = ("_memscale", "_is_accelerate", "_is_hf_")
+_BOOKKEEPING: Final = ("_memscale", "_is_accelerate", "_is_hf_", "_current_fx_name")
 """How names begin under which libraries note on a model what they have done with it."""
 
 _LAYERS: Final = ("torch.nn.modules.", "torch.nn.utils.")

@@ -28,8 +28,10 @@ from memscale.state.value_images import ABSENT, attributes_of, content_of, is_pl
 
 _LIBRARIES: Final = sys.stdlib_module_names | {
     "functorch",
+    "lightning",
     "memscale",
     "numpy",
+    "pytorch_lightning",
     "torch",
     "torchgen",
     "triton",
@@ -154,6 +156,10 @@ def writes_of(code: CodeType) -> Writes:
     return found
 
 
+_CALLED: Final = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+"""Methods of modules that PyTorch and Lightning call, and no code of the program's own."""
+
+
 class Reached:
     """All that has been reached, each once.
 
@@ -174,7 +180,7 @@ class Reached:
         self.functions: list[FunctionType] = []
         self.caches: list[Any] = []
         self.classes: dict[int, type] = {}
-        self.names: set[str] = {"forward"}
+        self.names: set[str] = set(_CALLED)
         self.unnamed: dict[str, list[type]] = {}  # methods that no code has named so far, and their classes
         self._created: set[int] = set()
         self._seen: dict[int, Any] = {}  # with the values, so that their ids stay their own

@@ -15,6 +15,7 @@ either the weight that is to be cast or the cast from the cache. What the mode g
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -114,9 +115,10 @@ def set_aside(model: nn.Module) -> Iterator[None]:
     if not is_open():
         yield
         return
-    known = {
-        id(tensor): tensor for tensor in (*gc.get_objects(), *model.parameters()) if _may_be_cached(tensor)
-    }
+    # No list display: it would be among the objects, and hold itself and all of them until a collection.
+    alive = itertools.chain(gc.get_objects(), model.parameters())
+    known = {id(tensor): tensor for tensor in alive if _may_be_cached(tensor)}
+    del alive
     before = list(_cached(known.values()))
     del known
     torch.clear_autocast_cache()

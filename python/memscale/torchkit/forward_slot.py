@@ -208,7 +208,7 @@ class Unbound:
         """Runs the forward of a module."""
         if self._stand_in._module() is module:
             return self._stand_in(*args, **kwargs)
-        return type(module).forward(module, *args, **kwargs)
+        return getattr(type(module), self.__name__)(module, *args, **kwargs)
 
     def __get__(self, module: Any, kind: type | None = None) -> Any:
         """Binds it, as a function is bound."""
@@ -234,6 +234,12 @@ class Unbound:
         return getattr, (type(self._stand_in.module), self.__name__)
 
 
+def watch_of(module: nn.Module) -> StandIn | None:
+    """The stand-in that calls through before a module's forward, or before what is watched instead."""
+    own = vars(module).values()
+    return next((value for value in own if isinstance(value, StandIn) and value.calls_through), None)
+
+
 class ForwardSlot:
     """Puts a stand-in before a module's forward and takes it away again.
 
@@ -246,14 +252,18 @@ class ForwardSlot:
         path: its qualified name.
         beneath: the stand-in to go beneath, and beneath those below it that call through; None for the
             front.
+        method: what to stand before in place of `forward`, such as Lightning's `training_step`.
 
     Attributes:
         stand_in: what has been put; None before and after.
     """
 
-    def __init__(self, module: nn.Module, path: str, beneath: StandIn | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, path: str, beneath: StandIn | None = None, method: str = "forward"
+    ) -> None:
         self._module = weakref.ref(module)  # weakly, as the stand-in
         self.path = path
+        self._method = method
         self._before: Any = None
         self.stand_in: StandIn | None = None
         self._above = None if beneath is None else weakref.ref(beneath.lowest)
@@ -273,7 +283,8 @@ class ForwardSlot:
     def present(self) -> Callable[..., Any]:
         """What a stand-in is to call as the original."""
         above = self.above
-        return self.module.forward if above is None else above.original
+        present: Callable[..., Any] = getattr(self.module, self._method)
+        return present if above is None else above.original
 
     @property
     def above(self) -> StandIn | None:
@@ -281,10 +292,10 @@ class ForwardSlot:
         return None if self._above is None else self._above()
 
     def put(self, stand_in: StandIn) -> None:
-        """Replaces `module.forward`.
+        """Replaces `module.forward`, or the other method.
 
         Raises:
-            AttachError: the module does not let its forward be replaced (a scripted one, for instance).
+            AttachError: the module does not let it be replaced (a scripted one, for instance).
         """
         share_lock(list(self.module.modules()))  # of the whole model, which gets the first stand-in
         above = self.above
@@ -292,11 +303,12 @@ class ForwardSlot:
             above.call_instead(stand_in)
             self.stand_in = stand_in
             return
-        self._before = self.module.__dict__.get("forward")
+        self._before = self.module.__dict__.get(self._method)
         try:
-            self.module.forward = stand_in
+            setattr(self.module, self._method, stand_in)
         except (AttributeError, RuntimeError, TypeError) as error:
-            raise AttachError(f"cannot replace the forward of module {self.path!r}: {error}") from error
+            what = f"the {self._method} of module {self.path!r}"
+            raise AttachError(f"cannot replace {what}: {error}") from error
         try:
             plain_copies.begin(self.module)
         except BaseException:
@@ -320,11 +332,11 @@ class ForwardSlot:
         if self._module() is None:
             return
         plain_copies.end(self.module)
-        if self.module.__dict__.get("forward") is stand_in:  # else somebody else's is on top
+        if self.module.__dict__.get(self._method) is stand_in:  # else somebody else's is on top
             self._put_back()
 
     def _put_back(self) -> None:
         if self._before is None:
-            del self.module.__dict__["forward"]
+            del self.module.__dict__[self._method]
         else:
-            self.module.forward = self._before
+            setattr(self.module, self._method, self._before)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memscale.torchkit import plain_copies
-from memscale.torchkit.forward_slot import ForwardSlot, StandIn
+from memscale.torchkit.forward_slot import ForwardSlot, StandIn, watch_of
 from memscale.torchkit.graph_task import in_backward
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.placement import device_of_use, known_streams, streams
@@ -145,7 +145,7 @@ class Stream:
             slot.remove()
             slot = None
         if slot is None:
-            slot = ForwardSlot(module, path, None if path else _through(model))
+            slot = ForwardSlot(module, path, None if path else watch_of(model))
             slot.put(_UsingForward(module, slot.present, self))
             self._slots[path] = slot
         return _uses_of(slot)
@@ -163,7 +163,7 @@ class Stream:
 
     def _begin(self, model: nn.Module) -> None:
         if self._root is None:
-            root = ForwardSlot(model, "", _through(model))
+            root = ForwardSlot(model, "", watch_of(model))
             root.put(_RootForward(model, root.present, self))
             self._root = root
             self.steps = Steps(self)
@@ -441,12 +441,6 @@ class _UsingForward(StandIn):
 def _uses_of(slot: ForwardSlot) -> list[_Use]:
     assert isinstance(slot.stand_in, _UsingForward)
     return slot.stand_in.uses
-
-
-def _through(module: nn.Module) -> StandIn | None:
-    """The executor's stand-in for a module's forward, to go beneath."""
-    present = module.__dict__.get("forward")
-    return present if isinstance(present, StandIn) and present.calls_through else None
 
 
 def _is_transformed() -> bool:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -125,3 +127,22 @@ def test_the_cache_is_as_before() -> None:
 
     assert casts(before) & casts(after)
     assert not cached_casts.is_open()
+
+
+def test_a_plan_that_is_made_in_a_block_holds_no_batch() -> None:
+    """Not until a collection either: it would be in memory beside the batches that follow."""
+    model = memscale.wrap(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), memory_budget="1GiB")
+    gc.unfreeze()  # the tests' own: planning does otherwise where the program has frozen nothing
+    gc.collect()
+    gc.disable()
+    try:
+        x = torch.randn(4, 8)
+        held = weakref.ref(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).sum()
+        loss.backward()
+        del x, loss
+        assert model._memscale_executor.plan is not None and held() is None
+    finally:
+        gc.enable()
+        gc.freeze()

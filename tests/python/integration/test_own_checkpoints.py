@@ -7,6 +7,7 @@ import copy
 import gc
 import logging
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from torch import nn
 
 import memscale
 import tallies
-from memscale import Config
+from memscale import AsyncOffloadConfig, Config
 from memscale.techniques.checkpoint.use_cache import CacheSwitch
 from zoo.models import Case, case
-from zoo.training import SMALLEST, Loop, assert_same, built, call, reference, seed, train
+from zoo.training import SMALLEST, Loop, assert_same, built, call, reference, same_bits, seed, train
 
 AMPLE = Config(memory_budget="1GiB", enable_logging=False)
 
@@ -233,3 +234,65 @@ def test_a_cache_of_recurrent_layers_stays_on() -> None:
     )
     assert model.config.use_cache is True
     assert all(map(torch.equal, plain, gradients(model, tokens)))
+
+
+BLOCKS = 3
+"""Of the small GPT-2."""
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Blocks under transformers' own offload, which pins memory: this host, without a card, has none."""
+    from transformers import modeling_utils
+
+    seen: list[str] = []
+
+    def on_cpu(pin_memory: bool, device_type: str) -> Any:
+        seen.append(device_type)
+        return torch.autograd.graph.save_on_cpu()
+
+    if not hasattr(modeling_utils, "save_on_cpu"):
+        pytest.skip("transformers before 5.17 has no offload of its own")
+    monkeypatch.setattr(modeling_utils, "save_on_cpu", on_cpu)
+    return seen
+
+
+@pytest.mark.parametrize("engine", [False, True], ids=["checkpoints", "offload"])
+def test_an_offload_of_its_own_is_found_and_not_doubled(
+    engine: bool, copies: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What its checkpoints hold would wait in host memory under ours, too."""
+    gpt2 = case("gpt2")
+
+    def step(config: Config | None) -> list[torch.Tensor]:
+        model = built(gpt2)
+        model.activation_checkpointing_enable(offload=True)
+        if config is not None:
+            memscale.wrap(model, config)
+        seed()
+        loss = call(model, gpt2.batch(0)).loss
+        loss.backward()
+        assert config is None or model._memscale_executor.plan.does_something
+        return [loss.detach(), *(value.grad for value in model.parameters())]
+
+    settings: dict[str, Any] = {"memory_budget": 1}
+    if engine:
+        offload = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path))
+        settings |= {"async_offload": True, "async_config": offload}
+    plain = step(None)
+    assert len(copies) == BLOCKS
+    assert all(map(same_bits, plain, step(Config(**settings))))
+    assert len(copies) == BLOCKS
+    assert (
+        f"own gradient checkpointing ({BLOCKS + 1} modules), and its offload of what they hold" in caplog.text
+    )
+
+
+def test_an_offload_of_its_own_stays_where_nothing_is_planned(copies: list[str]) -> None:
+    model = built(case("gpt2"))
+    model.activation_checkpointing_enable(offload=True)
+    memscale.wrap(model, AMPLE)
+    call(model, case("gpt2").batch(0)).loss.backward()
+    before = len(copies)
+    call(model, case("gpt2").batch(0)).loss.backward()
+    assert not model._memscale_executor.plan.does_something and len(copies) == before + BLOCKS

@@ -3,7 +3,8 @@
 
     key/value cache       caches that a training forward makes keep nothing, see `empty_caches`
     its own checkpoints   (`model.gradient_checkpointing_enable()`) inside ours they would run a block three
-                          times; the plan decides instead, block by block. A model that checkpoints itself
+                          times; the plan decides instead, block by block, and an offload of what they hold
+                          (`offload=True`) goes with them. A model that checkpoints itself
                           makes no cache, so none is made where ours are in their place
 
 Configurations are as the user has them between forwards, and so on disk and in copies. The flags of own
@@ -67,6 +68,13 @@ class _OwnCheckpoints:
     def would_run(self) -> bool:
         """Whether a forward would checkpoint itself, and make no cache."""
         return any(module is not None and module.training for module in (ref() for ref in self.on))
+
+    @property
+    def offload(self) -> bool:
+        """Whether what one of them holds waits in host memory (transformers from 5.17 on)."""
+        run = (getattr(ref(), "_gradient_checkpointing_func", None) for ref in self.on)
+        codes = (getattr(getattr(item, "func", item), "__code__", None) for item in run)
+        return any(code is not None and "save_on_cpu" in code.co_names for code in codes)
 
     def set(self, value: bool) -> None:
         """Switches those that are on without MemScale."""
@@ -181,7 +189,10 @@ class CacheSwitch:
     def lines(self) -> list[str]:
         """What it does, for the log."""
         if self._own.on:
-            return [f"replaces   the model's own gradient checkpointing ({self.checkpoints} modules)"]
+            offload = ", and its offload of what they hold" if self._own.offload else ""
+            return [
+                f"replaces   the model's own gradient checkpointing ({self.checkpoints} modules){offload}"
+            ]
         if not self.empties:
             return []
         return ["use_cache  stays on; caches that a training forward makes for itself keep nothing"]
