@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On CUDA a step that does not fit is repeated under a tighter plan, with every bit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memscale
+
+_ROWS, _WIDTH = 20_000, 128
+
+
+@pytest.fixture(autouse=True)
+def whole_card() -> Iterator[None]:
+    """Limits of a test end with it."""
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def trained(on_oom: str | None, limit: int | None) -> tuple[list[Tensor], int]:
+    """Three steps, and the peak of allocated bytes.
+
+    Args:
+        on_oom: how the model is wrapped; None: it is plain.
+        limit: bytes that this process may have of the card.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.GELU(), nn.Dropout(0.1))]
+    model = nn.Sequential(*layers, nn.Linear(_WIDTH, 1)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = torch.randn(_ROWS, _WIDTH).cuda()
+    if on_oom is not None:
+        memscale.wrap(model, optimizer=optimizer, on_oom=on_oom, sample_input=batch, enable_logging=False)
+    if limit is not None:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+    torch.cuda.manual_seed(1)
+    for _ in range(3):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    peak = torch.cuda.max_memory_allocated()
+    recoveries = 0 if on_oom is None else model.__dict__["_memscale_executor"].oom.recoveries
+    assert (limit is not None and on_oom == "survive") == (recoveries > 0)
+    return [value.detach().cpu() for value in model.parameters()], peak
+
+
+def test_a_step_that_plain_cannot_finish() -> None:
+    free, peak = trained(None, None)
+    limit = peak * 85 // 100
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(None, limit)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        trained("report", limit)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    survived, lower = trained("survive", limit)
+    assert lower < limit and all(map(torch.equal, free, survived))
