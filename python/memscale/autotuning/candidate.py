@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memscale.config.config import Config
 from memscale.plans.plan import Prediction
 
 
@@ -18,7 +19,7 @@ class Confirmed:
         steps: optimizer steps that were run.
         alloc_retries: times that CUDA's allocator had to give memory back before it found some.
         out_of_memory: the steps ran out of memory, or into the guard.
-        loss: how the loop gets its loss from the model's output, as text: ".loss", "" or "criterion".
+        loss: how the loop gets its loss from the model's output, see `TuningResult`.
     """
 
     peak_bytes: int
@@ -44,6 +45,7 @@ class Candidate:
         techniques: of the plan; empty: nothing is needed.
         confirmed: what real steps took; None: none were run.
         prediction: of one micro-batch; the plan is inside.
+        config: to wrap the model with, so that it gets this plan.
     """
 
     micro_batch: int
@@ -56,6 +58,7 @@ class Candidate:
     techniques: tuple[str, ...] = ()
     confirmed: Confirmed | None = None
     prediction: Prediction | None = field(default=None, repr=False, compare=False)
+    config: Config | None = field(default=None, repr=False, compare=False)
 
     @property
     def best_ns(self) -> int:

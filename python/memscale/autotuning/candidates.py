@@ -16,12 +16,19 @@ from memscale.autotuning.samples import Samples
 from memscale.config.config import Config
 from memscale.core.eight_bit_state import counted_in_8bit, may_have_our_state
 from memscale.core.predictor import predict_step
+from memscale.errors import ProfileError
 from memscale.hardware.detect import Hardware
 from memscale.plans.plan import PHASES, Prediction
 from memscale.techniques.step_facts import StepFacts
 
 _MOST_FITTING = 12
 """Sizes that fit and are looked at, from the largest down: a small one loses to its own fixed costs."""
+
+
+def one_line(error: Exception) -> str:
+    """An error's kind and first line."""
+    line = str(error).strip().partition("\n")[0][:160]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def divisors(number: int) -> list[int]:
@@ -58,6 +65,7 @@ class Candidates:
         samples_per_step: the share of the global batch that this process has.
         hardware: what it runs on.
         say: called with what is being done.
+        refused: micro-batch → why the model, or the function that makes batches, does not take it.
     """
 
     model: nn.Module
@@ -66,6 +74,7 @@ class Candidates:
     samples_per_step: int
     hardware: Hardware
     say: Callable[[str], None] = lambda _: None
+    refused: dict[int, str] = field(default_factory=dict)
     _known: dict[tuple[int, object], Candidate] = field(default_factory=dict)
 
     def of(self, micro_batch: int, config: Config) -> Candidate:
@@ -79,7 +88,7 @@ class Candidates:
         if key not in self._known:
             self.say(f"predicting micro-batch {micro_batch}")
             found = [self.predicted(sample, micro_batch, config) for sample in self.samples.of(micro_batch)]
-            self._known[key] = self._candidate(micro_batch, found)
+            self._known[key] = self._candidate(micro_batch, found, config)
         return self._known[key]
 
     def predicted(self, sample: object, micro_batch: int, config: Config) -> Prediction:
@@ -97,26 +106,46 @@ class Candidates:
         """Candidates with rising micro-batches: those that fit from the largest down, and some that do not.
 
         Peaks rise with the batch, so the largest that fits is found by bisection. If what was predicted says
-        otherwise, every size is.
+        otherwise, every size is predicted. Sizes that the model does not take are left out, and are in
+        `refused`, but for the largest: its error is the caller's.
 
         Args:
             sizes: allowed ones, rising.
             config: has the budget.
+
+        Raises:
+            Exception: as `of`, for the largest.
         """
+        try:
+            return self._all(sizes, config)
+        except _RefusedError as refused:
+            if refused.size == sizes[-1]:
+                raise refused.error from None
+            self.refused[refused.size] = one_line(refused.error)
+            return self.all([size for size in sizes if size != refused.size], config)
+
+    def _all(self, sizes: list[int], config: Config) -> list[Candidate]:
         low, high = -1, len(sizes)  # below fits, above does not
         looked: dict[int, Candidate] = {}
         while high - low > 1:
             middle = (low + high) // 2 if looked else high - 1  # most often the largest fits, or nothing near
-            looked[middle] = self.of(sizes[middle], config)
+            looked[middle] = self._tried(sizes[middle], config)
             low, high = (middle, high) if looked[middle].fits else (low, middle)
-        wanted = range(max(0, low + 1 - _MOST_FITTING), low + 1)
-        for index in wanted:
-            looked[index] = self.of(sizes[index], config)
+        for index in range(max(0, low + 1 - _MOST_FITTING), low + 1):
+            looked[index] = self._tried(sizes[index], config)
         if not all(looked[index].fits for index in looked if index <= low):
-            looked = {index: self.of(size, config) for index, size in enumerate(sizes)}
+            looked = {index: self._tried(size, config) for index, size in enumerate(sizes)}
         return [looked[index] for index in sorted(looked)]
 
-    def _candidate(self, micro_batch: int, found: list[Prediction]) -> Candidate:
+    def _tried(self, micro_batch: int, config: Config) -> Candidate:
+        try:
+            return self.of(micro_batch, config)
+        except ProfileError:
+            raise
+        except Exception as error:
+            raise _RefusedError(micro_batch, error) from error
+
+    def _candidate(self, micro_batch: int, found: list[Prediction], config: Config) -> Candidate:
         """What holds for all the worst batches: the highest peaks, the longest time."""
         worst = max(found, key=lambda one: (not one.fits, one.device_used_peak_bytes))
         accumulation = self.samples_per_step // micro_batch
@@ -130,7 +159,16 @@ class Candidates:
             step_ns=max(_step_ns(one, accumulation) for one in found),
             techniques=_techniques(worst),
             prediction=worst,
+            config=config,
         )
+
+
+class _RefusedError(Exception):
+    """A size that the model does not take."""
+
+    def __init__(self, size: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.size, self.error = size, error
 
 
 def _step_ns(prediction: Prediction, accumulation: int) -> int:

@@ -81,11 +81,16 @@ class Confirmation:
     hardware: Hardware
     budget_bytes: int
 
+    @property
+    def guarded_bytes(self) -> int:
+        """What a step that runs into the guard has taken at least."""
+        return self.budget_bytes + _room(self.budget_bytes)
+
     def why_not(self, candidate: Candidate) -> str:
         """Why this candidate is not run: this machine has no room for it; "" where it has."""
         if self.hardware.device_kind != "cpu":
             return ""
-        needed = candidate.highest_bytes - self._present_bytes() + _room(self.budget_bytes)
+        needed = candidate.highest_bytes + _room(self.budget_bytes) - self._present_bytes()
         there = host_memory().available_bytes
         return "" if needed <= there else f"{needed} bytes are needed and {there} are free"
 
@@ -107,8 +112,7 @@ class Confirmation:
         with _unwrapped(self.model), scratch_state(self.model, optimizer, (), directory or ""):
             steps = _Steps(self.model, optimizer, samples, min(candidate.accumulation, 2))
             retries = _retries(self.hardware)
-            room = self.budget_bytes - self._present_bytes() + _room(self.budget_bytes)
-            room = min(room, host_memory().available_bytes)
+            room = min(self.guarded_bytes - self._present_bytes(), host_memory().available_bytes)
             try:
                 with data_limit(room if self.hardware.device_kind == "cpu" else None):
                     peak, times = self._measured(steps, config)

@@ -42,6 +42,7 @@ class TuningResult:
         advice: what would make it fit, a line each.
         notes: what a user should know, a line each.
         call: how a loop calls the model: "keywords", "arguments" or "tensor".
+        loss: how it gets the loss from the output, as text: ".loss", "" or "criterion".
     """
 
     fits: bool
@@ -59,6 +60,7 @@ class TuningResult:
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     call: str = "keywords"
+    loss: str = ""
 
     def __repr__(self) -> str:
         if not self.fits:
@@ -148,9 +150,7 @@ class TuningResult:
         )
         lines.append("for number, batch in enumerate(loader, 1):" if accumulates else "for batch in loader:")
         call = _CALLS[self.call]
-        real = chosen.confirmed
-        loss = f"criterion({call})" if real is not None and real.loss == "criterion" else call
-        loss += real.loss if real is not None and real.loss != "criterion" else ""
+        loss = f"criterion({call})" if self.loss == "criterion" else call + self.loss
         if not accumulates:
             return "\n".join(
                 [*lines, f"    {loss}.backward()", "    optimizer.step()", "    optimizer.zero_grad()"]
@@ -195,8 +195,8 @@ class TuningResult:
 
 
 def _plain(candidate: Candidate) -> dict[str, Any]:
-    data = asdict(replace(candidate, prediction=None))
-    del data["prediction"]
+    data = asdict(replace(candidate, prediction=None, config=None))
+    del data["prediction"], data["config"]
     return {**data, "samples_per_s": candidate.samples_per_s()}
 
 

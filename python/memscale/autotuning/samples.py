@@ -103,8 +103,8 @@ def samples_in(loader: Any, scan: int = _SCANNED) -> Samples:
         )
     if not isinstance(loader, Iterable):
         raise TypeError(f"loader is {show(loader)}; allowed: an iterable of training batches")
-    longest: tuple[int, int, Batch] | None = None
-    most: tuple[int, int, Batch] | None = None
+    longest: tuple[int, int, Any] | None = None
+    most: tuple[int, int, Any] | None = None
     seen = 0
     batches = iter(loader)
     for given in islice(batches, scan):
@@ -113,9 +113,9 @@ def samples_in(loader: Any, scan: int = _SCANNED) -> Samples:
         rows = size_of(None, batch, "batch")
         length, items = _length(batch), -(-_elements(batch) // rows)
         if longest is None or (length, items) > longest[:2]:
-            longest = length, items, batch
+            longest = length, items, given
         if most is None or (items, length) > most[:2]:
-            most = items, length, batch
+            most = items, length, given
     ended = next(batches, None) is None
     del batches  # and a loader's workers with it
     if longest is None or most is None:
@@ -140,10 +140,12 @@ def generators_kept() -> Iterator[None]:
                 numpy.random.set_state(others)
 
 
-def _maker(batch: Batch) -> Callable[[int], Any]:
+def _maker(given: Any) -> Callable[[int], Any]:
+    batch = normalize_sample(given)
+
     def make(size: int) -> Any:
         args, kwargs = resized(batch, size)
-        return args if args else kwargs
+        return args[0] if isinstance(given, Tensor) else args or kwargs
 
     return make
 

@@ -9,7 +9,7 @@ Gradients that were there are no part of a step: their storages are emptied mean
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -74,11 +74,12 @@ def scratch_state(
     stack = ExitStack()
     try:
         stack.enter_context(global_hooks.silenced())
-        stack.enter_context(preserved(model, contents=True, batch=batches))
+        stack.enter_context(preserved(model, contents=True, batch=batches, weights=False))
         stack.enter_context(buffer_contents(model))
         stack.enter_context(training_flags(model, None if model.training else True))
         stack.enter_context(torch.enable_grad())
         stack.callback(state.restore)
+        state.set_aside()
         stack.callback(_put_back, weights, kept)
         stack.enter_context(_without_gradients(weights, empty))
         for name in _STEP_HOOKS:
@@ -135,8 +136,17 @@ class _OptimizerImage:
             for group in optimizer.param_groups
         ]
 
+    def set_aside(self) -> None:
+        """Gives the optimizer a state of its own with the same tensors: nothing here holds them then."""
+        own = self._optimizer.state
+        self._optimizer.state = defaultdict(dict, {key: dict(values) for key, values in own.items()})
+        for values in own.values():
+            values.clear()
+        own.clear()
+
     def restore(self) -> None:
         """Puts all of it back."""
+        meanwhile = self._optimizer.state  # holds the tensors until they are back where they were
         self._optimizer.__dict__.clear()
         self._optimizer.__dict__.update(self._attributes)
         self._optimizer.state.clear()
@@ -148,6 +158,7 @@ class _OptimizerImage:
             group.clear()
             group.update({name: tree_map(_restored, value) for name, value in values.items()})
             group["params"] = params
+        del meanwhile
 
 
 def _restored(leaf: Any) -> Any:

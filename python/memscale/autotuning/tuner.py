@@ -140,6 +140,7 @@ class AutoTuner:
         notes += [samples.note] if samples.note else []
         candidates = Candidates(self.model, self.optimizer, samples, share, self.hardware, self.say)
         found = candidates.all(sizes, self.config)
+        notes += [f"micro-batch {size} was left out: {why}" for size, why in candidates.refused.items()]
         search = _Search(self, candidates, samples, {one.micro_batch: one for one in found}, self.config)
         notes += search.confirm()
         return self._result(search, samples, notes, norms, sizes)
@@ -174,7 +175,7 @@ class AutoTuner:
                 "accumulated gradients are those of the whole batch if the loss is a mean over samples; of a "
                 "mean over tokens, divide their sum by the tokens of the whole batch"
             )
-        first = samples.makers[0](1)
+        first = samples.makers[0](min(search.known))
         return TuningResult(
             fits=best is not None,
             micro_batch=0 if best is None else best.micro_batch,
@@ -182,7 +183,7 @@ class AutoTuner:
             global_batch=self.global_batch,
             world_size=self.world_size,
             sequence=samples.sequence,
-            config=search.config,
+            config=search.config if best is None or best.config is None else best.config,
             device=self.hardware.name,
             budget_bytes=budget_bytes(self.config, self.hardware).bytes,
             confirmed=best is not None and best.confirmed is not None,
@@ -191,6 +192,7 @@ class AutoTuner:
             advice=advice,
             notes=tuple(notes),
             call=_call_of(first),
+            loss=_loss_of(self.model, best),
         )
 
 
@@ -203,7 +205,7 @@ class _Search:
         candidates: predicts.
         samples: the worst batches.
         known: micro-batch → candidate.
-        config: with the budget that plans are made for. It is narrowed where a step took more than predicted.
+        config: with the budget of the next plans. It is narrowed where a step took more than predicted.
     """
 
     tuner: AutoTuner
@@ -244,12 +246,12 @@ class _Search:
             tuner.say(f"running micro-batch {candidate.micro_batch}")
             try:
                 makers = [functools.partial(make, candidate.micro_batch) for make in self.samples.makers]
-                real = runs.run(candidate, makers, self.config)
+                real = runs.run(candidate, makers, candidate.config or self.config)
             except OSError as error:
                 notes.append(f"micro-batch {candidate.micro_batch} was not run: {error}")
                 break
             self.known[candidate.micro_batch] = replace(candidate, confirmed=real)
-            notes += self._learn(candidate, budget)
+            notes += self._learn(candidate, runs)
         return notes
 
     def _next(self) -> Candidate | None:
@@ -269,22 +271,24 @@ class _Search:
                 return fitting[index]
         return None
 
-    def _learn(self, candidate: Candidate, budget: int) -> list[str]:
-        """Takes what real steps have shown into account."""
+    def _learn(self, candidate: Candidate, runs: Confirmation) -> list[str]:
+        """Takes what real steps have shown into account; returns what to say about it."""
         real = self.known[candidate.micro_batch].confirmed
         assert real is not None
         if not real.out_of_memory and real.peak_bytes <= candidate.highest_bytes and not real.alloc_retries:
             return []
         size = candidate.micro_batch
-        what = "ran into the guard" if real.out_of_memory else f"took {format_bytes(real.peak_bytes)}"
-        if not real.out_of_memory and real.peak_bytes <= budget and not real.alloc_retries:
-            kept = f"; plans are made for {real.peak_bytes / candidate.highest_bytes - 1:.2%} less"
-            self._narrow(budget * candidate.highest_bytes // real.peak_bytes)
-        else:
-            kept = "; it and all larger ones are dropped"
+        taken = real.peak_bytes
+        what = f"took {format_bytes(taken)}"
+        if real.out_of_memory:
+            taken, what = runs.guarded_bytes, "ran into the guard"
+        kept = "plans are made for less"
+        if real.out_of_memory or real.alloc_retries or taken > runs.budget_bytes:
+            kept = "it and all larger ones are dropped"
             for other in [one for one in self.known.values() if one.micro_batch >= size]:
                 self.known[other.micro_batch] = replace(other, fits=False)
-        return [f"micro-batch {size} {what}, predicted were {format_bytes(candidate.peak_bytes)}{kept}"]
+        self._narrow(runs.budget_bytes * candidate.highest_bytes // max(taken, candidate.highest_bytes))
+        return [f"micro-batch {size} {what}, predicted were {format_bytes(candidate.peak_bytes)}; {kept}"]
 
     def _narrow(self, budget: int) -> None:
         """Plans for less; what was measured within the budget stays, the rest is predicted again."""
@@ -302,6 +306,13 @@ def _call_of(sample: Any) -> str:
     if isinstance(sample, torch.Tensor):
         return "tensor"
     return "keywords" if normalize_sample(sample)[1] else "arguments"
+
+
+def _loss_of(model: nn.Module, best: Candidate | None) -> str:
+    """As real steps have seen it; else by the model's origin."""
+    if best is not None and best.confirmed is not None:
+        return best.confirmed.loss
+    return ".loss" if any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__) else ""
 
 
 def _is_at(model: nn.Module, device: str | torch.device) -> bool:

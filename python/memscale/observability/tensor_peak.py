@@ -23,7 +23,8 @@ _MARK: Final = "memscale.tensor_peak"
 class TensorPeak:
     """Tensor bytes of a block, most from a mark on. The profiler costs time and memory of its own.
 
-    It does not see the end of what was there before the block; so that is counted at each mark.
+    It does not see the end of what was there before the block. So that is counted at each mark, and what is
+    gone by the next one counts as gone from the first on.
 
     Args:
         present: tensors that there are when the block begins, and that may go in it.
@@ -76,15 +77,15 @@ class TensorPeak:
         events: list[Any] = list(self._profile.profiler.kineto_results.events())
         marks = sorted(event.start_ns() for event in events if event.name() == _MARK)
         changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
-        went = [after - before for before, after in itertools.pairwise(self._marks)]
-        changes += zip(marks, went, strict=True)
-        live = before = self._marks[0]
+        present = [*self._marks[1:], self._present.bytes()]
+        changes += zip(marks, [now - then for then, now in itertools.pairwise(present)], strict=True)
+        live = before = present[0]
         peak = 0
         for when, size in sorted(changes, key=lambda change: change[0]):
             if when > marks[0]:
                 peak = max(peak, live, live + size)
             live += size
-            if when < marks[0]:
+            if when <= marks[0]:
                 before = max(before, live)
         return max(peak, live), before
 
