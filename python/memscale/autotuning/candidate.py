@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memscale.config.config import Config
 from memscale.plans.plan import Prediction
@@ -28,6 +28,18 @@ class Confirmed:
     alloc_retries: int = 0
     out_of_memory: bool = False
     loss: str = ""
+
+    def merged(self, earlier: Confirmed | None) -> Confirmed:
+        """With what was measured before: the higher peak, and the shorter time, the less disturbed one."""
+        if earlier is None or self.out_of_memory:
+            return self
+        return replace(
+            self,
+            peak_bytes=max(self.peak_bytes, earlier.peak_bytes),
+            step_ns=min(self.step_ns, earlier.step_ns),
+            steps=self.steps + earlier.steps,
+            alloc_retries=self.alloc_retries + earlier.alloc_retries,
+        )
 
 
 @dataclass(frozen=True)

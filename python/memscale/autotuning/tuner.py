@@ -3,8 +3,8 @@
 
     worst batches ─► candidates     micro-batches that divide the global batch, each predicted with the
                         │           fastest plan that fits
-                        └► confirm   real steps of the most promising, from small to large, in a guard; what
-                                     was measured beyond its prediction narrows the budget of the rest
+                        └► confirm  real steps of the most promising, from small to large, in a guard; what
+                                    was measured beyond its prediction narrows the budget of the rest
 
 The global batch, and with it learning rate and schedule, stay.
 """
@@ -38,6 +38,9 @@ from memscale.units import format_bytes
 
 _CONFIRMED: Final = 4
 """Candidates that are run for real, unless the caller says otherwise."""
+
+_CLOSE: Final = 1.25
+"""Times that a busy machine may have put in the wrong order."""
 
 
 class AutoTuner:
@@ -222,9 +225,10 @@ class _Search:
         return min(confirmed or fitting, key=lambda one: (one.best_ns, one.peak_bytes), default=None)
 
     def confirm(self) -> list[str]:
-        """Runs candidates around the fastest by prediction; returns what to say about that.
+        """Runs the most promising candidates; returns what to say about that.
 
-        The one below it comes first, then it, then its neighbours for as long as they are faster.
+        The fastest by prediction comes first, then the largest that fits and one between the two, then
+        neighbours of the fastest of those. Where two are close, both are timed once more.
         """
         tuner = self.tuner
         if not tuner.confirm or not any(one.fits for one in self.known.values()):
@@ -237,45 +241,61 @@ class _Search:
         notes: list[str] = []
         for _ in range(tuner.confirm):
             candidate = self._next()
-            if candidate is None:
+            if candidate is None or not self._run(candidate, runs, notes):
                 break
-            reason = runs.why_not(candidate)
-            if reason:
-                notes.append(f"micro-batch {candidate.micro_batch} was not run: {reason}")
-                break
-            tuner.say(f"running micro-batch {candidate.micro_batch}")
-            try:
-                makers = [functools.partial(make, candidate.micro_batch) for make in self.samples.makers]
-                real = runs.run(candidate, makers, candidate.config or self.config)
-            except OSError as error:
-                notes.append(f"micro-batch {candidate.micro_batch} was not run: {error}")
-                break
-            self.known[candidate.micro_batch] = replace(candidate, confirmed=real)
-            notes += self._learn(candidate, runs)
+        for candidate in self._close():
+            self._run(candidate, runs, notes)
         return notes
+
+    def _run(self, candidate: Candidate, runs: Confirmation, notes: list[str]) -> bool:
+        """Runs a candidate; adds to what is to say. False: it could not be run, so no other can."""
+        size = candidate.micro_batch
+        reason = runs.why_not(candidate)
+        self.tuner.say(f"running micro-batch {size}")
+        try:
+            makers = [functools.partial(make, size) for make in self.samples.makers]
+            real = None if reason else runs.run(candidate, makers, candidate.config or self.config)
+        except OSError as error:
+            reason, real = str(error), None
+        if real is None:
+            notes.append(f"micro-batch {size} was not run: {reason}")
+            return False
+        self.known[size] = replace(candidate, confirmed=real.merged(candidate.confirmed))
+        notes += self._learn(candidate, runs)
+        return True
+
+    def _fitting(self) -> list[Candidate]:
+        return sorted((one for one in self.known.values() if one.fits), key=lambda one: one.micro_batch)
 
     def _next(self) -> Candidate | None:
         """The candidate to run next; None: no other is worth it."""
-        fitting = sorted((one for one in self.known.values() if one.fits), key=lambda one: one.micro_batch)
+        fitting = self._fitting()
         if not fitting:
             return None
-        run = [index for index, one in enumerate(fitting) if one.confirmed is not None]
-        if not run:
-            fastest = min(
-                range(len(fitting)), key=lambda index: (fitting[index].step_ns, fitting[index].peak_bytes)
-            )
-            return fitting[max(fastest - 1, 0)]
-        best = min(run, key=lambda index: fitting[index].best_ns)
-        for index in (best + 1, best - 1):  # the larger one first: it is the one that was promising
-            if 0 <= index < len(fitting) and index not in run:
-                return fitting[index]
-        return None
+        promising = min(range(len(fitting)), key=lambda at: (fitting[at].step_ns, fitting[at].peak_bytes))
+        largest = len(fitting) - 1
+        wanted = [promising, (promising + largest + 1) // 2, largest]
+        run = [at for at, one in enumerate(fitting) if one.confirmed is not None]
+        if run:
+            best = min(run, key=lambda at: fitting[at].best_ns)
+            wanted += [at for at in (best - 1, best + 1) if 0 <= at <= largest]
+        return next((fitting[at] for at in wanted if at not in run), None)
+
+    def _close(self) -> list[Candidate]:
+        """The two fastest of those that were run, if there is little between them."""
+        run = [one for one in self._fitting() if one.confirmed is not None]
+        first, *rest = sorted(run, key=lambda one: one.best_ns)[:2] or [None]
+        if first is None or not rest or rest[0].best_ns > _CLOSE * first.best_ns:
+            return []
+        return [first, *rest]
 
     def _learn(self, candidate: Candidate, runs: Confirmation) -> list[str]:
         """Takes what real steps have shown into account; returns what to say about it."""
         real = self.known[candidate.micro_batch].confirmed
         assert real is not None
-        if not real.out_of_memory and real.peak_bytes <= candidate.highest_bytes and not real.alloc_retries:
+        failed = real.out_of_memory or real.alloc_retries > 0
+        known = 0 if candidate.confirmed is None else candidate.confirmed.peak_bytes
+        if not failed and real.peak_bytes <= max(known, candidate.highest_bytes):
             return []
         size = candidate.micro_batch
         taken = real.peak_bytes
@@ -283,16 +303,17 @@ class _Search:
         if real.out_of_memory:
             taken, what = runs.guarded_bytes, "ran into the guard"
         kept = "plans are made for less"
-        if real.out_of_memory or real.alloc_retries or taken > runs.budget_bytes:
+        if failed or taken > runs.budget_bytes:
             kept = "it and all larger ones are dropped"
             for other in [one for one in self.known.values() if one.micro_batch >= size]:
                 self.known[other.micro_batch] = replace(other, fits=False)
-        self._narrow(runs.budget_bytes * candidate.highest_bytes // max(taken, candidate.highest_bytes))
+        self._narrow(runs.budget_bytes * candidate.highest_bytes // max(taken, candidate.highest_bytes, 1))
         return [f"micro-batch {size} {what}, predicted were {format_bytes(candidate.peak_bytes)}; {kept}"]
 
     def _narrow(self, budget: int) -> None:
         """Plans for less; what was measured within the budget stays, the rest is predicted again."""
-        self.config = self.config.replace(memory_budget=budget)
+        present = budget_bytes(self.config, self.tuner.hardware).bytes
+        self.config = self.config.replace(memory_budget=max(1, min(budget, present)))
         for size, one in list(self.known.items()):
             if one.confirmed is None and one.fits:
                 self.known[size] = self.candidates.of(size, self.config)
