@@ -87,7 +87,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], bool | No
     ),
     "mixer": (lambda: models.Mixer(128, 4, 64), _pictures(64), None),
     "convnet": (ConvNet, _pictures(64), True),
-    "recurrent": (RecurrentLM, _words(64), None),
+    "recurrent": (lambda: RecurrentLM(nn.LSTM), _words(64), None),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ fits when every sample is as long as the bucket's longest: many short ones, few 
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -21,7 +22,10 @@ from memscale.autotuning.samples import generators_kept, samples_of
 from memscale.config.checks import show
 from memscale.config.config import Config
 
-_BUCKETS: Final = 8
+_BUCKETS: Final = 16
+_GROUP: Final = 50
+"""Batches whose samples are sorted by length: enough to pad little, few enough to mix well."""
+
 _MOST_SAMPLES: Final = 4096
 """Nobody trains with larger batches, and a bucket of very short samples would allow them."""
 
@@ -43,7 +47,7 @@ class BudgetBatchSampler(Sampler[list[int]]):
             those that fit without one.
         config: has the budget; None for the defaults.
         device: for a card that is not here, as for `memscale.predict`.
-        buckets: number of them, at most; each has about equally many samples.
+        buckets: number of them, at most. Their lengths grow by equal ratios.
         sizes: longest length → batch, as `sizes` of another sampler has it, so that nothing is predicted.
         shuffle: samples within their buckets, and batches.
         seed: of the order.
@@ -132,6 +136,7 @@ class BudgetBatchSampler(Sampler[list[int]]):
         left: list[int] = []
         for members, size in zip(self._members, self.sizes.values(), strict=True):
             members = left + _shuffled(members, generator)  # what filled no batch joins those just longer
+            members = self._sorted(members, _GROUP * size)
             full = len(members) - len(members) % size
             made += [members[begin : begin + size] for begin in range(0, full, size)]
             left = members[full:]
@@ -140,6 +145,14 @@ class BudgetBatchSampler(Sampler[list[int]]):
         made = _for_all(made, self.world_size)
         steps = [made[begin : begin + self.world_size] for begin in range(0, len(made), self.world_size)]
         return [batch for step in _shuffled(steps, generator) for batch in step]
+
+    def _sorted(self, members: list[int], group: int) -> list[int]:
+        """Samples sorted by length within groups of so many, so that a batch's are alike."""
+        return [
+            index
+            for begin in range(0, len(members), group)
+            for index in sorted(members[begin : begin + group], key=self._lengths.__getitem__)
+        ]
 
 
 def _shuffled(items: list[Any], generator: torch.Generator | None) -> list[Any]:
@@ -168,10 +181,12 @@ def _for_all(batches: Groups, processes: int) -> Groups:
 
 
 def _edges(lengths: list[int], buckets: int) -> list[int]:
-    """The longest length of each bucket, rising. Buckets have about equally many samples."""
-    ordered = sorted(lengths)
-    cuts = [ordered[-(-len(ordered) * part // buckets) - 1] for part in range(1, buckets + 1)]
-    return sorted(set(cuts))
+    """The longest length of each bucket, rising by equal ratios, and each of a sample that there is."""
+    present = sorted(set(lengths))
+    ratio = present[-1] / present[0]
+    cuts = [present[0] * ratio ** (part / buckets) for part in range(1, buckets)]
+    below = [bisect.bisect_right(present, cut) - 1 for cut in cuts]
+    return sorted({present[index] for index in (*below, len(present) - 1)})
 
 
 def _predicted_sizes(edges: list[int], largest: Callable[[int, int], int]) -> dict[int, int]:
