@@ -41,6 +41,15 @@ _ROOM_BYTES: Final = 64 << 20
 _ROOM_PPM: Final = 50_000
 """What a guard leaves beyond the budget: for stacks of threads, libraries, the profiler's rows."""
 
+_QUIETLY: Final[dict[str, Any]] = {
+    "enable_logging": False,
+    "log_file": None,
+    "observability_port": None,
+    "strict_budget": False,
+    "verify_correctness": False,
+}
+"""What is of no use to a few steps, or would be seen outside of them."""
+
 _PEAK_STEPS: Final = 2
 _LEAST_STEPS, _MOST_STEPS, _SECONDS = 3, 20, 1.0
 
@@ -133,7 +142,7 @@ class Confirmation:
     def _measured(self, steps: _Steps, config: Config) -> tuple[int, Times]:
         with (
             self._peak() as peak,
-            optimize(self.model, self.optimizer, config.replace(enable_logging=False), steps.samples[0]),
+            optimize(self.model, self.optimizer, config.replace(**_QUIETLY), steps.samples[0]),
         ):
             for _ in range(_PEAK_STEPS):
                 peak.mark()  # a plan may have taken weights and state out of memory, at once or in a step

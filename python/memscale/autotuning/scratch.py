@@ -8,6 +8,7 @@ Gradients that were there are no part of a step: their storages are emptied mean
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from memscale.optim import is_patched
 from memscale.optim.arrays import Empty
 from memscale.optim.mapped import mapped_in
 from memscale.state.model_state import preserved, training_flags
+from memscale.state.tensor_versions import Versions
 from memscale.techniques.checkpoint import global_hooks
 from memscale.torchkit import sharding
 from memscale.trace.empirical import buffer_contents
@@ -44,9 +46,18 @@ def why_no_steps(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> s
         return "hooks run as soon as a gradient is there, and what they do cannot be taken back"
     if optimizer is not None and is_patched(optimizer):
         return "the optimizer's state is MemScale's own: memscale.detach first"
+    if optimizer is not None and _needs_closure(optimizer):
+        return "the optimizer's step needs a closure"
     if torch._C._autograd._profiler_enabled():
         return "PyTorch's profiler runs"
     return ""
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """By its class: a schedule has wrapped the `step` of the object."""
+    _, *given = inspect.signature(type(optimizer).step).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(item.default is inspect.Parameter.empty and item.kind in kinds for item in given)
 
 
 @contextmanager
@@ -69,7 +80,7 @@ def scratch_state(
     empty = mapped_in(directory)
     trained = [value for group in optimizer.param_groups for value in group["params"]]
     weights = list(dict.fromkeys((*model.parameters(), *trained)))
-    kept = [_Kept(weight.data, empty) for weight in weights]
+    kept, versions = [_Kept(weight.data, empty) for weight in weights], Versions(weights)
     state = _OptimizerImage(optimizer, empty)
     stack = ExitStack()
     try:
@@ -80,6 +91,7 @@ def scratch_state(
         stack.enter_context(torch.enable_grad())
         stack.callback(state.restore)
         state.set_aside()
+        stack.callback(versions.restore)  # for graphs that hold weights and wait for their backward
         stack.callback(_put_back, weights, kept)
         stack.enter_context(_without_gradients(weights, empty))
         for name in _STEP_HOOKS:

@@ -153,6 +153,13 @@ def test_hooks_on_gradients_that_step_are_not_run() -> None:
     assert stepped == []
 
 
+def test_an_optimizer_that_needs_a_closure_is_not_run() -> None:
+    model = Words()
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), 0.1), 1)
+    assert tuned(model, schedule.optimizer, "16MiB", 1).confirmed  # a schedule wraps its `step`
+    assert "needs a closure" in noted(tuned(model, torch.optim.LBFGS(model.parameters()), "64MiB", 1))
+
+
 def test_under_a_profiler_nothing_is_run() -> None:
     model = Words()
     with torch.autograd.profiler.profile():

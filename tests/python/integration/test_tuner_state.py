@@ -87,6 +87,13 @@ def test_training_goes_on_bit_by_bit() -> None:
     assert all(map(torch.equal, trained(False), trained(True)))
 
 
+def test_a_graph_that_waits_for_its_backward_keeps_its_weights() -> None:
+    model = Words().eval()
+    loss = model(**words(2))
+    assert tuned(model, torch.optim.SGD(model.parameters(), 0.1), "8MiB", 1).confirmed
+    loss.backward()
+
+
 def test_buffers_are_put_back_and_evaluation_mode_stays() -> None:
     model = Pictures().eval()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -101,8 +108,8 @@ def test_weights_and_state_that_a_plan_converts_come_back() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     step(model, optimizer)
     before, objects = state_of(model, optimizer), objects_of(model, optimizer)
-    config = memscale.Config("aggressive", memory_budget=1_800_000, enable_logging=False)
-    result = AutoTuner(model, optimizer, words, 2, config=config, confirm=1).tune()
+    config = memscale.Config("aggressive", memory_budget=1_500_000, enable_logging=False)
+    result = AutoTuner(model, optimizer, words, 4, config=config, confirm=1).tune()
     assert_same(before, state_of(model, optimizer))
     assert objects[:14] == objects_of(model, optimizer)[:14]  # parameters; the state was made again
     run = [one for one in result.candidates if one.confirmed is not None]
