@@ -284,10 +284,9 @@ class _Search:
     def _close(self) -> list[Candidate]:
         """The two fastest of those that were run, if there is little between them."""
         run = [one for one in self._fitting() if one.confirmed is not None]
-        first, *rest = sorted(run, key=lambda one: one.best_ns)[:2] or [None]
-        if first is None or not rest or rest[0].best_ns > _CLOSE * first.best_ns:
-            return []
-        return [first, *rest]
+        fastest = sorted(run, key=lambda one: one.best_ns)[:2]
+        is_close = len(fastest) == 2 and fastest[1].best_ns <= _CLOSE * fastest[0].best_ns
+        return fastest if is_close else []
 
     def _learn(self, candidate: Candidate, runs: Confirmation) -> list[str]:
         """Takes what real steps have shown into account; returns what to say about it."""
