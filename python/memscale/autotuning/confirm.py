@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ from memscale.trace.loss import loss_of, own_loss
 
 _STATUS = Path("/proc/self/status")
 
-_ROOM_BYTES: Final = 64 << 20
+_ROOM_BYTES: Final = 256 << 20
 _ROOM_PPM: Final = 50_000
 """What a guard leaves beyond the budget: for stacks of threads, libraries, the profiler's rows."""
 
@@ -121,10 +121,8 @@ class Confirmation:
         with _unwrapped(self.model), scratch_state(self.model, optimizer, (), directory or ""):
             steps = _Steps(self.model, optimizer, samples, min(candidate.accumulation, 2))
             retries = _retries(self.hardware)
-            room = min(self.guarded_bytes - self._present_bytes(), host_memory().available_bytes)
             try:
-                with data_limit(room if self.hardware.device_kind == "cpu" else None):
-                    peak, times = self._measured(steps, config)
+                peak, times = self._measured(steps, config)
             except (RuntimeError, MemoryError) as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -144,17 +142,24 @@ class Confirmation:
             self._peak() as peak,
             optimize(self.model, self.optimizer, config.replace(**_QUIETLY), steps.samples[0]),
         ):
-            for _ in range(_PEAK_STEPS):
-                peak.mark()  # a plan may have taken weights and state out of memory, at once or in a step
-                steps.run()
-            found, _ = peak.end()
-            began = time.perf_counter()
+            with self._guard():
+                for _ in range(_PEAK_STEPS):
+                    peak.mark()  # a plan may have let go of weights and state, at once or in a step
+                    steps.run()
+            found, _ = peak.end()  # takes memory of its own
             times = Times()
-            while len(times.update) < _MOST_STEPS:
-                if len(times.update) >= _LEAST_STEPS and time.perf_counter() - began > _SECONDS:
-                    break
-                steps.run(times)
+            with self._guard():
+                began = time.perf_counter()
+                while len(times.update) < _MOST_STEPS:
+                    if len(times.update) >= _LEAST_STEPS and time.perf_counter() - began > _SECONDS:
+                        break
+                    steps.run(times)
         return found, times
+
+    def _guard(self) -> AbstractContextManager[None]:
+        if self.hardware.device_kind != "cpu":
+            return nullcontext()
+        return data_limit(min(self.guarded_bytes - self._present_bytes(), host_memory().available_bytes))
 
     def _peak(self) -> TensorPeak | _CudaPeak:
         if self.hardware.device_kind == "cuda":
@@ -301,13 +306,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def data_limit(room_bytes: int | None) -> Iterator[None]:
+def data_limit(room_bytes: int) -> Iterator[None]:
     """Holds this process to so many bytes more than it has: an error to catch, and no kill by the kernel.
 
     Memory over files does not count. Where the system has no such limit the block runs without.
-
-    Args:
-        room_bytes: None: no limit.
     """
     try:
         import resource
@@ -315,7 +317,7 @@ def data_limit(room_bytes: int | None) -> Iterator[None]:
         size = _data_bytes()
     except (ImportError, OSError):
         size = 0
-    if room_bytes is None or not size or sys.platform != "linux":
+    if not size or sys.platform != "linux":
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
