@@ -10,6 +10,7 @@ On a CPU host tensor bytes are counted as PyTorch's profiler reports them, from 
 
 from __future__ import annotations
 
+import functools
 import gc
 import statistics
 import sys
@@ -34,12 +35,20 @@ from memscale.hardware.detect import Hardware
 from memscale.hardware.host import host_memory
 from memscale.observability.tensor_peak import TensorPeak
 from memscale.trace.loss import loss_of, own_loss
+from memscale.units import format_bytes
+
+Guard = Callable[[], AbstractContextManager[None]]
 
 _STATUS = Path("/proc/self/status")
 
 _ROOM_BYTES: Final = 256 << 20
-_ROOM_PPM: Final = 50_000
-"""What a guard leaves beyond the budget: for stacks of threads, libraries, the profiler's rows."""
+"""What a guard leaves beside tensors: for stacks of threads, libraries, the profiler's rows."""
+
+_FRAGMENTATION: Final = 2
+"""Memory that malloc takes for tensors of many sizes, as a multiple of theirs: up to 1.8 was seen."""
+
+_GUARD: Final = 4
+"""Of the predicted peak: what takes more is not fragmentation."""
 
 _QUIETLY: Final[dict[str, Any]] = {
     "enable_logging": False,
@@ -82,26 +91,26 @@ class Confirmation:
         model: wrapped or not.
         optimizer: trains it; None: an AdamW of the time.
         hardware: where the model is.
-        budget_bytes: what the guard holds a step to.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     hardware: Hardware
-    budget_bytes: int
 
-    @property
-    def guarded_bytes(self) -> int:
-        """What a step that runs into the guard has taken at least."""
-        return self.budget_bytes + _room(self.budget_bytes)
+    def guarded_bytes(self, candidate: Candidate) -> int:
+        """What steps of a candidate may take: far more than predicted, and less than the machine has."""
+        there = host_memory().available_bytes
+        return min(_GUARD * candidate.highest_bytes + _ROOM_BYTES, self._present_bytes() + there)
 
     def why_not(self, candidate: Candidate) -> str:
         """Why this candidate is not run: this machine has no room for it; "" where it has."""
         if self.hardware.device_kind != "cpu":
             return ""
-        needed = candidate.highest_bytes + _room(self.budget_bytes) - self._present_bytes()
+        needed = _FRAGMENTATION * candidate.highest_bytes + _ROOM_BYTES - self._present_bytes()
         there = host_memory().available_bytes
-        return "" if needed <= there else f"{needed} bytes are needed and {there} are free"
+        if needed <= there:
+            return ""
+        return f"{format_bytes(needed)} might be needed, and {format_bytes(there)} are free"
 
     def run(self, candidate: Candidate, samples: Sequence[Callable[[], Any]], config: Config) -> Confirmed:
         """Runs steps of a candidate.
@@ -122,7 +131,7 @@ class Confirmation:
             steps = _Steps(self.model, optimizer, samples, min(candidate.accumulation, 2))
             retries = _retries(self.hardware)
             try:
-                peak, times = self._measured(steps, config)
+                peak, times = self._measured(steps, config, self._guard(candidate))
             except (RuntimeError, MemoryError) as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -137,18 +146,18 @@ class Confirmation:
                 loss=steps.loss,
             )
 
-    def _measured(self, steps: _Steps, config: Config) -> tuple[int, Times]:
+    def _measured(self, steps: _Steps, config: Config, guard: Guard) -> tuple[int, Times]:
         with (
             self._peak() as peak,
             optimize(self.model, self.optimizer, config.replace(**_QUIETLY), steps.samples[0]),
         ):
-            with self._guard():
+            with guard():
                 for _ in range(_PEAK_STEPS):
                     peak.mark()  # a plan may have let go of weights and state, at once or in a step
                     steps.run()
             found, _ = peak.end()  # takes memory of its own
             times = Times()
-            with self._guard():
+            with guard():
                 began = time.perf_counter()
                 while len(times.update) < _MOST_STEPS:
                     if len(times.update) >= _LEAST_STEPS and time.perf_counter() - began > _SECONDS:
@@ -156,10 +165,10 @@ class Confirmation:
                     steps.run(times)
         return found, times
 
-    def _guard(self) -> AbstractContextManager[None]:
+    def _guard(self, candidate: Candidate) -> Guard:
         if self.hardware.device_kind != "cpu":
-            return nullcontext()
-        return data_limit(min(self.guarded_bytes - self._present_bytes(), host_memory().available_bytes))
+            return nullcontext
+        return functools.partial(data_limit, self.guarded_bytes(candidate) - self._present_bytes())
 
     def _peak(self) -> TensorPeak | _CudaPeak:
         if self.hardware.device_kind == "cuda":
@@ -292,10 +301,6 @@ def _retries(hardware: Hardware) -> int:
 
 
 # ---- the guard -------------------------------------------------------------------------------------
-
-
-def _room(budget_bytes: int) -> int:
-    return max(_ROOM_BYTES, budget_bytes * _ROOM_PPM // 1_000_000)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -236,8 +236,7 @@ class _Search:
         why = "it is for another device" if not tuner.is_here else why_no_steps(tuner.model, tuner.optimizer)
         if why:
             return [f"predicted, no step was run: {why}"]
-        budget = budget_bytes(tuner.config, tuner.hardware).bytes
-        runs = Confirmation(tuner.model, tuner.optimizer, tuner.hardware, budget)
+        runs = Confirmation(tuner.model, tuner.optimizer, tuner.hardware)
         notes: list[str] = []
         for _ in range(tuner.confirm):
             candidate = self._next()
@@ -300,13 +299,14 @@ class _Search:
         taken = real.peak_bytes
         what = f"took {format_bytes(taken)}"
         if real.out_of_memory:
-            taken, what = runs.guarded_bytes, "ran into the guard"
+            taken, what = runs.guarded_bytes(candidate), "ran into the guard"
         kept = "plans are made for less"
-        if failed or taken > runs.budget_bytes:
+        budget = budget_bytes(self.tuner.config, self.tuner.hardware).bytes
+        if failed or taken > budget:
             kept = "it and all larger ones are dropped"
             for other in [one for one in self.known.values() if one.micro_batch >= size]:
                 self.known[other.micro_batch] = replace(other, fits=False)
-        self._narrow(runs.budget_bytes * candidate.highest_bytes // max(taken, candidate.highest_bytes, 1))
+        self._narrow(budget * candidate.highest_bytes // max(taken, candidate.highest_bytes, 1))
         return [f"micro-batch {size} {what}, predicted were {format_bytes(candidate.peak_bytes)}; {kept}"]
 
     def _narrow(self, budget: int) -> None:
