@@ -89,6 +89,8 @@ check() { # these compare with what must hold: the rest still runs, and the exit
 check evaluation.py $quick
 check budgets.py $quick
 check by_hand.py $quick
+check tuner.py $quick
+check batch_sampler.py ${quick:+--rounds 1}
 check selective.py $quick
 check offload_hooks.py
 check fingerprint.py ${quick:+--rounds 3}

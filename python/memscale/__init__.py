@@ -23,6 +23,7 @@ __all__ = [
     "__version__",
     "apply_all_optimizations",
     "autosave",
+    "autotuning",
     "detach",
     "errors",
     "estimate_savings",
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from memscale import errors
+    from memscale import autotuning, errors
     from memscale.api import (
         apply_all_optimizations,
         detach,
@@ -75,11 +76,12 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return _imported("memscale.errors")
-    home = _HOME.get(name)
+    home = "memscale.autotuning" if name == "autotuning" else _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'memscale' has no attribute {name!r}")
     try:
-        value = getattr(_imported(home), name)
+        module = _imported(home)
+        value = module if name == "autotuning" else getattr(module, name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

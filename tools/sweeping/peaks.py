@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memscale.benchmarks.memory import quiet
+from memscale.observability.tensor_peak import quiet
 from sweeping.objects import living_tensors
 
 

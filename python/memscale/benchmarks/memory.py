@@ -11,27 +11,24 @@ The profiler costs time and memory of its own, so on a CPU times and resident se
 from __future__ import annotations
 
 import gc
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from memscale.observability.tensor_peak import TensorPeak
 
 __all__ = [
     "Peaks",
     "cpu_peaks",
     "cuda_peaks",
     "engine_bytes",
-    "quiet",
     "resident_bytes",
     "restart_resident_peak",
 ]
 
-_MARK = "memscale.benchmarks.mark"
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -52,36 +49,10 @@ class Peaks:
 
 def cpu_peaks(work: Callable[[Callable[[], None]], object]) -> Peaks:
     """Runs `work(mark)`, which calls `mark` once; all its tensors must come into being in it."""
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    def mark() -> None:
-        gc.collect()
-        with record_function(_MARK):
-            pass
-
-    gc.collect()
-    profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with quiet():
-        profiled.start()
-    try:
-        work(mark)
-    finally:
-        profiled.stop()
-    inner: Any = profiled.profiler
-    events: list[Any] = list(inner.kineto_results.events())
-    at = next(event.start_ns() for event in events if event.name() == _MARK)
-    changes = sorted(
-        ((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"),
-        key=lambda change: change[0],
-    )
-    live = start = peak = 0
-    for when, size in changes:
-        if when >= at:
-            peak = max(peak, live, live + size)
-        live += size
-        if when < at:
-            start = max(start, live)
-    return Peaks(peak, peak, start)
+    with TensorPeak() as peak:
+        work(peak.mark)
+        most, before = peak.end()
+    return Peaks(most, most, before)
 
 
 def cuda_peaks(work: Callable[[Callable[[], None]], object]) -> Peaks:
@@ -133,17 +104,3 @@ def restart_resident_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """For the start of PyTorch's profiler, which writes to file descriptor 2."""
-    sys.stderr.flush()
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)

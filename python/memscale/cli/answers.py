@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from memscale.cli.adapters import Adapter
     from memscale.cli.predicting import Predicted
-    from memscale.cli.workload import Workload
+    from memscale.cli.workload import Request, Workload
     from memscale.config.config import Config
     from memscale.hardware.detect import Hardware
 
-__all__ = ["Answer", "Subject", "answers_for", "config_of"]
+__all__ = ["Answer", "Subject", "answers_for", "config_of", "is_graph", "request_of", "subject_of"]
 
 _GRAPH_MAGIC: Final = b"memscale-graph "
 _EIGHT_BIT: Final = "8-bit optimizer state, as memscale.apply_all_optimizations makes it, in all figures"
@@ -87,7 +87,7 @@ def answers_for(options: Options, say: Callable[[str], None]) -> tuple[Subject, 
     say("loading PyTorch")
     hardware = resolve(options.devices)
     config = config_of(options)
-    if _is_graph(options.model):
+    if is_graph(options.model):
         _refuse_sizes(options)
         found = predict_graph(options.model, hardware, config)
         answers = [Answer(None, None, *pair) for pair in zip(hardware, found, strict=True)]
@@ -99,22 +99,10 @@ def _answers_of_model(
     options: Options, hardware: Sequence[Hardware], config: Config, say: Callable[[str], None]
 ) -> tuple[Subject, list[Answer]]:
     from memscale.cli.predicting import predict_case
-    from memscale.cli.workload import Request, open_workload
+    from memscale.cli.workload import open_workload
 
     say(f"building {options.model}")
-    workload = open_workload(
-        Request(
-            model=options.model,
-            batches=options.batches,
-            lengths=options.lengths,
-            dtype=options.dtype,
-            optimizer=options.optimizer or "adamw",
-            task=options.task,
-            adapter=_adapter(options),
-            accumulate=options.accumulate or 1,
-            checkpointing=options.checkpointing or "none",
-        )
-    )
+    workload = open_workload(request_of(options))
     answers = []
     for sizes in workload.sizes:
         case = workload.make(*sizes)
@@ -130,10 +118,27 @@ def _answers_of_model(
             Answer(case.batch, case.length, device, item)
             for device, item in zip(hardware, found, strict=True)
         ]
-    return _subject(options, workload, case.optimizer), answers
+    return subject_of(options, workload, case.optimizer), answers
 
 
-def _subject(options: Options, workload: Workload, optimizer: torch.optim.Optimizer | None) -> Subject:
+def request_of(options: Options) -> Request:
+    """What a command line says about the step."""
+    from memscale.cli.workload import Request
+
+    return Request(
+        model=options.model,
+        batches=options.batches,
+        lengths=options.lengths,
+        dtype=options.dtype,
+        optimizer=options.optimizer or "adamw",
+        task=options.task,
+        adapter=_adapter(options),
+        accumulate=options.accumulate or 1,
+        checkpointing=options.checkpointing or "none",
+    )
+
+
+def subject_of(options: Options, workload: Workload, optimizer: torch.optim.Optimizer | None) -> Subject:
     """The head of an answer about a model."""
     adapter = workload.adapter
     return Subject(
@@ -201,7 +206,12 @@ def _of_the_mode(options: Options, optimizer: torch.optim.Optimizer | None) -> l
     return lines
 
 
-def _is_graph(name: str) -> bool:
+def is_graph(name: str) -> bool:
+    """Whether MODEL is the file of a memory graph.
+
+    Raises:
+        UsageError: it should be by its name, and cannot be read.
+    """
     path = Path(name).expanduser()
     try:
         with path.open("rb") as file:

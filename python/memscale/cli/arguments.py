@@ -76,7 +76,7 @@ class Options:
     """A parsed command line.
 
     Attributes:
-        command: "estimate", "plan", "report", "snapshot" or "env".
+        command: "estimate", "plan", "tune", "report", "snapshot" or "env".
         model: MODEL, or the snapshot's path; "" for "env".
         batches, lengths: sizes to look at; empty: not given.
         dtype, task, mode: None: not given.
@@ -92,6 +92,9 @@ class Options:
         compare: what a plain run's device is; None: not given.
         prices: (name of a card or "", price of an hour) of each --price.
         steps: of a whole run; None: not given.
+        global_batch: samples of one step of the optimizer; None: not given.
+        splittable: whether a batch may be split into micro-batches; None: not given.
+        confirm: run real steps.
         savings, frontier, as_json, verbose, debug: switches.
     """
 
@@ -117,6 +120,9 @@ class Options:
     compare: str | None = None
     prices: tuple[tuple[str, float], ...] = ()
     steps: int | None = None
+    global_batch: int | None = None
+    splittable: bool | None = None
+    confirm: bool = False
     savings: bool = False
     frontier: bool = False
     as_json: bool = False
@@ -180,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--frontier", action="store_true", help="also what other budgets would bring")
     plan.add_argument("--save", metavar="FILE", help="write the plan as JSON, for Plan.from_json")
     _add_form(plan, "print a row for every module")
+    _add_tune(commands)
     words = "estimate and plan as one HTML file, and as a trace for Perfetto"
     report = _command(commands, "report", words, _EPILOG)
     _add_step(report, many=False)
@@ -199,6 +206,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_tune(commands: Any) -> None:
+    tune = _command(commands, "tune", "the fastest micro-batch and plan for a global batch", _EPILOG)
+    _add_step(tune, many=False, sizes=False)
+    tune.add_argument(
+        "--global-batch", dest="global_batch", type=_one_number, metavar="N", required=True,
+        help="samples of one step of the optimizer, which stay",
+    )  # fmt: skip
+    tune.add_argument(
+        "--splittable", action=argparse.BooleanOptionalAction,
+        help="the batch may be split, or may not (default: unless it has batch normalisation)",
+    )  # fmt: skip
+    tune.add_argument(
+        "--confirm", action=argparse.BooleanOptionalAction,
+        help="run real steps here, with random weights (default: predict only)",
+    )  # fmt: skip
+    tune.add_argument("-o", "--output", metavar="FILE", help="draw throughput and peaks, with matplotlib")
+    _add_form(tune)
+
+
 def _command(commands: Any, name: str, words: str, epilog: str = "") -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=words, description=words[0].upper() + words[1:] + ".", epilog=epilog,
@@ -215,14 +241,27 @@ def _add_form(command: argparse.ArgumentParser, verbose: str = "") -> None:
         command.add_argument("--verbose", action="store_true", help=verbose)
 
 
-def _add_step(command: argparse.ArgumentParser, many: bool) -> None:
-    """Arguments that describe a training step and what it shall run on."""
+def _add_step(command: argparse.ArgumentParser, many: bool, sizes: bool = True) -> None:
+    """Arguments that describe a training step and what it shall run on.
+
+    Args:
+        command: gets them.
+        many: several sizes and devices at once.
+        sizes: with the number of samples and micro-batches.
+    """
     more = "[,…]" if many else ""
     numbers, words = (_numbers, _words) if many else (_number, _word)
     command.add_argument("model", metavar="MODEL", help="what to train, see below")
-    command.add_argument(
-        "--batch", dest="batches", type=numbers, metavar=f"N{more}", help="samples per step (default: 1)"
-    )
+    if sizes:
+        command.add_argument(
+            "--batch", dest="batches", type=numbers, metavar=f"N{more}", help="samples per step (default: 1)"
+        )
+        command.add_argument(
+            "--accumulate",
+            type=_one_number,
+            metavar="N",
+            help="micro-batches of --batch per step (default: 1)",
+        )
     command.add_argument(
         "--seq", dest="lengths", type=numbers, metavar=f"N{more}",
         help="tokens per sample (default: 512, or what the model takes)",
@@ -276,9 +315,6 @@ def _add_recipe(command: argparse.ArgumentParser) -> None:
         "--lora-targets", type=_words, metavar="NAME[,…]",
         help="with --lora: the layers that get one (default: all-linear, every linear layer but the head)",
     )  # fmt: skip
-    command.add_argument(
-        "--accumulate", type=_one_number, metavar="N", help="micro-batches of --batch per step (default: 1)"
-    )
     command.add_argument(
         "--checkpointing", choices=CHECKPOINTING, metavar="WHOSE",
         help="hf: the model with transformers' gradient checkpointing, where no plan is made (default: none)",

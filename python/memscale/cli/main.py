@@ -65,6 +65,10 @@ def _command(name: str) -> Callable[[Options], int]:
         from memscale.cli import plan
 
         return plan.run
+    if name == "tune":
+        from memscale.cli import tune
+
+        return tune.run
     if name == "snapshot":
         from memscale.cli import snapshot
 

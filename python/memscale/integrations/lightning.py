@@ -250,7 +250,7 @@ class MemScaleCallback:
         self._has_warned = True
         log.LOGGER.warning(
             "BatchSizeFinder tries batches without a plan, until one does not fit: "
-            "memscale.predict(...).largest_batch() finds the largest that the plan makes fit, and runs none"
+            "memscale.autotuning.AutoTuner finds the fastest batch that fits, and runs none that does not"
         )
 
 

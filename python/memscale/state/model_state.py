@@ -278,7 +278,9 @@ def _keep_lasting(changes: Changes, images: dict[str, _ModuleImage]) -> None:
 
 
 @contextmanager
-def preserved(model: nn.Module, contents: bool = False, batch: Any = ()) -> Iterator[Changes]:
+def preserved(
+    model: nn.Module, contents: bool = False, batch: Any = (), *, weights: bool = True
+) -> Iterator[Changes]:
     """Puts attributes, buffer bindings, gradients, hooks and random generators back at the end.
 
     Args:
@@ -286,6 +288,7 @@ def preserved(model: nn.Module, contents: bool = False, batch: Any = ()) -> Iter
             iterator, the block takes from a copy, and it counts as changed.
         contents: the block computes for real: keep copies of plain tensor attributes too.
         batch: arguments of the forward. What objects among them hold is put back, too.
+        weights: False: the block may let go of parameters' data, and puts them back itself.
 
     Yields:
         The changes, complete when the block has ended.
@@ -297,7 +300,7 @@ def preserved(model: nn.Module, contents: bool = False, batch: Any = ()) -> Iter
     for leaf in tree_leaves(batch):
         if not isinstance(leaf, Tensor):
             given.take(leaf, longest=LONGEST)
-    weights = WeightImages(model)
+    data = WeightImages(model) if weights else None
     hooks = HookImages((*model.parameters(), *model.buffers()))
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     cpu_rng = torch.get_rng_state()
@@ -321,7 +324,8 @@ def preserved(model: nn.Module, contents: bool = False, batch: Any = ()) -> Iter
             for parameter, grad in grads:
                 stack.callback(set_gradient, parameter, grad)
             stack.callback(hooks.restore)
-            stack.callback(weights.restore)
+            if data is not None:
+                stack.callback(data.restore)
             stack.callback(process.restore)
             stack.callback(given.restore)
             stack.callback(values.restore)

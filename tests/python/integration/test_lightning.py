@@ -343,4 +343,4 @@ def test_batch_size_finder_is_warned_of_once(tmp_path: Path, caplog: pytest.LogC
     with quiet():
         trainer.fit(module)
     assert module.batch_size > 8 and callback.plan is not None
-    assert caplog.text.count("largest_batch()") == 1
+    assert caplog.text.count("memscale.autotuning.AutoTuner") == 1
