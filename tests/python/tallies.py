@@ -26,6 +26,11 @@ def highest() -> int:
     return int(_DATABASE.execute("select max(count) from tally").fetchone()[0])
 
 
+def keys() -> set[str]:
+    """What has been counted."""
+    return {key for (key,) in _DATABASE.execute("select key from tally")}
+
+
 def clear() -> None:
     """Begins anew."""
     _DATABASE.execute("delete from tally")

@@ -43,6 +43,7 @@ from memscale.state import process_tables
 from memscale.state.flat_contents import FLAT, flat_contents, viewed_by
 from memscale.state.iterators import IteratorCopy, is_taken_from
 from memscale.state.key_order import base_of, items_of, put_back_in_order, put_in_order
+from memscale.state.loop_tables import Bindings
 from memscale.state.process_tables import ABSENT as _ABSENT
 from memscale.state.process_tables import (
     Kept,
@@ -352,7 +353,7 @@ class AttributeTables:
         self._of_process = self._tables[first:]
         del self._tables[first:]
         for table in self._of_process:
-            if not isinstance(table, _WHOLE):
+            if not isinstance(table, (*_WHOLE, Bindings)):
                 table.held = weakened(table.held, isinstance(table, _SINGLE))
 
     def _enter_in_process(self, value: Any) -> Iterable[Any]:

@@ -28,6 +28,7 @@ from torch.quasirandom import SobolEngine
 
 from memscale.state.flat_contents import is_flat
 from memscale.state.iterators import copy_of, is_iterator, is_taken_from
+from memscale.state.loop_tables import kept_cells, kept_class, kept_globals
 from memscale.state.process_settings import KeptSettings
 from memscale.state.process_tables import (
     AttributeName,
@@ -287,11 +288,13 @@ class ProcessImages:
         self._bound = [(place, place.globals.get(place.name, ABSENT)) for place in reached.places.values()]
         self._classes = [_ClassBindings(kind) for kind in reached.classes.values()]
         self._borrowed = [AttributeName(owner, name) for (_, name), owner in reached.borrowed.items()]
+        self._used = [*reached.used.values()]
         self._caches = [(cache, cache.cache_info()) for cache in reached.caches]
         self.replays_generators = not reached.names.isdisjoint(_STATES_OF_GENERATORS)
         self._empty: list[dict[str, Any]] = []  # attributes of functions and tensors
         self._functions = [*reached.functions, *reached.caches]
         bases = dict.fromkeys(base for kind in map(type, modules) for base in kind.__mro__)
+        self._kinds = [base for base in bases if base not in (object, nn.Module)]
         own = [base for base in bases if not is_library(base.__module__)]
         self._methods = [item for base in own for item in vars(base).values() if type(item) is FunctionType]
         self._own = [item for item in reached.own_functions() if item.__name__ not in ON_CREATION]
@@ -385,9 +388,35 @@ class ProcessImages:
             is_other = id(attributes) in filled or not leading.isdisjoint(map(id, places))
             if is_other or may_change.held_by(function, open_to):
                 found.append(KeptByFunction(function))
+        found += self._bound_by_loop({item.key for item in found if isinstance(item, KeptName)})
         tensors = self._tensors()
         is_any = tensors or self._names_data
         return [*found, KeptTensors(tensors, self._names_data)] if is_any else found
+
+    def _bound_by_loop(self, known: set[tuple[int, str]]) -> list[Kept]:
+        """What the program's code reads and does not bind: the loop may.
+
+        Args:
+            known: names in globals that are looked at anyway.
+        """
+        names: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        for place, value in self._bound:
+            is_own = not is_of_library(place.globals.get("__name__"))
+            if is_own and value is not ABSENT and (id(place.globals), place.name) not in known:
+                names.setdefault(id(place.globals), (place.globals, []))[1].append(place.name)
+        found: list[Kept] = [kept_globals(*item) for item in names.values()]
+        found += [kept_globals(vars(module), used) for module, used in self._used]
+        found += [kept_globals(item.__dict__, item.__dict__) for item in self._own if item.__dict__]
+        kinds = [bindings.kind for bindings in self._classes]
+        own = [kind for kind in kinds if not is_of_library(kind.__module__)]
+        found += map(kept_class, dict.fromkeys([*own, *self._kinds]))
+        cells = {
+            id(cell): cell
+            for function in self._own
+            for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)
+            if name != "__class__"
+        }
+        return [*found, kept_cells(cells.values())] if cells else found
 
     def _tensors(self) -> list[Tensor]:
         """What has been reached of these, beside those of the model."""

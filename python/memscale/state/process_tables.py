@@ -53,6 +53,11 @@ class KeptName:
         self._globals = namespace
         self.name = name
 
+    @property
+    def key(self) -> tuple[int, str]:
+        """Which name this is."""
+        return id(self._globals), self.name
+
     def tables(self) -> list[Any]:
         """What it is bound to."""
         return [Name(self._globals, self.name)]

@@ -194,6 +194,7 @@ class Reached:
         classes: classes.
         borrowed: names that the program has in a library's module, class or function, by the id of that
             and the name: `torch.calls = 0`.
+        used: Python modules of libraries, by id, with the names in them that the program's code uses.
     """
 
     def __init__(self, roots: Iterable[type] = ()) -> None:
@@ -203,6 +204,7 @@ class Reached:
         self.caches: list[Any] = []
         self.classes: dict[int, type] = {}
         self.borrowed: dict[tuple[int, str], Any] = {}
+        self.used: dict[int, tuple[ModuleType, set[str]]] = {}
         self.names: set[str] = {"forward"}
         self.unnamed: dict[str, list[type]] = {}  # methods that no code has named so far, and their classes
         self._created: set[int] = set()
@@ -325,6 +327,8 @@ class Reached:
             for name in names:
                 value = attributes.get(name, ABSENT)
                 pending.append(value)
+                if _is_module(holder) and value is not ABSENT and not (_is_module(value) or name[:2] == "__"):
+                    self.used.setdefault(id(holder), (holder, set()))[1].add(name)
                 is_own = name in sets or (value is not ABSENT and self._is_state(value))
                 if is_own and not name.startswith("__"):
                     self.borrowed[id(holder), name] = holder
@@ -382,6 +386,7 @@ class _Remembered:
         self._caches = [weakref.ref(cache) for cache in reached.caches]
         self._classes = [weakref.ref(kind) for kind in reached.classes.values()]
         self._borrowed = [(weakref.ref(holder), name) for (_, name), holder in reached.borrowed.items()]
+        self._used = [(weakref.ref(module), names) for module, names in reached.used.values()]
         self._names = frozenset(reached.names)
         self._unnamed = [
             (name, weakref.ref(kind)) for name, kinds in reached.unnamed.items() for kind in kinds
@@ -407,6 +412,10 @@ class _Remembered:
         reached.classes = {id(kind): kind for kind in classes}
         reached.leave_out((*reached.functions, *reached.caches, *classes))
         reached.names = set(self._names)
+        for module_ref, names in self._used:
+            module = module_ref()
+            if module is not None:
+                reached.used[id(module)] = module, names
         for ref, name in self._borrowed:
             holder = ref()
             if holder is not None:

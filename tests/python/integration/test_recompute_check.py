@@ -65,11 +65,9 @@ def backward_in_another_world(model: nn.Module) -> None:
     """Forward in one world, backward in another."""
     WORLD.clear()
     THREAD().scale = 1.0
-    type(model[0]).of_class = 1.0
     loss = model(batch()).square().mean()
     WORLD["now"] = True
     THREAD().scale = 1.5
-    type(model[0]).of_class = 1.5
     try:
         loss.backward()
     finally:
@@ -88,13 +86,6 @@ class ReadsGlobal(Block):
 class ReadsThread(Block):
     def defect(self, h: Tensor) -> Tensor:
         return h * getattr(THREAD(), "scale", 1.0)  # type: ignore[no-any-return]
-
-
-class ReadsClass(Block):
-    of_class = 1.0
-
-    def defect(self, h: Tensor) -> Tensor:
-        return h * self.of_class
 
 
 class DropsMask(Block):
@@ -173,7 +164,6 @@ class SwallowsErrors(Block):
 DEFECTS = [
     ReadsGlobal,
     ReadsThread,
-    ReadsClass,
     DropsMask,
     TakesAnotherKernel,
     FlipsOneBit,
