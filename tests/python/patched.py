@@ -17,18 +17,21 @@ from memscale.techniques.step_table import StepTechnique
 
 @contextmanager
 def class_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Has `module`, and no other one of its class, run `forward` in the block."""
-    kind: Any = type(module)
-    original = kind.forward
+    """Has calls of `module`, and of no other one, run `forward` in the block, in recomputes, too.
+
+    A recompute finds the class of a module as its forward did, but not `nn.Module`.
+    """
+    kind: Any = nn.Module
+    original = kind.__call__
 
     def chosen(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs) if self is module else original(self, *args, **kwargs)
 
-    kind.forward = chosen
+    kind.__call__ = chosen
     try:
         yield
     finally:
-        kind.forward = original
+        kind.__call__ = original
 
 
 def use_techniques(patch: pytest.MonkeyPatch, rows: Sequence[StepTechnique]) -> None:

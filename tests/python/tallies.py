@@ -1,32 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts that neither plans nor recomputes put back: in the environment of the process."""
+"""Counts that neither plans nor recomputes put back: in a database in memory."""
 
 from __future__ import annotations
 
-import os
+import sqlite3
+from typing import Final
 
-_PREFIX = "MEMSCALE_TALLY_"
+_DATABASE: Final = sqlite3.connect(":memory:", check_same_thread=False)
+_DATABASE.execute("create table tally (key text primary key, count integer)")
 
 
 def add(key: object, count: int = 1) -> None:
     """Counts something."""
-    os.environ[f"{_PREFIX}{key}"] = str(of(key) + count)
+    _DATABASE.execute("replace into tally values (?, ?)", (str(key), of(key) + count))
 
 
 def of(key: object) -> int:
     """How often it has been counted."""
-    return int(os.environ.get(f"{_PREFIX}{key}", "0"))
+    found = _DATABASE.execute("select count from tally where key = ?", (str(key),)).fetchone()
+    return 0 if found is None else int(found[0])
 
 
 def highest() -> int:
     """That of what has been counted most often."""
-    return max(int(value) for name, value in os.environ.items() if name.startswith(_PREFIX))
+    return int(_DATABASE.execute("select max(count) from tally").fetchone()[0])
+
+
+def keys() -> set[str]:
+    """What has been counted."""
+    return {key for (key,) in _DATABASE.execute("select key from tally")}
 
 
 def clear() -> None:
     """Begins anew."""
-    for name in [name for name in os.environ if name.startswith(_PREFIX)]:
-        del os.environ[name]
+    _DATABASE.execute("delete from tally")
 
 
 class World:

@@ -31,28 +31,31 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from contextvars import ContextVar
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.quasirandom import SobolEngine
 
 from memscale.state import process_tables
 from memscale.state.flat_contents import FLAT, flat_contents, viewed_by
 from memscale.state.iterators import IteratorCopy, is_taken_from
 from memscale.state.key_order import base_of, items_of, put_back_in_order, put_in_order
+from memscale.state.loop_tables import Bindings
 from memscale.state.process_tables import ABSENT as _ABSENT
 from memscale.state.process_tables import (
-    Generator,
     Kept,
     Name,
-    Weak,
+    Whole,
     is_gone,
     keeper,
     strengthened,
     weakened,
 )
-from memscale.state.value_images import is_plain, slots_of
+from memscale.state.value_images import content_of_variable, is_plain, slots_of
+from memscale.state.value_tables import PLAIN, Cell, Elements, Slots, differs
 from memscale.torchkit.forward_slot import StandIn
 
 _DEPTH = 4
@@ -64,10 +67,7 @@ _MOST = 400
 _REGISTRIES: Final = frozenset(vars(nn.Module())) | {"_memscale_executor", "__reduce_ex__", "__deepcopy__"}
 """Modules and parameters, and hooks: see `has_foreign_hooks`."""
 
-_PLAIN: Final = frozenset({int, float, bool, complex, str, bytes, type(None)})
-"""Compared by value."""
-
-_OPAQUE: Final = _PLAIN | {
+_OPAQUE: Final = PLAIN | {
     Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
     type, ModuleType, BuiltinFunctionType, range, slice, enum.EnumMeta,
 }  # fmt: skip
@@ -163,7 +163,7 @@ class _Mapping:
 
     def _differing(self, values: dict[Any, Any]) -> list[Any]:
         place = self.place
-        keys = [key for key, value in values.items() if _differs(place.get(key, _ABSENT), value)]
+        keys = [key for key, value in values.items() if differs(place.get(key, _ABSENT), value)]
         if len(place) > len(values) - len(keys):  # else none has come
             keys += [key for key in place if key not in values and key not in self.without]
         return (
@@ -194,7 +194,7 @@ class _OwnReading(_Mapping):
 
     def _differing(self, values: dict[Any, Any]) -> list[Any]:
         present = self.read()
-        keys = [key for key, value in values.items() if _differs(present.get(key, _ABSENT), value)]
+        keys = [key for key, value in values.items() if differs(present.get(key, _ABSENT), value)]
         return keys + [key for key in present if key not in values]
 
 
@@ -203,19 +203,12 @@ class _Registries:
 
     __slots__ = ("_lasting", "_modules", "held")
 
-    def __init__(self, modules: Sequence[nn.Module], tensors: Iterable[Tensor] = ()) -> None:
+    def __init__(self, modules: Sequence[nn.Module], of_tensors: Iterable[dict[Any, Any]]) -> None:
         self._modules = [module for module in modules if isinstance(module._modules, dict)]  # no scripted one
         self._lasting: list[dict[Any, Any]] = [
             hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ]
-        self._lasting += [
-            tensor.__dict__
-            for module in self._modules
-            for registry in (module._parameters, module._buffers)
-            for tensor in registry.values()
-            if type(tensor) in _OWN_TENSORS
-        ]
-        self._lasting += [tensor.__dict__ for tensor in tensors if type(tensor) in _OWN_TENSORS]
+        self._lasting += of_tensors
         self.held = self.read()
 
     def _places(self) -> list[dict[Any, Any]]:
@@ -246,113 +239,26 @@ class _Registries:
         )
 
 
-class _Slots:
-    """What an object has in place of a dictionary."""
-
-    __slots__ = ("held", "names", "place")
-
-    def __init__(self, place: Any, names: Sequence[str]) -> None:
-        self.place = place
-        self.names = names
-        self.held = self.read()
-
-    def read(self) -> dict[str, Any]:
-        """What it holds."""
-        return {name: getattr(self.place, name, _ABSENT) for name in self.names}
-
-    def parts(self) -> Iterable[Any]:
-        """The values that it held."""
-        return self.held.values()
-
-    def write(self, values: dict[str, Any]) -> None:
-        """Makes it hold these, where it does not."""
-        for name, value in values.items():
-            present = getattr(self.place, name, _ABSENT)
-            if value is _ABSENT and present is not _ABSENT:
-                object.__delattr__(self.place, name)
-            elif value is not _ABSENT and _differs(present, value):
-                object.__setattr__(self.place, name, value)
-
-    def differs(self) -> bool:
-        """Whether it holds anything else than it held."""
-        present = self.read()
-        return any(_differs(present[name], value) for name, value in self.held.items())
-
-
-class _Elements:
-    """A list, a set or a queue."""
-
-    __slots__ = ("held", "place")
-
-    def __init__(self, place: Any) -> None:
-        self.place = place
-        self.held = self.read()
-
-    def read(self) -> list[Any]:
-        """What it holds."""
-        return list(self.place)
-
-    def parts(self) -> Iterable[Any]:
-        """The elements that it held."""
-        return self.held
-
-    def write(self, values: list[Any]) -> None:
-        """Makes it hold these, in this order, where it does not."""
-        if self._differs(values):
-            self.place.clear()
-            if isinstance(self.place, set):
-                self.place.update(values)
-            else:
-                self.place.extend(values)
-
-    def differs(self) -> bool:
-        """Whether it holds anything else than it held, or in another order."""
-        return self._differs(self.held)
-
-    def _differs(self, values: list[Any]) -> bool:
-        return len(self.place) != len(values) or any(map(_differs, self.place, values))
-
-
-class _Cell:
-    """A variable that a function has closed over."""
-
-    __slots__ = ("held", "place")
-
-    def __init__(self, place: CellType) -> None:
-        self.place = place
-        self.held = self.read()
-
-    def read(self) -> Any:
-        """What it holds."""
-        try:
-            return self.place.cell_contents
-        except ValueError:  # empty yet
-            return _ABSENT
-
-    def parts(self) -> Iterable[Any]:
-        """What it held."""
-        return (self.held,)
-
-    def write(self, value: Any) -> None:
-        """Makes it hold this, where it does not."""
-        if value is _ABSENT:
-            return
-        if _differs(self.read(), value):
-            self.place.cell_contents = value
-
-    def differs(self) -> bool:
-        """Whether it holds something else than it held."""
-        return self.held is not _ABSENT and _differs(self.read(), self.held)
-
-
-_SINGLE: Final = (_Cell, Name)
+_SINGLE: Final = (Cell, Name)
 """Tables of one value."""
 
-_WHOLE: Final = (Generator, *FLAT)
+_WHOLE: Final = (Whole, *FLAT)
 """Tables of something that holds no other values."""
 
 _WITHOUT_VALUES: Final = (_Registries, *_WHOLE)
 """Tables in which no iterators are looked for."""
+
+
+def _attributes_of_tensors(modules: Sequence[nn.Module]) -> list[dict[Any, Any]]:
+    """Of parameters and buffers."""
+    return [
+        tensor.__dict__
+        for module in modules
+        if isinstance(module._modules, dict)  # no scripted one
+        for registry in (module._parameters, module._buffers)
+        for tensor in registry.values()
+        if type(tensor) in _OWN_TENSORS
+    ]
 
 
 def has_foreign_hooks(module: nn.Module) -> bool:
@@ -402,10 +308,14 @@ class AttributeTables:
         for module in modules:
             table = _Mapping(module.__dict__, _REGISTRIES)
             level += self._leading((*(self._add(table) if table.held else ()), *self._slots(module)), _OPAQUE)
+        of_tensors = _attributes_of_tensors(modules)
+        for attributes in filter(None, of_tensors):
+            level += self._leading(attributes.values(), _OPAQUE)
         self._walk(level, seen, self._enter, _OPAQUE)
         if kept or modes:
             self._add_kept(kept, modes, seen)
-        self._tables.append(_Registries(modules, [*tensors, *self.tensors]))
+        of_tensors += [one.__dict__ for one in (*tensors, *self.tensors) if type(one) in _OWN_TENSORS]
+        self._tables.append(_Registries(modules, of_tensors))
 
     def _walk(
         self, level: list[Any], seen: set[int], enter: Callable[[Any], Iterable[Any]], opaque: frozenset[Any]
@@ -443,7 +353,7 @@ class AttributeTables:
         self._of_process = self._tables[first:]
         del self._tables[first:]
         for table in self._of_process:
-            if not isinstance(table, _WHOLE):
+            if not isinstance(table, (*_WHOLE, Bindings)):
                 table.held = weakened(table.held, isinstance(table, _SINGLE))
 
     def _enter_in_process(self, value: Any) -> Iterable[Any]:
@@ -466,9 +376,9 @@ class AttributeTables:
                 return self._add(_Mapping(value))
             return self._add(_OwnReading(value))
         if issubclass(kind, (list, set, deque)):
-            return self._add(_Elements(value)) if is_plain(kind) else ()
+            return self._add(Elements(value)) if is_plain(kind) else ()
         if kind is CellType:
-            return self._add(_Cell(value))
+            return self._add(Cell(value))
         keeps = keeper(value)
         if keeps is not None:
             return self._add(keeps)
@@ -481,6 +391,8 @@ class AttributeTables:
             return (value.__self__,)
         if kind is functools.partial:
             return (value.func, *value.args, *value.keywords.values())
+        if kind is ContextVar:
+            return (content_of_variable(value),)
         return self._enter_object(value, kind)
 
     def _enter_referred(self, value: Any, kind: type) -> Iterable[Any]:
@@ -504,7 +416,8 @@ class AttributeTables:
         parts = () if table is None else self._add(table)
         if kind is memoryview:
             return (viewed_by(value),)
-        if issubclass(kind, type) or kind.__module__.partition(".")[0] in _NOT_LOOKED_INTO:
+        is_opaque = kind.__module__.partition(".")[0] in _NOT_LOOKED_INTO and kind is not SobolEngine
+        if is_opaque or issubclass(kind, type):
             return parts
         place = getattr(value, "__dict__", None)
         if type(place) is dict:
@@ -513,7 +426,7 @@ class AttributeTables:
 
     def _slots(self, value: Any) -> Iterable[Any]:
         names = _slots_of(type(value))  # type: ignore[arg-type]
-        return self._add(_Slots(value, names)) if names else ()
+        return self._add(Slots(value, names)) if names else ()
 
     def _add(self, table: _Table) -> Iterable[Any]:
         self._tables.append(table)
@@ -574,23 +487,11 @@ def _write_back(present: list[tuple[_Table, Any]]) -> None:
             _write_back(present)
 
 
-def _differs(now: Any, before: Any) -> bool:
-    if now is before:
-        return False
-    kind = type(now)
-    if kind is not type(before):
-        return not (type(before) is Weak and before.is_of(now))
-    if kind in _PLAIN:
-        return bool(now != before)
-    # A bound method is made again whenever it is asked for.
-    return not (kind is MethodType and now.__func__ is before.__func__ and now.__self__ is before.__self__)
-
-
 _EMPTY: Final[dict[Any, Any]] = {}
 
 
 def _is_other(place: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    return list(place) != list(before) or any(map(_differs, place.values(), before.values()))
+    return list(place) != list(before) or any(map(differs, place.values(), before.values()))
 
 
 def _are_ours(*places: dict[Any, Any]) -> bool:

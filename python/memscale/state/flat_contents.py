@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot and restore of values that hold bytes or numbers: arrays, `bytearray`, streams in memory.
+"""Snapshot and restore of values that hold bytes or numbers: arrays, storages, `bytearray`, streams.
 
-They are put back in place, and without PyTorch: who else looks at the memory, such as a buffer that a NumPy
-array is a view of, sees what was there, with the version that it had. The copy is taken whole. A digest
-would tell of a change at less memory, but not what to put back.
+They are put back in place, and without PyTorch's operators: who else looks at the memory, such as a buffer
+that a NumPy array is a view of, sees what was there, with the version that it had. The copy is taken whole. A
+digest would tell of a change at less memory, but not what to put back.
 """
 
 from __future__ import annotations
 
 import array
+import ctypes
 import io
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 _PLAIN: Final = frozenset({int, float, bool, complex, str, bytes})
@@ -132,8 +134,26 @@ def _is_other(now: Any, before: Any) -> bool:
     )
 
 
-FLAT: Final = (_Bytes, _Stream, _Array, _ObjectArray)
+class _Storage(_Bytes):
+    """A storage of PyTorch's, in host memory."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        """What it holds."""
+        return ctypes.string_at(self.place.data_ptr(), self.place.nbytes())
+
+    def write(self, values: Any) -> None:
+        """Makes it hold these, where it does not."""
+        if self.place.nbytes() == len(values) and self.read() != values:
+            ctypes.memmove(self.place.data_ptr(), values, len(values))
+
+
+FLAT: Final = (_Bytes, _Stream, _Array, _ObjectArray, _Storage)
 """Classes of what `flat_contents` returns."""
+
+
+_STORAGES: Final = (torch.UntypedStorage, torch.TypedStorage)
 
 
 def is_array(value: Any) -> bool:
@@ -148,7 +168,7 @@ def is_flat(value: Any, streams: bool = True) -> bool:
     if issubclass(kind, Tensor):
         return False
     return (
-        issubclass(kind, (bytearray, array.array))
+        issubclass(kind, (bytearray, array.array, *_STORAGES))
         or (streams and issubclass(kind, (io.StringIO, io.BytesIO)))
         or is_array(value)
     )
@@ -170,6 +190,11 @@ def flat_contents(value: Any, most: int, streams: bool = True) -> Any:
             return None
         size = value.nbytes
         kind = _ObjectArray if value.dtype.hasobject else _Array
+    elif isinstance(value, _STORAGES):
+        if value.device.type != "cpu":
+            return None
+        size = value.nbytes()
+        kind = _Storage
     elif isinstance(value, (io.StringIO, io.BytesIO)):
         size = 0 if value.closed else len(value.getvalue())
         kind = _Stream

@@ -8,32 +8,47 @@ off the code (`reached_code`). What no code names (`globals()["x"]`, state of an
 
 from __future__ import annotations
 
+import argparse
+import configparser
 import functools
 import random
 import sys
 import threading
 import weakref
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from contextvars import ContextVar
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.quasirandom import SobolEngine
 
 from memscale.state.flat_contents import is_flat
 from memscale.state.iterators import copy_of, is_iterator, is_taken_from
-from memscale.state.process_tables import Kept, KeptAttribute, KeptByFunction, KeptName, KeptTensors
+from memscale.state.loop_tables import kept_cells, kept_class, kept_globals
+from memscale.state.process_settings import KeptSettings
+from memscale.state.process_tables import (
+    AttributeName,
+    Kept,
+    KeptAttribute,
+    KeptByFunction,
+    KeptName,
+    KeptTensors,
+)
 from memscale.state.reached_code import (
     CACHE,
     INERT,
     ON_CREATION,
+    SETTERS,
     Place,
     is_library,
     is_of_library,
     names_of,
     reached_from,
+    set_by,
     strings_of,
     writes_of,
 )
@@ -52,7 +67,8 @@ from memscale.torchkit.torch_settings import users_modes
 _STATE: Final = (
     dict, list, tuple, set, deque, UserDict, UserList, ChainMap, weakref.WeakKeyDictionary, weakref.WeakSet,
     weakref.WeakValueDictionary, threading.local, SimpleNamespace, random.Random, torch.Generator, MethodType,
-    functools.partial, memoryview,
+    functools.partial, memoryview, ContextVar, argparse.Namespace, configparser.RawConfigParser,
+    configparser.SectionProxy, SobolEngine,
 )  # fmt: skip
 """Classes of libraries whose objects a program uses to keep something. Others are not looked into."""
 
@@ -66,7 +82,6 @@ _MOST_TENSORS: Final = 1_000
 
 _CODE: Final = (*INERT, FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
 _GRADIENTS: Final = frozenset({"grad", "backward", "zero_grad"})
-_SETTERS: Final = frozenset({"setattr", "delattr"})
 _OF_CLASS: Final = frozenset({"type", "__class__"})
 
 _FUNCTIONS: Final = (FunctionType, CACHE, type, ModuleType, property, staticmethod, classmethod)
@@ -173,12 +188,15 @@ class _MayChange:
         self._set: set[str] = set()
         self._set_beside: dict[str, set[str]] = {}  # what is set by code that uses a name
         for function in functions:
-            code, writes = function.__code__, writes_of(function.__code__)
-            self._set |= writes.attributes
-            for name in (*names_of(code), *code.co_freevars) if writes.attributes else ():
-                self._set_beside.setdefault(name, set()).update(writes.attributes)
+            code = function.__code__
+            sets, names = set_by(code), names_of(code)
+            self._set |= sets
+            for name in (*names, *code.co_freevars) if sets else ():
+                self._set_beside.setdefault(name, set()).update(sets)
+            if "globals" in names:
+                self._globals.update((id(function.__globals__), name) for name in strings_of(code))
         named = [function.__code__ for function in functions]
-        if any(not _SETTERS.isdisjoint(names_of(code)) for code in named):
+        if any(not SETTERS.isdisjoint(names_of(code)) for code in named):
             self._set.update(*map(strings_of, named))
         for function in (*functions, *methods):
             writes = writes_of(function.__code__)
@@ -223,6 +241,17 @@ class _MayChange:
                 found |= writes_of(function.__code__).attributes
         return found
 
+    def borrowed_by(self, bound: Iterable[tuple[Place, Any]]) -> Iterator[AttributeName]:
+        """Names that code sets in a library's object, or a tensor, that it has by a name of its own."""
+        for place, value in bound:
+            kind = type(value)
+            is_owner = issubclass(kind, Tensor) or (
+                is_library(kind.__module__) and not issubclass(kind, _CODE)
+            )
+            if is_owner and kind.__dictoffset__ and kind.__weakrefoffset__:
+                for name in self._set_beside.get(place.name, ()):
+                    yield AttributeName(value, name)
+
     def held_by(self, function: Any, leading: set[int]) -> bool:
         """What a function has for attributes, has closed over or for defaults, or what these lead to."""
         if id(function) not in self._own:
@@ -258,14 +287,21 @@ class ProcessImages:
         self._images = _StateImages(contents=False, modules=modules, bindings=contents)
         self._bound = [(place, place.globals.get(place.name, ABSENT)) for place in reached.places.values()]
         self._classes = [_ClassBindings(kind) for kind in reached.classes.values()]
+        self._borrowed = [AttributeName(owner, name) for (_, name), owner in reached.borrowed.items()]
+        self._used = [*reached.used.values()]
         self._caches = [(cache, cache.cache_info()) for cache in reached.caches]
         self.replays_generators = not reached.names.isdisjoint(_STATES_OF_GENERATORS)
         self._empty: list[dict[str, Any]] = []  # attributes of functions and tensors
         self._functions = [*reached.functions, *reached.caches]
         bases = dict.fromkeys(base for kind in map(type, modules) for base in kind.__mro__)
+        self._kinds = [base for base in bases if base not in (object, nn.Module)]
         own = [base for base in bases if not is_library(base.__module__)]
         self._methods = [item for base in own for item in vars(base).values() if type(item) is FunctionType]
         self._own = [item for item in reached.own_functions() if item.__name__ not in ON_CREATION]
+        self._may_change = _MayChange(self._own, self._methods)
+        self._borrowed += self._may_change.borrowed_by(self._bound)
+        self._settings = KeptSettings(frozenset().union(*(names_of(item.__code__) for item in self._own)))
+        self._settings_before = self._settings.tables()
         named = (names_of(item.__code__) for item in (*self._own, *self._methods))
         self.uses_gradients = any(not names.isdisjoint(_GRADIENTS) for names in named)
         self._names_data = any(
@@ -275,7 +311,7 @@ class ProcessImages:
         )
         for value in hung:
             self._take(value)
-        for _, value in self._bound:
+        for value in (*(value for _, value in self._bound), *(item.held for item in self._borrowed)):
             self._take(value)
         for bindings in self._classes:
             for name, value in bindings.before.items():
@@ -320,7 +356,7 @@ class ProcessImages:
     def changed(self) -> list[Kept]:
         """Where something is otherwise than before, or may be one day: code can change it."""
         leading = self._images.leading_to(_Image.changed)
-        may_change = _MayChange(self._own, self._methods)
+        may_change = self._may_change
         open_to = self._images.leading_to(
             lambda image: may_change.value(image.value) or any(map(is_taken_from, image.children))
         )
@@ -340,6 +376,10 @@ class ProcessImages:
                 }
                 names |= dict.fromkeys(may_change.of_class(bindings.kind))
             found += [KeptAttribute(bindings.kind, name) for name in names]
+        borrowed = (item for item in self._borrowed if item.held is not ABSENT or item.read() is not ABSENT)
+        found += [KeptAttribute(item.owner, item.name) for item in borrowed]
+        if self._settings_before:
+            found.append(self._settings)
         filled = set(map(id, filter(None, self._empty)))
         for function in self._functions:
             places = [function, attributes := function.__dict__]
@@ -348,9 +388,35 @@ class ProcessImages:
             is_other = id(attributes) in filled or not leading.isdisjoint(map(id, places))
             if is_other or may_change.held_by(function, open_to):
                 found.append(KeptByFunction(function))
+        found += self._bound_by_loop({item.key for item in found if isinstance(item, KeptName)})
         tensors = self._tensors()
         is_any = tensors or self._names_data
         return [*found, KeptTensors(tensors, self._names_data)] if is_any else found
+
+    def _bound_by_loop(self, known: set[tuple[int, str]]) -> list[Kept]:
+        """What the program's code reads and does not bind: the loop may.
+
+        Args:
+            known: names in globals that are looked at anyway.
+        """
+        names: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        for place, value in self._bound:
+            is_own = not is_of_library(place.globals.get("__name__"))
+            if is_own and value is not ABSENT and (id(place.globals), place.name) not in known:
+                names.setdefault(id(place.globals), (place.globals, []))[1].append(place.name)
+        found: list[Kept] = [kept_globals(*item) for item in names.values()]
+        found += [kept_globals(vars(module), used) for module, used in self._used]
+        found += [kept_globals(item.__dict__, item.__dict__) for item in self._own if item.__dict__]
+        kinds = [bindings.kind for bindings in self._classes]
+        own = [kind for kind in kinds if not is_of_library(kind.__module__)]
+        found += map(kept_class, dict.fromkeys([*own, *self._kinds]))
+        cells = {
+            id(cell): cell
+            for function in self._own
+            for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)
+            if name != "__class__"
+        }
+        return [*found, kept_cells(cells.values())] if cells else found
 
     def _tensors(self) -> list[Tensor]:
         """What has been reached of these, beside those of the model."""
@@ -370,6 +436,8 @@ class ProcessImages:
                 stack.callback(_empty_again, cache, before)
             for bindings in self._classes:
                 stack.callback(bindings.restore)
+            for item in (*self._borrowed, *self._settings_before):
+                stack.callback(item.write, item.held)
             for attributes in filter(None, self._empty):
                 stack.callback(attributes.clear)
             stack.callback(self._images.restore)

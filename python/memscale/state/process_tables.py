@@ -53,6 +53,11 @@ class KeptName:
         self._globals = namespace
         self.name = name
 
+    @property
+    def key(self) -> tuple[int, str]:
+        """Which name this is."""
+        return id(self._globals), self.name
+
     def tables(self) -> list[Any]:
         """What it is bound to."""
         return [Name(self._globals, self.name)]
@@ -63,18 +68,18 @@ class KeptName:
 
 
 class KeptAttribute:
-    """A name in a class."""
+    """A name in a class, or in what is a library's (`reached_code.Reached.borrowed`)."""
 
-    __slots__ = ("_kind", "name")
+    __slots__ = ("_owner", "name")
 
-    def __init__(self, kind: type, name: str) -> None:
-        self._kind = weakref.ref(kind)
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner = weakref.ref(owner)
         self.name = name
 
     def tables(self) -> list[Any]:
         """What it is bound to."""
-        kind = self._kind()
-        return [] if kind is None else [_ClassName(kind, self.name)]
+        owner = self._owner()
+        return [] if owner is None else [AttributeName(owner, self.name)]
 
     def values(self) -> Iterable[Any]:
         """Nothing more."""
@@ -219,27 +224,27 @@ class Name:
         return differs(self.read(), self.held)
 
 
-class _ClassName(Name):
-    """An attribute of a class, which it has itself."""
+class AttributeName(Name):
+    """An attribute of a class or another object, which it has itself."""
 
-    __slots__ = ("kind",)
+    __slots__ = ("owner",)
 
-    def __init__(self, kind: type, name: str) -> None:
-        self.kind = kind
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner = owner
         super().__init__({}, name)
 
     def read(self) -> Any:
         """What it is bound to."""
-        return vars(self.kind).get(self.name, ABSENT)
+        return vars(self.owner).get(self.name, ABSENT)
 
     def write(self, value: Any) -> None:
         """Binds it to this, if it is not."""
         present = self.read()
         if value is ABSENT:
             if present is not ABSENT:
-                delattr(self.kind, self.name)
+                delattr(self.owner, self.name)
         elif differs(present, value):
-            setattr(self.kind, self.name, value)
+            setattr(self.owner, self.name, value)
 
 
 class _Attributes:
@@ -276,8 +281,8 @@ class _Attributes:
         )
 
 
-class Generator:
-    """A generator of random numbers: PyTorch's, Python's or NumPy's."""
+class Whole:
+    """Something that is looked at as a whole and holds no other values."""
 
     __slots__ = ("held", "place")
 
@@ -287,15 +292,25 @@ class Generator:
 
     def read(self) -> Any:
         """Its state."""
-        if isinstance(self.place, torch.Generator):
-            return self.place.get_state()
-        if isinstance(self.place, random.Random):
-            return self.place.getstate()
-        return copy.deepcopy(_bits(self.place).state)
+        raise NotImplementedError
 
     def parts(self) -> Iterable[Any]:
         """Nothing."""
         return ()
+
+
+class Generator(Whole):
+    """A generator of random numbers: PyTorch's, Python's or NumPy's."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        """Its state."""
+        if isinstance(self.place, torch.Generator):
+            return self.place.get_state()
+        if isinstance(self.place, random.Random):
+            return self.place.getstate()
+        return copy.deepcopy(bits_of(self.place).state)
 
     def write(self, state: Any) -> None:
         """Gives it a state."""
@@ -304,7 +319,7 @@ class Generator:
         elif isinstance(self.place, random.Random):
             self.place.setstate(state)
         else:
-            _bits(self.place).state = state
+            bits_of(self.place).state = state
 
     def differs(self) -> bool:
         """Whether it has moved."""
@@ -314,7 +329,19 @@ class Generator:
         return str(now) != str(self.held) if isinstance(now, dict) else bool(now != self.held)
 
 
-def _bits(generator: Any) -> Any:
+def is_numpy_generator(value: Any) -> bool:
+    """Whether a value is a generator of NumPy's, or what one draws its bits from."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return False
+    kinds = numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator
+    return issubclass(type(value), kinds)
+
+
+def bits_of(generator: Any) -> Any:
+    """What a generator of NumPy's draws from."""
+    if hasattr(generator, "random_raw"):
+        return generator
     return getattr(generator, "bit_generator", None) or generator._bit_generator
 
 
@@ -328,7 +355,4 @@ def keeper(value: Any) -> Any:
         return Generator(value)
     if isinstance(value, threading.local):
         return _Attributes(value)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
-        return Generator(value)
-    return None
+    return Generator(value) if is_numpy_generator(value) else None

@@ -11,12 +11,14 @@ The walk from classes is remembered, in weak references: it takes longer than wh
 
 from __future__ import annotations
 
+import builtins
 import functools
 import sys
 import sysconfig
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dis import get_instructions, opmap
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
@@ -24,7 +26,14 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from memscale.state.value_images import ABSENT, attributes_of, content_of, is_plain, slots_of
+from memscale.state.value_images import (
+    ABSENT,
+    attributes_of,
+    content_of,
+    content_of_variable,
+    is_plain,
+    slots_of,
+)
 
 _LIBRARIES: Final = sys.stdlib_module_names | {
     "functorch",
@@ -50,6 +59,8 @@ INERT: Final = (
 """Types whose objects lead nowhere and are not changed inside, but for tensors' elements."""
 
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, deque)
+_BY_NAME: Final = frozenset({"globals", "vars", "getattr", "setattr", "delattr", "import_module", "modules"})
+"""Code that names one of these may have the names that it means in strings."""
 ON_CREATION: Final = frozenset({"__init__", "__new__", "__init_subclass__", "__class_getitem__"})
 _DIRECT: Final = frozenset({FunctionType, CACHE, type, ModuleType})
 
@@ -57,6 +68,12 @@ _DIRECT: Final = frozenset({FunctionType, CACHE, type, ModuleType})
 def is_of_library(module: object) -> bool:
     """Whether a Python module, by its name, was installed or belongs to Python or PyTorch."""
     return is_library(module) or _is_installed(_package(module))
+
+
+def may_name(code: CodeType) -> frozenset[str]:
+    """The names that a function and those inside it use, also those in strings where it looks names up."""
+    names = names_of(code)
+    return names if _BY_NAME.isdisjoint(names) else names | strings_of(code)
 
 
 class Place(NamedTuple):
@@ -159,6 +176,14 @@ def writes_of(code: CodeType) -> Writes:
 _CALLED: Final = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 """Methods of modules that PyTorch and Lightning call, and no code of the program's own."""
 
+SETTERS: Final = frozenset({"setattr", "delattr"})
+
+
+def set_by(code: CodeType) -> frozenset[str]:
+    """Names of attributes that a function sets, as far as its code tells."""
+    found = writes_of(code).attributes
+    return found if SETTERS.isdisjoint(names_of(code)) else found | strings_of(code)
+
 
 class Reached:
     """All that has been reached, each once.
@@ -172,6 +197,9 @@ class Reached:
         functions: Python functions.
         caches: functions with a cache.
         classes: classes.
+        borrowed: names that the program has in a library's module, class or function, by the id of that
+            and the name: `torch.calls = 0`.
+        used: Python modules of libraries, by id, with the names in them that the program's code uses.
     """
 
     def __init__(self, roots: Iterable[type] = ()) -> None:
@@ -180,6 +208,8 @@ class Reached:
         self.functions: list[FunctionType] = []
         self.caches: list[Any] = []
         self.classes: dict[int, type] = {}
+        self.borrowed: dict[tuple[int, str], Any] = {}
+        self.used: dict[int, tuple[ModuleType, set[str]]] = {}
         self.names: set[str] = set(_CALLED)
         self.unnamed: dict[str, list[type]] = {}  # methods that no code has named so far, and their classes
         self._created: set[int] = set()
@@ -222,6 +252,8 @@ class Reached:
             self._todo += (value.fget, value.fset, value.fdel)
         elif kind is functools.cached_property:
             self._todo.append(value.func)
+        elif kind is ContextVar:
+            self._todo.append(content_of_variable(value))
         elif issubclass(kind, type):
             self._class(value, is_created=True)
         elif issubclass(kind, _CONTAINERS):
@@ -246,10 +278,12 @@ class Reached:
         self._todo += map(content_of, function.__closure__ or ())
         if self._is_foreign(function.__globals__.get("__name__")):
             return
-        names, binds, sets = _names(function.__code__)
+        names, binds, sets = may_name(function.__code__), *_names(function.__code__)[1:]
         imported = [sys.modules[name] for name in names if name in sys.modules]  # inside of the function
         imported += [value for value in map(content_of, function.__closure__ or ()) if _is_module(value)]
         self._globals(function.__globals__, names, binds, sets, imported)
+        if not is_of_library(function.__globals__.get("__name__")):
+            self._borrow(function, names, imported)
         for name in names - self.names:
             self.names.add(name)
             self._todo += (vars(kind).get(name) for kind in self.unnamed.pop(name, ()))
@@ -284,6 +318,41 @@ class Reached:
                     self.places[id(namespace), name] = Place(namespace, name)
                     self._todo.append(value)
 
+    def _borrow(self, function: FunctionType, names: frozenset[str], imported: Iterable[ModuleType]) -> None:
+        """Adds names of the program's in libraries' modules, classes and functions that it names."""
+        sets = set_by(function.__code__)
+        pending: list[Any] = [*map(function.__globals__.get, names), *imported, builtins]
+        seen: set[int] = set()
+        while pending:
+            holder = pending.pop()
+            if id(holder) in seen or not self._is_owner(holder):
+                continue
+            seen.add(id(holder))
+            attributes = vars(holder)
+            for name in names:
+                value = attributes.get(name, ABSENT)
+                pending.append(value)
+                if _is_module(holder) and value is not ABSENT and not (_is_module(value) or name[:2] == "__"):
+                    self.used.setdefault(id(holder), (holder, set()))[1].add(name)
+                is_own = name in sets or (value is not ABSENT and self._is_state(value))
+                if is_own and not name.startswith("__"):
+                    self.borrowed[id(holder), name] = holder
+                    self._todo.append(value)
+
+    def _is_owner(self, value: Any) -> bool:
+        """Whether a value is a library's, and can have attributes of the program's."""
+        if issubclass(type(value), ModuleType):
+            return self._is_foreign(value.__name__)
+        return issubclass(type(value), (FunctionType, type)) and self._is_foreign(value.__module__)
+
+    def _is_state(self, value: Any) -> bool:
+        """Whether a value can change, and is no library's object."""
+        kind = type(value)
+        if issubclass(kind, (dict, list, set, deque)):
+            return value is not sys.modules and is_plain(kind)
+        is_code = issubclass(kind, (*INERT, FunctionType, type, ModuleType))
+        return not (is_code or self._is_foreign(kind.__module__))
+
     def of_class(self, kind: type) -> None:
         """Adds what the methods of objects of a class reach."""
         self._class(kind, is_created=False)
@@ -298,6 +367,8 @@ class Reached:
             ):
                 continue
             self.classes[id(base)] = base
+            if type(base) is not type:
+                self._class(type(base), is_created=False)
             if is_created:
                 self._created.add(id(base))
             for name, value in list(vars(base).items()):
@@ -319,6 +390,8 @@ class _Remembered:
         self._functions = [weakref.ref(function) for function in reached.functions]
         self._caches = [weakref.ref(cache) for cache in reached.caches]
         self._classes = [weakref.ref(kind) for kind in reached.classes.values()]
+        self._borrowed = [(weakref.ref(holder), name) for (_, name), holder in reached.borrowed.items()]
+        self._used = [(weakref.ref(module), names) for module, names in reached.used.values()]
         self._names = frozenset(reached.names)
         self._unnamed = [
             (name, weakref.ref(kind)) for name, kinds in reached.unnamed.items() for kind in kinds
@@ -344,6 +417,14 @@ class _Remembered:
         reached.classes = {id(kind): kind for kind in classes}
         reached.leave_out((*reached.functions, *reached.caches, *classes))
         reached.names = set(self._names)
+        for module_ref, names in self._used:
+            module = module_ref()
+            if module is not None:
+                reached.used[id(module)] = module, names
+        for ref, name in self._borrowed:
+            holder = ref()
+            if holder is not None:
+                reached.borrowed[id(holder), name] = holder
         for name, ref in self._unnamed:
             kind = ref()
             if kind is not None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import copy
 import functools
 import random
-import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memscale.state.flat_contents import flat_contents, is_flat, size_of, viewed_by
 from memscale.state.iterators import copy_of, is_taken_from
 from memscale.state.key_order import items_of, refill
+from memscale.state.process_tables import bits_of, is_numpy_generator
 from memscale.state.tensor_versions import Versions
 from memscale.torchkit.leaves import parts_of
 
@@ -183,9 +184,8 @@ class Images:
         if issubclass(kind, random.Random):
             state = value.getstate()
             return _Image(value, value.getstate, lambda: value.setstate(state), [])
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and issubclass(kind, (numpy.random.Generator, numpy.random.RandomState)):
-            bits = getattr(value, "bit_generator", None) or value._bit_generator
+        if is_numpy_generator(value):
+            bits = bits_of(value)
             held = copy.deepcopy(bits.state)
             return _Image(value, lambda: str(bits.state), lambda: setattr(bits, "state", held), [])
         if issubclass(kind, (dict, list, set, deque)):
@@ -196,6 +196,8 @@ class Images:
             return self._flat(value)
         if kind is memoryview:
             return _Image(value, lambda: None, lambda: None, [viewed_by(value)])
+        if kind is ContextVar:
+            return _Image(value, lambda: None, lambda: None, [content_of_variable(value)])
         if _is_ours(value):
             return None
         if kind is FunctionType:
@@ -324,6 +326,14 @@ def content_of(cell: CellType) -> Any:
         return ABSENT
 
 
+def content_of_variable(variable: ContextVar[Any]) -> Any:
+    """What a context variable holds; None: nothing."""
+    try:
+        return variable.get()  # its default, too
+    except LookupError:
+        return None
+
+
 def _function(value: FunctionType) -> _Image:
     """What a function has closed over, and the defaults of its arguments."""
     cells = value.__closure__ or ()
@@ -395,12 +405,10 @@ def _own_reading(value: dict[Any, Any]) -> _Image:
     return _Image(value, look, put_back, list(held.values()), filled)
 
 
-def _container(value: Any) -> _Image | None:
-    try:
-        held = copy.copy(value)
-    except Exception:  # a container that cannot be copied cannot be put back
-        return None
+def _container(value: Any) -> _Image:
     is_dict = issubclass(type(value), dict)
+    # Not by `copy.copy`, which leaves `__slotnames__` on classes.
+    held: Any = dict(value) if is_dict else set(value) if issubclass(type(value), set) else list(value)
     children = list(held.values()) if is_dict else list(held)
 
     def look() -> Any:

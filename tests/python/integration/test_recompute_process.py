@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import operator
 import random
 import threading
 import weakref
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from memscale.state.loop_tables import KeptBindings
 
 WIDTH = 16
 COUNT = 0
@@ -226,7 +228,10 @@ def test_forwards_without_backward_do_not_hold_one_another() -> None:
     LAST = None
 
 
-def test_nothing_is_looked_at_where_nothing_changes() -> None:
+def test_only_names_are_looked_at_where_nothing_changes() -> None:
     model = nn.Sequential(*(Block() for _ in range(4)))
     memscale.wrap(model, memscale.Config(memory_budget=1), sample_input=(torch.randn(256, WIDTH),))
-    assert not model._memscale_executor.planned.trace.changes.in_process
+    places = model._memscale_executor.planned.trace.changes.in_process
+    assert {type(place) for place in places} == {KeptBindings}
+    tables = [table for place in places for table in place.tables()]
+    assert all(map(operator.is_, tables, (table for place in places for table in place.tables())))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+import tallies
 from memscale.techniques.step_table import StepTechnique
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn
 from patched import use_techniques
@@ -109,11 +109,8 @@ class _Raises(StandIn):
         self.owner = owner
 
     def __call__(self, x: Tensor) -> Tensor:
-        os.environ[CALLS] = os.environ.get(CALLS, "") + "x"  # planning restores all that code reaches
+        tallies.add("calls")  # planning restores all that code reaches
         raise RuntimeError(self.owner.message)
-
-
-CALLS = "MEMSCALE_TEST_CALLS"
 
 
 class Failing(Slices):
@@ -307,14 +304,14 @@ def test_each_of_several_tiles_is_found(table: Any) -> None:
     assert {f"mlp_tile: {both}", f"attention_tile: {both}"} <= set(plan.notes)
 
 
-def test_it_is_found_out_once(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_found_out_once(table: Any) -> None:
     """However many ways there are."""
     counts = []
     for others in [(), (BOTH, dataclasses.replace(BOTH, name="again", find=places(Slices, "again", "head")))]:
         table(*others, failing(Telling, "failing"))
-        monkeypatch.setenv(CALLS, "")
+        tallies.clear()
         smallest()
-        counts.append(len(os.environ[CALLS]))
+        counts.append(tallies.of("calls"))
     assert counts[0] == counts[1] > 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from test_restore import assert_as_before, image
 from torch import Tensor, nn
 
 import memscale
+import tallies
 from memscale import Config
 from memscale.core import double_run, verification
 from memscale.core.double_run import BOUND, double_batch, errors_of, errors_of_each, in_double
@@ -218,18 +218,16 @@ class TestPrecision:
 
         monkeypatch.setattr(verification, "_step", noted)
         autocast_is_on = functools.partial(torch.is_autocast_enabled, "cpu")
-        monkeypatch.setenv("LOWERED", "")  # what code reaches is put back after a check
+        tallies.clear()  # what code reaches is put back after a check
         subject = model()
-        subject.blocks[0].up.register_forward_hook(
-            lambda *_: os.environ.update(LOWERED=os.environ["LOWERED"] + "x" * autocast_is_on())
-        )
+        subject.blocks[0].up.register_forward_hook(lambda *_: tallies.add("lowered", autocast_is_on()))
         config = Config(
             memory_budget=1, enable_logging=False, use_mixed_precision=True, verify_correctness=True
         )
         memscale.wrap(subject, config)
         subject(*inputs(0)).mean().backward()
         assert len(seen) == 2 and seen == [(False, True), (True, True)]
-        assert len(os.environ["LOWERED"]) >= 3
+        assert tallies.of("lowered") >= 3
         memscale.detach(subject)
 
 
