@@ -331,9 +331,8 @@ class Executor(Ours):
             switch.hold()
         self.in_force.about_to_run()
         self.open.look()
-        if self.open.are_too_many and not self._has_warned_of_open:
-            self._has_warned_of_open = True
-            plan_log.warn_of_open_graphs(self.open)
+        if not self._has_warned_of_open:
+            self._has_warned_of_open = plan_log.warn_of_open_graphs(self.open)
         self._keep_noted()
         if self._failures >= _MOST_FAILURES:
             self._let_go_of_kept()
@@ -461,6 +460,7 @@ class Executor(Ours):
             differed=self._differed,
             use=self._learned.use if self.open.planned == 1 else None,
             drops_output=self.drops_output,
+            holds_gradients=self.oom.survives,
         )
 
     @property

@@ -169,14 +169,17 @@ def warn_of_evaluation(plan: Plan, shapes: Sequence[Sequence[int]]) -> None:
     )
 
 
-def warn_of_open_graphs(graphs: OpenGraphs) -> None:
-    """More forwards wait for their backward than are planned for."""
+def warn_of_open_graphs(graphs: OpenGraphs) -> bool:
+    """Warns if more forwards wait for their backward than are planned for; returns whether it has."""
+    if not graphs.are_too_many:
+        return False
     log.LOGGER.warning(
         "the model runs forward while graphs of %d earlier forwards wait for their backward: plans count "
         "%d forwards a step, so the peak is above the prediction by what the others keep",
         graphs.waiting,
         graphs.planned,
     )
+    return True
 
 
 def _hardware_line(hardware: Hardware) -> str:

@@ -25,6 +25,20 @@ def note_use(recorder: GraphRecorder, output: Any, loss: Tensor | None, step: St
     recorder.use = OutputUse(reached(loss, tensors_of(output)))
 
 
+def held_gradients(output: Any) -> list[Tensor]:
+    """A list that will hold the gradients that backward makes for the outputs; its owner empties it.
+
+    Of a model with a loss of its own that is the loss's: a loop has the other outputs for show.
+    """
+    held: list[Tensor] = []
+    for one in output if isinstance(output, list) else [output]:
+        own = own_loss(one)
+        for leaf in tensors_of(one) if own is None else [own]:
+            if leaf.requires_grad:
+                leaf.register_hook(held.append)
+    return held
+
+
 _LEAST_SHARE = 0.1
 """Of a graph's nodes: outputs that have fewer for themselves are not worth another trace."""
 

@@ -40,7 +40,7 @@ from memscale.torchkit.output_use import OutputUse
 from memscale.torchkit.scripted import script_calls
 from memscale.trace.loss import loss_of, sum_of
 from memscale.trace.optimizer import streamed_weights
-from memscale.trace.output_use import note_use
+from memscale.trace.output_use import held_gradients, note_use
 from memscale.trace.recorder import GraphRecorder
 from memscale.uninterrupted import uninterrupted
 
@@ -358,6 +358,7 @@ def run_step(
                 return []
             loss = loss_of(output, step.use) if step.forwards == 1 else sum_of(map(loss_of, output))
             note_use(recorder, output, loss, step)
+            held = held_gradients(output) if step.holds_gradients else []
             output = None if step.drops_output else output
             recorder.output_bytes = storage_bytes(tensors_of((output, loss)))
             recorder.held = (output, loss)
@@ -373,6 +374,7 @@ def run_step(
             recorder.held = None  # the graph holds the recorder, and the garbage collector does not see it
             raise
         finally:
+            held.clear()
             recorder.accumulation.unwatch()
     for parameter, gradient in zip(parameters, gradients, strict=False):
         buffer = None if gradient is None else recorder.buffer_of(gradient)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.errors import MemScaleError
+from memscale.observability.tensor_peak import TensorPeak
 from memscale.survival import outer_backward
 from memscale.torchkit import backward_calls
 from oom_samples import HOST_TEXT, OPTIMIZERS, SAMPLES, FailingAt, dense, run
@@ -222,6 +223,29 @@ class TestLeftBehind:
         del model
         gc.collect()
         assert torch.autograd._engine_run_backward is backward
+
+
+class TestBytes:
+    @pytest.mark.parametrize("on_oom", ["report", "survive"])
+    def test_gradients_of_outputs_are_counted(self, on_oom: str) -> None:
+        """They are held until the model's own backward is over, which has its peak where it begins."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 2000), nn.GELU(), nn.Linear(2000, 32), nn.Linear(32, 400))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch, labels = torch.randn(500, 32), torch.randint(400, (500,))
+        with TensorPeak([*model.parameters(), batch, labels]) as peak:
+            memscale.wrap(model, optimizer=optimizer, on_oom=on_oom, enable_logging=False, sample_input=batch)
+            for _ in range(2):
+                peak.mark()
+                out = model(batch)
+                loss = nn.functional.cross_entropy(out, labels)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                del out, loss
+            measured, _ = peak.end()
+        predicted = executor_of(model).plan.predicted.allocated_peak_bytes
+        assert 0 <= predicted + labels.nbytes - measured < 0.01 * measured
 
 
 class TestStep:
