@@ -58,6 +58,7 @@ def _facts(ref: weakref.ref[_Executor]) -> Facts:
         [item.name for item in executor.in_force.path],
         executor.optimizers,
         device_of(executor.model),
+        executor.in_force.own_step is not None,
     )
 
 

@@ -18,14 +18,19 @@ _HARMLESS_PATH: Final = frozenset({"state_offload"})
 """Optimizer-side techniques that do nothing between forward and the optimizer's step."""
 
 
-def why_not(model: nn.Module, path: Collection[str], foreign: Sequence[Tensor]) -> str:
+def why_not(
+    model: nn.Module, path: Collection[str], foreign: Sequence[Tensor], is_whole_step: bool = False
+) -> str:
     """The reason in words; "": it can be repeated.
 
     Args:
         model: wrapped.
         path: names of the optimizer-side techniques in force.
         foreign: tensors from outside model and batch that its forward reads.
+        is_whole_step: what would be repeated is a step of Lightning's.
     """
+    if is_whole_step:
+        return "a Lightning step logs, and would log twice"
     if backward_calls.run_backward is None:
         return "this PyTorch runs backward in another way"
     distributed = torch.distributed

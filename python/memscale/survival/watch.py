@@ -75,6 +75,7 @@ class Facts(NamedTuple):
         path: names of optimizer-side techniques.
         optimizers: that step the model.
         device: where it is.
+        is_whole_step: a Lightning step is watched, and not a forward.
     """
 
     plan: Plan | None
@@ -82,6 +83,7 @@ class Facts(NamedTuple):
     path: Collection[str]
     optimizers: Iterable[torch.optim.Optimizer]
     device: torch.device
+    is_whole_step: bool = False
 
 
 class OomWatch:
@@ -334,7 +336,8 @@ class OomWatch:
         if facts.trace is not self._judged:
             foreign = [ref() for ref in facts.trace.foreign_reads.get("", ())]
             reads = [tensor for tensor in foreign if isinstance(tensor, Tensor)]
-            self._judged, self._reason = facts.trace, why_not(model, facts.path, reads)
+            self._judged = facts.trace
+            self._reason = why_not(model, facts.path, reads, facts.is_whole_step)
             self._say_why_not(self._reason)
         return self._reason
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -332,6 +333,43 @@ class TestReport:
         assert done.returncode == 1 and "where      the loop at <string>" not in done.stderr
         assert "where      the loop" in done.stderr and "1024.00 PiB" in done.stderr, done.stderr
         assert done.stderr.index("out of memory") < done.stderr.index("Traceback")
+
+
+class TestTrainer:
+    def test_a_step_of_a_trainer(self, tmp_path: Path) -> None:
+        from trainer_samples import trained, weights
+
+        class Failing:
+            """Its third training step fails once, in forward or in backward."""
+
+            def __init__(self, at: int) -> None:
+                self.at, self.steps = at, 0
+
+            def __call__(self, trainer: Any) -> None:
+                step = trainer.training_step
+
+                def failing(*args: Any, **kwargs: Any) -> Any:
+                    self.steps += 1
+                    with FailingAt(self.at) if self.steps == 3 else FailingAt():
+                        return step(*args, **kwargs)
+
+                trainer.training_step = failing
+
+        plain = trained(tmp_path / "plain", None)
+        config = memscale.Config(on_oom="survive", enable_logging=False)
+        for at in (30, 200):
+            survived = trained(tmp_path / str(at), config, prepare=Failing(at))
+            assert survived.executor.oom.recoveries == 1
+            assert survived.losses == plain.losses
+            pairs = zip(weights(plain.model), weights(survived.model), strict=True)
+            assert all(torch.equal(mine, theirs) for (_, mine), (_, theirs) in pairs)
+
+    def test_steps_of_lightning_are_refused(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        from lightning_samples import fitted
+        from memscale.integrations.lightning import MemScaleCallback
+
+        fitted(tmp_path, [MemScaleCallback(on_oom="survive", enable_logging=False)])
+        assert "a Lightning step logs, and would log twice" in caplog.text
 
 
 LIMITED = """
