@@ -12,8 +12,10 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
+from torch import Tensor
+
 from memscale.survival import uncaught
-from memscale.survival.replay import Run, boundaries_behind
+from memscale.survival.replay import OuterGraph, Replay, Run
 from memscale.torchkit import backward_calls
 from memscale.torchkit.backward_calls import Backward
 from memscale.torchkit.compiled import never_compiled
@@ -50,6 +52,7 @@ class _Call:
 
     def __init__(self, accumulates: bool) -> None:
         self.is_inner = in_backward()
+        self.thread = threading.get_ident()
         self.accumulates = accumulates
         self.after: list[Callable[[], object]] = []
 
@@ -91,25 +94,29 @@ def how() -> Run:
     """How the backward is run in which a boundary is."""
     call = backward_calls.run_backward
     assert call is not None  # without it there is no boundary
+    me = threading.get_ident()
     with _lock:
-        only = _calls[0] if len(_calls) == 1 and not _calls[0].is_inner else None
-        if only is None:
-            accumulates = not _calls or _calls[-1].accumulates
-            return Run(call, None, accumulates)
-        return Run(call, only.defer if only.accumulates else None, only.accumulates)
+        mine = [item for item in _calls if item.thread == me]
+        # On a card nodes run in a thread of PyTorch's own: whose backward it is shows if there is one alone.
+        known = mine or (_calls if len(_calls) == 1 else [])
+    if not known:
+        return Run(call, None, all(item.accumulates for item in _calls))
+    last = known[-1]
+    defers = last.accumulates and not last.is_inner
+    return Run(call, last.defer if defers else None, last.accumulates)
 
 
 def _seen(original: Backward, roots: Any, *args: Any, **kwargs: Any) -> Any:
     accumulates = bool(kwargs.get("accumulate_grad", True))
-    if len(args) >= _ARGUMENTS and (args[2] or args[3]):
-        _refuse(roots, create_graph=bool(args[2]), inputs=args[3])
-        accumulates = accumulates and not args[3]
+    create_graph, inputs = (args[2], args[3]) if len(args) >= _ARGUMENTS else (False, ())
+    accumulates = accumulates and not inputs
+    shared = _shared(roots, bool(create_graph), inputs, accumulates)
     call = _Call(accumulates)
     with _lock:
         _calls.append(call)
     try:
         try:
-            found = original(roots, *args, **kwargs)
+            found = _with_shared(shared, call, original, roots, *args, **kwargs)
         finally:
             with _lock:
                 _calls.remove(call)
@@ -122,23 +129,59 @@ def _seen(original: Backward, roots: Any, *args: Any, **kwargs: Any) -> Any:
     return found
 
 
-def _refuse(roots: Iterable[Any], create_graph: bool, inputs: Iterable[Any]) -> None:
-    """Raises for what cannot go through a boundary."""
+_Shared = list[tuple[Replay, Tensor]]
+
+
+def _with_shared(shared: _Shared, call: _Call, original: Backward, *args: Any, **kwargs: Any) -> Any:
+    """Runs the outer graph. What it has for weights of a model behind a boundary goes to that one's graph."""
+    before = [(replay, weight, weight.grad) for replay, weight in shared]
+    for _, weight, _ in before:
+        weight.grad = None
+    try:
+        found = original(*args, **kwargs)
+        for replay, weight, _ in before:
+            if weight.grad is not None:
+                replay.from_outside[weight] = weight.grad
+        if before and not call.after:
+            raise RuntimeError(_CANNOT_BESIDE)
+    finally:
+        for _, weight, gradient in before:
+            weight.grad = gradient
+    return found
+
+
+def _shared(roots: Iterable[Any], create_graph: bool, inputs: Iterable[Any], accumulates: bool) -> _Shared:
+    """Weights that the outer graph uses, too. Raises for what cannot go through a boundary."""
     if not any(watch.survives for watch in watches()):
-        return
-    behind = boundaries_behind(roots)
-    if not behind:
-        return
+        return []
+    outer = OuterGraph(roots)
+    if not outer.replays:
+        return []
     if create_graph:
         raise RuntimeError(_CANNOT.format("a backward with create_graph=True"))
     wanted = {id(item) for item in inputs}
-    if any(not wanted.isdisjoint(replay.weight_ids) for replay in behind):
-        raise RuntimeError(_CANNOT.format("a backward for single weights (autograd.grad, inputs=)"))
+    shared: _Shared = []
+    for replay in outer.replays:
+        if not wanted.isdisjoint(replay.weight_ids):
+            raise RuntimeError(_CANNOT.format("a backward for single weights (autograd.grad, inputs=)"))
+        used = [outer.uses[key] for key in sorted(replay.weight_ids & outer.uses.keys())]
+        if accumulates and used:
+            before = any(number < replay.number for _, number in used)
+            if before or replay.sources or in_backward():
+                raise RuntimeError(_CANNOT.format("a loss that uses weights of the model before its forward"))
+            shared += [(replay, weight) for weight, _ in used]
+    return shared
 
 
 _CANNOT: Final = (
     '{} cannot be repeated when memory runs out: use Config(on_oom="report") for this model. Nothing has '
     "been computed"
+)
+
+
+_CANNOT_BESIDE: Final = (
+    "several threads run backward at once, and the loss of one uses weights of the model: gradients of this "
+    'step are incomplete. Use Config(on_oom="report")'
 )
 
 

@@ -12,6 +12,8 @@ values behind one node, the boundary:
     no memory     the model's graph goes, a tighter plan comes, the forward is repeated in the world that it
                   had (`State.restored`) and backward starts again from the same gradients
     gradients     of weights that had theirs already are kept: their second ones are dropped as they come
+    shared        a weight that the loss uses, too, gets one sum: what the outer graph has for it goes into
+                  the inner one
 
 Weights get the same sums in the same order as in one graph, so every bit is that of an undisturbed step. If
 an input needs a gradient, the model's graph runs inside of the boundary's backward, which has to return it.
@@ -95,6 +97,8 @@ class Replay:
         self._edges: tuple[GradientEdge, ...] = ()
         self._values: list[Fingerprint] = []
         self._weights = [value for value in model.parameters() if value.requires_grad]
+        self.number = 0  # of the boundary, in the order in which autograd's nodes were made
+        self.from_outside: dict[Tensor, Tensor] = {}  # gradients of weights that the loss uses, too
         self._done: dict[Tensor, Tensor | None] = {}  # weights that have their gradients, and these
         self._state = State.before(body, all_below((model,)), self._leaves)
 
@@ -181,11 +185,13 @@ class Replay:
     def _backward(self, grads: list[Tensor | None], keep: bool, how: Run) -> tuple[Tensor | None, ...]:
         """Runs the inner backward, as often as it takes."""
         self._done = {}
+        given_outside = list(self.from_outside.items())
+        self.from_outside = {}
         while True:
             before = [gradient_of(weight) for weight in self._weights]
             try:
                 with self._kept_gradients():
-                    given = self._run_engine(grads, keep, how)
+                    given = self._run_engine(grads, keep, how, given_outside)
                 if not keep:
                     self._edges = ()
                 return given
@@ -198,8 +204,16 @@ class Replay:
             self._repeat(failure)
             del failure
 
-    def _run_engine(self, grads: list[Tensor | None], keep: bool, how: Run) -> tuple[Tensor | None, ...]:
-        roots = [(edge, grad) for edge, grad in zip(self._edges, grads, strict=True) if grad is not None]
+    def _run_engine(
+        self,
+        grads: list[Tensor | None],
+        keep: bool,
+        how: Run,
+        outside: Sequence[tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor | None, ...]:
+        # What the loss has for a weight comes first, as in one graph, whose later nodes run earlier.
+        roots = [(get_gradient_edge(weight), grad) for weight, grad in outside]
+        roots += [(edge, grad) for edge, grad in zip(self._edges, grads, strict=True) if grad is not None]
         edges, given = tuple(edge for edge, _ in roots), tuple(grad for _, grad in roots)
         if not how.accumulates:
             wanted = tuple(self._copies)
@@ -293,22 +307,39 @@ class _Boundary(torch.autograd.Function):
         return (None, None, *(found or (None,) * ctx.sources))
 
 
-def boundaries_behind(roots: Iterable[Any]) -> list[Replay]:
-    """What is behind the boundaries in the graph of some roots."""
-    pending = [getattr(root, "node", None) or getattr(root, "grad_fn", None) for root in roots]
-    seen, found = set(pending), []
-    while pending:
-        node = pending.pop()
-        if node is None:
-            continue
-        replay = getattr(node, "replay", None) if isinstance(node, BackwardCFunction) else None
-        if isinstance(replay, Replay):
-            found.append(replay)
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                pending.append(child)
-    return found
+class OuterGraph:
+    """The loop's part of the graph of some roots.
+
+    Attributes:
+        replays: what is behind its boundaries.
+        uses: id of a leaf → (leaf, lowest sequence number of what uses it there).
+    """
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self.replays: list[Replay] = []
+        self.uses: dict[int, tuple[Tensor, int]] = {}
+        pending = [getattr(root, "node", None) or getattr(root, "grad_fn", None) for root in roots]
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            if node is None:
+                continue
+            replay = getattr(node, "replay", None) if isinstance(node, BackwardCFunction) else None
+            if isinstance(replay, Replay):
+                self.replays.append(replay)
+                replay.number = node._sequence_nr()
+                continue  # what is behind it are inputs, or nothing
+            for child, _ in node.next_functions:
+                self._note_use(child, node)
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    pending.append(child)
+
+    def _note_use(self, child: Any, node: Any) -> None:
+        leaf = getattr(child, "variable", None)
+        if leaf is not None:
+            number = min(node._sequence_nr(), self.uses.get(id(leaf), (leaf, node._sequence_nr()))[1])
+            self.uses[id(leaf)] = (leaf, number)
 
 
 def _drain() -> None:
@@ -317,4 +348,4 @@ def _drain() -> None:
         torch.zeros((), requires_grad=True).clone().backward()
 
 
-never_compiled(Replay, _Boundary, _drain)
+never_compiled(Replay, OuterGraph, _Boundary, _drain)
