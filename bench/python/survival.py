@@ -60,7 +60,7 @@ REAL: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], dict[str, torc
 
 def failures(table: Table, names: list[str], stride: int) -> None:
     """Every operation in turn."""
-    logging.getLogger("memscale").setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)
     for name, accumulate, precision, optimizer in itertools.product(
         names or SAMPLES, ACCUMULATE, PRECISIONS, OPTIMIZERS
     ):
