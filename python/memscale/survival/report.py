@@ -63,7 +63,6 @@ def report_lines(
     now: MemoryNow,
     plan: Plan | None,
     why_not_survived: str = "",
-    survives: bool = False,
 ) -> list[str]:
     """The block.
 
@@ -73,7 +72,6 @@ def report_lines(
         now: what was in memory when it was caught.
         plan: in force; None: none.
         why_not_survived: a reason, where survival was asked for; else "".
-        survives: survival was asked for.
     """
     asked = asked_bytes(error)
     by = f"by {who_ran_out(error)}"
@@ -94,7 +92,7 @@ def report_lines(
         )
     if why_not_survived:
         lines.append(f"survival   not possible: {why_not_survived}")
-    fixes = fixes_for(plan, now, advises_survival=not survives)
+    fixes = fixes_for(plan, now)
     lines += [f"fix {place}      {fix.text}" for place, fix in enumerate(fixes, 1)]
     return lines[:MOST_LINES]
 
@@ -118,19 +116,16 @@ def _device_text(now: MemoryNow, plan: Plan | None) -> str:
     )
 
 
-def fixes_for(plan: Plan | None, now: MemoryNow, advises_survival: bool = True) -> list[Fix]:
+def fixes_for(plan: Plan | None, now: MemoryNow) -> list[Fix]:
     """What would help, the cheapest in time first.
 
     Args:
         plan: that was in force.
         now: what was in memory.
-        advises_survival: `on_oom="survive"` is worth a word.
     """
-    fixes = [Fix('Config(on_oom="survive"): the step is repeated under a tighter plan, with the same bits')]
-    if not advises_survival or plan is None:
-        fixes = []
     if plan is None:
-        return fixes or [Fix("memscale.predict(model, sample_input=batch).explain() says what would fit")]
+        return [Fix("memscale.predict(model, sample_input=batch).explain() says what would fit")]
+    fixes = []
     peak, time_ns = plan.predicted.device_used_peak_bytes, max(plan.predicted.step_time_ns, 1)
     tighter = [point for point in plan.frontier if point[0] < peak]
     if tighter:

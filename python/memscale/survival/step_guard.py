@@ -84,6 +84,8 @@ class StepGuard:
         if args[1:] or any(value is not None for value in kwargs.values()):
             return  # a closure: what it runs comes first
         optimizer = inner_of(optimizer)
+        if id(optimizer) in self._under_way:
+            self.check()
         weights = [value for group in optimizer.param_groups for value in group["params"]]
         try:
             self._make_room(optimizer, weights)

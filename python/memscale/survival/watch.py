@@ -359,7 +359,7 @@ class OomWatch:
             reason = self._cannot_cut or self._reason
             if not reason and self._tries:
                 reason = f"repeated {self._tries - 1} times, and out of memory each time"
-        lines = report_lines(error, place, now, plan, reason, survives=self.survives)
+        lines = report_lines(error, place, now, plan, reason)
         log.block(lines, "MemScale: out of memory", logging.ERROR)
 
     def _say(self, failure: Exception, place: Where, before: Plan | None, plan: Plan | None) -> None:
