@@ -7,7 +7,6 @@ Expected numbers are those of PyTorch 2.11's CUDA build on the stand-in runtime 
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections import Counter
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import tallies
 from memscale import _core
 from memscale.cuda import attention, matrix
 from memscale.cuda.attention import Attention, Backend
@@ -30,19 +30,17 @@ from memscale.trace.step import Trace
 A100, RTX3090, H100, T4 = (CardFacts.of_capability(pair) for pair in ((8, 0), (8, 6), (9, 0), (7, 5)))
 HALF = torch.bfloat16
 
-TOLD = "MEMSCALE_TEST_TOLD"
-"""Names a variable of the environment for what a traced forward tells, in lines.
-
-A trace puts back all else that the code of a model reaches.
-"""
-
 
 def tell(text: str) -> None:
-    os.environ[TOLD] = f"{os.environ.get(TOLD, '')}{text}\n"
+    """Of a traced forward, whose trace puts back whatever the code of a model reaches."""
+    tallies.add(text)
 
 
 def told() -> list[str]:
-    return os.environ.pop(TOLD, "").splitlines()
+    """What has been told since it was asked last, in order of the alphabet."""
+    found = sorted(tallies.keys())
+    tallies.clear()
+    return found
 
 
 class Block(nn.Module):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+import tallies
 from memscale import AsyncOffloadConfig, Config
 from memscale.hardware.detect import detect
 from memscale.offload.limits import Link, link_for
@@ -27,10 +27,6 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
-RUNS = "MEMSCALE_TEST_RUNS"
-"""Names a variable of the environment: the profile puts back all else that the code of a model reaches."""
-
-
 class Chooses(nn.Module):
     """Its way depends on a computed value, so that it is profiled by real steps."""
 
@@ -40,17 +36,17 @@ class Chooses(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
-            os.environ[RUNS] += "."
+            tallies.add("runs")
         return self.layer(x).tanh()
 
 
 def forwards(steps: int) -> int:
     """How often a model runs while it is planned."""
-    os.environ[RUNS] = ""
+    tallies.clear()
     config = Config(warmup_steps=steps, enable_logging=False)
     plan = memscale.plan(Chooses(), config=config, sample_input=torch.ones(2, 8))
     assert plan.profile == "empirical"
-    return len(os.environ.pop(RUNS))
+    return tallies.of("runs")
 
 
 def test_warmup_steps_are_run_by_the_empirical_profile() -> None:
