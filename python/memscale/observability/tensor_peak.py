@@ -18,6 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 __all__ = ["TensorPeak", "quiet"]
 
 _MARK: Final = "memscale.tensor_peak"
+_BEGIN: Final = "memscale.tensor_peak.begin"
+"""What the profiler says of memory before it is none of the block's."""
 
 
 class TensorPeak:
@@ -46,11 +48,16 @@ class TensorPeak:
         self._runs = False
 
     def __enter__(self) -> TensorPeak:
+        from torch.profiler import record_function
+
         gc.collect()  # what is freed in the block was made in it, or is among what was present
         early = torch.empty(1)
         with quiet():
             self._profile.start()
             del early  # PyTorch says once, and here, that it does not know of this one
+            # Or it takes it for one that had this address in an earlier profile, and counts its end.
+            with record_function(_BEGIN):
+                pass
         self._runs = True
         return self
 
@@ -76,7 +83,12 @@ class TensorPeak:
         self._stop()
         events: list[Any] = list(self._profile.profiler.kineto_results.events())
         marks = sorted(event.start_ns() for event in events if event.name() == _MARK)
-        changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+        begin = min((event.start_ns() for event in events if event.name() == _BEGIN), default=0)
+        changes = [
+            (event.start_ns(), event.nbytes())
+            for event in events
+            if event.name() == "[memory]" and event.start_ns() >= begin
+        ]
         present = [*self._marks[1:], self._present.bytes()]
         changes += zip(marks, [now - then for then, now in itertools.pairwise(present)], strict=True)
         live = before = present[0]
