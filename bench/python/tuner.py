@@ -4,7 +4,7 @@
     python tuner.py [--quick] [--rounds N] [MODEL ...]        about 25 minutes on two quiet cores, --quick 4
 
 Each model has a global batch of 32 and budgets between what its smallest and its plain step of that batch
-take. A budget is a card: a step whose measured tensor bytes exceed it counts as an OOM, whoever made it.
+take. A budget is a card: a step whose measured tensor bytes exceed it counts as an OOM, for all tuners.
 
     truth         every divisor of 32, wrapped under the budget, is measured: peak, and samples per second in
                   turns with all others. The largest that stays within the budget is the true largest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small LightningModule, and a fit of it with and without MemScale, of which every bit is compared."""
+"""A small LightningModule, and fits of it with and without MemScale, compared bit by bit."""
 
 from __future__ import annotations
 
