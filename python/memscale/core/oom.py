@@ -12,7 +12,8 @@ from memscale.core.decision_engine import DecisionEngine
 from memscale.core.planner import Planned, device_of
 from memscale.hardware.detect import Budget
 from memscale.plans.budget import budget_for
-from memscale.survival.watch import Facts, OomWatch
+from memscale.survival.facts import Facts
+from memscale.survival.watch import OomWatch
 
 if TYPE_CHECKING:
     import torch

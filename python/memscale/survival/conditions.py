@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,25 @@ from memscale.techniques.precision.loss_scale import active
 from memscale.torchkit import backward_calls
 from memscale.torchkit.leaves import has_gradient_hooks
 
+if TYPE_CHECKING:
+    from memscale.trace.step import Trace
+
 _HARMLESS_PATH: Final = frozenset({"state_offload"})
 """Optimizer-side techniques that do nothing between forward and the optimizer's step."""
 
 
 def why_not(
-    model: nn.Module, path: Collection[str], foreign: Sequence[Tensor], is_whole_step: bool = False
+    model: nn.Module,
+    trace: Trace,
+    path: Collection[str],
+    foreign: Sequence[Tensor],
+    is_whole_step: bool = False,
 ) -> str:
     """The reason in words; "": it can be repeated.
 
     Args:
         model: wrapped.
+        trace: of its step.
         path: names of the optimizer-side techniques in force.
         foreign: tensors from outside model and batch that its forward reads.
         is_whole_step: what would be repeated is a step of Lightning's.
@@ -38,6 +46,8 @@ def why_not(
         return "other processes train with this one, and would have to agree"
     if any(tensor.grad_fn is not None for tensor in foreign):
         return "its forward reads a tensor from outside that has a graph of its own"
+    if trace.writes_outside:
+        return f"its forward writes to {trace.writes_outside}, which is no registered buffer"
     releasing = sorted(set(path) - _HARMLESS_PATH)
     if releasing:
         return f"{', '.join(releasing)} takes gradients while backward runs"

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sees backwards of the loop: what they raise, and what a boundary wants to be run after them.
+"""Sees backwards of the loop: what they raise, and which forwards' graphs they lead to.
 
-A layer of `torchkit.backward_calls`. A backward that begins in C++ does not pass it; a boundary in its graph
-runs the model's graph at once, which gives the same bits.
+A layer of `torchkit.backward_calls`. A backward that begins in C++ does not pass it, and cannot go through a
+boundary.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from torch import Tensor
 
 from memscale.survival import uncaught
-from memscale.survival.replay import OuterGraph, Replay, Run
+from memscale.survival.eligibility import Eligibility
+from memscale.survival.outer_graph import OuterGraph, Window
+from memscale.survival.replay import Cut, InnerBackward, Replay, boundary_of
 from memscale.torchkit import backward_calls
 from memscale.torchkit.backward_calls import Backward
 from memscale.torchkit.compiled import never_compiled
@@ -28,10 +30,12 @@ class Watch(Protocol):
     Attributes:
         survives: it has steps repeated.
         latest: when its latest forward began, among those of all.
+        eligibility: of its forwards.
     """
 
     survives: bool
     latest: int
+    eligibility: Eligibility
 
     def in_backward(self, error: Exception) -> None:
         """A backward of the loop has raised."""
@@ -44,20 +48,23 @@ _ARGUMENTS: Final = 4  # gradients of the roots, retain_graph, create_graph, inp
 
 _lock = threading.RLock()
 _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_cut: weakref.WeakSet[Replay] = weakref.WeakSet()
 _calls: list[_Call] = []
 
 
 class _Call:
-    """A backward under way."""
+    """A backward under way.
 
-    def __init__(self, accumulates: bool) -> None:
+    Attributes:
+        cuts: what it has come to.
+        keep: their graphs are to be kept.
+    """
+
+    def __init__(self) -> None:
         self.is_inner = in_backward()
         self.thread = threading.get_ident()
-        self.accumulates = accumulates
-        self.after: list[Callable[[], object]] = []
-
-    def defer(self, what: Callable[[], object]) -> None:
-        self.after.append(what)
+        self.cuts: list[Cut] = []
+        self.keep = False
 
 
 def add(watch: Watch) -> None:
@@ -77,9 +84,12 @@ def remove(watch: Watch) -> None:
 
 
 def _tidy() -> None:
-    """After the last one nothing is in PyTorch's place, or Python's."""
+    """After the last one nothing is in PyTorch's place, or Python's.
+
+    A boundary that is still alive needs the layer: without it the model's graph would be passed over.
+    """
     with _lock:
-        if not list(_watches):  # its length counts those that have just gone
+        if not list(_watches) and not list(_cut):  # their lengths count those that have just gone
             backward_calls.remove(_seen)
             uncaught.remove(_notice_elsewhere)
 
@@ -90,87 +100,97 @@ def watches() -> list[Watch]:
         return list(_watches)
 
 
-def how() -> Run:
-    """How the backward is run in which a boundary is."""
-    call = backward_calls.run_backward
-    assert call is not None  # without it there is no boundary
+def note_cut(replay: Replay) -> None:
+    """A forward has a boundary."""
+    with _lock:
+        _cut.add(replay)
+    weakref.finalize(replay, _tidy).atexit = False
+
+
+def come_to(replay: Replay, grads: tuple[Tensor | None, ...], keep: bool) -> None:
+    """A backward has come to a boundary.
+
+    Args:
+        replay: what is behind it.
+        grads: of its outputs.
+        keep: its graph is to be kept.
+
+    Raises:
+        RuntimeError: nobody knows which backward.
+    """
     me = threading.get_ident()
     with _lock:
         mine = [item for item in _calls if item.thread == me]
         # On a card nodes run in a thread of PyTorch's own: whose backward it is shows if there is one alone.
         known = mine or (_calls if len(_calls) == 1 else [])
-    if not known:
-        return Run(call, None, all(item.accumulates for item in _calls))
-    last = known[-1]
-    defers = last.accumulates and not last.is_inner
-    return Run(call, last.defer if defers else None, last.accumulates)
+        if not known:
+            raise RuntimeError(_CANNOT.format("a backward that begins in C++, or beside others,"))
+        known[-1].cuts.append((replay, grads))
+        known[-1].keep = keep
 
 
 def _seen(original: Backward, roots: Any, *args: Any, **kwargs: Any) -> Any:
-    accumulates = bool(kwargs.get("accumulate_grad", True))
-    create_graph, inputs = (args[2], args[3]) if len(args) >= _ARGUMENTS else (False, ())
-    accumulates = accumulates and not inputs
-    shared = _shared(roots, bool(create_graph), inputs, accumulates)
-    call = _Call(accumulates)
-    with _lock:
-        _calls.append(call)
+    call = _Call()
     try:
-        try:
-            found = _with_shared(shared, call, original, roots, *args, **kwargs)
-        finally:
-            with _lock:
-                _calls.remove(call)
-        while call.after:
-            call.after.pop(0)()
+        return _seen_with(call, original, roots, *args, **kwargs)
     except Exception as error:
         if not call.is_inner:
             _notice(error)
         raise
-    return found
 
 
-_Shared = list[tuple[Replay, Tensor]]
+def _seen_with(call: _Call, original: Backward, roots: Any, *args: Any, **kwargs: Any) -> Any:
+    observing = [watch.eligibility for watch in watches() if watch.eligibility.observed]
+    with _lock:
+        cut = list(_cut)
+    if not observing and not cut:
+        return original(roots, *args, **kwargs)
+    create_graph, inputs = (args[2], args[3]) if len(args) >= _ARGUMENTS else (False, ())
+    windows = [window for item in observing for window in item.observed] + [item.window for item in cut]
+    outer = OuterGraph(roots, windows, boundary_of)
+    for item in observing:
+        mine = [window for window in item.observed if window in outer.reached | outer.leaks]
+        if mine:
+            item.has_seen(outer.why_not(mine, create_graph, inputs))
+    replays: list[Replay] = outer.boundaries
+    behind = [replay.window for replay in replays]
+    leaking = [replay.window for replay in cut if replay.window in outer.leaks]
+    if not behind and not leaking:
+        return original(roots, *args, **kwargs)
+    reason = outer.why_not([*behind, *leaking], create_graph, inputs)
+    if reason:
+        raise RuntimeError(_CANNOT.format(f"this step ({reason})"))
+    only = inputs or not kwargs.get("accumulate_grad", True)
+    return _cut_in_two(call, outer, [] if only else behind, original, roots, *args, **kwargs)
 
 
-def _with_shared(shared: _Shared, call: _Call, original: Backward, *args: Any, **kwargs: Any) -> Any:
-    """Runs the outer graph. What it has for weights of a model behind a boundary goes to that one's graph."""
-    before = [(replay, weight, weight.grad) for replay, weight in shared]
-    for _, weight, _ in before:
+def _cut_in_two(
+    call: _Call, outer: OuterGraph, behind: Sequence[Window], original: Backward, *args: Any, **kwargs: Any
+) -> Any:
+    """Runs the outer graph, and then what is behind its boundaries.
+
+    What the outer graph has for weights of a model behind a boundary goes to that one's graph.
+    """
+    weight_ids = {key for window in behind for key in window.weight_ids}
+    before = [(weight, weight.grad) for weight, _ in outer.uses_of(weight_ids)]
+    for weight, _ in before:
         weight.grad = None
+    with _lock:
+        _calls.append(call)
     try:
         found = original(*args, **kwargs)
-        for replay, weight, _ in before:
-            if weight.grad is not None:
-                replay.from_outside[weight] = weight.grad
-        if before and not call.after:
-            raise RuntimeError(_CANNOT_BESIDE)
+        outside = [(weight, weight.grad) for weight, _ in before if weight.grad is not None]
     finally:
-        for _, weight, gradient in before:
+        with _lock:
+            _calls.remove(call)
+        for weight, gradient in before:
             weight.grad = gradient
+    if outside and not call.cuts:
+        raise RuntimeError(_CANNOT_BESIDE)
+    if call.cuts:
+        assert backward_calls.run_backward is not None  # without it there is no boundary
+        InnerBackward(backward_calls.run_backward, call.cuts, call.keep, outside).run()
     return found
-
-
-def _shared(roots: Iterable[Any], create_graph: bool, inputs: Iterable[Any], accumulates: bool) -> _Shared:
-    """Weights that the outer graph uses, too. Raises for what cannot go through a boundary."""
-    if not any(watch.survives for watch in watches()):
-        return []
-    outer = OuterGraph(roots)
-    if not outer.replays:
-        return []
-    if create_graph:
-        raise RuntimeError(_CANNOT.format("a backward with create_graph=True"))
-    wanted = {id(item) for item in inputs}
-    shared: _Shared = []
-    for replay in outer.replays:
-        if not wanted.isdisjoint(replay.weight_ids):
-            raise RuntimeError(_CANNOT.format("a backward for single weights (autograd.grad, inputs=)"))
-        used = [outer.uses[key] for key in sorted(replay.weight_ids & outer.uses.keys())]
-        if accumulates and used:
-            before = any(number < replay.number for _, number in used)
-            if before or replay.sources or in_backward():
-                raise RuntimeError(_CANNOT.format("a loss that uses weights of the model before its forward"))
-            shared += [(replay, weight) for weight, _ in used]
-    return shared
 
 
 _CANNOT: Final = (
@@ -202,4 +222,4 @@ def _latest() -> Watch | None:
     return max(watches(), key=lambda watch: watch.latest, default=None)
 
 
-never_compiled(_Call, _seen, how)
+never_compiled(_Call, _seen, _seen_with, _cut_in_two, come_to)

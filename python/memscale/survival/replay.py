@@ -7,61 +7,50 @@ values behind one node, the boundary:
     loss ─► … ─► boundary ┆ ─► the model's graph ─► weights
                           ┆ cut: when memory runs out, all to the right of it can go
 
-    backward      outer graph first; the boundary takes the gradients of the outputs, and the model's graph
-                  runs when the outer one is through (`backward_calls`), from these
-    no memory     the model's graph goes, a tighter plan comes, the forward is repeated in the world that it
+    backward      outer graph first; boundaries take the gradients of the outputs. Then one more run of the
+                  engine goes through the graphs of all forwards that the outer one has led to, from these
+    no memory     these graphs go, a tighter plan comes, the forwards are repeated in the worlds that they
                   had (`State.restored`) and backward starts again from the same gradients
     gradients     of weights that had theirs already are kept: their second ones are dropped as they come
     shared        a weight that the loss uses, too, gets one sum: what the outer graph has for it goes into
-                  the inner one
+                  the inner ones
 
-Weights get the same sums in the same order as in one graph, so every bit is that of an undisturbed step. If
-an input needs a gradient, the model's graph runs inside of the boundary's backward, which has to return it.
+Autograd runs nodes in the reverse order in which they were made, and all of the loop's that lead to a
+forward were made after it. So weights get the same sums in the same order as in one graph, and every bit is
+that of an undisturbed step. What that does not hold for gets no boundary: see `Replay._parted` and
+`OuterGraph.why_not`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memscale.errors import RecomputeError
-from memscale.survival.world import rewind
+from memscale.state.attribute_tables import AttributeTables
+from memscale.survival.arguments import Arguments
+from memscale.survival.outer_graph import Window, next_number
+from memscale.survival.outputs import CannotCutError, check_own_memory, exchanged, graph_outputs
+from memscale.survival.world import rewind, why_no_repeat
 from memscale.techniques.checkpoint import card_check
-from memscale.techniques.checkpoint.checkpoint_state import State, all_below, check_version, version_of
+from memscale.techniques.checkpoint.checkpoint_state import State, all_below
 from memscale.techniques.checkpoint.recompute_check import Fingerprint, fingerprint
+from memscale.torchkit import python_generators
 from memscale.torchkit.compiled import never_compiled
-from memscale.torchkit.leaves import gradient_of, tensors_of
+from memscale.torchkit.leaves import gradient_of, has_gradient_hooks
+from memscale.torchkit.torch_settings import has_modes, without_modes
 
 if TYPE_CHECKING:
     from memscale.techniques.checkpoint.checkpoint_state import Body
 
-_KINDS = (Tensor, nn.Parameter)
-
-
-class CannotCutError(Exception):
-    """The model's graph cannot be parted from the loop's; the message says why."""
-
-
-class Run(NamedTuple):
-    """How the outer backward is run.
-
-    Attributes:
-        call: PyTorch's own function.
-        defer: is given what to run after the outer graph; None: run it at once.
-        accumulates: False: only gradients of the sources are wanted (`torch.autograd.grad`).
-    """
-
-    call: Callable[..., Any]
-    defer: Callable[[Callable[[], object]], None] | None
-    accumulates: bool = True
+Cut = tuple["Replay", tuple[Tensor | None, ...]]
+"""A forward that a backward has come to, and the gradients of its outputs."""
 
 
 class Replay:
@@ -71,10 +60,16 @@ class Replay:
         body: what is known of the forward.
         model: whose forward it is.
         run: the forward, with whatever is attached.
-        call: its arguments, positional and by name.
-        again: is called when memory has run out in backward, with the error, outside of its handler; makes
-            room, or raises.
-        how: tells how the backward that is under way is run.
+        arguments: its arguments.
+        again: is called when memory has run out in backward, outside of the error's handler, with the error
+            and the reason why the step cannot be repeated, if there is one; makes room, or raises.
+        come_to: is given this forward, the gradients of its outputs and whether its graph is to be kept, when
+            a backward comes to its boundary.
+
+    Attributes:
+        reason: after `first`: why its backward cannot be repeated; "": it can.
+        window: after `first`: the forward's nodes.
+        weights: that the model trains.
     """
 
     def __init__(
@@ -82,149 +77,182 @@ class Replay:
         body: Body,
         model: nn.Module,
         run: Callable[..., Any],
-        call: tuple[tuple[Any, ...], dict[str, Any]],
-        again: Callable[[Exception], None],
-        how: Callable[[], Run],
+        arguments: Arguments,
+        again: Callable[[Exception, str], None],
+        come_to: Callable[[Replay, tuple[Tensor | None, ...], bool], None],
     ) -> None:
-        self._body, self._run = body, run
-        self._again, self._how = again, how
-        self._leaves, self._spec = tree_flatten(call)
-        self._versions = [
-            (place, version_of(leaf)) for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)
-        ]
-        self.sources = [leaf for leaf in self._leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-        self._copies: list[Tensor] = []  # of the sources, for the inner graph
+        self._run, self._arguments = run, arguments
+        self.again, self.come_to = again, come_to
         self._edges: tuple[GradientEdge, ...] = ()
         self._values: list[Fingerprint] = []
-        self._weights = [value for value in model.parameters() if value.requires_grad]
-        self.number = 0  # of the boundary, in the order in which autograd's nodes were made
-        self.from_outside: dict[Tensor, Tensor] = {}  # gradients of weights that the loss uses, too
-        self._done: dict[Tensor, Tensor | None] = {}  # weights that have their gradients, and these
-        self._state = State.before(body, all_below((model,)), self._leaves)
+        self.weights = [value for value in model.parameters() if value.requires_grad]
+        self.reason = ""
+        self._begin = next_number()
+        self.window = Window(self._begin, self._begin, frozenset(), frozenset(map(id, self.weights)))
+        self._parts, self._kept = all_below((model,)), body.kept
+        self._state = State.before(body, self._parts, arguments.leaves)
+        self._attributes: AttributeTables | None = None  # as the backward found them
 
     # ---- forward -----------------------------------------------------------------------------------
 
-    def first(self) -> Any:
-        """Runs the forward and returns its output behind the boundary.
+    def first(self, cuts: bool) -> Any:
+        """Runs the forward and returns its output.
 
-        Raises:
-            CannotCutError: it has something in it that cannot be put behind one. It is over all the same.
+        Args:
+            cuts: put it behind a boundary, where that goes; `reason` says why it does not.
         """
-        args, kwargs = self._inputs()
+        args, kwargs = self._arguments.given()
         output = self._run(*args, **kwargs)
-        leaves, spec = tree_flatten(output)
-        made = self._made(leaves)
-        self._values = [fingerprint(tensor.detach(), sampled=False) for tensor in made]
-        self._state.after()
-        if not made:
+        self.window = self.window._replace(end=next_number())
+        with without_modes() if has_modes() else nullcontext():
+            return self._behind(output, cuts)
+
+    def _behind(self, output: Any, cuts: bool) -> Any:
+        try:
+            made = self._parted(output)
+        except CannotCutError as error:
+            self.reason = str(error)
             return output
+        if not made or not cuts:
+            self.window = self.window._replace(outputs=frozenset(_number(tensor) for tensor in made))
+            return output
+        self._values = [fingerprint(tensor.detach(), sampled=False) for tensor in made]
         self._edges = tuple(map(get_gradient_edge, made))
-        begun = self.sources or [torch.empty(0, requires_grad=True)]
-        behind: Any = _Boundary.apply(self, made, *begun)  # type: ignore[no-untyped-call]
-        handed = dict(zip(map(id, made), behind, strict=True))
-        return tree_unflatten([handed.get(id(leaf), leaf) for leaf in leaves], spec)
+        behind: Any = _Boundary.apply(self, made, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+        return exchanged(output, dict(zip(map(id, made), behind, strict=True)))
 
-    def plain(self) -> Any:
-        """Runs the forward as it is, without a boundary, in the world that it began with."""
-        rewind(self._state)
-        args, kwargs = tree_unflatten(self._leaves, self._spec)
-        return self._run(*args, **kwargs)
-
-    def rewind(self) -> None:
-        """After a forward that failed: it can begin anew.
+    def _parted(self, output: Any) -> list[Tensor]:
+        """The outputs that a boundary can be put before.
 
         Raises:
-            NotAsItWasError: it has changed what cannot be put back.
+            CannotCutError: it would change what the loop sees, or the forward cannot be repeated.
         """
-        self._copies = []
-        rewind(self._state)
-
-    def _inputs(self) -> tuple[Any, Any]:
-        """The arguments, with leaves of the inner graph in place of what needs a gradient."""
-        for place, version in self._versions:
-            check_version(self._leaves[place], version, self._body.path)
-        copies = {id(source): source.detach().requires_grad_() for source in self.sources}
-        self._copies = [copies[id(source)] for source in self.sources]
-        leaves = [copies.get(id(leaf), leaf) for leaf in self._leaves]
-        args, kwargs = tree_unflatten(leaves, self._spec)
-        return args, kwargs
-
-    def _made(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """The outputs that have a graph, each once."""
-        found: dict[int, Tensor] = {}
-        for leaf in leaves:
-            if not isinstance(leaf, Tensor):
-                if any(part.grad_fn is not None for part in tensors_of(leaf)):
-                    raise CannotCutError(f"the output has tensors in a {type(leaf).__name__}")
-            elif leaf.grad_fn is not None or any(leaf is copy for copy in self._copies):
-                if type(leaf) not in _KINDS or leaf.layout is not torch.strided:
-                    raise CannotCutError(f"an output is a {type(leaf).__name__}, {leaf.layout}")
-                found[id(leaf)] = leaf
-        return list(found.values())
+        if self._arguments.needs_gradient:
+            raise CannotCutError("an input needs a gradient")
+        reason = self._arguments.changed() or why_no_repeat(self._state)
+        self._state.after()
+        if reason:
+            raise CannotCutError(reason)
+        made = graph_outputs(output)
+        check_own_memory(made, (*self._arguments.leaves, *self._state.read_tensors()))
+        return made
 
     @property
-    def weight_ids(self) -> set[int]:
-        """The ids of the weights that the model trains."""
-        return set(map(id, self._weights))
+    def is_cut(self) -> bool:
+        """Whether it has a boundary."""
+        return bool(self._edges)
+
+    def rewind(self) -> str:
+        """After a forward that failed: it can begin anew, or what it has changed that cannot be put back."""
+        reason = self._arguments.changed() or why_no_repeat(self._state)
+        if not reason:
+            self._arguments.put_back()
+            rewind(self._state)
+        return reason
 
     # ---- backward ----------------------------------------------------------------------------------
 
-    def backward(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """The boundary's: the gradients of the outputs have come.
+    def roots(self, grads: Sequence[Tensor | None]) -> list[tuple[GradientEdge, Tensor]]:
+        """Where the engine begins in this graph, and with which gradients."""
+        pairs = zip(self._edges, grads, strict=True)
+        return [(edge, grad) for edge, grad in pairs if grad is not None]
 
-        Returns:
-            Gradients of the sources.
+    def note_attributes(self) -> None:
+        """A backward begins that may run code of the program's."""
+        self._attributes = AttributeTables(self._parts, self._kept)
+        self._attributes.tensors, self._attributes.referred = [], []
+
+    def let_go(self) -> None:
+        """Of the graph."""
+        self._edges = ()
+
+    def why_no_repeat(self) -> str:
+        """After a backward that failed: why it cannot be repeated; "": it can."""
+        attributes, self._attributes = self._attributes, None
+        if any(map(has_gradient_hooks, self.weights)):
+            return "a weight has got a hook on its gradient, which would fire twice"
+        if attributes is not None and attributes.differing():
+            return "the backward of a function of its own has changed an attribute"
+        return self._arguments.changed()
+
+    def repeat(self) -> None:
+        """Runs the forward again.
+
+        Raises:
+            RecomputeError: it has made something else.
         """
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        how = self._how()
-        if how.defer is not None and not self.sources:
-            how.defer(partial(self._backward, list(grads), keep, how))
-            return ()
-        return self._backward(list(grads), keep, how)
+        args, kwargs = self._arguments.again()
+        with self._state.restored(), torch.enable_grad():
+            made = graph_outputs(self._state.run(self._run, *args, **kwargs))
+            self._compare(made)
+            self._edges = tuple(map(get_gradient_edge, made))
 
-    def _backward(self, grads: list[Tensor | None], keep: bool, how: Run) -> tuple[Tensor | None, ...]:
-        """Runs the inner backward, as often as it takes."""
-        self._done = {}
-        given_outside = list(self.from_outside.items())
-        self.from_outside = {}
+    def _compare(self, made: Sequence[Tensor]) -> None:
+        """The loop has computed with the first outputs: the second ones must be the same, bit for bit."""
+        if len(made) != len(self._values):
+            raise self._differs(f"{len(made)} outputs instead of {len(self._values)}")
+        for place, (tensor, value) in enumerate(zip(made, self._values, strict=True)):
+            plain = tensor.detach()
+            if isinstance(value, int):
+                if fingerprint(plain, sampled=False) != value:
+                    raise self._differs(f"output {place} has other values")
+            elif value is not None:
+                failed = partial(self._differs, f"output {place} has other values")
+                if card_check.compare(value, plain, failed):
+                    raise failed()
+
+    def _differs(self, what: str) -> RecomputeError:
+        return RecomputeError(f"a forward that was repeated after memory had run out made {what}")
+
+
+class InnerBackward:
+    """The backward through the graphs of all forwards that one outer backward has led to.
+
+    Args:
+        call: PyTorch's own function.
+        cuts: these forwards.
+        keep: keep their graphs.
+        outside: what the outer graph has for weights that it uses, too.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        cuts: Sequence[Cut],
+        keep: bool,
+        outside: Sequence[tuple[Tensor, Tensor]],
+    ) -> None:
+        self._call, self._cuts, self._keep, self._outside = call, cuts, keep, outside
+        self._weights = list({id(value): value for replay, _ in cuts for value in replay.weights}.values())
+        self._done: dict[Tensor, Tensor | None] = {}  # weights that have their gradients, and these
+
+    def run(self) -> None:
+        """Runs it, as often as it takes."""
         while True:
             before = [gradient_of(weight) for weight in self._weights]
+            generators = _Generators()
+            if has_foreign_functions():
+                for replay, _ in self._cuts:
+                    replay.note_attributes()
             try:
                 with self._kept_gradients():
-                    given = self._run_engine(grads, keep, how, given_outside)
-                if not keep:
-                    self._edges = ()
-                return given
+                    self._run_engine()
+                return
             except Exception as error:
                 failure = error
             self._note_done(before)
-            self._edges = ()
-            for copy in self._copies:
-                copy.grad = None
             self._repeat(failure)
+            generators.put_back()
             del failure
 
-    def _run_engine(
-        self,
-        grads: list[Tensor | None],
-        keep: bool,
-        how: Run,
-        outside: Sequence[tuple[Tensor, Tensor]],
-    ) -> tuple[Tensor | None, ...]:
+    def _run_engine(self) -> None:
         # What the loss has for a weight comes first, as in one graph, whose later nodes run earlier.
-        roots = [(get_gradient_edge(weight), grad) for weight, grad in outside]
-        roots += [(edge, grad) for edge, grad in zip(self._edges, grads, strict=True) if grad is not None]
+        roots = [(get_gradient_edge(weight), grad) for weight, grad in self._outside]
+        for replay, grads in self._cuts:
+            roots += replay.roots(grads)
         edges, given = tuple(edge for edge, _ in roots), tuple(grad for _, grad in roots)
-        if not how.accumulates:
-            wanted = tuple(self._copies)
-            return tuple(
-                how.call(edges, given, keep, False, wanted, allow_unreachable=True, accumulate_grad=False)
-            )
-        how.call(edges, given, keep, False, (), allow_unreachable=True, accumulate_grad=True)
-        found = tuple(copy.grad for copy in self._copies)
-        for copy in self._copies:
-            copy.grad = None
-        return found
+        if roots:
+            self._call(edges, given, self._keep, False, (), allow_unreachable=True, accumulate_grad=True)
 
     def _note_done(self, before: Sequence[tuple[int, int]]) -> None:
         """Of weights that have got their gradients in what has failed, these are the gradients."""
@@ -254,92 +282,87 @@ class Replay:
         weight.grad = self._done[weight]
 
     def _repeat(self, failure: Exception) -> None:
-        """Makes room and runs the forward again, until there is a graph to run backward through."""
+        """Makes room and runs the forwards again, until there are graphs to run backward through."""
         while True:
-            self._again(failure)
+            for replay, _ in self._cuts:
+                replay.let_go()
+            reasons = [replay.why_no_repeat() for replay, _ in self._cuts]
+            for again in dict.fromkeys(replay.again for replay, _ in self._cuts):  # once for each model
+                again(failure, next(filter(None, reasons), ""))
             _drain()
             try:
-                with self._state.restored(), torch.enable_grad():
-                    args, kwargs = self._inputs()
-                    output = self._state.run(self._run, *args, **kwargs)
-                    made = self._made(tree_flatten(output)[0])
-                    self._compare(made)
-                    self._edges = tuple(map(get_gradient_edge, made))
+                for replay, _ in sorted(self._cuts, key=lambda cut: cut[0].window.begin):
+                    replay.repeat()
                 return
+            except RecomputeError as error:
+                raise failure from error
             except Exception as error:
                 failure = error
-            args = kwargs = output = made = None  # type: ignore[assignment]
-
-    def _compare(self, made: Sequence[Tensor]) -> None:
-        """The loop has computed with the first outputs: the second ones must be the same, bit for bit."""
-        if len(made) != len(self._values):
-            raise self._differs(f"{len(made)} outputs instead of {len(self._values)}")
-        for place, (tensor, value) in enumerate(zip(made, self._values, strict=True)):
-            plain = tensor.detach()
-            if isinstance(value, int):
-                if fingerprint(plain, sampled=False) != value:
-                    raise self._differs(f"output {place} has other values")
-            elif value is not None:
-                failed = partial(self._differs, f"output {place} has other values")
-                if card_check.compare(value, plain, failed):
-                    raise failed()
-
-    def _differs(self, what: str) -> RecomputeError:
-        return RecomputeError(f"a forward that was repeated after memory had run out made {what}")
 
 
 class _Boundary(torch.autograd.Function):
     """Parts the model's graph from the loop's."""
 
     @staticmethod
-    def forward(ctx: Any, replay: Replay, made: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, replay: Replay, made: list[Tensor], unused: Tensor) -> tuple[Tensor, ...]:
         """The same values, memory and versions, with another node behind them."""
         ctx.replay = replay
-        ctx.sources = len(sources)
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in made)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Hands the gradients to the model's graph."""
-        found = ctx.replay.backward(grads)
-        return (None, None, *(found or (None,) * ctx.sources))
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
+        """Notes the gradients for the model's graph."""
+        ctx.replay.come_to(ctx.replay, grads, torch._C._autograd._get_current_graph_task_keep_graph())
+        return None, None, None
 
 
-class OuterGraph:
-    """The loop's part of the graph of some roots.
+class _Generators:
+    """Where random generators stand: a function's backward may draw from them."""
 
-    Attributes:
-        replays: what is behind its boundaries.
-        uses: id of a leaf → (leaf, lowest sequence number of what uses it there).
-    """
+    def __init__(self) -> None:
+        self._python = python_generators.present()
+        self._cpu = _bytes_of(torch.get_rng_state())
+        cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self._cards = list(map(_bytes_of, cards))
 
-    def __init__(self, roots: Iterable[Any]) -> None:
-        self.replays: list[Replay] = []
-        self.uses: dict[int, tuple[Tensor, int]] = {}
-        pending = [getattr(root, "node", None) or getattr(root, "grad_fn", None) for root in roots]
-        seen = set(pending)
-        while pending:
-            node = pending.pop()
-            if node is None:
-                continue
-            replay = getattr(node, "replay", None) if isinstance(node, BackwardCFunction) else None
-            if isinstance(replay, Replay):
-                self.replays.append(replay)
-                replay.number = node._sequence_nr()
-                continue  # what is behind it are inputs, or nothing
-            for child, _ in node.next_functions:
-                self._note_use(child, node)
-                if child is not None and child not in seen:
-                    seen.add(child)
-                    pending.append(child)
+    def put_back(self) -> None:
+        self._python.put_back()
+        torch.set_rng_state(_state_of(self._cpu))
+        if self._cards:
+            torch.cuda.set_rng_state_all(list(map(_state_of, self._cards)))
 
-    def _note_use(self, child: Any, node: Any) -> None:
-        leaf = getattr(child, "variable", None)
-        if leaf is not None:
-            number = min(node._sequence_nr(), self.uses.get(id(leaf), (leaf, node._sequence_nr()))[1])
-            self.uses[id(leaf)] = (leaf, number)
+
+def _bytes_of(state: Tensor) -> bytearray:
+    """A generator's state where no prediction has to count it."""
+    return bytearray(state.numpy())
+
+
+def _state_of(held: bytearray) -> Tensor:
+    return torch.frombuffer(held, dtype=torch.uint8).clone()
+
+
+def boundary_of(node: Any) -> Replay | None:
+    """The forward behind a function's node, if it is a boundary."""
+    replay = getattr(node, "replay", None)
+    return replay if isinstance(replay, Replay) else None
+
+
+def has_foreign_functions() -> bool:
+    """Whether the process has autograd functions of the program's, or of a library's."""
+    pending: list[type] = torch.autograd.Function.__subclasses__()
+    while pending:
+        kind = pending.pop()
+        if kind.__module__.partition(".")[0] not in ("torch", "memscale"):
+            return True
+        pending += kind.__subclasses__()
+    return False
+
+
+def _number(tensor: Tensor) -> int:
+    node: Any = tensor.grad_fn
+    return int(node._sequence_nr())
 
 
 def _drain() -> None:
@@ -348,4 +371,4 @@ def _drain() -> None:
         torch.zeros((), requires_grad=True).clone().backward()
 
 
-never_compiled(Replay, OuterGraph, _Boundary, _drain)
+never_compiled(Replay, InnerBackward, _Boundary, _Generators, boundary_of, _drain)

@@ -20,33 +20,30 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from memscale import log
 from memscale.optim.kinds import inner_of
 from memscale.survival import host_allocator, outer_backward
-from memscale.survival.conditions import why_not
+from memscale.survival.eligibility import Eligibility
+from memscale.survival.facts import Facts
 from memscale.survival.guard import GUARD
 from memscale.survival.memory_now import MemoryNow, memory_now
 from memscale.survival.oom_errors import asked_bytes, who_ran_out
-from memscale.survival.replay import CannotCutError, Replay
+from memscale.survival.replay import Replay
 from memscale.survival.report import report_lines
 from memscale.survival.step_guard import StepGuard
 from memscale.survival.where import BACKWARD, ELSEWHERE, EVALUATION, FORWARD, STEP, Where, where
-from memscale.survival.world import NotAsItWasError
 from memscale.techniques.checkpoint.checkpoint_state import Body, Uses
-from memscale.techniques.checkpoint.saving_hooks import under_foreign_hooks
 from memscale.torchkit.torch_settings import has_modes, without_modes
 from memscale.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from memscale.plans.plan import Plan
-    from memscale.trace.step import Trace
+    from memscale.survival.arguments import Arguments
 
 _MOST_TRIES: Final = 4
 """Repetitions of one step."""
@@ -66,26 +63,6 @@ _REPORTED: Final = "_memscale_reported"
 _forwards = itertools.count()
 
 
-class Facts(NamedTuple):
-    """What is in force for a model.
-
-    Attributes:
-        plan: the plan; None: none.
-        trace: that it was made from.
-        path: names of optimizer-side techniques.
-        optimizers: that step the model.
-        device: where it is.
-        is_whole_step: a Lightning step is watched, and not a forward.
-    """
-
-    plan: Plan | None
-    trace: Trace | None
-    path: Collection[str]
-    optimizers: Iterable[torch.optim.Optimizer]
-    device: torch.device
-    is_whole_step: bool = False
-
-
 class OomWatch:
     """One wrapped model's.
 
@@ -98,6 +75,7 @@ class OomWatch:
 
     Attributes:
         latest: when its latest forward began, among those of all wrapped models.
+        eligibility: of its forwards.
         recoveries: how many steps were repeated, in all.
     """
 
@@ -120,10 +98,8 @@ class OomWatch:
         self._forwards = 0
         self._tries = self._as_before = 0
         self._first_plan: Plan | None = None  # that the step at hand began with
-        self._judged: Trace | None = None
-        self._reason = ""  # why steps under the plan of `_judged` cannot be repeated
-        self._cannot_cut = ""
-        self._said = ""
+        self._cannot = ""  # why the step at hand cannot be repeated
+        self.eligibility = Eligibility(facts)
         self._steps = StepGuard(self._is_mine, lambda: facts().plan, lambda error: self.notice(error, STEP))
 
     def begin(self) -> None:
@@ -160,12 +136,15 @@ class OomWatch:
         """
         self.latest = next(_forwards)
         self._forwards += 1
-        self._tries, self._as_before, self._first_plan = 0, 0, None
+        self._tries, self._as_before, self._first_plan, self._cannot = 0, 0, None, ""
         self._steps.check()
         if self._is_guarded:
             self._guard()
-        if self.survives and not self._why_not() and not under_foreign_hooks():
-            return self._repeatable(run, args, kwargs)
+        model = self._model() if self.survives else None
+        if model is not None:
+            arguments = self.eligibility.arguments(model, args, kwargs)
+            if arguments is not None:
+                return self._repeatable(model, run, arguments)
         try:
             return run(*args, **kwargs)
         except Exception as error:
@@ -225,41 +204,44 @@ class OomWatch:
 
     # ---- repeating -----------------------------------------------------------------------------------
 
-    def _repeatable(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _repeatable(self, model: nn.Module, run: Callable[..., Any], arguments: Arguments) -> Any:
+        """Runs a forward that can begin anew, and behind a boundary its backward, too.
+
+        The first backward under a plan is watched only: it shows what the loop does with outputs.
+        """
         while True:
             replay = None
             try:
-                replay = self._replay(run, args, kwargs)
-                return replay.first()
-            except CannotCutError as error:
-                self._cannot_cut = str(error)
+                replay = self._replay(model, run, arguments)
+                output = replay.first(self.eligibility.cuts)
+                break
             except Exception as error:
                 failure = error
-            if self._cannot_cut:
-                assert replay is not None
-                self._say_why_not(self._cannot_cut)
-                return self._plain(replay)
             self._recover(failure, FORWARD, replay)
             del failure
+        if replay.is_cut:
+            outer_backward.note_cut(replay)
+        elif replay.reason:
+            self.eligibility.say(replay.reason)
+        else:
+            self.eligibility.note(model, replay.window)
+        return output
 
-    def _plain(self, replay: Replay) -> Any:
-        try:
-            return replay.plain()
-        except Exception as error:
-            self.notice(error, FORWARD)
-            raise
-
-    def _replay(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
-        model, trace = self._model(), self._facts().trace
-        assert model is not None and trace is not None
+    def _replay(self, model: nn.Module, run: Callable[..., Any], arguments: Arguments) -> Replay:
+        trace = self._facts().trace
+        assert trace is not None
         buffers = [
             (model.get_submodule(owner), name) for owner, name in sorted(trace.written_buffers.get("", ()))
         ]
         uses = Uses("" in trace.random, trace.changes.python_random, trace.changes.uses_gradients)
         body = Body("", buffers, uses, trace.foreign_reads.get("", ()), kept=trace.changes.in_process)
-        return Replay(body, model, run, (args, kwargs), self._again, outer_backward.how)
+        return Replay(body, model, run, arguments, self._again, outer_backward.come_to)
 
-    def _again(self, failure: Exception) -> None:
+    def _again(self, failure: Exception, reason: str) -> None:
+        if reason and who_ran_out(failure) is not None:
+            self._cannot = reason
+            self.notice(failure, BACKWARD)
+            raise failure
         self._recover(failure, BACKWARD, None)
 
     def _recover(self, failure: Exception, phase: str, replay: Replay | None) -> None:
@@ -280,13 +262,12 @@ class OomWatch:
             self._report(failure, place, now, facts.plan)
             raise failure
         _let_go(failure)
-        if replay is not None:
-            try:
-                replay.rewind()
-            except NotAsItWasError as error:
-                self._cannot_cut = str(error)
-                self._report(failure, place, now, facts.plan)
-                raise failure from None
+        self._cannot = self.eligibility.why_not_now(model)
+        if replay is not None and not self._cannot:
+            self._cannot = replay.rewind()
+        if self._cannot:
+            self._report(failure, place, now, facts.plan)
+            raise failure
         with without_modes() if has_modes() else nullcontext():
             plan = self._tighter(facts)
         self._as_before += plan is None
@@ -326,26 +307,6 @@ class OomWatch:
 
     # ---- words ---------------------------------------------------------------------------------------
 
-    def _why_not(self) -> str:
-        """Why the step cannot be repeated; found once for each plan, said once."""
-        if self._cannot_cut:
-            return self._cannot_cut
-        facts, model = self._facts(), self._model()
-        if facts.trace is None or model is None:
-            return "there is no plan"
-        if facts.trace is not self._judged:
-            foreign = [ref() for ref in facts.trace.foreign_reads.get("", ())]
-            reads = [tensor for tensor in foreign if isinstance(tensor, Tensor)]
-            self._judged = facts.trace
-            self._reason = why_not(model, facts.path, reads, facts.is_whole_step)
-            self._say_why_not(self._reason)
-        return self._reason
-
-    def _say_why_not(self, reason: str) -> None:
-        if reason and reason != self._said:
-            self._said = reason
-            log.LOGGER.warning("on_oom='survive': a step cannot be repeated exactly: %s", reason)
-
     def _now(self, facts: Facts) -> MemoryNow:
         model = self._model()
         assert model is not None
@@ -356,7 +317,7 @@ class OomWatch:
         setattr(error, _REPORTED, True)
         reason = ""
         if self.survives:
-            reason = self._cannot_cut or self._reason
+            reason = self._cannot or self.eligibility.reason
             if not reason and self._tries:
                 reason = f"repeated {self._tries - 1} times, and out of memory each time"
         lines = report_lines(error, place, now, plan, reason)

@@ -12,9 +12,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from memscale.errors import RecomputeError
 from memscale.state.tensor_versions import Versions
+from memscale.techniques.checkpoint.checkpoint_state import stamp_of
+from memscale.torchkit.leaves import gradient_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,25 +25,39 @@ if TYPE_CHECKING:
     from memscale.techniques.checkpoint.checkpoint_state import State
 
 
-class NotAsItWasError(Exception):
-    """The failed forward has changed what cannot be put back."""
+def why_no_repeat(state: State) -> str:
+    """What a forward has done that a second one would do twice; "": nothing.
+
+    Args:
+        state: read before the forward, whose `after` was not called.
+    """
+    if state.next_hook != RemovableHandle.next_id:
+        return "its forward registers hooks"
+    if any(gradient_of(weight) != before for weight, before in state.gradients):
+        return "its forward changes gradients"
+    held = {id(item[2]) for item in state.copies}
+    changing = {(id(module._buffers), name) for module, name, _ in state.buffers}
+    for registry, name, tensor, stamp, _ in state.tensors:
+        known = (id(registry), name) in changing or id(tensor) in held
+        if not known and stamp_of(tensor) != stamp:
+            return f"its forward writes to {name!r}, which has no copy"
+    for tensor, stamp in state.foreign:
+        if id(tensor) not in held and stamp_of(tensor) != stamp:
+            return "its forward writes to a tensor from outside"
+    buffers = [module._buffers.get(name) for module, name, _ in state.buffers]
+    memory = {buffer.untyped_storage()._cdata for buffer in buffers if buffer is not None}
+    written = [tensor for tensor in state.written.present() if id(tensor) not in held]
+    if any(tensor.untyped_storage()._cdata not in memory for tensor in written):
+        return "its forward writes to a tensor that is no registered buffer"
+    return ""
 
 
 def rewind(state: State) -> None:
     """Makes the world what it was when `state` was read.
 
     Args:
-        state: read before the forward, whose `after` was not called.
-
-    Raises:
-        NotAsItWasError: a weight, or a tensor from outside, was written. Nothing has been put back.
+        state: read before the forward, whose `after` was not called, and without a `why_no_repeat`.
     """
-    held = {id(before) for *_, before in state.buffers} | {id(item[2]) for item in state.copies}
-    changing = {(id(module._buffers), name) for module, name, _ in state.buffers}
-    for registry, name, tensor, (version, _), _ in state.tensors:
-        known = (id(registry), name) in changing or id(tensor) in held
-        if not known and not tensor.is_inference() and tensor._version != version:
-            raise NotAsItWasError(f"the forward writes to {name!r}, which has no copy")
     _put_back_tensors(state)
     with ExitStack() as stack:
         state.attributes.restore(stack, state.attributes.differing(), _not_copied)

@@ -99,6 +99,11 @@ def _cached(tensors: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
                 yield tensor, cast
 
 
+def first(tensors: Iterable[Any]) -> Tensor | None:
+    """The first of them that the cache has the cast of; None: it has none."""
+    return next((tensor for tensor, _ in _cached(tensors)), None)
+
+
 def has_any(tensors: Iterable[Any]) -> bool:
     """Whether the cache has the cast of one of them."""
     return any(True for _ in _cached(tensors))

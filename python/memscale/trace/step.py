@@ -67,6 +67,7 @@ class Trace:
         graph: the plain step.
         modules: graph module id → (path, class name).
         written_buffers: path → buffers in and below that module that its forward changes.
+        writes_outside: what else was there before that the model's forward writes to, in words; "": nothing.
         foreign_reads: path → tensors from outside model and batch that are read in and below that module.
         random: paths of modules inside which random numbers are drawn.
         changes: Python attributes that the forward changes.
@@ -107,6 +108,7 @@ class Trace:
     reads_lengths: bool = False
     unrepeatable: frozenset[str] = frozenset()
     gradients: bool = True
+    writes_outside: str = ""
 
 
 class CallRecorder:
@@ -287,7 +289,7 @@ class CallRecorder:
                 buffer = self.recorder.buffer_of(leaf)
                 if buffer is not None:
                     self.recorder.graph.add_input(call, buffer)
-            elif not (isinstance(leaf, _PLAIN_ARGUMENTS) or _is_frozen(leaf) or keeps_nothing(leaf)):
+            elif not may_be_given_again(leaf):
                 self.recorder.graph.mark_module(number, _core.MODULE_NOT_TENSORS)
 
 
@@ -311,8 +313,13 @@ def _is_chain(module: nn.Module) -> bool:
     )
 
 
-def _is_frozen(value: Any) -> bool:
-    """True for objects that say of themselves that they do not change, and for configurations."""
+def may_be_given_again(value: Any) -> bool:
+    """Whether a second forward may be given an argument that is in no container: the first cannot change it.
+
+    Beside plain values these are objects that say of themselves that they do not change, and configurations.
+    """
+    if isinstance(value, _PLAIN_ARGUMENTS) or keeps_nothing(value):
+        return True
     parameters = getattr(type(value), "__dataclass_params__", None)
     return (
         bool(parameters is not None and parameters.frozen)
@@ -458,7 +465,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
         recorder.idle_state_bytes, use=recorder.use, another_use=recorder.another_use,
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
         unrepeatable=frozenset(paths[number][0] for number in recorder.unrepeatable_modules),
-        gradients=calls.gradients,
+        gradients=calls.gradients, writes_outside=_written_outside(recorder, calls),
     )  # fmt: skip
 
 
@@ -526,6 +533,17 @@ def _written_buffers(
         if rebound:
             written.setdefault(path, set()).update(rebound)
     return {path: sorted(buffers) for path, buffers in written.items()}
+
+
+def _written_outside(recorder: GraphRecorder, calls: CallRecorder) -> str:
+    """What the model's forward writes to that was there before, other than registered buffers."""
+    buffers = recorder.graph.buffers()
+    notes = {buffer: what for buffer, _, what in recorder.graph.buffer_notes()}
+    for number, buffer in sorted(recorder.writes_inside):
+        is_root = not calls.modules[number][0]
+        if is_root and buffer not in calls.buffer_owners and buffers[buffer][4]:
+            return notes.get(buffer, "a tensor from outside")
+    return ""
 
 
 def _note_buffers_of_others(recorder: GraphRecorder) -> None:

@@ -83,7 +83,8 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _stamp(tensor: Tensor) -> Stamp:
+def stamp_of(tensor: Tensor) -> Stamp:
+    """What moves when a tensor is written to, other than past autograd."""
     has_storage = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
     return version_of(tensor), lasting_address(tensor) if has_storage else 0
 
@@ -226,7 +227,7 @@ class State:
         self, body: Body, parts: Sequence[nn.Module], leaves: Sequence[Any], modes: Sequence[Any]
     ) -> None:
         alive = [ref() for ref in body.foreign]
-        self.foreign = [(tensor, _stamp(tensor)) for tensor in alive if tensor is not None]
+        self.foreign = [(tensor, stamp_of(tensor)) for tensor in alive if tensor is not None]
         with lock_of([*parts, *(owner for owner, _ in body.buffers)]):
             self._note_modules(parts, body.buffers)
             if self.foreign:
@@ -262,7 +263,7 @@ class State:
                     if value is None:
                         self.vacant.append((registry, name))
                     else:
-                        stamp = _stamp(value)
+                        stamp = stamp_of(value)
                         self.tensors.append((registry, name, value, stamp, value.requires_grad))
                         if is_copied(value) and (id(registry), name) not in copied:
                             self.copies.append((registry, name, value, stamp, value.clone()))
@@ -327,7 +328,7 @@ class State:
             what = f"the forward of module {self.path!r} changes gradients of parameters"
             raise self.check.fail(RecomputeError(what, self.path, None, _GRADED))
         differing = self.attributes.differing()
-        changed = [item for item in self.copies if _stamp(item[2]) != item[3]]
+        changed = [item for item in self.copies if stamp_of(item[2]) != item[3]]
         exchanges = bool(differing or changed) or self._has_gone()
         with self._lock() if exchanges else nullcontext(), ExitStack() as stack:
             if has_modes():
@@ -425,11 +426,11 @@ class State:
             copied: ids of tensors that have changed and were copied before.
         """
         for tensor, stamp in self.foreign:
-            if _stamp(tensor) != stamp and id(tensor) not in copied:
+            if stamp_of(tensor) != stamp and id(tensor) not in copied:
                 raise self._error(tensor, stamp)
         changed = self._changed_places()
         for registry, name, tensor, stamp, _ in self.tensors:
-            if _stamp(tensor) != stamp and id(tensor) not in copied and (id(registry), name) not in changed:
+            if stamp_of(tensor) != stamp and id(tensor) not in copied and (id(registry), name) not in changed:
                 raise self._error(tensor, stamp)
 
     def _error(self, tensor: Tensor, stamp: Stamp) -> RecomputeError:
@@ -583,5 +584,5 @@ def _add_below(module: nn.Module, found: dict[nn.Module, None]) -> None:
             _add_below(child, found)
 
 
-never_compiled(check_version, version_of, _stamp, is_copied, Body, State)
+never_compiled(check_version, version_of, stamp_of, is_copied, Body, State)
 never_compiled(_autocast_state, all_below, _add_below)

@@ -56,6 +56,15 @@ def under_foreign_hooks() -> bool:
     return True
 
 
+def runs_under_saving_hooks() -> bool:
+    """Whether any hooks on saved tensors are in force here, or hooks are refused."""
+    return (
+        not _HAS_HOOK_STACK
+        or _AUTOGRAD._top_saved_tensors_default_hooks(False) is not None
+        or not _AUTOGRAD._saved_tensors_hooks_is_enabled()
+    )
+
+
 def _are_foreign() -> bool:
     hooks = _AUTOGRAD._top_saved_tensors_default_hooks(False)
     while hooks is not None and any(map(_is_known, hooks)):

@@ -62,12 +62,16 @@ class WrittenTensors:
 
     def after(self) -> None:
         """The call is over."""
-        self._written = [
-            weakref.ref(tensor)
+        self._written = list(map(weakref.ref, self.present()))
+        self._before = []
+
+    def present(self) -> list[Tensor]:
+        """Those that have been written to since; before `after`."""
+        return [
+            tensor
             for tensor, version, contents in self._before
             if tensor._version != version or (contents is not None and _contents(tensor) != contents)
         ]
-        self._before = []
 
     def protect(self, stack: ExitStack) -> None:
         """What they hold now comes again when `stack` closes."""

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward has returned: which tensors of it have a graph, and others in their places.
+
+Lists, dictionaries and dataclasses stay the objects that they are, since the model may hold them, too; tuples
+are made anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from memscale.survival.arguments import with_each
+from memscale.torchkit.leaves import tensors_of
+
+_KINDS: Final = (Tensor, nn.Parameter)
+
+
+class CannotCutError(Exception):
+    """The model's graph cannot be parted from the loop's; the message says why."""
+
+
+def graph_outputs(output: Any) -> list[Tensor]:
+    """The tensors of an output that have a graph, each once.
+
+    Raises:
+        CannotCutError: one cannot be exchanged: of a special type, in an object, or two on one memory.
+    """
+    found: dict[int, Tensor] = {}
+    _collect(output, found, set())
+    storages = {tensor.untyped_storage()._cdata for tensor in found.values()}
+    if len(storages) < len(found):
+        raise CannotCutError("two outputs lie on the same memory")
+    return list(found.values())
+
+
+def check_own_memory(made: Iterable[Tensor], others: Iterable[Any]) -> None:
+    """Whether outputs lie on memory of their own.
+
+    Raises:
+        CannotCutError: one lies on that of a weight, a buffer or an argument.
+    """
+    theirs = {
+        tensor.untyped_storage()._cdata
+        for tensor in others
+        if isinstance(tensor, Tensor) and tensor.layout is torch.strided and type(tensor) in _KINDS
+    }
+    if any(tensor.untyped_storage()._cdata in theirs for tensor in made):
+        raise CannotCutError("an output is a view of a weight, a buffer or an argument")
+
+
+def exchanged(output: Any, others: dict[int, Tensor]) -> Any:
+    """An output with other tensors.
+
+    Args:
+        output: that `graph_outputs` has looked at.
+        others: by the ids of those in whose places they come.
+    """
+    return _exchanged(output, others, set())
+
+
+def _collect(value: Any, found: dict[int, Tensor], seen: set[int]) -> None:
+    if isinstance(value, Tensor):
+        if value.grad_fn is None:
+            return
+        if type(value) not in _KINDS or value.layout is not torch.strided:
+            raise CannotCutError(f"an output is a {type(value).__name__}, {value.layout}")
+        found[id(value)] = value
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    parts = _parts_of(value)
+    if parts is None:
+        if any(part.grad_fn is not None for part in tensors_of(value)):
+            raise CannotCutError(f"the output has tensors in a {type(value).__name__}")
+        return
+    for part in parts:
+        _collect(part, found, seen)
+
+
+def _parts_of(value: Any) -> Iterable[Any] | None:
+    """What is in a value that `_exchanged` can put something else into; None: nothing can be put there."""
+    if isinstance(value, dict):  # outputs of transformers are dictionaries whose attributes follow
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return value
+    if _is_open(value):
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return None
+
+
+def _is_open(value: Any) -> bool:
+    """Whether this is a dataclass's instance whose fields can be set."""
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and not parameters.frozen
+
+
+def _exchanged(value: Any, others: dict[int, Tensor], seen: set[int]) -> Any:
+    if isinstance(value, Tensor):
+        return others.get(id(value), value)
+    if id(value) in seen:
+        return value
+    if isinstance(value, tuple):
+        return with_each(value, lambda item: _exchanged(item, others, seen))
+    seen.add(id(value))
+    if isinstance(value, dict):
+        _set_each(value.items(), value.__setitem__, others, seen)
+    elif isinstance(value, list):
+        _set_each(enumerate(value), value.__setitem__, others, seen)
+    elif _is_open(value):
+        fields = [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+        _set_each(fields, lambda name, new: setattr(value, name, new), others, seen)
+    return value
+
+
+def _set_each(
+    items: Iterable[tuple[Any, Any]],
+    put: Callable[[Any, Any], None],
+    others: dict[int, Tensor],
+    seen: set[int],
+) -> None:
+    for key, item in list(items):
+        new = _exchanged(item, others, seen)
+        if new is not item:
+            put(key, new)
