@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What survives when memory runs out: every operation fails in turn, and what `on_oom="survive"` costs.
 
-    python survival.py [--stride N] [--cost] [NAME ...]
+    python survival.py [--points N] [--cost] [--many] [NAME ...]
 
-Without `--cost`: forward and backward of a training step run with their n-th operation refused memory, for n
-from 1 on, in steps of `--stride`; loss, weights, gradients, buffers, optimizer state and random state are
-then compared with those of an undisturbed plain run. All of it takes hours with a stride of 1.
+Without either: a training step runs with one operation refused memory, for N operations of forward and
+backward, evenly spread, and for N of the optimizer's step. Loss, weights, gradients, buffers, optimizer state
+and random state are then compared with those of an undisturbed run: plain, or with the same optimizer.
 
     operations   that can fail
     tried        that did
     equal        survived, with every bit
-    outside      raised by the loop's own code, outside of the model: nothing to repeat
+    outside      raised by the loop's own code, outside of the model: nothing to repeat; or such steps were
+                 refused beforehand
+    loud         the optimizer's step failed half-way, and the next forward says so
     wrong        anything else; must be 0
+
+With `--many`: a thousand recoveries of one model, one in eight steps.
+
+    bits        the last weights equal those of an undisturbed plain run
+    tensors     bytes of all tensors that are alive, after 100 recoveries and after the last
+    objects     of the garbage collector, the same
+    resident    bytes of the process, the same
 
 With `--cost`: processor time of a step under `on_oom="survive"` over one under "report", medians of steps in
 turn, with nothing failing.
@@ -19,12 +28,14 @@ turn, with nothing failing.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from architectures import bert, call, gpt2, text
@@ -32,22 +43,37 @@ from common import ROOT, Table, median, parser
 
 import memscale
 from memscale.config import config
+from memscale.hardware.host import process_bytes
 
 sys.path.insert(0, str(Path(ROOT) / "tests/python"))
 
-from oom_samples import OPTIMIZERS, SAMPLES, FailingAt, run
+from oom_samples import LIBRARY, SAMPLES, STEPPERS, FailingAt, Sample, library_sample, run
 
 COLUMNS = (
     "model",
     "accumulate",
     "precision",
     "optimizer",
+    "part",
     "operations",
     "tried",
     "equal",
     "outside",
+    "loud",
     "wrong",
 )
+MANY_COLUMNS = (
+    "steps",
+    "recoveries",
+    "bits",
+    "tensors_100",
+    "objects_100",
+    "resident_100",
+    "tensors",
+    "objects",
+    "resident",
+)
+TENSORS = (torch.Tensor, torch.nn.Parameter)
 COST_COLUMNS = ("model", "report_ms", "survive_ms", "share")
 
 ACCUMULATE = (1, 2, 4)
@@ -59,26 +85,36 @@ REAL: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], dict[str, torc
 }
 
 
-def failures(table: Table, names: list[str], stride: int) -> None:
-    """Every operation in turn."""
+def failures(table: Table, names: list[str], points: int) -> None:
+    """Some operations of each kind of step in turn."""
     logging.disable(logging.CRITICAL)
-    for name, accumulate, precision, optimizer in itertools.product(
-        names or SAMPLES, ACCUMULATE, PRECISIONS, OPTIMIZERS
-    ):
-        how = (accumulate, precision, optimizer)
-        plain = run(SAMPLES[name], None, *how)
-        quiet = run(SAMPLES[name], FailingAt(), *how, on_oom="survive")
-        tried = equal = outside = 0
-        for at in range(1, quiet.count + 1, stride):
-            tried += 1
-            try:
-                ran = run(SAMPLES[name], FailingAt(at), *how, on_oom="survive")
-            except RuntimeError as error:
-                outside += "DefaultCPUAllocator" in str(error)
-                continue
-            equal += ran.equals(plain) and ran.recoveries == 1
-        wrong = tried - equal - outside + (not quiet.equals(plain))
-        table.add(name, *how, quiet.count, tried, equal, outside, wrong)
+    for name in names or [*SAMPLES, *LIBRARY]:
+        sample = SAMPLES[name] if name in SAMPLES else library_sample(name)
+        for how in itertools.product(ACCUMULATE, PRECISIONS, STEPPERS):
+            if how[2] == "step in backward" and (how[0] > 1 or how[1] == "scaler"):
+                continue  # no such step
+            for part in ("passes", "step"):
+                row(table, name, sample, how, part, points)
+
+
+def row(table: Table, name: str, sample: Sample, how: tuple[int, str, str], part: str, points: int) -> None:
+    """One kind of step."""
+    reference = run(sample, None, *how, **({"on_oom": "report"} if STEPPERS[how[2]].fields else {}))
+    quiet = run(sample, FailingAt(), *how, part=part, on_oom="survive")
+    tried = equal = outside = loud = 0
+    for at in sorted({round(1 + (quiet.count - 1) * place / max(points - 1, 1)) for place in range(points)}):
+        if at > quiet.count:
+            continue
+        tried += 1
+        try:
+            ran = run(sample, FailingAt(at), *how, part=part, on_oom="survive")
+        except RuntimeError as error:
+            outside += "DefaultCPUAllocator" in str(error)
+            continue
+        loud += ran.is_loud
+        equal += not ran.is_loud and ran.equals(reference)
+    wrong = tried - equal - outside - loud + (not quiet.equals(reference))
+    table.add(name, *how, part, quiet.count, tried, equal, outside, loud, wrong)
 
 
 def cost(table: Table, names: list[str], steps: int = 15) -> None:
@@ -102,19 +138,66 @@ def cost(table: Table, names: list[str], steps: int = 15) -> None:
         table.add(name, report * 1e3, survive * 1e3, survive / report - 1)
 
 
+def many(table: Table, recoveries: int = 1_000) -> None:
+    """As often as no run has it."""
+    logging.disable(logging.CRITICAL)
+    model, optimizer = trained_model()
+    plain, plain_optimizer = trained_model()
+    memscale.wrap(model, optimizer=optimizer, on_oom="survive", enable_logging=False)
+    watch: Any = model.__dict__["_memscale_executor"].oom
+    marks, step = [], 0
+    while watch.recoveries < recoveries:
+        step += 1
+        at = (5, 12, 45, 55)[step // 8 % 4]  # in forward, and in backward
+        one_step(model, optimizer, step, FailingAt(at) if step % 8 == 0 else FailingAt())
+        one_step(plain, plain_optimizer, step, FailingAt())
+        if watch.recoveries in (100, recoveries) and len(marks) < 3 * (1 + (watch.recoveries == recoveries)):
+            marks += [*alive(), process_bytes()]
+    same = all(map(torch.equal, model.parameters(), plain.parameters()))
+    table.add(step, watch.recoveries, same, *marks)
+
+
+def trained_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """The same each time."""
+    torch.manual_seed(0)
+    model = SAMPLES["dense"].make()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, failing: FailingAt) -> None:
+    """On the batch of this step."""
+    torch.manual_seed(step)
+    batch = SAMPLES["dense"].batch()
+    with failing:
+        model(batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def alive() -> tuple[int, int]:
+    """Bytes of tensors, and objects."""
+    gc.collect()
+    found = gc.get_objects()
+    storages = {item.untyped_storage()._cdata: item.nbytes for item in found if type(item) in TENSORS}
+    return sum(storages.values()), len(found)
+
+
 def main() -> None:
     """Runs what the command line asks for."""
     config.OOM_ACTIONS.append("survive")  # not public yet, see ADR 0039
     arguments = parser(__doc__)
-    arguments.add_argument("--stride", type=int, default=1)
+    arguments.add_argument("--points", type=int, default=4)
     arguments.add_argument("--cost", action="store_true")
+    arguments.add_argument("--many", action="store_true")
     arguments.add_argument("names", nargs="*")
     given = arguments.parse_args()
     torch.set_num_threads(1)
-    if given.cost:
+    if given.many:
+        many(Table("survival_many", MANY_COLUMNS, given.dry))
+    elif given.cost:
         cost(Table("survival_cost", COST_COLUMNS, given.dry), given.names)
     else:
-        failures(Table("survival", COLUMNS, given.dry), given.names, given.stride)
+        failures(Table("survival", COLUMNS, given.dry), given.names, given.points)
 
 
 if __name__ == "__main__":

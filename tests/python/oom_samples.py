@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memscale
+from memscale.errors import MemScaleError
+from memscale.offload.engine import Offload, OffloadSettings
+from memscale.optim.offload.attach import send
+from zoo.models import case, own_loss
 
 HOST_TEXT = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate {} bytes. Error code 12 (Cannot allocate memory)"  # noqa: E501
 
@@ -30,6 +35,8 @@ class FailingAt(TorchDispatchMode):
         self.at, self.count = set(at), 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "profiler":  # a mark, which takes no memory
+            return func(*args, **(kwargs or {}))
         self.count += 1
         if self.count in self.at:
             raise RuntimeError(HOST_TEXT.format(1 << 20))
@@ -95,10 +102,11 @@ class _First(nn.Module):
 
 @dataclass(frozen=True)
 class Sample:
-    """A model and its batches."""
+    """A model, its batches and its loss."""
 
     make: Callable[[], nn.Module]
-    batch: Callable[[], Tensor]
+    batch: Callable[[], Any]
+    loss: Callable[[Any], Tensor] = own_loss
 
 
 SAMPLES = {
@@ -108,11 +116,50 @@ SAMPLES = {
     "recurrent": Sample(recurrent, lambda: torch.randn(3, 5, 16)),
 }
 
-OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
-    "adamw": lambda weights: torch.optim.AdamW(weights, lr=1e-2),
-    "foreach": lambda weights: torch.optim.AdamW(weights, lr=1e-2, foreach=True),
-    "fused": lambda weights: torch.optim.AdamW(weights, lr=1e-2, fused=True),
-    "sgd": lambda weights: torch.optim.SGD(weights, lr=1e-2, momentum=0.9),
+
+def library_sample(name: str) -> Sample:
+    """A case of the zoo, with the same batch each time."""
+    found = case(name)
+    return Sample(found.build, lambda: found.batch(0), found.loss)
+
+
+LIBRARY = ("gpt2", "bert", "llama", "t5", "vit", "convnet", "lstm", "mixtral", "gru")
+"""Of the zoo, for the benchmark."""
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """An optimizer, and how it is had.
+
+    Attributes:
+        make: makes it from weights.
+        fields: of the configuration, without which it would be another one.
+        prepare: is given it when the model is wrapped.
+    """
+
+    make: Callable[[list[Any]], torch.optim.Optimizer]
+    fields: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[torch.optim.Optimizer], object] | None = None
+
+
+def _in_a_file(optimizer: torch.optim.Optimizer) -> None:
+    """Its state lies in a file between steps."""
+    settings = OffloadSettings(torch.device("cpu"), file_bytes=1 << 30, directory=tempfile.gettempdir())
+    assert not send(optimizer, Offload(settings))
+
+
+def _adamw(**options: Any) -> Callable[[list[Any]], torch.optim.Optimizer]:
+    return lambda weights: torch.optim.AdamW(weights, lr=1e-2, **options)
+
+
+STEPPERS = {
+    "adamw": Stepper(_adamw(foreach=False)),
+    "foreach": Stepper(_adamw(foreach=True)),
+    "fused": Stepper(_adamw(fused=True)),
+    "sgd": Stepper(lambda weights: torch.optim.SGD(weights, lr=1e-2, momentum=0.9)),
+    "8 bits": Stepper(_adamw(), {"use_8bit_optimizer": True}),
+    "state in a file": Stepper(_adamw(), {}, _in_a_file),
+    "step in backward": Stepper(_adamw(), {"step_in_backward": True}),
 }
 
 
@@ -122,15 +169,17 @@ class Ran:
 
     Attributes:
         tensors: parameters, buffers, optimizer state, gradients, the generator's state, losses.
-        count: operations seen in the steps that may fail.
+        count: operations seen in what may fail.
         recoveries: steps that were repeated.
         model: the model.
+        is_loud: an optimizer's step has failed half-way, and the next forward has said so.
     """
 
     tensors: list[Tensor]
     count: int
     recoveries: int
     model: nn.Module
+    is_loud: bool = False
 
     def equals(self, other: Ran) -> bool:
         """Whether every bit is the same."""
@@ -145,40 +194,51 @@ def run(
     precision: str = "fp32",
     optimizer: str = "adamw",
     steps: int = 3,
+    part: str = "passes",
     **fields: Any,
 ) -> Ran:
-    """Trains for some steps; forward and backward of the second one run under `failing`.
+    """Trains for some steps; a part of the second one runs under `failing`.
 
     Args:
         sample: model and batches.
         failing: makes operations fail; None: none does.
         accumulate: batches of one step.
         precision: "fp32", "bf16" for autocast, or "scaler" for `GradScaler` around FP32.
-        optimizer: of `OPTIMIZERS`.
+        optimizer: of `STEPPERS`.
         steps: of the loop.
+        part: "passes" for forward and backward, "step" for the optimizer's.
         **fields: of the configuration; without any the model is plain.
     """
     torch.manual_seed(0)
-    model = sample.make()
-    stepper = OPTIMIZERS[optimizer](list(model.parameters()))
+    model, kind = sample.make(), STEPPERS[optimizer]
+    stepper = kind.make(list(model.parameters()))
     if fields:
-        memscale.wrap(model, optimizer=stepper, enable_logging=False, **fields)
+        memscale.wrap(model, optimizer=stepper, enable_logging=False, **kind.fields, **fields)
+        if kind.prepare is not None:
+            kind.prepare(stepper)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "scaler", init_scale=8.0)
     torch.manual_seed(1)
-    losses = []
+    losses: list[Tensor] = []
+    is_loud = False
     for step in range(steps):
+        fails = failing if step == 1 else None
         stepper.zero_grad()
         for _ in range(accumulate):
-            x = sample.batch()
-            with failing if failing is not None and step == 1 else nullcontext():
+            batch = sample.batch()
+            with fails if fails is not None and part == "passes" else nullcontext():
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                    loss = model(x)
-                if precision == "scaler":
-                    scaled = scaler.scale(loss)
-                scaled = loss if precision != "scaler" else scaled
+                    loss = sample.loss(_called(model, batch))
+                scaled = scaler.scale(loss) if precision == "scaler" else loss
                 scaled.backward()
             losses.append(loss.detach())
-        scaler.step(stepper)
+        try:
+            with fails if fails is not None and part == "step" else nullcontext():
+                scaler.step(stepper)
+        except RuntimeError:
+            is_loud = _next_forward_raises(model, batch)
+            if is_loud:
+                break
+            raise
         scaler.update()
     executor: Any = model.__dict__.get("_memscale_executor")
     state = [
@@ -191,7 +251,23 @@ def run(
         getattr(failing, "count", 0),
         0 if executor is None else executor.oom.recoveries,
         model,
+        is_loud,
     )
+
+
+def _called(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def _next_forward_raises(model: nn.Module, batch: Any) -> bool:
+    """Whether the model refuses to go on from half a step."""
+    try:
+        _called(model, batch)
+    except MemScaleError:
+        return True
+    return False
 
 
 @contextmanager

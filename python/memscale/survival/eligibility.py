@@ -11,7 +11,7 @@ What is refused runs as it is, and gets the report when memory runs out. The log
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +63,10 @@ class Eligibility:
 
     def arguments(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """Those of a forward that can begin anew; None: this one runs as it is."""
-        if self._why_not(model) or in_backward() or runs_under_saving_hooks():
+        if self._why_not(model) or in_backward():
+            return None
+        if runs_under_saving_hooks():
+            self.say("it runs under hooks on saved tensors (a checkpoint around it, save_on_cpu)")
             return None
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return None
@@ -90,9 +93,18 @@ class Eligibility:
         if self._cast is None and cached_casts.is_open():
             self._cast = cached_casts.first(model.parameters())
 
-    def has_seen(self, reason: str) -> None:
-        """A backward has come to observed forwards; why it could not be repeated, or ""."""
-        self.observed, self._has_looked, self._of_loop = [], True, reason
+    def has_seen(self, windows: Sequence[Window], reason: str) -> None:
+        """A backward has come to observed forwards.
+
+        While later ones wait for theirs there is no boundary yet: one backward may go through both kinds.
+
+        Args:
+            windows: these forwards.
+            reason: why it could not be repeated; "": it could.
+        """
+        latest = max(window.end for window in windows)
+        self.observed = [window for window in self.observed if window.begin >= latest]
+        self._has_looked, self._of_loop = not self.observed, reason
         self.say(reason)
 
     def why_not_now(self, model: nn.Module) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from memscale.hardware.host import host_memory, private_bytes, process_bytes
+from memscale.optim.spent import SpentGradient
 from memscale.torchkit.leaves import storage_bytes, tensors_of
 
 _REST = "interpreter, activations and all else"
@@ -96,4 +97,5 @@ def memory_now(
 
 
 def _bytes_on(tensors: Iterable[Tensor], device: torch.device) -> int:
-    return storage_bytes(tensor for tensor in tensors if tensor.device.type == device.type)
+    there = (tensor for tensor in tensors if tensor.device.type == device.type)
+    return storage_bytes(tensor for tensor in there if not isinstance(tensor, SpentGradient))

@@ -151,7 +151,7 @@ def _seen_with(call: _Call, original: Backward, roots: Any, *args: Any, **kwargs
     for item in observing:
         mine = [window for window in item.observed if window in outer.reached | outer.leaks]
         if mine:
-            item.has_seen(outer.why_not(mine, create_graph, inputs))
+            item.has_seen(mine, outer.why_not(mine, create_graph, inputs))
     replays: list[Replay] = outer.boundaries
     behind = [replay.window for replay in replays]
     leaking = [replay.window for replay in cut if replay.window in outer.leaks]

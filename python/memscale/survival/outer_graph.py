@@ -130,4 +130,26 @@ class OuterGraph:
         return ""
 
 
-never_compiled(OuterGraph, next_number)
+def leads_before(outputs: Iterable[Tensor], begin: int) -> bool:
+    """Whether the graph of a forward goes on into what was there before it, other than weights.
+
+    Args:
+        outputs: of the forward.
+        begin: number of its first node.
+    """
+    pending: list[Any] = [output.grad_fn for output in outputs]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if node is None:
+            continue
+        if node._sequence_nr() < begin:
+            return True
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                pending.append(child)
+    return False
+
+
+never_compiled(OuterGraph, leads_before, next_number)

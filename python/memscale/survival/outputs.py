@@ -8,7 +8,9 @@ are made anew.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -51,6 +53,23 @@ def check_own_memory(made: Iterable[Tensor], others: Iterable[Any]) -> None:
     }
     if any(tensor.untyped_storage()._cdata in theirs for tensor in made):
         raise CannotCutError("an output is a view of a weight, a buffer or an argument")
+
+
+def check_holders(output: Any, made: Sequence[Tensor]) -> None:
+    """Whether outputs are held by what was returned alone: through others the loop would get past a boundary.
+
+    It asks the garbage collector, which looks at all objects of the process.
+
+    Raises:
+        CannotCutError: one is held by an attribute, or by what a function has closed over.
+    """
+    holders: list[Any] = [made]
+    _note_holders(output, holders)
+    known = set(map(id, holders))
+    for tensor in made:
+        for holder in gc.get_referrers(tensor):
+            if id(holder) not in known and not isinstance(holder, FrameType):
+                raise CannotCutError("an output is held elsewhere as well, by an attribute, say")
 
 
 def exchanged(output: Any, others: dict[int, Tensor]) -> Any:
@@ -98,6 +117,15 @@ def _is_open(value: Any) -> bool:
     """Whether this is a dataclass's instance whose fields can be set."""
     parameters = getattr(type(value), "__dataclass_params__", None)
     return parameters is not None and not parameters.frozen
+
+
+def _note_holders(value: Any, holders: list[Any]) -> None:
+    parts = None if isinstance(value, Tensor) else _parts_of(value)
+    if parts is None or any(value is holder for holder in holders):
+        return
+    holders += [value, parts, getattr(value, "__dict__", None)]
+    for part in parts:
+        _note_holders(part, holders)
 
 
 def _exchanged(value: Any, others: dict[int, Tensor], seen: set[int]) -> Any:

@@ -35,8 +35,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from memscale.errors import RecomputeError
 from memscale.state.attribute_tables import AttributeTables
 from memscale.survival.arguments import Arguments
-from memscale.survival.outer_graph import Window, next_number
-from memscale.survival.outputs import CannotCutError, check_own_memory, exchanged, graph_outputs
+from memscale.survival.outer_graph import Window, leads_before, next_number
+from memscale.survival.outputs import (
+    CannotCutError,
+    check_holders,
+    check_own_memory,
+    exchanged,
+    graph_outputs,
+)
 from memscale.survival.world import rewind, why_no_repeat
 from memscale.techniques.checkpoint import card_check
 from memscale.techniques.checkpoint.checkpoint_state import State, all_below
@@ -48,6 +54,8 @@ from memscale.torchkit.torch_settings import has_modes, without_modes
 
 if TYPE_CHECKING:
     from memscale.techniques.checkpoint.checkpoint_state import Body
+
+_EARLIER = "a tensor with a graph from before the forward hangs on the model, which may read it"
 
 Cut = tuple["Replay", tuple[Tensor | None, ...]]
 """A forward that a backward has come to, and the gradients of its outputs."""
@@ -91,6 +99,7 @@ class Replay:
         self.window = Window(self._begin, self._begin, frozenset(), frozenset(map(id, self.weights)))
         self._parts, self._kept = all_below((model,)), body.kept
         self._state = State.before(body, self._parts, arguments.leaves)
+        self._had_graph = self._state.written.have_graph
         self._attributes: AttributeTables | None = None  # as the backward found them
 
     # ---- forward -----------------------------------------------------------------------------------
@@ -109,7 +118,7 @@ class Replay:
 
     def _behind(self, output: Any, cuts: bool) -> Any:
         try:
-            made = self._parted(output)
+            made = self._parted(output, looks=not cuts)
         except CannotCutError as error:
             self.reason = str(error)
             return output
@@ -121,8 +130,12 @@ class Replay:
         behind: Any = _Boundary.apply(self, made, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
         return exchanged(output, dict(zip(map(id, made), behind, strict=True)))
 
-    def _parted(self, output: Any) -> list[Tensor]:
+    def _parted(self, output: Any, looks: bool) -> list[Tensor]:
         """The outputs that a boundary can be put before.
+
+        Args:
+            output: of the forward.
+            looks: at what takes long, too.
 
         Raises:
             CannotCutError: it would change what the loop sees, or the forward cannot be repeated.
@@ -130,11 +143,17 @@ class Replay:
         if self._arguments.needs_gradient:
             raise CannotCutError("an input needs a gradient")
         reason = self._arguments.changed() or why_no_repeat(self._state)
+        if self._had_graph:
+            reason = _EARLIER
         self._state.after()
         if reason:
             raise CannotCutError(reason)
         made = graph_outputs(output)
         check_own_memory(made, (*self._arguments.leaves, *self._state.read_tensors()))
+        if looks:
+            check_holders(output, made)
+            if leads_before(made, self._begin):
+                raise CannotCutError(_EARLIER)
         return made
 
     @property
@@ -323,15 +342,17 @@ class _Generators:
 
     def __init__(self) -> None:
         self._python = python_generators.present()
-        self._cpu = _bytes_of(torch.get_rng_state())
-        cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        self._cards = list(map(_bytes_of, cards))
+        with without_modes() if has_modes() else nullcontext():
+            self._cpu = _bytes_of(torch.get_rng_state())
+            cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+            self._cards = list(map(_bytes_of, cards))
 
     def put_back(self) -> None:
         self._python.put_back()
-        torch.set_rng_state(_state_of(self._cpu))
-        if self._cards:
-            torch.cuda.set_rng_state_all(list(map(_state_of, self._cards)))
+        with without_modes() if has_modes() else nullcontext():
+            torch.set_rng_state(_state_of(self._cpu))
+            if self._cards:
+                torch.cuda.set_rng_state_all(list(map(_state_of, self._cards)))
 
 
 def _bytes_of(state: Tensor) -> bytearray:

@@ -199,8 +199,12 @@ class OomWatch:
         model = self._model()
         if model is None:
             return
-        facts = self._facts()
-        self._report(error, where(error, model, phase), self._now(facts), facts.plan)
+        try:
+            facts = self._facts()
+            self._report(error, where(error, model, phase), self._now(facts), facts.plan)
+        except Exception as trouble:  # must not come in the place of what it is about
+            kind = type(trouble).__name__
+            log.LOGGER.warning("memory has run out, and the report of it failed: %s: %s", kind, trouble)
 
     # ---- repeating -----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from memscale.errors import ConfigError, MemScaleError
 from memscale.observability.tensor_peak import TensorPeak
 from memscale.survival import outer_backward
 from memscale.torchkit import backward_calls
-from oom_samples import HOST_TEXT, OPTIMIZERS, SAMPLES, FailingAt, dense, run
+from oom_samples import HOST_TEXT, SAMPLES, STEPPERS, FailingAt, dense, run
 
 COMBINATIONS = [
     ("dense", 1, "fp32", "adamw"),
@@ -303,13 +303,13 @@ class TestBytes:
 
 
 class TestStep:
-    @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+    @pytest.mark.parametrize("optimizer", ["adamw", "foreach", "fused", "sgd"])
     def test_state_is_made_first(self, optimizer: str) -> None:
         results = []
         for at in (0, 3):
             torch.manual_seed(0)
             model = dense()
-            stepper = OPTIMIZERS[optimizer]([*model.parameters()])
+            stepper = STEPPERS[optimizer].make([*model.parameters()])
             if at:
                 memscale.wrap(model, optimizer=stepper, on_oom="survive", enable_logging=False)
             model(torch.ones(8, 16)).backward()
@@ -325,7 +325,7 @@ class TestStep:
 
     def test_half_a_step_is_not_passed_over(self) -> None:
         model = dense()
-        stepper = OPTIMIZERS["foreach"]([*model.parameters()])
+        stepper = STEPPERS["foreach"].make([*model.parameters()])
         memscale.wrap(model, optimizer=stepper, on_oom="survive", enable_logging=False)
         for _ in range(2):
             model(torch.ones(8, 16)).backward()
@@ -369,6 +369,30 @@ class TestReport:
             "asked      1.00 MiB, refused by the host's allocator" in text and "optimizer state" not in text
         )
         assert "filled by" in text and "RLIMIT_DATA" not in text and "survive" not in text
+
+    def test_with_gradients_that_are_spent(self, caplog: pytest.LogCaptureFixture) -> None:
+        model = dense()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        memscale.wrap(model, optimizer=optimizer, step_in_backward=True, enable_logging=False)
+        for _ in range(2):
+            model(torch.randn(8, 16)).backward()
+            optimizer.step()
+        loss = model(torch.randn(8, 16))
+        with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), FailingAt(20):
+            loss.backward()
+        assert "MemScale: out of memory" in caplog.text
+
+    def test_a_report_that_fails_does_not_hide_the_error(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("memscale.survival.watch.memory_now", lambda *unused: 1 / 0)
+        model = dense()
+        memscale.wrap(model, enable_logging=False)
+        for _ in range(2):
+            model(torch.randn(8, 16)).backward()
+        with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), FailingAt(8):
+            model(torch.randn(8, 16))
+        assert "ZeroDivisionError" in caplog.text
 
     def test_other_errors_are_none_of_its_business(self, caplog: pytest.LogCaptureFixture) -> None:
         model = dense()

@@ -65,6 +65,11 @@ class WrittenTensors:
         self._written = list(map(weakref.ref, self.present()))
         self._before = []
 
+    @property
+    def have_graph(self) -> bool:
+        """Whether one of them has a graph; before `after`."""
+        return any(tensor.grad_fn is not None for tensor, *_ in self._before)
+
     def present(self) -> list[Tensor]:
         """Those that have been written to since; before `after`."""
         return [
