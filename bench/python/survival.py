@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What survives when memory runs out: every operation fails in turn, and what `on_oom="survive"` costs.
 
-    python survival.py [--points N] [--cost] [--many] [NAME ...]
+    python survival.py [--points N] [--rotation N] [--cost] [--many] [NAME ...]
 
 Without either: a training step runs with one operation refused memory, for N operations of forward and
 backward, evenly spread, and for N of the optimizer's step. Loss, weights, gradients, buffers, optimizer state
-and random state are then compared with those of an undisturbed run: plain, or with the same optimizer.
+and random state are then compared with those of an undisturbed run: plain, or with the same optimizer. All of
+it takes hours; with a rotation of N each model has every N-th combination, others than the model before.
 
     operations   that can fail
     tried        that did
@@ -42,7 +43,6 @@ from architectures import bert, call, gpt2, text
 from common import ROOT, Table, median, parser
 
 import memscale
-from memscale.config import config
 from memscale.hardware.host import process_bytes
 
 sys.path.insert(0, str(Path(ROOT) / "tests/python"))
@@ -85,16 +85,20 @@ REAL: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], dict[str, torc
 }
 
 
-def failures(table: Table, names: list[str], points: int) -> None:
+def failures(table: Table, names: list[str], points: int, rotation: int) -> None:
     """Some operations of each kind of step in turn."""
     logging.disable(logging.CRITICAL)
-    for name in names or [*SAMPLES, *LIBRARY]:
+    every = [how for how in itertools.product(ACCUMULATE, PRECISIONS, STEPPERS) if is_a_step(*how)]
+    for place, name in enumerate(names or [*SAMPLES, *LIBRARY]):
         sample = SAMPLES[name] if name in SAMPLES else library_sample(name)
-        for how in itertools.product(ACCUMULATE, PRECISIONS, STEPPERS):
-            if how[2] == "step in backward" and (how[0] > 1 or how[1] == "scaler"):
-                continue  # no such step
+        for how in every[place % rotation :: rotation]:
             for part in ("passes", "step"):
                 row(table, name, sample, how, part, points)
+
+
+def is_a_step(accumulate: int, precision: str, optimizer: str) -> bool:
+    """Whether there is such a step."""
+    return optimizer != "step in backward" or (accumulate == 1 and precision != "scaler")
 
 
 def row(table: Table, name: str, sample: Sample, how: tuple[int, str, str], part: str, points: int) -> None:
@@ -184,9 +188,9 @@ def alive() -> tuple[int, int]:
 
 def main() -> None:
     """Runs what the command line asks for."""
-    config.OOM_ACTIONS.append("survive")  # not public yet, see ADR 0039
     arguments = parser(__doc__)
     arguments.add_argument("--points", type=int, default=4)
+    arguments.add_argument("--rotation", type=int, default=1)
     arguments.add_argument("--cost", action="store_true")
     arguments.add_argument("--many", action="store_true")
     arguments.add_argument("names", nargs="*")
@@ -197,7 +201,7 @@ def main() -> None:
     elif given.cost:
         cost(Table("survival_cost", COST_COLUMNS, given.dry), given.names)
     else:
-        failures(Table("survival", COLUMNS, given.dry), given.names, given.points)
+        failures(Table("survival", COLUMNS, given.dry), given.names, given.points, given.rotation)
 
 
 if __name__ == "__main__":

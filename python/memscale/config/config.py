@@ -35,8 +35,8 @@ EIGHT_BIT_BACKENDS: Final = ("auto", "memscale", "bitsandbytes", "torchao")
 RECOMPUTE_CHECKS: Final = ("always", "first", "off")
 """How often a recompute is compared with its forward by value."""
 
-OOM_ACTIONS: list[str] = ["report"]
-"""What happens when a step runs out of memory. Tests add "survive", which is not finished (ADR 0039)."""
+OOM_ACTIONS: Final = ("report", "survive")
+"""What happens when a step runs out of memory."""
 
 TIERS: Final = ("pinned", "pageable", "file")
 """Where the offload engine may put bytes, fastest first."""
@@ -287,7 +287,8 @@ class Config:
         check_recompute: Which recomputes are compared by value with their forward: "always" all of them,
             "first" the first of each module under a plan, "off" none.
         on_oom: What happens when memory runs out: "report", what filled it and what would help, and then the
-            exception. There is no other value in this version.
+            exception; "survive", the step is repeated under a tighter plan, with every bit, where that can be
+            done exactly, and else the report.
         guard: On a CPU host: private memory of this process is limited to what machine and control groups
             have left (RLIMIT_DATA, followed before each forward), so that the kernel's kill becomes an error
             that `on_oom` is for. On a card: retries of the allocator count as memory that has run out, and
@@ -367,7 +368,7 @@ class Config:
         "exclude": checks.check_patterns,
         "only": checks.check_patterns,
         "check_recompute": checks.check_choice(RECOMPUTE_CHECKS),
-        "on_oom": lambda field, value: checks.check_choice(tuple(OOM_ACTIONS))(field, value),
+        "on_oom": checks.check_choice(OOM_ACTIONS),
         "guard": checks.check_bool,
         "exact": _check_choice,
         "use_static_profiling": checks.check_bool,

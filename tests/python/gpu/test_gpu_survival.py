@@ -16,9 +16,8 @@ _ROWS, _WIDTH = 20_000, 128
 
 
 @pytest.fixture(autouse=True)
-def whole_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Limits of a test end with it. Survival is not public yet, see ADR 0039."""
-    monkeypatch.setattr("memscale.config.config.OOM_ACTIONS", ["report", "survive"])
+def whole_card() -> Iterator[None]:
+    """Limits of a test end with it."""
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
 

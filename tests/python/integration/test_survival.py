@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.errors import ConfigError, MemScaleError
+from memscale.errors import MemScaleError
 from memscale.observability.tensor_peak import TensorPeak
 from memscale.survival import outer_backward
 from memscale.torchkit import backward_calls
@@ -41,12 +41,6 @@ def executor_of(model: nn.Module) -> Any:
 
 def refuse_to_allocate(*unused: Any) -> None:
     raise RuntimeError(HOST_TEXT.format(1 << 20))
-
-
-@pytest.fixture(autouse=True)
-def survival(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not public yet, see ADR 0039."""
-    monkeypatch.setattr("memscale.config.config.OOM_ACTIONS", ["report", "survive"])
 
 
 def forget_earlier_models() -> None:
@@ -339,11 +333,6 @@ class TestStep:
 
 
 class TestReport:
-    def test_survival_is_not_public(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.undo()
-        with pytest.raises(ConfigError, match=r"on_oom='survive'.*'report'"):
-            memscale.Config(on_oom="survive")
-
     @pytest.mark.parametrize("phase", ["forward", "backward", "a forward without gradients"])
     def test_says_where_it_was(self, phase: str, caplog: pytest.LogCaptureFixture) -> None:
         model = dense()
@@ -456,10 +445,7 @@ class TestTrainer:
 
 LIMITED = """
     import resource, sys, torch, memscale
-    from memscale.config import config
     from torch import nn
-
-    config.OOM_ACTIONS.append("survive")
 
     def limit(more):
         with open("/proc/self/status") as file:
