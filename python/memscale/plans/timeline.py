@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,16 @@ class Timeline:
     phase: tuple[int, ...]
     recompute: tuple[int, ...]
     time_ns: tuple[int, ...]
+
+    def rise_bytes(self, phases: Collection[str]) -> int:
+        """How far memory rises in some phases, above the lowest in them.
+
+        Args:
+            phases: of `PHASES`.
+        """
+        pairs = zip(self.live_bytes, self.phase, strict=True)
+        live = [size for size, phase in pairs if PHASES[phase] in phases]
+        return max(live) - min(live) if live else 0
 
     def phase_peaks(self) -> dict[str, int]:
         """Highest number of allocated bytes in each phase; "recompute" is that within recomputes."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,14 +26,11 @@ from memscale.errors import MemScaleError
 from memscale.optim.kinds import gradient_refusal, group_refusal, inner_of, parameter_refusal
 from memscale.optim.patched_base import PatchedOptimizer
 from memscale.optim.steps import entry_of
-from memscale.plans.timeline import PHASES
 from memscale.survival.oom_errors import who_ran_out
 from memscale.torchkit.step_hooks import after_steps, before_steps
 
 if TYPE_CHECKING:
     from memscale.plans.plan import Plan
-
-_PHASE: Final = PHASES.index("optimizer")
 
 
 class StepGuard:
@@ -118,7 +115,9 @@ class StepGuard:
 
     def _reserve(self, optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> None:
         """Takes what the update needs for a moment, and gives it back."""
-        size = _momentary_bytes(self._plan()) + _late_state_bytes(optimizer)
+        plan = self._plan()
+        size = 0 if plan is None else plan.predicted.timeline.rise_bytes({"optimizer"})
+        size += _late_state_bytes(optimizer)
         if size and weights:
             torch.empty(size, dtype=torch.uint8, device=weights[0].device)
 
@@ -163,12 +162,3 @@ def _late_state_bytes(optimizer: torch.optim.Optimizer) -> int:
         for weight in group["params"]
         if weight.grad is not None and optimizer.state.get(weight, {}).get("momentum_buffer") is None
     )
-
-
-def _momentary_bytes(plan: Plan | None) -> int:
-    """What the planned step's update has allocated at its peak, above what lies there all the time."""
-    if plan is None:
-        return 0
-    timeline = plan.predicted.timeline
-    live = [size for size, phase in zip(timeline.live_bytes, timeline.phase, strict=True) if phase == _PHASE]
-    return max(live) - min(live) if live else 0

@@ -51,6 +51,9 @@ _MOST_TRIES: Final = 4
 _MOST_AS_BEFORE: Final = 2
 """Under a plan that cannot be made tighter: somebody else may have had the memory for a moment."""
 
+_PASSES: Final = ("forward", "backward")
+"""Phases of a step that may be repeated."""
+
 _USABLE_PERCENT: Final = 95
 """Of what is free; the rest goes to fragments."""
 
@@ -211,8 +214,11 @@ class OomWatch:
     def _repeatable(self, model: nn.Module, run: Callable[..., Any], arguments: Arguments) -> Any:
         """Runs a forward that can begin anew, and behind a boundary its backward, too.
 
-        The first backward under a plan is watched only: it shows what the loop does with outputs.
+        The first backward under a plan is watched only: it shows what the loop does with outputs. It cannot
+        be repeated, so what it will take is made sure of.
         """
+        if not self.eligibility.cuts:
+            self._make_sure()
         while True:
             replay = None
             try:
@@ -230,6 +236,34 @@ class OomWatch:
         else:
             self.eligibility.note(model, replay.window)
         return output
+
+    def _make_sure(self) -> None:
+        """Has a tighter plan where what the present one takes for a step is not to be had."""
+        while True:
+            facts = self._facts()
+            if facts.plan is None:
+                return
+            try:
+                with without_modes() if has_modes() else nullcontext():
+                    torch.empty(_more_bytes(facts.plan, facts.device), dtype=torch.uint8, device=facts.device)
+                failure = None
+            except Exception as error:
+                if who_ran_out(error) is None:
+                    raise
+                failure = error
+            if failure is None or self._tries == _MOST_TRIES:
+                break
+            _let_go(failure)
+            self._tries += 1
+            plan = self._tighter(facts)
+            if plan is None:
+                break
+            log.LOGGER.warning(
+                "a step would take more memory than there is: %s", _tighter_in_words(facts.plan, plan)
+            )
+        self._tries = 0
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def _replay(self, model: nn.Module, run: Callable[..., Any], arguments: Arguments) -> Replay:
         trace = self._facts().trace
@@ -332,12 +366,23 @@ class OomWatch:
         what = f"{format_bytes(asked)} refused" if asked else "an allocation was refused"
         how = "under the same plan, which is the smallest"
         if plan is not None and before is not None:
-            peaks = [format_bytes(item.predicted.device_used_peak_bytes) for item in (plan, before)]
-            time = plan.predicted.step_time_ns / max(before.predicted.step_time_ns, 1)
-            how = (
-                f"under a tighter plan: peak {peaks[0]}, was {peaks[1]}, × {time:.2f} of the time (predicted)"
-            )
+            how = f"under {_tighter_in_words(before, plan)}"
         log.LOGGER.warning("out of memory in %s (%s): the step is repeated %s", place.text, what, how)
+
+
+def _tighter_in_words(before: Plan, plan: Plan) -> str:
+    peaks = [format_bytes(item.predicted.device_used_peak_bytes) for item in (plan, before)]
+    time = plan.predicted.step_time_ns / max(before.predicted.step_time_ns, 1)
+    return f"a tighter plan: peak {peaks[0]}, was {peaks[1]}, × {time:.2f} of the time (predicted)"
+
+
+def _more_bytes(plan: Plan, device: torch.device) -> int:
+    """What a step under a plan takes beside what is there before it."""
+    if device.type != "cuda":
+        return plan.predicted.timeline.rise_bytes(_PASSES)
+    torch.cuda.empty_cache()
+    predicted = plan.predicted.device_used_peak_bytes - plan.predicted.context_bytes
+    return max(0, predicted - torch.cuda.memory_reserved(device))
 
 
 def _let_go(error: BaseException) -> None:

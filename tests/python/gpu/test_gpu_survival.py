@@ -22,12 +22,13 @@ def whole_card() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def trained(on_oom: str | None, limit: int | None) -> tuple[list[Tensor], int]:
-    """Three steps, and the peak of allocated bytes.
+def trained(on_oom: str | None, limit: int | None, begin: int = 0) -> tuple[list[Tensor], int]:
+    """Four steps, and the peak of allocated bytes from the limit on.
 
     Args:
         on_oom: how the model is wrapped; None: it is plain.
         limit: bytes that this process may have of the card.
+        begin: the step from which on it has no more.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -39,21 +40,24 @@ def trained(on_oom: str | None, limit: int | None) -> tuple[list[Tensor], int]:
     batch = torch.randn(_ROWS, _WIDTH).cuda()
     if on_oom is not None:
         memscale.wrap(model, optimizer=optimizer, on_oom=on_oom, sample_input=batch, enable_logging=False)
-    if limit is not None:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(limit / total)
     torch.cuda.manual_seed(1)
-    for _ in range(3):
+    for step in range(4):
+        if limit is not None and step == begin:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(limit / total)
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     peak = torch.cuda.max_memory_allocated()
     recoveries = 0 if on_oom is None else model.__dict__["_memscale_executor"].oom.recoveries
-    assert (limit is not None and on_oom == "survive") == (recoveries > 0)
+    assert (begin > 0) == (recoveries > 0)  # from the start on the plan is tighter before the first step runs
     return [value.detach().cpu() for value in model.parameters()], peak
 
 
-def test_a_step_that_plain_cannot_finish() -> None:
+@pytest.mark.parametrize("begin", [0, 2])
+def test_a_step_that_plain_cannot_finish(begin: int) -> None:
     free, peak = trained(None, None)
     limit = peak * 85 // 100
     with pytest.raises(torch.OutOfMemoryError):
@@ -62,5 +66,5 @@ def test_a_step_that_plain_cannot_finish() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         trained("report", limit)
     torch.cuda.set_per_process_memory_fraction(1.0)
-    survived, lower = trained("survive", limit)
+    survived, lower = trained("survive", limit, begin)
     assert lower < limit and all(map(torch.equal, free, survived))
