@@ -44,8 +44,8 @@ def why_not(
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         return "other processes train with this one, and would have to agree"
-    if any(tensor.grad_fn is not None for tensor in foreign):
-        return "its forward reads a tensor from outside that has a graph of its own"
+    if any(tensor.requires_grad for tensor in foreign):
+        return "its forward reads a tensor from outside that needs a gradient"
     if trace.writes_outside:
         return f"its forward writes to {trace.writes_outside}, which is no registered buffer"
     releasing = sorted(set(path) - _HARMLESS_PATH)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from torch import Tensor
 
 from memscale.survival import uncaught
 from memscale.survival.eligibility import Eligibility
-from memscale.survival.outer_graph import OuterGraph, Window
-from memscale.survival.replay import Cut, InnerBackward, Replay, boundary_of
+from memscale.survival.outer_graph import OuterGraph
+from memscale.survival.replay import Cut, Generators, InnerBackward, Replay, boundary_of
 from memscale.torchkit import backward_calls
 from memscale.torchkit.backward_calls import Backward
 from memscale.torchkit.compiled import never_compiled
@@ -50,6 +49,7 @@ _lock = threading.RLock()
 _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
 _cut: weakref.WeakSet[Replay] = weakref.WeakSet()
 _calls: list[_Call] = []
+_nested = 0  # backwards that have run within others and may have added to gradients
 
 
 class _Call:
@@ -130,7 +130,9 @@ def come_to(replay: Replay, grads: tuple[Tensor | None, ...], keep: bool) -> Non
 
 
 def _seen(original: Backward, roots: Any, *args: Any, **kwargs: Any) -> Any:
+    global _nested
     call = _Call()
+    _nested += call.is_inner and bool(kwargs.get("accumulate_grad", True))
     try:
         return _seen_with(call, original, roots, *args, **kwargs)
     except Exception as error:
@@ -146,6 +148,7 @@ def _seen_with(call: _Call, original: Backward, roots: Any, *args: Any, **kwargs
     if not observing and not cut:
         return original(roots, *args, **kwargs)
     create_graph, inputs = (args[2], args[3]) if len(args) >= _ARGUMENTS else (False, ())
+    roots = tuple(roots)
     windows = [window for item in observing for window in item.observed] + [item.window for item in cut]
     outer = OuterGraph(roots, windows, boundary_of)
     for item in observing:
@@ -160,36 +163,31 @@ def _seen_with(call: _Call, original: Backward, roots: Any, *args: Any, **kwargs
     reason = outer.why_not([*behind, *leaking], create_graph, inputs)
     if reason:
         raise RuntimeError(_CANNOT.format(f"this step ({reason})"))
-    only = inputs or not kwargs.get("accumulate_grad", True)
-    return _cut_in_two(call, outer, [] if only else behind, original, roots, *args, **kwargs)
+    return _cut_in_two(call, len(replays) > 1, original, roots, *args, **kwargs)
 
 
-def _cut_in_two(
-    call: _Call, outer: OuterGraph, behind: Sequence[Window], original: Backward, *args: Any, **kwargs: Any
-) -> Any:
+def _cut_in_two(call: _Call, has_several: bool, original: Backward, *args: Any, **kwargs: Any) -> Any:
     """Runs the outer graph, and then what is behind its boundaries.
 
-    What the outer graph has for weights of a model behind a boundary goes to that one's graph.
+    Of several forwards the later one's graph would run before what the loop has made of the earlier one's
+    outputs: only draws of random numbers could tell.
     """
-    weight_ids = {key for window in behind for key in window.weight_ids}
-    before = [(weight, weight.grad) for weight, _ in outer.uses_of(weight_ids)]
-    for weight, _ in before:
-        weight.grad = None
     with _lock:
         _calls.append(call)
+    before = Generators() if has_several else None
     try:
         found = original(*args, **kwargs)
-        outside = [(weight, weight.grad) for weight, _ in before if weight.grad is not None]
     finally:
         with _lock:
             _calls.remove(call)
-        for weight, gradient in before:
-            weight.grad = gradient
-    if outside and not call.cuts:
-        raise RuntimeError(_CANNOT_BESIDE)
-    if call.cuts:
-        assert backward_calls.run_backward is not None  # without it there is no boundary
-        InnerBackward(backward_calls.run_backward, call.cuts, call.keep, outside).run()
+    if not call.cuts:
+        return found
+    if before is not None and not before.are_present():
+        raise RuntimeError(_CANNOT_DRAW)
+    assert backward_calls.run_backward is not None  # without it there is no boundary
+    InnerBackward(backward_calls.run_backward, call.cuts, call.keep, lambda: _nested).run()
+    with _lock:
+        _cut.difference_update([replay for replay, _ in call.cuts if replay.is_over])
     return found
 
 
@@ -199,9 +197,9 @@ _CANNOT: Final = (
 )
 
 
-_CANNOT_BESIDE: Final = (
-    "several threads run backward at once, and the loss of one uses weights of the model: gradients of this "
-    'step are incomplete. Use Config(on_oom="report")'
+_CANNOT_DRAW: Final = (
+    "a hook draws random numbers in a backward through several forwards, between those that their own may "
+    'draw: use Config(on_oom="report") for this model. Gradients of this step are incomplete'
 )
 
 

@@ -11,6 +11,7 @@ numbers that it began and ended with, and a way to one that does not lead throug
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,32 +21,34 @@ from torch.autograd.function import BackwardCFunction
 
 from memscale.torchkit.compiled import never_compiled
 
-_REASON_WEIGHTS = "its loop asks for gradients of single weights (autograd.grad, inputs=)"
+_REASON_WEIGHTS = "its loop asks for gradients of single weights or inner tensors (autograd.grad, inputs=)"
 _REASON_TWICE = "its loop runs a backward with create_graph=True"
 _REASON_BESIDE = (
     "its loop uses a tensor from inside of the forward that is no output (an attribute, a cast of autocast's)"
 )
-_REASON_BEFORE = "its loss uses weights of the model from before a forward"
+_REASON_WEIGHT = "its loss uses weights of the model beside a forward"
 
 
 class Window(NamedTuple):
     """The nodes of one forward.
 
     Attributes:
+        thread: that has run it; numbers are a thread's own.
         begin: number of the first.
         end: one after the last.
         outputs: of what it has returned; empty where a boundary is there.
         weight_ids: ids of the weights that the model trains.
     """
 
+    thread: int
     begin: int
     end: int
     outputs: frozenset[int]
     weight_ids: frozenset[int]
 
     def has(self, number: int) -> bool:
-        """Whether a node is of this forward."""
-        return self.begin <= number < self.end
+        """Whether a node is of this forward, seen from its thread."""
+        return self.begin <= number < self.end and self.thread == threading.get_ident()
 
 
 def next_number() -> int:
@@ -65,7 +68,7 @@ class OuterGraph:
         boundaries: what `boundary_of` has given.
         reached: windows whose outputs it leads to.
         leaks: it leads into a window another way.
-        uses: id of a leaf → (leaf, lowest number of what uses it there).
+        leaf_ids: ids of the leaves that it uses.
     """
 
     def __init__(
@@ -74,16 +77,19 @@ class OuterGraph:
         self.boundaries: list[Any] = []
         self.reached: set[Window] = set()
         self.leaks: set[Window] = set()
-        self.uses: dict[int, tuple[Tensor, int]] = {}
+        self.leaf_ids: set[int] = set()
         pending = [getattr(root, "node", None) or getattr(root, "grad_fn", None) for root in roots]
+        self.leaf_ids |= {id(root) for root in roots if getattr(root, "is_leaf", False)}
         seen = set(pending)
         while pending:
             node = pending.pop()
             if node is None or self._is_end(node, windows, boundary_of):
                 continue
             for child, _ in node.next_functions:
-                self._note_use(child, node)
-                if child is not None and child not in seen:
+                leaf = getattr(child, "variable", None)
+                if leaf is not None:
+                    self.leaf_ids.add(id(leaf))
+                elif child is not None and child not in seen:
                     seen.add(child)
                     pending.append(child)
 
@@ -99,16 +105,6 @@ class OuterGraph:
                 return True
         return False
 
-    def _note_use(self, child: Any, node: Any) -> None:
-        leaf = getattr(child, "variable", None)
-        if leaf is not None:
-            number = node._sequence_nr()
-            self.uses[id(leaf)] = (leaf, min(number, self.uses.get(id(leaf), (leaf, number))[1]))
-
-    def uses_of(self, weight_ids: Iterable[int]) -> list[tuple[Tensor, int]]:
-        """Of some weights those that it uses."""
-        return [self.uses[key] for key in sorted(self.uses.keys() & set(weight_ids))]
-
     def why_not(self, windows: Sequence[Window], create_graph: bool, inputs: Iterable[Any]) -> str:
         """Why forwards cannot be repeated in this backward; "": they can.
 
@@ -120,22 +116,28 @@ class OuterGraph:
         if create_graph:
             return _REASON_TWICE
         weight_ids = {key for window in windows for key in window.weight_ids}
-        if any(id(item) in weight_ids for item in inputs):
+        if any(id(item) in weight_ids or _is_inside(item, windows) for item in inputs):
             return _REASON_WEIGHTS
         if self.leaks:
             return _REASON_BESIDE
-        for leaf, number in self.uses_of(weight_ids):
-            if any(id(leaf) in window.weight_ids and number < window.end for window in windows):
-                return _REASON_BEFORE
-        return ""
+        return _REASON_WEIGHT if self.leaf_ids & weight_ids else ""
 
 
-def leads_before(outputs: Iterable[Tensor], begin: int) -> bool:
-    """Whether the graph of a forward goes on into what was there before it, other than weights.
+def _is_inside(item: Any, windows: Sequence[Window]) -> bool:
+    """Whether an input of a backward is a tensor, or an edge, from inside of a forward that is no output."""
+    node = getattr(item, "node", None) or getattr(item, "grad_fn", None)
+    if node is None:
+        return False
+    number = node._sequence_nr()
+    return any(window.has(number) and number not in window.outputs for window in windows)
+
+
+def leads_beside(outputs: Iterable[Tensor], window: Window) -> bool:
+    """Whether the graph of a forward goes on into what was there before it, other than the model's weights.
 
     Args:
         outputs: of the forward.
-        begin: number of its first node.
+        window: its nodes.
     """
     pending: list[Any] = [output.grad_fn for output in outputs]
     seen = set(pending)
@@ -143,7 +145,8 @@ def leads_before(outputs: Iterable[Tensor], begin: int) -> bool:
         node = pending.pop()
         if node is None:
             continue
-        if node._sequence_nr() < begin:
+        leaf = getattr(node, "variable", None)
+        if node._sequence_nr() < window.begin or (leaf is not None and id(leaf) not in window.weight_ids):
             return True
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
@@ -152,4 +155,4 @@ def leads_before(outputs: Iterable[Tensor], begin: int) -> bool:
     return False
 
 
-never_compiled(OuterGraph, leads_before, next_number)
+never_compiled(OuterGraph, leads_beside, next_number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, Final
@@ -20,6 +21,9 @@ from memscale.survival.arguments import with_each
 from memscale.torchkit.leaves import tensors_of
 
 _KINDS: Final = (Tensor, nn.Parameter)
+_MAPPINGS: Final = (dict, OrderedDict, defaultdict)
+_LIBRARIES: Final = ("transformers.", "diffusers.")
+"""Their outputs are dictionaries whose attributes follow."""
 
 
 class CannotCutError(Exception):
@@ -88,6 +92,8 @@ def _collect(value: Any, found: dict[int, Tensor], seen: set[int]) -> None:
             return
         if type(value) not in _KINDS or value.layout is not torch.strided:
             raise CannotCutError(f"an output is a {type(value).__name__}, {value.layout}")
+        if value.__dict__ or value._backward_hooks or value.retains_grad:
+            raise CannotCutError("an output has attributes, hooks, or keeps its gradient")
         found[id(value)] = value
         return
     if id(value) in seen:
@@ -95,7 +101,8 @@ def _collect(value: Any, found: dict[int, Tensor], seen: set[int]) -> None:
     seen.add(id(value))
     parts = _parts_of(value)
     if parts is None:
-        if any(part.grad_fn is not None for part in tensors_of(value)):
+        held = list(value.values()) if isinstance(value, dict) else value
+        if any(part.grad_fn is not None for part in tensors_of(held)):
             raise CannotCutError(f"the output has tensors in a {type(value).__name__}")
         return
     for part in parts:
@@ -104,10 +111,11 @@ def _collect(value: Any, found: dict[int, Tensor], seen: set[int]) -> None:
 
 def _parts_of(value: Any) -> Iterable[Any] | None:
     """What is in a value that `_exchanged` can put something else into; None: nothing can be put there."""
-    if isinstance(value, dict):  # outputs of transformers are dictionaries whose attributes follow
+    kind = type(value)
+    if kind in _MAPPINGS or (isinstance(value, dict) and kind.__module__.startswith(_LIBRARIES)):
         return list(value.values())
-    if isinstance(value, (list, tuple)):
-        return value
+    if kind in (list, tuple) or hasattr(kind, "_make"):
+        return value  # type: ignore[no-any-return]
     if _is_open(value):
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     return None

@@ -12,8 +12,6 @@ values behind one node, the boundary:
     no memory     these graphs go, a tighter plan comes, the forwards are repeated in the worlds that they
                   had (`State.restored`) and backward starts again from the same gradients
     gradients     of weights that had theirs already are kept: their second ones are dropped as they come
-    shared        a weight that the loss uses, too, gets one sum: what the outer graph has for it goes into
-                  the inner ones
 
 Autograd runs nodes in the reverse order in which they were made, and all of the loop's that lead to a
 forward were made after it. So weights get the same sums in the same order as in one graph, and every bit is
@@ -23,6 +21,7 @@ that of an undisturbed step. What that does not hold for gets no boundary: see `
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -35,7 +34,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from memscale.errors import RecomputeError
 from memscale.state.attribute_tables import AttributeTables
 from memscale.survival.arguments import Arguments
-from memscale.survival.outer_graph import Window, leads_before, next_number
+from memscale.survival.oom_errors import who_ran_out
+from memscale.survival.outer_graph import Window, leads_beside, next_number
 from memscale.survival.outputs import (
     CannotCutError,
     check_holders,
@@ -47,6 +47,7 @@ from memscale.survival.world import rewind, why_no_repeat
 from memscale.techniques.checkpoint import card_check
 from memscale.techniques.checkpoint.checkpoint_state import State, all_below
 from memscale.techniques.checkpoint.recompute_check import Fingerprint, fingerprint
+from memscale.techniques.checkpoint.written_tensors import WrittenTensors
 from memscale.torchkit import python_generators
 from memscale.torchkit.compiled import never_compiled
 from memscale.torchkit.leaves import gradient_of, has_gradient_hooks
@@ -55,7 +56,10 @@ from memscale.torchkit.torch_settings import has_modes, without_modes
 if TYPE_CHECKING:
     from memscale.techniques.checkpoint.checkpoint_state import Body
 
-_EARLIER = "a tensor with a graph from before the forward hangs on the model, which may read it"
+_EARLIER = "it reads, or may read, a tensor with a graph, or one to be trained, that is no parameter"
+
+_NESTED = "a backward runs within its backward, and may have added to gradients more than once"
+_HOOKED = "a weight has a hook on its gradient, which would fire twice"
 
 Cut = tuple["Replay", tuple[Tensor | None, ...]]
 """A forward that a backward has come to, and the gradients of its outputs."""
@@ -95,12 +99,14 @@ class Replay:
         self._values: list[Fingerprint] = []
         self.weights = [value for value in model.parameters() if value.requires_grad]
         self.reason = ""
-        self._begin = next_number()
-        self.window = Window(self._begin, self._begin, frozenset(), frozenset(map(id, self.weights)))
+        begin, weight_ids = next_number(), frozenset(map(id, self.weights))
+        self.window = Window(threading.get_ident(), begin, begin, frozenset(), weight_ids)
         self._parts, self._kept = all_below((model,)), body.kept
         self._state = State.before(body, self._parts, arguments.leaves)
         self._had_graph = self._state.written.have_graph
+        self._is_over = False
         self._attributes: AttributeTables | None = None  # as the backward found them
+        self._written = WrittenTensors(())
 
     # ---- forward -----------------------------------------------------------------------------------
 
@@ -145,6 +151,8 @@ class Replay:
         reason = self._arguments.changed() or why_no_repeat(self._state)
         if self._had_graph:
             reason = _EARLIER
+        if any(map(has_gradient_hooks, self.weights)):
+            reason = _HOOKED
         self._state.after()
         if reason:
             raise CannotCutError(reason)
@@ -152,14 +160,27 @@ class Replay:
         check_own_memory(made, (*self._arguments.leaves, *self._state.read_tensors()))
         if looks:
             check_holders(output, made)
-            if leads_before(made, self._begin):
+            if leads_beside(made, self.window):
                 raise CannotCutError(_EARLIER)
+            outputs = set(map(id, made))
+            left = AttributeTables(self._parts, self._kept).tensors
+            if any(self._is_mine(tensor) and id(tensor) not in outputs for tensor in left):
+                raise CannotCutError("it leaves a tensor with its graph on the model")
         return made
 
     @property
     def is_cut(self) -> bool:
         """Whether it has a boundary."""
         return bool(self._edges)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its backward has been."""
+        return self._is_over
+
+    def _is_mine(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in the graph of this forward."""
+        return tensor.grad_fn is not None and self.window.has(_number(tensor))
 
     def rewind(self) -> str:
         """After a forward that failed: it can begin anew, or what it has changed that cannot be put back."""
@@ -177,9 +198,18 @@ class Replay:
         return [(edge, grad) for edge, grad in pairs if grad is not None]
 
     def note_attributes(self) -> None:
-        """A backward begins that may run code of the program's."""
-        self._attributes = AttributeTables(self._parts, self._kept)
-        self._attributes.tensors, self._attributes.referred = [], []
+        """A backward begins: what it changes on the model, it would change once more."""
+        self._attributes = tables = AttributeTables(self._parts, self._kept)
+        buffers = [value for part in self._parts for value in part._buffers.values() if value is not None]
+        self._written = WrittenTensors([*tables.tensors, *buffers])
+        tables.tensors, tables.referred = [], []
+
+    def has_run(self, grads: Sequence[Tensor | None], keep: bool) -> None:
+        """A backward has gone through the graph. What only a repetition needs may go."""
+        if not keep and all(grad is not None for grad in grads):
+            self._is_over = True
+            del self._state, self._arguments, self._values
+        self._attributes, self._written = None, WrittenTensors(())
 
     def let_go(self) -> None:
         """Of the graph."""
@@ -189,9 +219,11 @@ class Replay:
         """After a backward that failed: why it cannot be repeated; "": it can."""
         attributes, self._attributes = self._attributes, None
         if any(map(has_gradient_hooks, self.weights)):
-            return "a weight has got a hook on its gradient, which would fire twice"
-        if attributes is not None and attributes.differing():
-            return "the backward of a function of its own has changed an attribute"
+            return _HOOKED
+        if self._is_over:
+            return "this forward has had its backward"
+        if (attributes is not None and attributes.differing()) or self._written.present():
+            return "its backward changes attributes or buffers (a function, a checkpoint of the model's own)"
         return self._arguments.changed()
 
     def repeat(self) -> None:
@@ -231,7 +263,7 @@ class InnerBackward:
         call: PyTorch's own function.
         cuts: these forwards.
         keep: keep their graphs.
-        outside: what the outer graph has for weights that it uses, too.
+        nested: tells how many backwards have run within others so far.
     """
 
     def __init__(
@@ -239,9 +271,9 @@ class InnerBackward:
         call: Callable[..., Any],
         cuts: Sequence[Cut],
         keep: bool,
-        outside: Sequence[tuple[Tensor, Tensor]],
+        nested: Callable[[], int],
     ) -> None:
-        self._call, self._cuts, self._keep, self._outside = call, cuts, keep, outside
+        self._call, self._cuts, self._keep, self._nested = call, cuts, keep, nested
         self._weights = list({id(value): value for replay, _ in cuts for value in replay.weights}.values())
         self._done: dict[Tensor, Tensor | None] = {}  # weights that have their gradients, and these
 
@@ -249,26 +281,29 @@ class InnerBackward:
         """Runs it, as often as it takes."""
         while True:
             before = [gradient_of(weight) for weight in self._weights]
-            generators = _Generators()
-            if has_foreign_functions():
-                for replay, _ in self._cuts:
-                    replay.note_attributes()
+            generators = Generators()
+            for replay, _ in self._cuts:
+                replay.note_attributes()
+            nested = self._nested()
             try:
                 with self._kept_gradients():
                     self._run_engine()
+                for replay, grads in self._cuts:
+                    replay.has_run(grads, self._keep)
                 return
             except Exception as error:
+                if who_ran_out(error) is None:
+                    raise
                 failure = error
-            self._note_done(before)
-            self._repeat(failure)
-            generators.put_back()
-            del failure
+            try:
+                self._note_done(before)
+                self._repeat(failure, _NESTED if self._nested() != nested else "")
+                generators.put_back()
+            finally:
+                del failure
 
     def _run_engine(self) -> None:
-        # What the loss has for a weight comes first, as in one graph, whose later nodes run earlier.
-        roots = [(get_gradient_edge(weight), grad) for weight, grad in self._outside]
-        for replay, grads in self._cuts:
-            roots += replay.roots(grads)
+        roots = [root for replay, grads in self._cuts for root in replay.roots(grads)]
         edges, given = tuple(edge for edge, _ in roots), tuple(grad for _, grad in roots)
         if roots:
             self._call(edges, given, self._keep, False, (), allow_unreachable=True, accumulate_grad=True)
@@ -300,12 +335,12 @@ class InnerBackward:
     def _give_back(self, weight: Tensor) -> None:
         weight.grad = self._done[weight]
 
-    def _repeat(self, failure: Exception) -> None:
+    def _repeat(self, failure: Exception, reason: str) -> None:
         """Makes room and runs the forwards again, until there are graphs to run backward through."""
         while True:
             for replay, _ in self._cuts:
                 replay.let_go()
-            reasons = [replay.why_no_repeat() for replay, _ in self._cuts]
+            reasons = [reason, *(replay.why_no_repeat() for replay, _ in self._cuts)]
             for again in dict.fromkeys(replay.again for replay, _ in self._cuts):  # once for each model
                 again(failure, next(filter(None, reasons), ""))
             _drain()
@@ -337,7 +372,7 @@ class _Boundary(torch.autograd.Function):
         return None, None, None
 
 
-class _Generators:
+class Generators:
     """Where random generators stand: a function's backward may draw from them."""
 
     def __init__(self) -> None:
@@ -347,7 +382,13 @@ class _Generators:
             cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
             self._cards = list(map(_bytes_of, cards))
 
+    def are_present(self) -> bool:
+        """Whether they stand there now."""
+        now = Generators()
+        return self._python.are_present() and (now._cpu, now._cards) == (self._cpu, self._cards)
+
     def put_back(self) -> None:
+        """Makes them stand there again."""
         self._python.put_back()
         with without_modes() if has_modes() else nullcontext():
             torch.set_rng_state(_state_of(self._cpu))
@@ -370,17 +411,6 @@ def boundary_of(node: Any) -> Replay | None:
     return replay if isinstance(replay, Replay) else None
 
 
-def has_foreign_functions() -> bool:
-    """Whether the process has autograd functions of the program's, or of a library's."""
-    pending: list[type] = torch.autograd.Function.__subclasses__()
-    while pending:
-        kind = pending.pop()
-        if kind.__module__.partition(".")[0] not in ("torch", "memscale"):
-            return True
-        pending += kind.__subclasses__()
-    return False
-
-
 def _number(tensor: Tensor) -> int:
     node: Any = tensor.grad_fn
     return int(node._sequence_nr())
@@ -392,4 +422,4 @@ def _drain() -> None:
         torch.zeros((), requires_grad=True).clone().backward()
 
 
-never_compiled(Replay, InnerBackward, _Boundary, _Generators, boundary_of, _drain)
+never_compiled(Replay, InnerBackward, _Boundary, Generators, boundary_of, _drain)

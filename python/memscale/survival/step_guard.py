@@ -81,6 +81,8 @@ class StepGuard:
         if args[1:] or any(value is not None for value in kwargs.values()):
             return  # a closure: what it runs comes first
         optimizer = inner_of(optimizer)
+        if optimizer._optimizer_step_pre_hooks:
+            return  # these come after this one, and may drop gradients, or the step
         if id(optimizer) in self._under_way:
             self.check()
         weights = [value for group in optimizer.param_groups for value in group["params"]]

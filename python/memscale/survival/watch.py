@@ -227,8 +227,10 @@ class OomWatch:
                 break
             except Exception as error:
                 failure = error
-            self._recover(failure, FORWARD, replay)
-            del failure
+            try:
+                self._recover(failure, FORWARD, replay)
+            finally:
+                del failure
         if replay.is_cut:
             outer_backward.note_cut(replay)
         elif replay.reason:

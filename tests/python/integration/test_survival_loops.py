@@ -298,16 +298,18 @@ LOOPS = {
     "a function's backward counts": Loop(make=lambda: Body(lambda self, h: Counting.apply(h, self)), least=1),
     "an input needs a gradient": Loop(twice_the_same_input, reason="an input needs a gradient"),
     "a tag on an input": Loop(tagged_input, Tagging, reason="attributes of an argument"),
-    "a penalty between forwards": Loop(penalty_between, reason="weights of the model from before"),
+    "a penalty between forwards": Loop(penalty_between, reason="weights of the model beside"),
     "two forwards in one autocast block": Loop(one_autocast_block, reason="share the casts of weights"),
     "an output is a view of another": Loop(changed_view, lambda: Pair(True), reason="on the same memory"),
-    "a loss in an attribute": Loop(loss_with_aux, lambda: Body(aux_loss), reason="that is no output"),
+    "a loss in an attribute": Loop(
+        loss_with_aux, lambda: Body(aux_loss), reason="leaves a tensor with its graph"
+    ),
     "a hook inside": Loop(make=lambda: Body(hook_inside), reason="registers hooks"),
     "a gradient made inside": Loop(make=lambda: Body(graded_inside), reason="changes gradients"),
     "a tensor written inside": Loop(make=lambda: Body(written_inside), reason="no registered buffer"),
     "a teacher written by .data": Loop(make=lambda: Body(teacher_by_data), reason="no registered buffer"),
     "an output in an attribute, too": Loop(loss_by_attribute, Keeping, reason="held elsewhere"),
-    "a state with its graph": Loop(three_of_a_state, Stateful, reason="from before the forward"),
+    "a state with its graph": Loop(three_of_a_state, Stateful, reason="leaves a tensor with its graph"),
     "a checkpoint of the caller's": Loop(callers_checkpoint, reason="hooks on saved tensors"),
 }
 
