@@ -12,6 +12,7 @@ import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final, NamedTuple
 
 from torch import Tensor, nn
@@ -79,7 +80,7 @@ class Arguments:
                 self._note(item)
         else:
             self.leaves.append(value)
-            known = kind in _TENSORS if isinstance(value, Tensor) else may_be_given_again(value)
+            known = kind in _TENSORS if isinstance(value, Tensor) else _is_plain(value)
             if not known and not self.refusal:
                 self.refusal = f"it is given a {kind.__name__}, which it may change"
 
@@ -119,6 +120,15 @@ class Arguments:
         if isinstance(value, tuple):
             return with_each(value, lambda item: self._again(item, made))
         return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is known to have no state: what a function has closed over may change, too."""
+    if callable(value) and not isinstance(value, (type, nn.Module)):
+        return isinstance(value, (FunctionType, BuiltinFunctionType)) and not getattr(
+            value, "__closure__", None
+        )
+    return may_be_given_again(value)
 
 
 def with_each(container: Any, function: Callable[[Any], Any]) -> Any:
