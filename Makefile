@@ -19,6 +19,8 @@ PACKAGE_SOURCES := $(shell find src include python meson.build meson.options pyp
 VERSION := $(shell sed -n "s/^  version: '\(.*\)',/\1/p" meson.build)
 PYTEST_FOLDERS := $(wildcard tests/python tests/tools tests/cli)
 PYTEST_ARGS ?=
+# Workers begin with tests that stand together, and take from each other at the end: none waits for another's last file.
+IN_PARALLEL := -n auto --dist worksteal
 FUZZ_SECONDS ?= 20
 SWEEP_SEED ?= 1
 VALGRIND := valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,possible
@@ -29,7 +31,8 @@ MESON_TEST := $(MESON_RUN) --no-rebuild
 FEW_FAILURES := MEMSCALE_OOM=few
 # Clang's build runs what takes long under the sanitizers, too.
 CLANG_LEAVES_OUT := --no-suite long --no-suite oom
-# The rest has one thread: under thread checks it would show nothing that address checks do not.
+# The rest has one thread: under thread checks it would show nothing that address checks do not. What these run is short, so
+# that a build without optimization takes less time than it costs.
 WITH_THREADS := --suite unit base/thread 'device/*' 'offload/*' 'optim/*' 'fingerprint/*'
 
 # $(call configure,FOLDER,C COMPILER,C++ COMPILER,OPTIONS): configures a build folder once.
@@ -110,7 +113,7 @@ test-fast: bootstrap-test | build-folder ## the C unit suite with gcc and the Py
 	$(call setup,build/gcc,gcc,g++,$(INSTALLED))
 	@$(MESON_TEST) -C build/gcc --suite unit --suite headers
 	@$(MAKE) .stamps/package
-	@$(PYTHON) -m pytest -q -n auto --dist loadfile $(wildcard tests/python/unit tests/tools) $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest -q $(IN_PARALLEL) $(wildcard tests/python/unit tests/tools) $(PYTEST_ARGS)
 
 .PHONY: test-examples
 test-examples: c-builds ## examples/c, compiled against an installed library
@@ -120,7 +123,7 @@ test-examples: c-builds ## examples/c, compiled against an installed library
 .PHONY: test-python
 test-python: c-builds ## the Python tests, against the installed package
 	@$(MAKE) .stamps/package
-	@MSC=$(CURDIR)/build/gcc/cli/msc $(PYTHON) -m pytest -n auto --dist loadfile $(PYTEST_FOLDERS) $(PYTEST_ARGS) | tee build/pytest.log
+	@MSC=$(CURDIR)/build/gcc/cli/msc $(PYTHON) -m pytest $(IN_PARALLEL) $(PYTEST_FOLDERS) $(PYTEST_ARGS) | tee build/pytest.log
 
 .PHONY: lint
 lint: c-builds ## every static check
@@ -134,13 +137,13 @@ lint-fast: bootstrap-test
 sanitize: c-builds ## C tests under address, undefined-behaviour and thread sanitizers and valgrind
 	$(call configure,build/asan,clang,clang++,-Db_sanitize=address$(,)undefined -Db_lundef=false)
 	@$(FEW_FAILURES) $(MESON_RUN) -C build/asan --suite unit --suite oom --suite fuzz-replay --no-suite longest
-	$(call configure,build/tsan,clang,clang++,-Db_sanitize=thread -Db_lundef=false)
+	$(call configure,build/tsan,clang,clang++,-Db_sanitize=thread -Db_lundef=false -Doptimization=0)
 	@$(MESON_RUN) -C build/tsan $(WITH_THREADS) --no-suite long
 	@$(MESON_TEST) -C build/gcc --suite unit --no-suite long --wrapper '$(VALGRIND)' --timeout-multiplier 10
 
 .PHONY: sweep-sample
-sweep-sample: package ## two minutes of tools/sweep.py: some model classes and situations, drawn by SWEEP_SEED (1)
-	@$(PYTHON) tools/sweep.py --installed --sample 60 --seed $(SWEEP_SEED) --minutes 2 --jobs 2 --again \
+sweep-sample: package ## a minute of tools/sweep.py: some model classes and situations, drawn by SWEEP_SEED (1)
+	@$(PYTHON) tools/sweep.py --installed --sample 60 --seed $(SWEEP_SEED) --minutes 1 --jobs 2 --again \
 		--json build/sweep-sample.jsonl
 
 .PHONY: fuzz

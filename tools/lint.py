@@ -3,7 +3,7 @@
 
 Runs every check, as many at once as there are processors, and prints one line for each, with what it found.
 A tool that is not installed is a note on a developer's machine and an error when ``CI=true``. ``--fast``
-leaves out the two that take more than a few seconds (clang-tidy, cppcheck) and the one that needs a build (exports).
+leaves out two that take more than a few seconds (clang-tidy, cppcheck) and the one that needs a build.
 """
 
 from __future__ import annotations

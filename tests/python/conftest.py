@@ -8,12 +8,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from frozen import count_once
 from processors import with_bf16
 
 # The same examples every time, on a slow machine too.
@@ -27,6 +28,7 @@ os.environ.pop("COLUMNS", None)  # tests in several processes have it, and text 
 os.environ["MEMSCALE_CALIBRATION"] = (
     "off"  # the same plans on every machine; processes that tests start inherit it
 )
+count_once()
 torch.set_num_threads(1)  # the models are tiny: a second thread would only wait for the first
 os.environ["OMP_NUM_THREADS"] = "1"  # in processes that tests start, too: tests run on every core already
 
@@ -36,32 +38,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 
 MANY_OBJECTS = 20_000
 """A test makes fewer that outlive it; an import of transformers' models makes hundreds of thousands."""
-
-
-def count_frozen_once() -> None:
-    """Python walks all that is frozen to count it, 40 ms for a million objects, and each trace asks.
-
-    What is frozen grows and ends by two functions alone, so the count is kept between them.
-    """
-    freeze, unfreeze, count = gc.freeze, gc.unfreeze, gc.get_freeze_count
-    known: list[int] = []
-
-    def forgets(change: Callable[[], None]) -> Callable[[], None]:
-        def changed() -> None:
-            known.clear()
-            change()
-
-        return changed
-
-    def counted() -> int:
-        if not known:
-            known.append(count())
-        return known[0]
-
-    gc.freeze, gc.unfreeze, gc.get_freeze_count = forgets(freeze), forgets(unfreeze), counted
-
-
-count_frozen_once()
 
 
 def few_objects() -> None:
