@@ -57,7 +57,9 @@ def plans_of(name: str, modes: Sequence[str]) -> Iterator[tuple[str, Any]]:
             assert peak is not None
             for percent in PERCENTS:
                 budget = max(1, peak.device_used_peak_bytes * percent // 100)
-                config = memscale.Config(mode, memory_budget=budget, enable_logging=False)
+                config = memscale.Config(
+                    memscale.OptimizationMode(mode), memory_budget=budget, enable_logging=False
+                )
                 plan = memscale.plan(model, optimizer, config, sample, device)
                 predicted = plan.predicted
                 yield (
