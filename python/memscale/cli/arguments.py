@@ -281,6 +281,11 @@ def _add_step(command: argparse.ArgumentParser, many: bool, sizes: bool = True) 
     )  # fmt: skip
     _add_recipe(command)
     _add_place(command, words, more)
+    _add_plan(command)
+
+
+def _add_plan(command: argparse.ArgumentParser) -> None:
+    """Arguments that say what a plan may do."""
     command.add_argument(
         "--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES)} (default: balanced)"
     )
