@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks who may know whom in C: the includes of src/, of the public headers and of what stands on these.
 
+No includes of src/ or python/ext go round in a circle, a file and its header taken as one.
+
 The tables below are the drawing in ARCHITECTURE.md. Changing one means changing
 the other. `check_rooms.py` has the Python package.
 """
@@ -11,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from source_tree import Finding, files, includes, main
+from source_tree import Finding, circles, files, includes, main
 
 #: Modules of src/ and what each may include beside itself.
 SRC_LAYERS: dict[str, frozenset[str]] = {
@@ -48,7 +50,7 @@ DOOR_USERS: dict[str, frozenset[str]] = {
 
 def check(root: Path) -> list[Finding]:
     """Returns every include that crosses the layers of the tree at ``root``."""
-    return [*_check_src(root), *_check_headers(root), *_check_door(root)]
+    return [*_check_src(root), *_check_headers(root), *_check_door(root), *_check_circles(root)]
 
 
 def _header_module(name: str) -> str:
@@ -118,6 +120,23 @@ def _check_door(root: Path) -> Iterator[Finding]:
                 private = (root / "src" / name).is_file() or (first in SRC_LAYERS and "/" in name)
                 if private or (quoted and not own):
                     yield Finding(where, line, f"{folder} includes {name}; it may use only memscale/*.h")
+
+
+def _check_circles(root: Path) -> Iterator[Finding]:
+    for folder in (root / "src", root / "python" / "ext"):
+        arrows: dict[str, set[str]] = {}
+        for path in files(root, ".c", ".h", under=folder.relative_to(root).as_posix()):
+            seen = {
+                target.resolve().relative_to(folder).with_suffix("").as_posix()
+                for _, name, _ in includes(path.read_text(encoding="utf-8"))
+                for target in (path.parent / name, folder / name)
+                if target.is_file() and folder in target.resolve().parents
+            }
+            own = path.relative_to(folder).with_suffix("").as_posix()
+            arrows.setdefault(own, set()).update(seen - {own})
+        for circle in circles(arrows):
+            where = (folder / circle[0]).relative_to(root).as_posix()
+            yield Finding(where, 1, f"includes go round in a circle: {', '.join(circle)}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from source_tree import Finding, files, main, parse_python
+from source_tree import Finding, circles, files, main, parse_python
 
 #: Rooms from the ground up. Those of one line have one rank, and do not know each other.
 ROOMS: tuple[tuple[str, ...], ...] = (
@@ -154,37 +154,9 @@ def _check_circles(
         name: {target for _, target in known[name] if target != name and (name, target) not in UPWARD}
         for name in modules
     }
-    for circle in _circles(arrows):
+    for circle in circles(arrows):
         where = modules[circle[0]].relative_to(root).as_posix()
         yield Finding(where, 1, f"imports go round in a circle: {', '.join(circle)}")
-
-
-def _circles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Sets of modules that reach each other: Tarjan's strongly connected components of more than one."""
-    number: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(module: str) -> None:
-        number[module] = low[module] = len(number)
-        stack.append(module)
-        for target in sorted(arrows.get(module, ())):
-            if target not in number:
-                visit(target)
-                low[module] = min(low[module], low[target])
-            elif target in stack:
-                low[module] = min(low[module], number[target])
-        if low[module] == number[module]:
-            at = stack.index(module)
-            part, stack[at:] = stack[at:], []
-            if len(part) > 1:
-                found.append(sorted(part))
-
-    for module in sorted(arrows):
-        if module not in number:
-            visit(module)
-    return found
 
 
 def _check_folders(root: Path, modules: dict[str, Path]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@
 For each workload of `bench/python/truth_workloads.py`, in a process of its own, with rates from tables:
 
     plans   mode x budget (60 and 30 % of the plain peak, the smallest) x this host and a card: digest of the
-            plan, predicted bytes by category, predicted time, advice
+            plan, predicted bytes by category, predicted time, advice. `--mode MODE` takes those of one mode
     bits    two steps under the plan for 60 %: a hash of losses and gradients. They are those of this machine
             and this PyTorch: compare on the same
 """
@@ -22,7 +22,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -40,14 +40,14 @@ def workloads() -> dict[str, Any]:
     return found
 
 
-def plans_of(name: str) -> Iterator[tuple[str, Any]]:
+def plans_of(name: str, modes: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """What is planned for a workload, by mode, budget and device."""
     import torch
 
     import memscale
 
     work = workloads()[name]
-    for mode in MODES:
+    for mode in modes:
         for device in (None, CARD):
             torch.manual_seed(SEED)
             model, batch = work.build(), work.batch()
@@ -57,7 +57,9 @@ def plans_of(name: str) -> Iterator[tuple[str, Any]]:
             assert peak is not None
             for percent in PERCENTS:
                 budget = max(1, peak.device_used_peak_bytes * percent // 100)
-                config = memscale.Config(mode, memory_budget=budget, enable_logging=False)
+                config = memscale.Config(
+                    memscale.OptimizationMode(mode), memory_budget=budget, enable_logging=False
+                )
                 plan = memscale.plan(model, optimizer, config, sample, device)
                 predicted = plan.predicted
                 yield (
@@ -103,22 +105,22 @@ def bits_of(name: str) -> str:
     return found.hexdigest()
 
 
-def _child(name: str) -> None:
+def _child(name: str, modes: Sequence[str]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    entries = dict(plans_of(name))
+    entries = dict(plans_of(name, modes))
     entries[f"{name} bits"] = bits_of(name)
     print(json.dumps(entries))
 
 
-def taken(names: list[str]) -> dict[str, Any]:
+def taken(names: Sequence[str], modes: Sequence[str]) -> dict[str, Any]:
     """The entries of workloads, two processes at a time."""
     paths = [str(ROOT / "bench" / "python"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "MEMSCALE_CALIBRATION": "off", "PYTHONPATH": os.pathsep.join(paths)}
 
     def one(name: str) -> dict[str, Any]:
-        command = [sys.executable, __file__, "--child", name]
+        command = [sys.executable, __file__, "--child", name, *modes]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         print(f"{name}: {'failed' if done.returncode else 'taken'}", file=sys.stderr)
         if done.returncode:
@@ -147,7 +149,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Records or checks."""
     if sys.argv[1:2] == ["--child"]:
-        _child(sys.argv[2])
+        _child(sys.argv[2], sys.argv[3:])
         return 0
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -155,6 +157,7 @@ def main() -> int:
     options.add_argument("what", choices=("record", "check"))
     options.add_argument("file", type=Path)
     options.add_argument("names", nargs="*", metavar="NAME", help="workloads; default: all")
+    options.add_argument("--mode", choices=MODES, help="plans of this one; default: of all")
     given = options.parse_args()
     sys.path.insert(0, str(ROOT / "bench" / "python"))
     known = workloads()
@@ -162,13 +165,18 @@ def main() -> int:
     unknown = [name for name in names if name not in known]
     if unknown:
         options.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(known)}")
-    entries = taken(names)
+    modes = [given.mode] if given.mode else MODES
+    entries = taken(names, modes)
     if given.what == "record":
         given.file.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
         return int(any("failed" in value for value in entries.values() if isinstance(value, dict)))
     before = json.loads(given.file.read_text())
-    if given.names:
-        before = {key: value for key, value in before.items() if key.split(" ", 1)[0] in names}
+    left_out = {mode for mode in MODES if mode not in modes}
+    before = {
+        key: value
+        for key, value in before.items()
+        if key.split()[0] in names and key.split()[1] not in left_out
+    }
     lines = differences(before, entries)
     print("\n".join(lines) if lines else f"{len(entries)} entries are as they were")
     return int(bool(lines))

@@ -94,6 +94,34 @@ def line_of(text: str, offset: int) -> int:
     return text.count("\n", 0, offset) + 1
 
 
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Sets of modules that reach each other: Tarjan's strongly connected components of more than one."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for target in sorted(arrows.get(module, ())):
+            if target not in number:
+                visit(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], number[target])
+        if low[module] == number[module]:
+            at = stack.index(module)
+            part, stack[at:] = stack[at:], []
+            if len(part) > 1:
+                found.append(sorted(part))
+
+    for module in sorted(arrows):
+        if module not in number:
+            visit(module)
+    return found
+
+
 def main(check: Callable[[Path], list[Finding]], description: str | None) -> int:
     """Runs a checker from the command line: prints its findings, returns the exit status.
 

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 
 import torch  # noqa: E402
-from common import Table, median, quiet_stderr  # noqa: E402
+from common import Table, median  # noqa: E402
 from liger_programs import INFERRED, OpRow, program_of  # noqa: E402
 from liger_programs import reason_against as reason_against_op  # noqa: E402
 from predicting import measured, predicted  # noqa: E402
@@ -37,6 +37,7 @@ from recipes import reason_against, recipe_of  # noqa: E402
 from trace_program import CudaMeter, trace_program  # noqa: E402
 
 from memscale.hardware.target import Target  # noqa: E402
+from memscale.observability.tensor_peak import quiet  # noqa: E402
 
 MEASUREMENTS = HERE / "measurements.csv"
 CAPABILITIES = {"A100": (8, 0), "H100": (9, 0), "3090": (8, 6), "4090": (8, 9)}
@@ -169,7 +170,7 @@ def results(name: str, quick: bool, on_card: bool) -> Iterator[Result]:
     for number, row in enumerate(rows, 1):
         if sys.stderr.isatty():
             print(f"\r{name} {number}/{len(rows)} ", end="", file=sys.stderr, flush=True)
-        with quiet_stderr():
+        with quiet():
             result = run(row, on_card)
         yield result
 

@@ -17,8 +17,7 @@ import platform
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 
 from memscale.hardware.host import processor_name
+from memscale.observability.tensor_peak import quiet
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -164,7 +164,7 @@ def rows_of(script: str, *words: str, timeout_s: float = 600) -> list[dict[str, 
 
 def print_rows(made: Callable[[], Sequence[dict[str, Any]]]) -> None:
     """Prints objects as `rows_of` reads them, or why they could not be made."""
-    with quiet_stderr():
+    with quiet():
         try:
             texts = [json.dumps(row) for row in made()]
         except Exception as error:
@@ -174,21 +174,6 @@ def print_rows(made: Callable[[], Sequence[dict[str, Any]]]) -> None:
 
 
 # ---- measuring -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def quiet_stderr() -> Iterator[None]:
-    """Drops what native code writes to file descriptor 2: the profiler's own remarks."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
 
 
 def calibrate() -> None:
@@ -210,7 +195,7 @@ def memory_events(run: Callable[[], object]) -> list[tuple[int, int]]:
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()
-    with quiet_stderr():
+    with quiet():
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             run()
         events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]

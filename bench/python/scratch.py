@@ -22,13 +22,14 @@ from typing import Any
 import scratch_cases_dense as dense
 import scratch_cases_other as other
 import torch
-from common import Table, parser, quiet_stderr
+from common import Table, parser
 from scratch_case import Case
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from memscale.observability.tensor_peak import quiet
 from memscale.ops import op_facts
 from memscale.ops import scratch as rules
 
@@ -146,7 +147,7 @@ def observe(run: Callable[[], object], bounds: bool = False) -> list[Call]:
     gc.collect()
     gc.disable()
     try:
-        with quiet_stderr():
+        with quiet():
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled, probe:
                 run()
             events = list(profiled.profiler.kineto_results.events())  # type: ignore[union-attr]

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 import memscale
 from memscale.units import format_bytes
 
+STEPS = 4
+
 
 class Block(torch.nn.Module):
     """A transformer block."""
@@ -70,7 +72,7 @@ def main() -> None:
     ids = torch.randint(8192, (4, 257))
     model, optimizer = make()
     plain_peak = memscale.plan(model, optimizer, sample_input=ids).plain.device_used_peak_bytes
-    plain_losses = train(model, optimizer, ids, steps=8)
+    plain_losses = train(model, optimizer, ids, STEPS)
 
     with tempfile.TemporaryDirectory() as folder:
         config = memscale.Config(
@@ -83,7 +85,7 @@ def main() -> None:
         model, optimizer = make()
         model, optimizer = memscale.apply_all_optimizations(model, optimizer, config, sample_input=ids)
         plan = model._memscale_executor.plan
-        losses = train(model, optimizer, ids, steps=8)
+        losses = train(model, optimizer, ids, STEPS)
         memscale.detach(model)
 
     for step in plan.steps:
@@ -91,7 +93,7 @@ def main() -> None:
     print(f"{len(plan.active)} modules run again in backward, or what they save leaves")
     peak = plan.predicted.device_used_peak_bytes
     print(f"peak {format_bytes(plain_peak)} -> {format_bytes(peak)}, {peak / plain_peak:.0%} of plain")
-    print(f"loss after 8 steps {plain_losses[-1]:.3f} plain, {losses[-1]:.3f} with the full stack")
+    print(f"loss after {STEPS} steps {plain_losses[-1]:.3f} plain, {losses[-1]:.3f} with the full stack")
     assert peak <= plain_peak // 4 and abs(losses[-1] / plain_losses[-1] - 1) < 0.05
 
 

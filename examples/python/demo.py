@@ -31,7 +31,7 @@ BUDGET_SHARE = 0.6
 SLACK_BYTES = 64 * MIB
 PREDICTION_SHARE = 0.02
 MESSAGE = "can't allocate memory"
-STEPS = 12
+STEPS = {"full": 12, "short": 6}
 
 
 class Demo:
@@ -132,8 +132,9 @@ class Demo:
         self.say(f"    loss {first:.3f} -> {last:.3f} (mean of the last three)")
         self.promise(last < first - 0.2, "the loss falls")
 
-    def training(self, size: str = "", steps: int = STEPS) -> list[str]:
+    def training(self, size: str = "", steps: int = 0) -> list[str]:
         """The training program's command line."""
+        steps = steps or STEPS[self.size]
         return ["train_bytes.py", f"--size={size or self.size}", f"--steps={steps}", "--record", "RECORD"]
 
     def compare(self) -> None:

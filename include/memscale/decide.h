@@ -8,7 +8,7 @@
  *
  * How it decides:
  *
- *  1. **Candidates.** Every module whose calls may be executed a second time without changing anything,
+ *  1. **Candidates.** Every module whose calls may be recomputed without changing anything,
  *     and whose checkpoint would free memory; in several variants that keep the outputs of some operations,
  *     those that take much time and little memory; and runs of siblings in a chain. With `allow_offload`, each
  *     of these with its boundary offloaded, and every module whose saved tensors can leave the device. Modules
@@ -119,7 +119,7 @@ typedef struct msc_decide_options {
                                    Default: 0 */
     uint8_t pad[4];           /**< zero */
     msc_link link;            /**< how; of no effect without `allow_offload` */
-    uint64_t rerun_bytes;     /**< held all the time by a plan that runs anything a second time: a library's
+    uint64_t rerun_bytes;     /**< held all the time by a plan that recomputes anything: a library's
                                    workspace for the thread of backward, which the plain step does not take.
                                    At most INT64_MAX. Default: 0 */
 } msc_decide_options;

@@ -25,7 +25,7 @@
 #include "decide/decide_plan.h"
 #include "decide/decide_reserved.h"
 #include "decide/decide_search.h"
-#include "sim/sim_ahead.h"
+#include "sim/sim_look_ahead.h"
 #include "sim/sim_options.h"
 #include "sim/sim_trace.h"
 

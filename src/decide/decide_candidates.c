@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Candidates: the modules whose calls may be executed a second time without changing anything.
+ * Candidates: the modules whose calls may be recomputed without changing anything.
  *
  * A technique applies to all calls of a module, so what the survey noted of its calls is collected. A call
  * that lies inside another call of the same module is part of that one. The reasons against a module, in the

@@ -280,7 +280,7 @@ static int64_t backward_ns(const msc__model *model, const msc__region *region, i
     return at_most(between_ns, 2 * forward_ns);
 }
 
-/* What runs a second time. */
+/* What is recomputed. */
 static int64_t recompute_ns(const msc__model *model, const msc__candidate *candidate,
                             const msc__region *region)
 {

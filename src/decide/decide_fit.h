@@ -90,7 +90,7 @@ typedef struct msc__fit {
     msc__array away;          /**< msc__fit_point: changes of what is off the device */
     int64_t *away_bytes;      /**< per segment: its change, by the set; NULL: nothing can be moved */
     uint64_t moved_bytes;     /**< by the set: at least the most that are offloaded at once */
-    uint32_t rerun_count;     /**< candidates of the set that run anything a second time */
+    uint32_t rerun_count;     /**< candidates of the set that recompute anything */
     msc__array holds;         /**< msc__fit_hold */
     msc__array buffers;       /**< msc__fit_buffer */
     msc__array touches;       /**< uint32_t: index into `buffers` */

@@ -7,7 +7,7 @@
  * decide_plan.c        the plan that comes out: choices, rules, what the other way round would bring
  * decide_cost.c        time of operations and regions, comparison of ratios
  * decide_model.c       the graph in the form that the decision reads
- * decide_survey.c      what the graph says against running calls a second time
+ * decide_survey.c      what the graph says against recomputing calls
  * decide_candidates.c  which modules may be checkpointed, and why the others may not
  * decide_chains.c      siblings that may be checkpointed as one
  * decide_variants.c    which outputs a checkpoint may keep
@@ -138,7 +138,7 @@ static inline bool msc__moves(const msc__candidate *candidate)
     return candidate->moved_count > 0;
 }
 
-/** Whether a candidate runs anything a second time. */
+/** Whether a candidate recomputes anything. */
 static inline bool msc__reruns(const msc__candidate *candidate)
 {
     return !candidate->offload;

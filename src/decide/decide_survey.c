@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The survey: what the graph says against running calls a second time.
+ * The survey: what the graph says against recomputing calls.
  *
  * Each record climbs from its call to the outermost one and leaves a note on every call that it concerns:
  *

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file decide_survey.h
- * What the graph says against running calls a second time, and what finds the candidates by it: decide_survey.c,
+ * What the graph says against recomputing calls, and what finds the candidates by it: decide_survey.c,
  * decide_candidates.c, decide_chains.c, decide_variants.c, decide_offload.c and decide_overlaps.c.
  */
 #ifndef MSC_DECIDE_SURVEY_H

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 
 #define SYSTEM_LIBRARY "libcuda.so.1"
 
@@ -40,6 +41,7 @@ static const char *find_all(msc__cuda_driver *driver, void *library)
 
         if (found == NULL)
             return entries[i].symbol;
+        MSC__ASSERT(entries[i].offset + sizeof found <= sizeof *driver);
         memcpy((char *)driver + entries[i].offset, &found, sizeof found);
     }
     return NULL;
@@ -69,6 +71,7 @@ msc_status msc__cuda_open(msc__cuda_driver *driver, const char *library, msc_err
 
 static msc_status status_of(msc__cu_result result)
 {
+    MSC__ASSERT(result != MSC__CU_SUCCESS);
     switch (result) {
     case MSC__CU_OUT_OF_MEMORY:
         return MSC_EDEVMEM;

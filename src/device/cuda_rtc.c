@@ -22,6 +22,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 #define ADVICE                                                                                               \
     "install NVIDIA's compiler (pip install nvidia-cuda-nvrtc-cu12, or the CUDA toolkit, 11.7 or newer) "    \
@@ -165,6 +166,7 @@ static msc_status choose(const msc__rtc *rtc, int capability, char option[48], b
             err, MSC_EUNSUPPORTED,
             "this NVRTC compiles for no card as old as one of compute capability %d.%d: use an older one",
             capability / 10, capability % 10);
+    MSC__ASSERT(best > 0 && best <= capability && count <= MOST_ARCHS);
     *machine_code = best == capability;
     (void)snprintf(option, 48, "--gpu-architecture=%s_%d", *machine_code ? "sm" : "compute", best);
     return MSC_OK;
@@ -180,6 +182,7 @@ static msc_status refuse(const msc__rtc *rtc, msc_context *ctx, msc__rtc_program
     size_t bytes = 0;
     msc_status status;
 
+    MSC__ASSERT(result != 0);
     if (rtc->log_bytes(program, &bytes) == 0 && bytes > 0)
         log = msc__alloc(ctx, bytes);
     if (log != NULL && rtc->log(program, log) != 0)
@@ -201,6 +204,7 @@ static msc_status take_image(const msc__rtc *rtc, msc_context *ctx, msc__rtc_pro
     msc_status status = check(
         rtc, machine_code ? rtc->cubin_bytes(program, &bytes) : rtc->ptx_bytes(program, &bytes), what, err);
 
+    MSC__ASSERT(out->bytes == NULL && out->byte_count == 0);
     if (status != MSC_OK)
         return status;
     out->bytes = msc__alloc(ctx, bytes);
@@ -243,12 +247,14 @@ msc_status msc__rtc_compile(const msc__rtc *rtc, msc_context *ctx, const msc_pro
         status = refuse(rtc, ctx, program, text, result, err);
     else
         status = take_image(rtc, ctx, program, machine_code, out, err);
+    MSC__ASSERT((status == MSC_OK) == (out->bytes != NULL));
     (void)rtc->destroy(&program);
     return status;
 }
 
 void msc__rtc_image_end(msc_context *ctx, msc__rtc_image *image)
 {
+    MSC__ASSERT(image->bytes != NULL || image->byte_count == 0);
     msc__free(ctx, image->bytes, image->byte_count);
     memset(image, 0, sizeof *image);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "base/thread.h"
 #include "device/device_internal.h"
@@ -106,6 +107,8 @@ msc_status msc_device_memory_now(msc_device *device, msc_device_memory *out, msc
 
 void msc__device_init(msc_device *device, const msc_device_ops *ops, msc_context *ctx, msc_device_kind kind)
 {
+    MSC__ASSERT(ops->destroy != NULL && ops->copy != NULL && ops->event_wait != NULL);
+    MSC__ASSERT((ops->program_create == NULL) == (ops->launch == NULL));
     device->ops = ops;
     device->ctx = ctx;
     device->kind = kind;

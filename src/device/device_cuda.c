@@ -19,6 +19,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "device/device_cuda.h"
 
 _Static_assert(sizeof(void *) == sizeof(msc__cu_pointer),
@@ -30,6 +31,7 @@ msc_status msc__cuda_enter(const msc__cuda *self, msc_error *err)
 {
     msc_status status = msc__device_check_process(&self->device, err);
 
+    MSC__ASSERT(self->context != NULL);
     if (status != MSC_OK)
         return status;
     return msc__cuda_check(&self->driver, self->driver.context_push(self->context), err,
@@ -293,6 +295,7 @@ static msc_status cuda_copy(msc_device *device, void *to, const void *from, uint
     status = msc__cuda_enter(self, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(kind == MSC_COPY_OUT || kind == MSC_COPY_IN);
     if (kind == MSC_COPY_OUT)
         result = self->driver.copy_out(to, (msc__cu_pointer)(uintptr_t)from, (size_t)bytes, stream);
     else
@@ -311,6 +314,7 @@ static void cuda_destroy(msc_device *device)
     msc__cuda *self = (msc__cuda *)device;
 
     msc__cuda_programs_end(self);
+    MSC__ASSERT(self->programs == NULL);
     if (self->context != NULL && msc__device_check_process(device, NULL) == MSC_OK)
         (void)self->driver.context_release(self->card);
     msc__free(device->ctx, self->compiler, self->compiler_bytes);
@@ -363,6 +367,7 @@ static msc_status find_card(msc__cuda *self, uint32_t ordinal, msc_error *err)
         return msc__fail(err, MSC_ENODEV,
                          "there is no card %u: the driver counts %d (CUDA_VISIBLE_DEVICES hides some)",
                          ordinal, count);
+    MSC__ASSERT(ordinal < (uint32_t)count);
     status =
         msc__cuda_check(driver, driver->device_at(&self->card, (int)ordinal), err, "find card %u", ordinal);
     if (status != MSC_OK)
@@ -375,6 +380,7 @@ static msc_status find_card(msc__cuda *self, uint32_t ordinal, msc_error *err)
 /* The caller's name may be gone when the compiler is opened. */
 static msc_status keep_compiler(msc__cuda *self, const char *name, msc_error *err)
 {
+    MSC__ASSERT(self->compiler == NULL);
     if (name == NULL)
         return MSC_OK;
     self->compiler_bytes = strlen(name) + 1;
@@ -412,6 +418,7 @@ msc_status msc__device_cuda_create(msc_context *ctx, const msc_device_options *o
         cuda_destroy(&self->device);
         return status;
     }
+    MSC__ASSERT(self->context != NULL);
     *out = &self->device;
     return MSC_OK;
 }

@@ -13,6 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "device/cuda_rtc.h"
 #include "device/device_cuda.h"
 
@@ -34,6 +35,7 @@ static msc_status ask_card(const msc__cuda *self, int *capability, int *driver_m
     if (status == MSC_OK)
         status =
             msc__cuda_check(driver, driver->driver_version(&version), err, "ask the driver for its version");
+    MSC__ASSERT(status != MSC_OK || (major >= 0 && minor >= 0));
     *capability = 10 * major + minor;
     *driver_major = version / 1000;
     return status;
@@ -63,6 +65,7 @@ static msc_status load(const msc__cuda *self, const msc_program_text *text, msc_
 
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(image.bytes != NULL && image.byte_count > 0);
     status = msc__cuda_enter(self, err);
     if (status == MSC_OK) {
         status =
@@ -98,6 +101,7 @@ msc_status msc__cuda_program_create(msc_device *device, const msc_program_text *
         msc__free(device->ctx, program, sizeof *program);
         return status;
     }
+    MSC__ASSERT(program->next == NULL && program->text == NULL);
     program->text = text->text;
     program->next = self->programs;
     self->programs = program;
@@ -132,6 +136,7 @@ msc_status msc__cuda_launch(msc_device *device, const msc_launch *what, void *st
 
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(what->kernel != NULL && what->groups > 0 && what->threads > 0);
     memcpy(&argument, &what->argument, sizeof argument);
     status = msc__cuda_check(&self->driver,
                              self->driver.launch(what->kernel, what->groups, 1, 1, what->threads, 1, 1, 0,

@@ -22,6 +22,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "device/device_host.h"
 
 #define ALIGNMENT 512u /* of device memory: what the contract asks for */
@@ -66,6 +67,8 @@ static msc_status host_memory_create(msc_device *device, uint64_t bytes, void **
                          (unsigned long long)bytes);
     start = (uintptr_t)msc__round_up_u64((uintptr_t)block + sizeof block, ALIGNMENT);
     *out = block + (start - (uintptr_t)block);
+    MSC__ASSERT((uintptr_t)*out % ALIGNMENT == 0);
+    MSC__ASSERT((char *)*out - block >= (ptrdiff_t)sizeof block && (char *)*out + bytes <= block + whole);
     memcpy((char *)*out - sizeof block, &block, sizeof block);
     return MSC_OK;
 }
@@ -77,6 +80,7 @@ static void host_memory_destroy(msc_device *device, void *memory, uint64_t bytes
     if (memory == NULL)
         return;
     memcpy(&block, (char *)memory - sizeof block, sizeof block);
+    MSC__ASSERT(block < (char *)memory && (char *)memory - block <= (ptrdiff_t)(ALIGNMENT + sizeof block));
     msc__free(device->ctx, block, (size_t)bytes + ALIGNMENT + sizeof block);
 }
 
@@ -107,6 +111,7 @@ static msc_status host_pin(msc_device *device, void *start, uint64_t bytes, msc_
                       (unsigned long long)faults->pin_limit_bytes);
     else
         host->pinned_bytes = after;
+    MSC__ASSERT(faults->pin_limit_bytes == 0 || host->pinned_bytes <= faults->pin_limit_bytes);
     msc__mutex_unlock(&host->mutex);
     return status;
 }

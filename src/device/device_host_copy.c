@@ -14,6 +14,7 @@
  */
 #include <string.h>
 
+#include "base/invariant.h"
 #include "device/device_host.h"
 
 #define MILLION 1000000u
@@ -34,6 +35,7 @@ static uint64_t draw(uint64_t seed, uint64_t number, enum question question)
 
 static int64_t draw_ns(const msc_device_faults *faults, uint64_t number, enum question question)
 {
+    MSC__ASSERT(faults->delay_most_ns >= 0);
     if (faults->delay_most_ns == 0)
         return 0;
     return (int64_t)(draw(faults->seed, number, question) % ((uint64_t)faults->delay_most_ns + 1));
@@ -42,6 +44,7 @@ static int64_t draw_ns(const msc_device_faults *faults, uint64_t number, enum qu
 static int happens(const msc_device_faults *faults, uint64_t number, enum question question,
                    uint32_t share_ppm)
 {
+    MSC__ASSERT(share_ppm <= MILLION);
     return share_ppm > 0 && draw(faults->seed, number, question) % MILLION < share_ppm;
 }
 
@@ -71,6 +74,7 @@ void msc__host_copy_run(const msc_device_faults *faults, const msc__host_copy *c
     size_t bytes = (size_t)copy->bytes;
     size_t first = happens(faults, copy->number, QUESTION_SPLIT, faults->split_ppm) ? bytes / 2 : bytes;
 
+    MSC__ASSERT(bytes > 0 && bytes == copy->bytes && first <= bytes);
     pass_time(draw_ns(faults, copy->number, QUESTION_DELAY));
     if (happens(faults, copy->number, QUESTION_FAIL, faults->fail_ppm)) {
         failure->status = MSC_EDRIVER;

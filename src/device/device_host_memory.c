@@ -19,6 +19,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "device/device_host.h"
 
 #define PATH_BYTES 1024
@@ -87,6 +88,7 @@ static void limit_to_group(const char *root, const char *group, msc_device_memor
     if (end < 0 || (size_t)end >= sizeof path)
         return;
     rest = sizeof path - (size_t)end;
+    MSC__ASSERT(rest > 0);
     (void)snprintf(path + end, rest, "memory.max");
     limit = read_number(path, "");
     if (limit == UNKNOWN)

@@ -30,6 +30,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "device/device_host.h"
 
 #define AT_ONCE_BYTES (16u << 10) /* copied in the time that waking a thread takes, or less */
@@ -58,11 +59,13 @@ struct msc__host_stream {
 
 static operation *at(msc__host_stream *stream, uint64_t index)
 {
+    MSC__ASSERT(index >= stream->done && index - stream->done < MSC__HOST_QUEUE);
     return &stream->queue[index % MSC__HOST_QUEUE];
 }
 
 static bool is_idle(const msc__host_stream *stream)
 {
+    MSC__ASSERT(stream->done <= stream->given && stream->given - stream->done <= MSC__HOST_QUEUE);
     return stream->done == stream->given;
 }
 
@@ -72,6 +75,7 @@ static bool has_come(const msc__host *host, msc__host_point point)
 {
     const msc__host_stream *stream;
 
+    MSC__ASSERT(point.stream <= host->last_stream);
     for (stream = host->streams; stream != NULL; stream = stream->next)
         if (stream->id == point.stream)
             return stream->done >= point.position;
@@ -82,6 +86,7 @@ static void await_progress(msc__host *host)
 {
     host->waiting++;
     msc__cond_wait(&host->progress, &host->mutex);
+    MSC__ASSERT(host->waiting > 0);
     host->waiting--;
 }
 
@@ -109,6 +114,7 @@ static void record_now(msc__host_stream *stream, const operation *record)
 {
     msc__host_event *event = record->event;
 
+    MSC__ASSERT(record->verb == VERB_RECORD);
     /* Only the event's last record may speak for it. A failure that nobody can be given stays for the next one. */
     if (event == NULL || event->point.stream != stream->id || event->point.position != stream->done + 1)
         return;
@@ -120,6 +126,7 @@ static void copy_now(msc__host_stream *stream, const msc__host_copy *copy)
     msc__host *host = stream->host;
     msc__host_failure failure;
 
+    MSC__ASSERT(copy->to != NULL && copy->from != NULL && copy->bytes > 0);
     memset(&failure, 0, sizeof failure);
     msc__mutex_unlock(&host->mutex);
     msc__host_copy_run(&host->faults, copy, &failure);
@@ -139,6 +146,7 @@ static void do_next(msc__host_stream *stream)
 {
     operation *next = at(stream, stream->done);
 
+    MSC__ASSERT(stream->done < stream->given);
     switch (next->verb) {
     case VERB_COPY:
         copy_now(stream, &next->copy);
@@ -243,8 +251,11 @@ void msc__host_stream_destroy(msc_device *device, void *handle)
         msc__mutex_unlock(&host->mutex);
         msc__thread_join(&stream->thread);
         msc__mutex_lock(&host->mutex);
-        while (*link != stream)
+        MSC__ASSERT(is_idle(stream));
+        while (*link != stream) {
+            MSC__ASSERT(*link != NULL);
             link = &(*link)->next;
+        }
         *link = stream->next;
         msc__mutex_unlock(&host->mutex);
         msc__cond_fini(&stream->work);
@@ -277,6 +288,7 @@ static operation *place(msc__host_stream *stream, operation_verb verb)
 
     while (stream->given - stream->done == MSC__HOST_QUEUE)
         await_progress(stream->host);
+    MSC__ASSERT(!stream->ending);
     free_place = at(stream, stream->given);
     memset(free_place, 0, sizeof *free_place);
     free_place->verb = verb;
@@ -285,6 +297,7 @@ static operation *place(msc__host_stream *stream, operation_verb verb)
 
 static void submit(msc__host_stream *stream)
 {
+    MSC__ASSERT(stream->given - stream->done < MSC__HOST_QUEUE);
     stream->given++;
     msc__cond_signal(&stream->work);
 }
@@ -356,6 +369,7 @@ msc_status msc__host_event_record(msc_device *device, void *handle, void *stream
         event->point.stream = stream->id;
         event->point.position = stream->given + 1;
         submit(stream);
+        MSC__ASSERT(event->point.position == stream->given && stream->id > 0);
     }
     msc__mutex_unlock(&host->mutex);
     return MSC_OK;
@@ -414,6 +428,7 @@ msc_status msc__host_event_wait(msc_device *device, void *handle, msc_error *err
     if (status != MSC_OK)
         return status;
     await_point(host, event->point);
+    MSC__ASSERT(has_come(host, event->point));
     status = tell(&event->failure, err);
     msc__mutex_unlock(&host->mutex);
     return status;

@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/team.h"
 #include "fingerprint/fingerprint_core.h"
 #include "fingerprint/fingerprint_kernels.h"
@@ -77,6 +78,7 @@ static uint64_t sum_bytes(msc__fp_kernel kernel, const unsigned char *at, uint64
     unsigned char last[MSC__FP_BLOCK_BYTES];
     uint64_t sum = kernel(at, first, blocks, ahead);
 
+    MSC__ASSERT(blocks * MSC__FP_BLOCK_BYTES + rest == bytes);
     if (rest == 0)
         return sum;
     memset(last + rest, 0, sizeof last - rest);
@@ -95,6 +97,7 @@ static uint64_t sum_range(msc__fp_kernel kernel, const unsigned char *at, uint64
     uint64_t done = fetching * MSC__FP_BLOCK_BYTES;
     uint64_t sum = 0;
 
+    MSC__ASSERT(fetching <= blocks && done <= bytes);
     if (fetching > 0)
         sum = kernel(at, first, fetching, at + (size_t)AHEAD_BLOCKS * MSC__FP_BLOCK_BYTES);
     return sum + sum_bytes(kernel, at + done, first + fetching, bytes - done, NULL);
@@ -142,17 +145,21 @@ static uint64_t sum_runs(const fingerprint_job *job, uint64_t at, uint64_t stop,
     uint64_t sum = 0;
     uint64_t bytes;
 
+    MSC__ASSERT(stop <= layout->bytes);
     for (; at < stop; at += bytes) {
         const unsigned char *from = msc__fp_piece(layout, at, &bytes);
 
+        MSC__ASSERT(at % MSC__FP_BLOCK_BYTES == 0 && bytes > 0);
         bytes = least(bytes, stop - at);
         if (bytes >= MSC__FP_BLOCK_BYTES) {
             bytes -= bytes % MSC__FP_BLOCK_BYTES;
         } else {
             bytes = least(stop - at, most);
+            MSC__ASSERT(bytes <= sizeof gathered);
             msc__fp_gather(layout, at, bytes, gathered);
             from = gathered;
         }
+        MSC__ASSERT(bytes > 0 && bytes <= stop - at);
         sum += sum_bytes(job->kernel, from, at / MSC__FP_BLOCK_BYTES, bytes,
                          place_of(layout, at + bytes < stop ? at + bytes : next));
     }
@@ -166,6 +173,7 @@ static uint64_t sum_segments(const fingerprint_job *job, uint64_t begin, uint64_
     uint64_t at = begin * MSC_FINGERPRINT_SEGMENT;
     uint64_t stop = end < job->samples.segments ? end * MSC_FINGERPRINT_SEGMENT : layout->bytes;
 
+    MSC__ASSERT(begin < end && end <= job->samples.segments && at < stop && stop <= layout->bytes);
     if (layout->run_bytes == layout->bytes)
         return sum_range(job->kernel, layout->data + at, at / MSC__FP_BLOCK_BYTES, stop - at);
     return sum_runs(job, at, stop, stop);
@@ -177,10 +185,12 @@ static uint64_t sum_samples(const fingerprint_job *job, uint64_t begin, uint64_t
     uint64_t at = msc__fp_sample(&job->samples, begin) * MSC_FINGERPRINT_SEGMENT;
     uint64_t sum = 0;
 
+    MSC__ASSERT(begin < end && end <= job->samples.windows);
     for (; begin < end; begin++) {
         uint64_t stop = least(at + MSC_FINGERPRINT_SEGMENT, job->layout->bytes);
         uint64_t next = stop;
 
+        MSC__ASSERT(at < job->layout->bytes);
         if (begin + 1 < job->samples.windows)
             next = msc__fp_sample(&job->samples, begin + 1) * MSC_FINGERPRINT_SEGMENT;
         sum += sum_runs(job, at, stop, next);
@@ -194,6 +204,7 @@ static uint64_t sum_portion(const fingerprint_job *job, uint64_t portion)
     uint64_t window = portion * PORTION_WINDOWS;
     uint64_t end = least(window + PORTION_WINDOWS, job->samples.windows);
 
+    MSC__ASSERT(window < job->samples.windows);
     return job->samples.one_in == 1 ? sum_segments(job, window, end) : sum_samples(job, window, end);
 }
 
@@ -243,7 +254,9 @@ msc_status msc_fingerprint(const msc_fingerprint_tensor *tensor, uint32_t one_in
     job.portions = msc__fp_divide_up(job.samples.windows, PORTION_WINDOWS);
     atomic_init(&job.next, 0);
     atomic_init(&job.sum, 0);
+    MSC__ASSERT(job.kernel != NULL && (job.portions == 0) == (layout.bytes == 0));
     run(&job, thread_count);
+    MSC__ASSERT(atomic_load_explicit(&job.next, memory_order_relaxed) > job.portions);
     *out = msc__fp_end(atomic_load_explicit(&job.sum, memory_order_relaxed), layout.bytes);
     return MSC_OK;
 }

@@ -18,11 +18,13 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 static void insert(msc__fp_layout *layout, msc__fp_dim dim)
 {
     uint32_t at = layout->dim_count++;
 
+    MSC__ASSERT(at < MSC_FINGERPRINT_DIMS && dim.size > 1 && dim.stride_bytes > 0);
     for (; at > 0 && layout->dims[at - 1].stride_bytes < dim.stride_bytes; at--)
         layout->dims[at] = layout->dims[at - 1];
     layout->dims[at] = dim;
@@ -38,6 +40,7 @@ static void join(msc__fp_layout *layout, uint64_t item_bytes)
         msc__fp_dim dim = layout->dims[i];
         uint64_t covered;
 
+        MSC__ASSERT(kept <= i && (kept == 0 || layout->dims[kept - 1].stride_bytes >= dim.stride_bytes));
         if (kept > 0 && msc__mul_u64(dim.size, dim.stride_bytes, &covered) &&
             layout->dims[kept - 1].stride_bytes == covered)
             layout->dims[kept - 1] = (msc__fp_dim){layout->dims[kept - 1].size * dim.size, dim.stride_bytes};
@@ -48,6 +51,7 @@ static void join(msc__fp_layout *layout, uint64_t item_bytes)
     if (kept > 0 && layout->dims[kept - 1].stride_bytes == item_bytes)
         layout->run_bytes *= layout->dims[--kept].size;
     layout->dim_count = kept;
+    MSC__ASSERT(layout->run_bytes > 0 && layout->bytes % layout->run_bytes == 0);
 }
 
 static msc_status check(const msc_fingerprint_tensor *tensor, msc_error *err)
@@ -83,6 +87,7 @@ static bool collect(const msc_fingerprint_tensor *tensor, msc__fp_layout *layout
     for (i = tensor->dim_count; i-- > 0;) {
         uint64_t size = (uint64_t)tensor->sizes[i];
 
+        MSC__ASSERT(tensor->sizes[i] > 0);
         found[i] = (msc__fp_dim){size, contiguous};
         if (tensor->strides != NULL && size > 1)
             fits = msc__mul_u64((uint64_t)tensor->strides[i], tensor->item_bytes, &found[i].stride_bytes) &&
@@ -164,11 +169,13 @@ static const unsigned char *find_run(const msc__fp_layout *layout, uint64_t run,
         at += index * layout->dims[d].stride_bytes;
         run /= layout->dims[d].size;
     }
+    MSC__ASSERT(run == 0 && *in_line > 0);
     return at;
 }
 
 void msc__fp_gather(const msc__fp_layout *layout, uint64_t begin, uint64_t count, unsigned char *to)
 {
+    MSC__ASSERT(begin + count <= layout->bytes);
     while (count > 0) {
         uint64_t in_line;
         uint64_t skipped = begin % layout->run_bytes;
@@ -186,6 +193,7 @@ void msc__fp_gather(const msc__fp_layout *layout, uint64_t begin, uint64_t count
             taken = line.size * layout->run_bytes;
             copy_runs(to, at, line, layout->run_bytes);
         }
+        MSC__ASSERT(taken > 0 && taken <= count);
         to += taken;
         begin += taken;
         count -= taken;
@@ -197,6 +205,7 @@ const unsigned char *msc__fp_piece(const msc__fp_layout *layout, uint64_t begin,
     uint64_t skipped = begin % layout->run_bytes;
     uint64_t in_line;
 
+    MSC__ASSERT(begin < layout->bytes);
     *bytes = layout->run_bytes - skipped;
     return find_run(layout, begin / layout->run_bytes, &in_line) + skipped;
 }

@@ -16,6 +16,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "base/thread.h"
 #include "device/device_internal.h"
@@ -58,6 +59,7 @@ static uint64_t memory_bytes(const msc_fingerprint_table *table)
 
 static uint64_t *slot_at(const msc_fingerprint_table *table, uint32_t slot)
 {
+    MSC__ASSERT(slot < table->slot_count);
     return (uint64_t *)(void *)((unsigned char *)table->memory + MSC_FINGERPRINT_TABLE_BYTES) + slot;
 }
 
@@ -106,6 +108,7 @@ static msc_status copy_now(msc_fingerprint_table *table, void *to, const void *f
     const msc_device_ops *ops = table->device->ops;
     msc_status status = MSC_OK;
 
+    MSC__ASSERT(table->back != NULL && table->came != NULL && bytes > 0);
     if (table->launched)
         status = ops->stream_wait(table->device, table->back, table->event, err);
     if (status == MSC_OK)
@@ -149,6 +152,7 @@ static msc_status fill(msc_fingerprint_table *table, msc_error *err)
         status = clear_state(table, err);
     if (status == MSC_OK)
         status = msc__mutex_init(&table->call, err);
+    MSC__ASSERT(status != MSC_OK || table->first_free == 0);
     table->locks = status == MSC_OK;
     return status;
 }
@@ -216,6 +220,7 @@ static uint32_t grain_of(const msc__fp_launch *launch)
         all |= launch->dims[i].stride_bytes;
     if (launch->dim_count > 0)
         all |= launch->run_bytes;
+    MSC__ASSERT((all & 15) != 0);
     return (uint32_t)(all & (~all + 1)); /* the lowest bit of any */
 }
 
@@ -252,6 +257,7 @@ static msc_status prepare(const msc_fingerprint_tensor *tensor, uint32_t one_in,
     launch->samples = msc__fp_samples_of(layout.bytes, MSC_FINGERPRINT_SEGMENT, one_in);
     launch->grain = grain_of(launch);
     launch->groups = groups_of(launch);
+    MSC__ASSERT(launch->groups > 0 && launch->groups <= MSC__FP_MOST_GROUPS);
     return MSC_OK;
 }
 
@@ -263,6 +269,7 @@ static msc_status run(msc_fingerprint_table *table, uint32_t slot, msc__fp_launc
     const msc_launch what = {table->kernel, launch->groups, MSC__CARD_THREADS, launch};
     msc_status status = MSC_OK;
 
+    MSC__ASSERT(table->kernel != NULL && table->memory != NULL);
     launch->state = table->memory;
     launch->slot = slot_at(table, slot);
     if (table->launched && table->stream != stream)
@@ -303,6 +310,7 @@ msc_status msc_fingerprint_keep(msc_fingerprint_table *table, const msc_fingerpr
     if (status == MSC_OK)
         status = run(table, taken, &launch, stream, err);
     if (status == MSC_OK) {
+        MSC__ASSERT(taken < table->slot_count && table->next[taken] != TAKEN);
         table->first_free = table->next[taken];
         table->next[taken] = TAKEN;
         *slot = taken;
@@ -351,6 +359,7 @@ void msc_fingerprint_release(msc_fingerprint_table *table, uint32_t slot)
         return;
     msc__mutex_lock(&table->call);
     if (check_slot(table, slot, NULL) == MSC_OK) {
+        MSC__ASSERT(table->first_free == LAST || table->first_free < table->slot_count);
         table->next[slot] = table->first_free;
         table->first_free = slot;
     }
@@ -369,6 +378,7 @@ static msc_status read_state(msc_fingerprint_table *table, msc_fingerprint_diffe
         status = clear_state(table, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(table->compared);
     table->compared = false;
     *out = (msc_fingerprint_differences){state.differences, state.tag, state.kept, state.found};
     return MSC_OK;

@@ -25,6 +25,7 @@
 #include "base/error.h"
 #include "base/invariant.h"
 #include "base/sized.h"
+#include "optim/optim_cuda.h"
 #include "optim/optim_internal.h"
 
 void msc_optim_options_init(msc_optim_options *out, size_t struct_bytes)

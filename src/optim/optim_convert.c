@@ -5,6 +5,7 @@
  */
 #include "base/error.h"
 #include "base/invariant.h"
+#include "optim/optim_cuda.h"
 #include "optim/optim_internal.h"
 
 typedef struct convert_job {

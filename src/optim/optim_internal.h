@@ -6,7 +6,6 @@
 #include <stdbool.h>
 
 #include "base/invariant.h"
-#include "optim/optim_cuda.h"
 #include "optim/optim_kernels.h"
 #include "optim/optim_pool.h"
 
@@ -16,12 +15,14 @@
 /** More elements than any address space has room for, and few enough that no size computed from them overflows. */
 #define MSC__MOST_ELEMENTS (UINT64_C(1) << 56)
 
+struct msc__card;
+
 struct msc_optim {
     msc_context *ctx;
     msc_optim_isa isa;
     const msc__optim_kernels *kernels;
     msc__pool pool;
-    msc__card *card; /* NULL: host cores */
+    struct msc__card *card; /* NULL: host cores */
 };
 
 static inline uint64_t msc__strips(uint64_t count)

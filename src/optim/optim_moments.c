@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/invariant.h"
+#include "optim/optim_cuda.h"
 #include "optim/optim_internal.h"
 
 msc__codes msc__codes_begin(const msc_optim_rule *rule, const msc_optim_tensor *tensor, uint64_t at,

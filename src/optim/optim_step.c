@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/invariant.h"
+#include "optim/optim_cuda.h"
 #include "optim/optim_internal.h"
 
 /* Elements of a call of a kernel whose arrays are all in place. */

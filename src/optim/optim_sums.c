@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/invariant.h"
+#include "optim/optim_cuda.h"
 #include "optim/optim_internal.h"
 #include "optim/sums_core.h"
 

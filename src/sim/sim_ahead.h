@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file sim_ahead.h
- * What comes back before its own region is used: which region follows which in backward, and how much may be early.
+ * What comes back before its own region is used: which region follows which in backward, and which of its moves are early.
  * The rule is at the top of sim_moves.c.
  */
 #ifndef MSC_SIM_AHEAD_H
 #define MSC_SIM_AHEAD_H
 
-#include "memscale/replay.h"
-#include "sim/sim_buckets.h"
 #include "sim/sim_moves.h"
 
 /** A region that brings something back, and the one that follows it in backward. */
@@ -28,18 +26,11 @@ void msc__moves_bring_early(const msc_graph *graph, const msc_plan *plan, msc__p
                             msc__follow *follows);
 
 /**
- * Gives each choice of a plan the most bytes that may come back early while no moment of the step takes more than
- * the step's peak.
+ * How many of a region's moves, which are in order of use, may be early: they come back with the first use, and fit.
  *
- * @param trace         of the plan as it is, its choices without such bytes.
  * @param granule_bytes of the allocator: sizes count as multiples of it.
- * Errors: ENOMEM.
- * Cost: events + moves.
  */
-msc_status msc__plan_look_ahead(msc_context *ctx, const msc_graph *graph, msc_plan *plan,
-                                const msc_trace *trace, uint64_t granule_bytes, msc_error *err);
-
-/** Takes that away again. */
-void msc__plan_forget_ahead(msc_plan *plan);
+uint32_t msc__count_early(const msc__moved *moves, uint32_t count, uint64_t most_bytes,
+                          uint64_t granule_bytes);
 
 #endif /* MSC_SIM_AHEAD_H */

@@ -262,6 +262,7 @@ static void find_moves(msc__derivation *d, msc__scratch *scratch, const msc_grap
 {
     size_t most = 0;
     msc__moves_room room;
+    msc__follow *follows;
     uint32_t r;
 
     for (r = 0; r < d->plan.count; r++)
@@ -273,10 +274,11 @@ static void find_moves(msc__derivation *d, msc__scratch *scratch, const msc_grap
         return;
     room.moves = msc__scratch_take(scratch, most, sizeof *room.moves);
     room.last_of = msc__scratch_take(scratch, d->buffer_count, sizeof *room.last_of);
-    room.follows = msc__scratch_take(scratch, d->plan.count, sizeof *room.follows);
+    follows = msc__scratch_take(scratch, d->plan.count, sizeof *follows);
     if (scratch->failed_bytes > 0)
         return;
     msc__moves_of_plan(graph, plan, &d->plan, &room);
+    msc__moves_bring_early(graph, plan, &d->plan, follows);
 }
 
 msc_status msc__derive(msc__derivation *d, msc__scratch *scratch, const msc_graph *graph,

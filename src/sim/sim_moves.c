@@ -8,7 +8,7 @@
  *      position        fb   put      settle  fe      back        use     release
  *      forward       [ region R              )       |           |       |
  *      forward instance      ========)               |           |       |
- *      away                  ============================================)
+ *      offloaded             ============================================)
  *      what came back                                [===================)
  *
  *  What moves. OFFLOAD: each storage with a named save, counted in the order of packing from R's begin.
@@ -41,7 +41,6 @@
 
 #include "base/invariant.h"
 #include "base/search.h"
-#include "sim/sim_ahead.h"
 
 /* ---- finding ---------------------------------------------------------------------------------------- */
 
@@ -275,5 +274,4 @@ void msc__moves_of_plan(const msc_graph *graph, const msc_plan *plan, msc__plan_
         limits = msc__move_limits_of(region, summary->window_out_bytes, summary->window_in_bytes);
         msc__moves_settle(room->moves + l.first, region->move_count, &limits);
     }
-    msc__moves_bring_early(graph, plan, out, room->follows);
 }

@@ -18,7 +18,7 @@ typedef struct msc__moved {
     uint32_t settle;  /**< from here on the copy out holds it no longer */
     uint32_t use;     /**< position of its first use in backward; MSC_NONE: it is never used again */
     uint32_t back;    /**< position at which it comes back; MSC_NONE: never */
-    uint32_t release; /**< from here on nothing needs it, neither here nor away */
+    uint32_t release; /**< from here on nothing needs it, neither resident nor offloaded */
     uint64_t size_bytes;
 } msc__moved;
 
@@ -76,12 +76,11 @@ static inline uint32_t msc__move_end(const msc__moved *move)
 
 /** Working memory of `msc__moves_of_plan`, zeroed. */
 typedef struct msc__moves_room {
-    msc__moved *moves;           /**< one per save and input; the regions' moves afterwards */
-    uint32_t *last_of;           /**< one per buffer */
-    struct msc__follow *follows; /**< one per region */
+    msc__moved *moves; /**< one per save and input; the regions' moves afterwards */
+    uint32_t *last_of; /**< one per buffer */
 } msc__moves_room;
 
-/** Fills the moves of a plan's regions. Cost: saves and inputs of the regions that move something, × log. */
+/** Fills the moves of a plan's regions, none of them early. Cost: saves and inputs of the regions that move something, × log. */
 void msc__moves_of_plan(const msc_graph *graph, const msc_plan *plan, msc__plan_regions *out,
                         const msc__moves_room *room);
 

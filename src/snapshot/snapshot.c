@@ -13,6 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/search.h"
 #include "base/sized.h"
 #include "snapshot/snapshot_pickle.h"
@@ -53,6 +54,7 @@ static msc_status create_empty(msc_context *ctx, msc_snapshot **out, msc_error *
     status = msc__array_push(ctx, &snapshot->stacks, sizeof empty_stack, &empty_stack, err);
     if (status == MSC_OK)
         status = msc__pickle_enter_keys(snapshot, err);
+    MSC__ASSERT(status != MSC_OK || snapshot->stacks.count == 1);
     if (status != MSC_OK) {
         msc_snapshot_destroy(snapshot);
         return status;
@@ -107,6 +109,7 @@ static msc_status check_segments(const msc_snapshot *snapshot, msc_error *err)
     for (i = 0; i < snapshot->segments.count; i++) {
         const msc_snapshot_segment *segment = &segments[i];
         const msc_snapshot_segment *next = &segments[i + 1];
+        MSC__ASSERT(i + 1 == snapshot->segments.count || compare_segments(segment, next) <= 0);
         if (segment->total_bytes > UINT64_MAX - segment->address)
             return msc__fail(err, MSC_EFORMAT,
                              "cannot read the snapshot: segment %u leaves the address space", i);
@@ -123,6 +126,7 @@ static void shrink(msc_context *ctx, msc__array *array, size_t item_bytes)
 {
     void *items;
 
+    MSC__ASSERT(array->count <= array->capacity);
     if (array->count == array->capacity)
         return;
     if (array->count == 0) {
@@ -165,6 +169,7 @@ static msc_status finish(msc_snapshot *snapshot, msc_error *err)
     snapshot->device_count = snapshot->traces.count;
     if (count > 0 && segments[count - 1].device >= snapshot->device_count)
         snapshot->device_count = segments[count - 1].device + 1;
+    MSC__ASSERT(snapshot->device_count <= MSC__SNAPSHOT_MOST_DEVICES);
     shrink_all(snapshot);
     return check_segments(snapshot, err);
 }
@@ -205,6 +210,7 @@ msc_status msc_snapshot_parse(msc_context *ctx, const void *bytes, size_t size_b
     if (ctx == NULL || bytes == NULL)
         return msc__fail(err, MSC_EINVAL, "cannot read a snapshot: context or bytes is NULL");
     msc__source_init_memory(&source, bytes, size_bytes);
+    MSC__ASSERT(msc__source_offset(&source) == 0);
     return read_source(ctx, &source, out, err);
 }
 
@@ -251,6 +257,7 @@ const msc_snapshot_segment *msc_snapshot_segments(const msc_snapshot *snapshot, 
     if (device < snapshot->device_count) {
         first = first_segment(snapshot, device);
         *count = first_segment(snapshot, device + 1) - first;
+        MSC__ASSERT(first + *count <= snapshot->segments.count);
     }
     return *count == 0 ? NULL : (const msc_snapshot_segment *)snapshot->segments.items + first;
 }
@@ -269,6 +276,7 @@ const msc_snapshot_event *msc_snapshot_events(const msc_snapshot *snapshot, uint
     if (device >= snapshot->traces.count || traces[device].count == 0)
         return NULL;
     *count = traces[device].count;
+    MSC__ASSERT(traces[device].first + traces[device].count <= snapshot->events.count);
     return (const msc_snapshot_event *)snapshot->events.items + traces[device].first;
 }
 
@@ -283,6 +291,7 @@ const uint32_t *msc_snapshot_stack(const msc_snapshot *snapshot, uint32_t stack,
     const msc__snapshot_range *range = (const msc__snapshot_range *)snapshot->stacks.items + stack;
 
     *count = range->count;
+    MSC__ASSERT(range->first + range->count <= snapshot->stack_frames.count);
     return range->count == 0 ? NULL : (const uint32_t *)snapshot->stack_frames.items + range->first;
 }
 
@@ -305,6 +314,7 @@ const char *msc_snapshot_string(const msc_snapshot *snapshot, uint32_t string)
 {
     if (string >= snapshot->strings.count)
         return "";
+    MSC__ASSERT(((const uint32_t *)snapshot->strings.items)[string] < snapshot->chars.count);
     return (const char *)snapshot->chars.items + ((const uint32_t *)snapshot->strings.items)[string];
 }
 

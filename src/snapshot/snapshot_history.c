@@ -22,6 +22,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 /* What an address holds. */
 typedef struct place {
@@ -56,6 +57,7 @@ static msc_status place_of(walk *w, uint64_t address, place **out)
     msc_status status;
 
     while (w->places.items != NULL && (index = msc__hash_index_next(&w->table, hash, &probe)) != MSC_NONE) {
+        MSC__ASSERT(index < w->places.count);
         *out = (place *)w->places.items + index;
         if ((*out)->address == address)
             return MSC_OK;
@@ -79,6 +81,7 @@ static msc_status add_allocation(walk *w, const msc_snapshot_event *event, place
                                   .complete = MSC_NONE,
                                   .block = MSC_NONE};
 
+    MSC__ASSERT(at->walk != w->number || at->allocation == MSC_NONE);
     at->walk = w->number;
     at->allocation = w->history->allocations.count;
     return msc__array_push(w->ctx, &w->history->allocations, sizeof allocation, &allocation, w->err);
@@ -94,6 +97,7 @@ static bool fits(const walk *w, const place *at, uint8_t action)
     if (at->allocation == MSC_NONE)
         return action == MSC_SNAPSHOT_ACTION_ALLOC;
     held = msc__history_at(w->history, at->allocation);
+    MSC__ASSERT(held->address == at->address && held->complete == MSC_NONE);
     return action == MSC_SNAPSHOT_ACTION_FREE_COMPLETED ||
            (action == MSC_SNAPSHOT_ACTION_FREE_REQUESTED && held->request == MSC_NONE);
 }
@@ -101,6 +105,7 @@ static bool fits(const walk *w, const place *at, uint8_t action)
 /* Gives up everything before an event. */
 static void restart(walk *w, uint32_t event)
 {
+    MSC__ASSERT(event >= w->history->first_event);
     w->number++;
     w->history->first_event = event;
     w->history->allocations.count = 0;
@@ -113,6 +118,7 @@ static void apply(walk *w, place *at, uint32_t index)
     const msc_snapshot_event *event = &w->history->events[index];
     msc__allocation *held = msc__history_at(w->history, at->allocation);
 
+    MSC__ASSERT(at->walk == w->number && held->address == event->address && held->complete == MSC_NONE);
     if (event->action == MSC_SNAPSHOT_ACTION_ALLOC) {
         held->alloc = index;
         held->stack = event->stack;
@@ -146,6 +152,7 @@ static msc_status visit(walk *w, uint32_t index)
         allocation = at->allocation;
         apply(w, at, index);
     }
+    MSC__ASSERT(w->history->of_event.count == index - w->history->first_event);
     return msc__array_push(w->ctx, &w->history->of_event, sizeof allocation, &allocation, w->err);
 }
 
@@ -175,6 +182,7 @@ static msc_status visit_block(walk *w, uint32_t index, uint32_t *matched)
         return MSC_OK;
     }
     held = msc__history_at(w->history, at->allocation);
+    MSC__ASSERT(held->address == block->address && held->complete == MSC_NONE);
     held->block = index;
     if (held->stack == 0)
         held->stack = block->stack;
@@ -215,6 +223,7 @@ static void drop_unseen(msc__history *history, uint32_t seen_count)
 {
     uint32_t i;
 
+    MSC__ASSERT(seen_count <= history->allocations.count);
     if (history->ends_in_blocks)
         return;
     history->allocations.count = seen_count;
@@ -241,6 +250,7 @@ msc_status msc__history_init(msc__history *history, const msc_snapshot *snapshot
     for (i = first_event; i < history->event_count && status == MSC_OK; i++)
         status = visit(&w, i);
     seen_count = history->allocations.count;
+    MSC__ASSERT(status != MSC_OK || history->of_event.count == history->event_count - history->first_event);
     if (status == MSC_OK)
         status = visit_blocks(&w);
     drop_unseen(history, seen_count);
@@ -279,6 +289,7 @@ void msc__history_peak(const msc__history *history, uint64_t *bytes, uint32_t *e
         if (index == MSC_NONE)
             continue;
         allocation = msc__history_at(history, index);
+        MSC__ASSERT(allocation->alloc == MSC__BEFORE || allocation->alloc <= i);
         if (allocation->alloc == i)
             now = msc__sat_add_u64(now, allocation->requested_bytes);
         else if (allocation->request == i)

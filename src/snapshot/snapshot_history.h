@@ -6,6 +6,7 @@
 #ifndef MSC_SNAPSHOT_SNAPSHOT_HISTORY_H
 #define MSC_SNAPSHOT_SNAPSHOT_HISTORY_H
 
+#include "base/invariant.h"
 #include "snapshot/snapshot_internal.h"
 
 /** Instead of an event: it happened before the trace begins. */
@@ -42,12 +43,14 @@ void msc__history_fini(msc__history *history);
 
 static inline msc__allocation *msc__history_at(const msc__history *history, uint32_t allocation)
 {
+    MSC__ASSERT(allocation < history->allocations.count);
     return (msc__allocation *)history->allocations.items + allocation;
 }
 
 /** Allocation that an event, which must be one of the three kinds, belongs to, or MSC_NONE. */
 static inline uint32_t msc__history_of(const msc__history *history, uint32_t event)
 {
+    MSC__ASSERT(event < history->event_count);
     return event < history->first_event
                ? MSC_NONE
                : ((const uint32_t *)history->of_event.items)[event - history->first_event];

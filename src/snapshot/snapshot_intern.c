@@ -12,6 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "snapshot/snapshot_internal.h"
 
 #define FNV_OFFSET_32 2166136261u /* FNV-1a, 32 bit */
@@ -37,6 +38,7 @@ static bool string_is(const msc_snapshot *snapshot, uint32_t string, const void 
     uint32_t begin = offsets[string];
     uint32_t end = string + 1 < snapshot->strings.count ? offsets[string + 1] : snapshot->chars.count;
 
+    MSC__ASSERT(string < snapshot->strings.count && begin < end && end <= snapshot->chars.count);
     return end - begin == size_bytes + 1 &&
            (size_bytes == 0 || memcmp((const char *)snapshot->chars.items + begin, bytes, size_bytes) == 0);
 }
@@ -62,6 +64,7 @@ msc_status msc__snapshot_intern_string(msc_snapshot *snapshot, const void *bytes
         status = msc__array_push(snapshot->ctx, &snapshot->strings, sizeof offset, &offset, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(offset == snapshot->chars.count && size_bytes < snapshot->chars.capacity - offset);
     if (size_bytes > 0)
         memcpy((char *)snapshot->chars.items + offset, bytes, size_bytes);
     ((char *)snapshot->chars.items)[offset + size_bytes] = '\0';
@@ -82,6 +85,7 @@ msc_status msc__snapshot_intern_frame(msc_snapshot *snapshot, const msc_snapshot
     msc_status status;
 
     while ((*out = msc__hash_index_next(&snapshot->frame_table, hash, &probe)) != MSC_NONE) {
+        MSC__ASSERT(*out < snapshot->frames.count);
         if (memcmp(&frames[*out], frame, sizeof *frame) == 0)
             return MSC_OK;
     }
@@ -113,6 +117,8 @@ static bool stack_is(const msc_snapshot *snapshot, uint32_t stack, const uint32_
     const msc__snapshot_range *range = (const msc__snapshot_range *)snapshot->stacks.items + stack;
     const uint32_t *own = (const uint32_t *)snapshot->stack_frames.items + range->first;
 
+    MSC__ASSERT(stack < snapshot->stacks.count);
+    MSC__ASSERT(range->first + range->count <= snapshot->stack_frames.count);
     return range->count == count && memcmp(own, frames, count * sizeof *frames) == 0;
 }
 
@@ -139,6 +145,7 @@ msc_status msc__snapshot_intern_stack(msc_snapshot *snapshot, const uint32_t *fr
         status = msc__array_push(snapshot->ctx, &snapshot->stacks, sizeof range, &range, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(range.first + count <= snapshot->stack_frames.capacity);
     memcpy((uint32_t *)snapshot->stack_frames.items + range.first, frames, count * sizeof *frames);
     snapshot->stack_frames.count += count;
     *out = snapshot->stacks.count - 1;

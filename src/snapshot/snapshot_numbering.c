@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "snapshot/snapshot_replay.h"
 
 static int compare_words(const void *a, const void *b)
@@ -40,6 +41,7 @@ static void make_set(msc__array *array, size_t item_words, int (*compare)(const 
     uint32_t i;
     size_t word;
 
+    MSC__ASSERT(array->count > 0);
     qsort(items, array->count, item_bytes, compare);
     for (i = 1; i < array->count; i++) {
         if (compare(items + (kept - 1) * item_words, items + i * item_words) == 0)
@@ -48,6 +50,7 @@ static void make_set(msc__array *array, size_t item_words, int (*compare)(const 
             items[kept * item_words + word] = items[i * item_words + word];
         kept++;
     }
+    MSC__ASSERT(kept <= array->count);
     array->count = kept;
 }
 
@@ -91,6 +94,7 @@ msc_status msc__numbering_init(msc__numbering *numbering, const msc__history *hi
         return status;
     make_set(&numbering->streams, 1, compare_words);
     make_set(&numbering->pools, 2, compare_pairs);
+    MSC__ASSERT(msc__numbering_pool(numbering, default_pool) == 0);
     return MSC_OK;
 }
 

@@ -20,6 +20,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "snapshot/snapshot_pickle.h"
 
 /* Contents that held more are given back, so that one large list does not stay for good. */
@@ -27,11 +28,14 @@
 
 static msc__object *object_at(const msc__pickle *pickle, msc__value value)
 {
+    MSC__ASSERT(msc__value_tag(value) == MSC__TAG_OBJECT);
+    MSC__ASSERT(msc__value_payload(value) < pickle->objects.count);
     return (msc__object *)pickle->objects.items + msc__value_payload(value);
 }
 
 static msc__array *contents_at(const msc__pickle *pickle, uint32_t payload)
 {
+    MSC__ASSERT(payload > 0 && payload <= pickle->open.count);
     return (msc__array *)pickle->open.items + (payload - 1);
 }
 
@@ -59,6 +63,7 @@ static bool take_contents(msc__pickle *pickle, msc__object *object)
 {
     static const msc__array empty = {0};
 
+    MSC__ASSERT(object->payload == 0 && pickle->spare.count <= pickle->open.count);
     if (pickle->spare.count > 0) {
         object->payload = ((uint32_t *)pickle->spare.items)[--pickle->spare.count];
         return true;
@@ -80,6 +85,7 @@ static void give_contents(msc__pickle *pickle, uint32_t payload)
     contents->count = 0;
     if (contents->capacity > MOST_KEPT_ITEMS)
         msc__array_fini(pickle->ctx, contents, sizeof(msc__value));
+    MSC__ASSERT(pickle->spare.count < pickle->spare.capacity);
     ((uint32_t *)pickle->spare.items)[pickle->spare.count++] = payload;
 }
 
@@ -105,6 +111,7 @@ bool msc__pickle_extend(msc__pickle *pickle, msc__value container, const msc__va
     if (!msc__pickle_check(pickle,
                            msc__array_reserve(pickle->ctx, contents, sizeof *items, count, pickle->err)))
         return false;
+    MSC__ASSERT(contents->count + count <= contents->capacity);
     memcpy((msc__value *)contents->items + contents->count, items, count * sizeof *items);
     contents->count += count;
     return true;
@@ -147,10 +154,12 @@ static bool settle_records(msc__pickle *pickle, msc__array *table, size_t item_b
             return false;
         for (i = 0; i < count; i++) {
             size_t from = msc__pickle_object(pickle, items[i]).payload * item_bytes;
+            MSC__ASSERT(table->count < table->capacity && from < table->count * item_bytes);
             memcpy((char *)table->items + table->count++ * item_bytes, (char *)table->items + from,
                    item_bytes);
         }
     }
+    MSC__ASSERT(first + count <= table->count);
     return msc__pickle_add_range(pickle, first, count, index);
 }
 
@@ -166,8 +175,10 @@ static bool settle_stack(msc__pickle *pickle, const msc__value *items, uint32_t 
                                                       count * (uint32_t)sizeof *frames, pickle->err)))
         return false;
     frames = pickle->scratch.items;
-    for (i = 0; i < count; i++)
+    for (i = 0; i < count; i++) {
         frames[i] = msc__pickle_object(pickle, items[i]).payload;
+        MSC__ASSERT(frames[i] < pickle->snapshot->frames.count);
+    }
     return msc__pickle_check(pickle,
                              msc__snapshot_intern_stack(pickle->snapshot, frames, count, stack, pickle->err));
 }
@@ -183,6 +194,7 @@ static bool settle_traces(msc__pickle *pickle, const msc__value *items, uint32_t
     for (i = 0; i < count; i++) {
         msc__object object = msc__pickle_object(pickle, items[i]);
         const msc__snapshot_range *range = &none;
+        MSC__ASSERT(object.kind != MSC__KIND_EVENTS || object.payload < pickle->ranges.count);
         if (object.kind == MSC__KIND_EVENTS)
             range = (const msc__snapshot_range *)pickle->ranges.items + object.payload;
         if (!msc__pickle_check(pickle,
@@ -204,6 +216,7 @@ static bool settle_pair(msc__pickle *pickle, const msc__value *items, msc__objec
         !msc__pickle_check(
             pickle, msc__array_push(pickle->ctx, &pickle->wide, sizeof words[1], &words[1], pickle->err)))
         return false;
+    MSC__ASSERT(pickle->wide.count == index + 2);
     object->payload = index;
     object->kind = MSC__KIND_PAIR;
     return true;
@@ -232,6 +245,7 @@ static bool settle_list(msc__pickle *pickle, const msc__value *items, uint32_t c
 {
     msc_snapshot *snapshot = pickle->snapshot;
 
+    MSC__ASSERT(count > 0);
     switch (common_kind(pickle, items, count)) {
     case MSC__KIND_FRAME:
         object->kind = MSC__KIND_STACK;
@@ -276,12 +290,14 @@ bool msc__pickle_settle(msc__pickle *pickle, msc__value value)
         settled.kind = before.kind == MSC__KIND_SET ? MSC__KIND_OTHER : MSC__KIND_EMPTY;
     } else {
         contents = contents_at(pickle, before.payload);
+        MSC__ASSERT(before.kind != MSC__KIND_DICT || contents->count % 2 == 0);
         if (before.kind == MSC__KIND_DICT)
             ok = msc__pickle_settle_dict(pickle, contents->items, contents->count / 2, &settled);
         else
             ok = settle_list(pickle, contents->items, contents->count, &settled);
         give_contents(pickle, before.payload);
     }
+    MSC__ASSERT(settled.kind > MSC__KIND_SET && settled.kind < MSC__KIND_COUNT);
     *object_at(pickle, value) = settled;
     return ok;
 }

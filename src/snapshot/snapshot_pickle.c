@@ -20,6 +20,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 #define MOST_PROTOCOL 5
 
@@ -94,6 +95,7 @@ static const struct {
 
 bool msc__pickle_fail(msc__pickle *pickle, msc_status status, const char *problem)
 {
+    MSC__ASSERT(status != MSC_OK);
     pickle->status =
         msc__fail(pickle->err, status, "cannot read the snapshot: at offset %" PRIu64 ", opcode 0x%02x: %s",
                   pickle->opcode_offset, pickle->opcode, problem);
@@ -150,6 +152,7 @@ static const uint8_t *take(msc__pickle *pickle, uint64_t bytes)
             return NULL;
     }
     at = source->at;
+    MSC__ASSERT((uint64_t)(source->end - at) >= bytes);
     source->at += bytes;
     return at;
 }
@@ -159,6 +162,7 @@ static uint64_t little_endian(const uint8_t *at, size_t bytes)
     uint64_t number = 0;
     size_t i;
 
+    MSC__ASSERT(bytes <= sizeof number);
     for (i = bytes; i-- > 0;)
         number = number << 8 | at[i];
     return number;
@@ -187,6 +191,7 @@ static const uint8_t *take_line(msc__pickle *pickle, size_t *bytes)
     if (!check_source(pickle, msc__source_fill_line(&pickle->source, bytes, pickle->err)))
         return NULL;
     at = pickle->source.at;
+    MSC__ASSERT((size_t)(pickle->source.end - at) > *bytes && at[*bytes] == '\n');
     pickle->source.at += *bytes + 1;
     if (*bytes > 0 && at[*bytes - 1] == '\r')
         --*bytes;
@@ -209,6 +214,7 @@ static uint32_t floor_of(const msc__pickle *pickle)
 /* Whether `count` values stand above the last MARK. */
 static bool need(msc__pickle *pickle, uint32_t count)
 {
+    MSC__ASSERT(floor_of(pickle) <= pickle->stack.count);
     return pickle->stack.count - floor_of(pickle) >= count ||
            msc__pickle_fail(pickle, MSC_EFORMAT, "more values are expected on the stack");
 }
@@ -237,6 +243,7 @@ static bool extend_below(msc__pickle *pickle, uint32_t height, uint32_t unit)
     uint32_t count = pickle->stack.count - height;
     msc__value container;
 
+    MSC__ASSERT(height <= pickle->stack.count && floor_of(pickle) <= pickle->stack.count);
     if (height <= floor_of(pickle))
         return msc__pickle_fail(pickle, MSC_EFORMAT, "a container is expected on the stack");
     if (count % unit != 0)
@@ -265,12 +272,14 @@ static bool collect(msc__pickle *pickle, uint32_t height, msc__kind kind, bool s
     uint32_t index = pickle->objects.count;
     msc__value container = msc__value_make(MSC__TAG_OBJECT, index);
 
+    MSC__ASSERT(floor_of(pickle) <= height && height <= pickle->stack.count);
     if (kind == MSC__KIND_DICT && count % 2 != 0)
         return msc__pickle_fail(pickle, MSC_EFORMAT, "a value for every key is expected");
     if (!msc__pickle_push_object(pickle, kind) ||
         !msc__pickle_extend(pickle, container, values(pickle) + height, count) ||
         (settled && !msc__pickle_settle(pickle, container)))
         return false;
+    MSC__ASSERT(pickle->stack.count == height + count + 1);
     values(pickle)[height] = container;
     pickle->stack.count = height + 1;
     return true;
@@ -303,6 +312,7 @@ static bool put(msc__pickle *pickle, uint64_t index)
         if (!msc__pickle_check(pickle, msc__array_push(pickle->ctx, memo, sizeof unset, &unset, pickle->err)))
             return false;
     }
+    MSC__ASSERT(index < memo->count);
     ((msc__value *)memo->items)[index] = values(pickle)[pickle->stack.count - 1];
     return true;
 }
@@ -333,6 +343,7 @@ static void get_many(msc__pickle *pickle)
 
     if (pickle->stack.items == NULL || memo == NULL)
         return;
+    MSC__ASSERT(pickle->stack.count <= pickle->stack.capacity);
     to = values(pickle) + pickle->stack.count;
     end = values(pickle) + pickle->stack.capacity;
     while (source->end - at >= 5 && *at == OP_LONG_BINGET && to < end) {
@@ -344,6 +355,7 @@ static void get_many(msc__pickle *pickle)
         at += 5;
     }
     pickle->stack.count = (uint32_t)(to - values(pickle));
+    MSC__ASSERT(at <= source->end && pickle->stack.count <= pickle->stack.capacity);
     source->at = at;
 }
 
@@ -639,6 +651,7 @@ msc_status msc__pickle_run(msc__pickle *pickle)
         }
         ok = run_container(pickle);
     }
+    MSC__ASSERT(ok || pickle->status != MSC_OK);
     return ok ? MSC_OK : pickle->status;
 }
 

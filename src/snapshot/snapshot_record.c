@@ -19,6 +19,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "snapshot/snapshot_pickle.h"
 
 #define KEY_LIST(X)                                                                                          \
@@ -89,6 +90,7 @@ msc_status msc__pickle_enter_keys(msc_snapshot *snapshot, msc_error *err)
 
     for (i = 0; i < KEY_COUNT && status == MSC_OK; i++)
         status = msc__snapshot_intern_string(snapshot, key_names[i], strlen(key_names[i]), &id, err);
+    MSC__ASSERT(status != MSC_OK || snapshot->strings.count == KEY_COUNT);
     return status;
 }
 
@@ -176,6 +178,7 @@ static bool read_string(const fields *f, key k, uint32_t *out)
     if (msc__value_tag(f->at[k]) != MSC__TAG_STRING)
         return refuse(f, k, "a string");
     *out = (uint32_t)msc__value_payload(f->at[k]);
+    MSC__ASSERT(*out < f->pickle->snapshot->strings.count);
     return true;
 }
 
@@ -195,6 +198,7 @@ static bool read_stack(const fields *f, uint32_t *out)
     object = msc__pickle_object(f->pickle, f->at[KEY_frames]);
     if (object.kind == MSC__KIND_STACK)
         *out = object.payload;
+    MSC__ASSERT(*out < f->pickle->snapshot->stacks.count);
     return object.kind == MSC__KIND_STACK || object.kind == MSC__KIND_EMPTY ||
            refuse(f, KEY_frames, "a list of frames");
 }
@@ -208,6 +212,7 @@ static bool read_range(const fields *f, key k, msc__kind kind, const char *wante
     if (!has(f, k) || is_none(f->at[k]))
         return true;
     object = msc__pickle_object(f->pickle, f->at[k]);
+    MSC__ASSERT(object.kind != kind || object.payload < f->pickle->ranges.count);
     if (object.kind == kind)
         *out = ((const msc__snapshot_range *)f->pickle->ranges.items)[object.payload];
     return object.kind == kind || object.kind == MSC__KIND_EMPTY || refuse(f, k, wanted);
@@ -240,6 +245,7 @@ static bool add_record(const fields *f, msc__array *table, size_t item_bytes, co
 {
     object->payload = table->count;
     object->kind = (uint8_t)kind;
+    MSC__ASSERT(kind > MSC__KIND_SET && kind < MSC__KIND_COUNT);
     return msc__pickle_check(f->pickle,
                              msc__array_push(f->pickle->ctx, table, item_bytes, item, f->pickle->err));
 }
@@ -301,6 +307,7 @@ static bool read_pool(const fields *f, uint64_t pool[2])
     object = msc__pickle_object(f->pickle, f->at[KEY_segment_pool_id]);
     if (object.kind != MSC__KIND_PAIR)
         return refuse(f, KEY_segment_pool_id, "a pair of integers");
+    MSC__ASSERT(object.payload + 2 <= f->pickle->wide.count);
     memcpy(pool, (const uint64_t *)f->pickle->wide.items + object.payload, 2 * sizeof *pool);
     return true;
 }
@@ -312,6 +319,7 @@ static bool place_blocks(const fields *f, msc_snapshot_segment *segment)
     uint64_t address = segment->address;
     uint32_t i;
 
+    MSC__ASSERT(segment->first_block + segment->block_count <= f->pickle->snapshot->blocks.count);
     for (i = 0; i < segment->block_count; i++) {
         msc_snapshot_block *block = &blocks[segment->first_block + i];
         if (block->address != 0 && block->address != address)
@@ -401,6 +409,8 @@ static bool settle_settings(const fields *f, msc__object *object)
         settings->garbage_collection_ppm = to_ppm(wide[msc__value_payload(threshold)]);
     if (has(f, KEY_roundup_power2_divisions)) {
         msc__object divisions = msc__pickle_object(f->pickle, f->at[KEY_roundup_power2_divisions]);
+        MSC__ASSERT(divisions.kind != MSC__KIND_DIVISIONS ||
+                    divisions.payload + MSC_SNAPSHOT_DIVISION_COUNT <= f->pickle->wide.count);
         for (i = 0; divisions.kind == MSC__KIND_DIVISIONS && i < MSC_SNAPSHOT_DIVISION_COUNT; i++)
             settings->divisions[i] = (uint32_t)wide[divisions.payload + i];
     }
@@ -452,6 +462,7 @@ static bool settle_top(const fields *f, msc__object *object)
 /* Moves a range to the front of its table and drops the rest, which nothing names any more. */
 static void keep_only(msc__array *table, size_t item_bytes, msc__snapshot_range range)
 {
+    MSC__ASSERT(range.first + range.count <= table->count);
     if (range.count > 0 && range.first > 0)
         memmove(table->items, (char *)table->items + range.first * item_bytes, range.count * item_bytes);
     table->count = range.count;
@@ -466,6 +477,7 @@ bool msc__pickle_keep_result(msc__pickle *pickle, msc__value result)
 
     if (object.kind != MSC__KIND_TOP && object.kind != MSC__KIND_SEGMENTS)
         return msc__pickle_fail(pickle, MSC_EFORMAT, "a memory snapshot, a dict with segments, is expected");
+    MSC__ASSERT(object.payload + (object.kind == MSC__KIND_TOP ? 3u : 1u) <= pickle->ranges.count);
     ranges += object.payload;
     keep_only(&snapshot->segments, sizeof(msc_snapshot_segment), ranges[0]);
     keep_only(&snapshot->traces, sizeof *ranges, object.kind == MSC__KIND_TOP ? ranges[1] : none);
@@ -491,6 +503,7 @@ static uint32_t interval_of(const char *text)
     uint32_t number = 0;
     uint32_t i;
 
+    MSC__ASSERT(is_decimal(text));
     for (; *text != '\0'; text++)
         number = number * 10 + (uint32_t)(*text - '0');
     for (i = 0; i < MSC_SNAPSHOT_DIVISION_COUNT && UINT32_C(1) << i != number; i++)
@@ -520,6 +533,7 @@ static bool settle_divisions(msc__pickle *pickle, const msc__value *pairs, uint3
                 pickle, msc__array_push(pickle->ctx, &pickle->wide, sizeof words[i], &words[i], pickle->err)))
             return false;
     }
+    MSC__ASSERT(pickle->wide.count == index + MSC_SNAPSHOT_DIVISION_COUNT);
     object->payload = index;
     object->kind = MSC__KIND_DIVISIONS;
     return true;

@@ -21,6 +21,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 
 /* Lets the text of a configuration name a fraction of memory that is not known; the result is dropped. */
@@ -62,6 +63,7 @@ static msc_snapshot_finding finding_of_sim(const msc_sim_segment_event *event)
     msc_snapshot_finding finding = {0};
 
     if (event != NULL) {
+        MSC__ASSERT((unsigned)event->kind < MSC_SIM_SEGMENT_KIND_COUNT);
         finding.address = event->address;
         finding.size_bytes = event->size_bytes;
         finding.is_there = 1;
@@ -76,6 +78,7 @@ static void differ(msc__replay *replay, uint32_t event, msc_snapshot_difference 
 {
     msc_snapshot_replay_result *result = replay->result;
 
+    MSC__ASSERT(what != MSC_SNAPSHOT_DIFFERENCE_NONE && event <= replay->history.event_count);
     result->difference_count++;
     if (result->difference != MSC_SNAPSHOT_DIFFERENCE_NONE)
         return;
@@ -90,6 +93,7 @@ static const msc_snapshot_event *next_recorded(const msc__replay *replay, uint32
 {
     const msc_snapshot_event *events = replay->history.events;
 
+    MSC__ASSERT(end <= replay->history.event_count);
     while (*at < end && !is_segment_event(events[*at].action))
         ++*at;
     return *at < end ? &events[*at] : NULL;
@@ -102,6 +106,7 @@ static void compare_segments_before(msc__replay *replay, uint32_t end)
     const msc_sim_segment_event *sim_events = msc_sim_segment_events(replay->sim, &made);
     uint32_t at = replay->pending;
 
+    MSC__ASSERT(replay->pending <= end && replay->seen_count <= made);
     for (;;) {
         const msc_snapshot_event *event = next_recorded(replay, &at, end);
         const msc_sim_segment_event *sim_event =
@@ -116,6 +121,7 @@ static void compare_segments_before(msc__replay *replay, uint32_t end)
         replay->seen_count += sim_event != NULL;
         at += event != NULL;
     }
+    MSC__ASSERT(replay->seen_count == made);
     replay->pending = end;
 }
 
@@ -180,6 +186,7 @@ static msc_status play_request(msc__replay *replay, uint32_t index, uint32_t id)
     msc_snapshot_finding got = {0};
     msc_status status;
 
+    MSC__ASSERT(failed || id < replay->history.allocations.count);
     if (!releases_itself(replay, index, obtained))
         follow_releases(replay, index);
     place_segment(replay, obtained);
@@ -223,6 +230,7 @@ static void find_cause(msc__replay *replay, uint32_t index)
         if (gives_back(events[i - 1].action))
             released = i;
     }
+    MSC__ASSERT(i > index && i <= replay->history.event_count);
     replay->cause = i;
     replay->cause_releases = i < replay->history.event_count &&
                              releases_itself(replay, i, first_segment_event(replay, released, i));
@@ -237,6 +245,7 @@ static msc_status play_free_completed(msc__replay *replay, uint32_t index)
     uint32_t id = msc__history_of(&replay->history, index);
     const msc__allocation *allocation = msc__history_at(&replay->history, id);
 
+    MSC__ASSERT(allocation->complete == index);
     if (index >= replay->cause)
         find_cause(replay, index);
     if (!replay->cause_releases)
@@ -283,6 +292,7 @@ static msc_status play_all(msc__replay *replay)
         return status;
     follow_releases(replay, count);
     compare_segments_before(replay, count);
+    MSC__ASSERT(replay->pending == count);
     return MSC_OK;
 }
 
@@ -311,6 +321,7 @@ static msc_snapshot_finding finding_of_sim_block(const msc_sim_block *block)
     msc_snapshot_finding finding = {0};
 
     if (block != NULL) {
+        MSC__ASSERT((unsigned)block->state < MSC_SIM_BLOCK_STATE_COUNT);
         finding.address = block->address;
         finding.size_bytes = block->size_bytes;
         finding.is_there = 1;
@@ -328,6 +339,7 @@ static void compare_blocks(msc__replay *replay, const msc_snapshot_segment *segm
     uint32_t sim_count = sim_segment == NULL ? 0 : sim_segment->block_end - sim_segment->block_begin;
     uint32_t i;
 
+    MSC__ASSERT(segment == NULL || segment->first_block + count <= replay->snapshot->blocks.count);
     for (i = 0; i < count || i < sim_count; i++) {
         const msc_sim_block *sim_block = i < sim_count ? &sim_blocks[sim_segment->block_begin + i] : NULL;
         const msc_snapshot_block *block = i < count ? &blocks[segment->first_block + i] : NULL;
@@ -369,6 +381,7 @@ static void compare_map(msc__replay *replay, const msc_sim_map *map)
             segment = segment->address < sim_segment->address ? segment : NULL;
             sim_segment = segment == NULL ? sim_segment : NULL;
         }
+        MSC__ASSERT(segment != NULL || sim_segment != NULL);
         compare_blocks(replay, segment, sim_segment, sim_blocks);
         if (segment != NULL && sim_segment != NULL && !is_same_segment(replay, segment, sim_segment)) {
             msc_snapshot_finding expected = {segment->address, segment->total_bytes, 1, 0, {0}};

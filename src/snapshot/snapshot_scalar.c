@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/invariant.h"
 #include "snapshot/snapshot_pickle.h"
 
 #define MOST_INT (INT64_C(1) << 60) /* 61 bits, signed */
@@ -105,6 +106,7 @@ static int64_t small_int(msc__value value)
 {
     uint64_t bits = msc__value_payload(value);
 
+    MSC__ASSERT(msc__value_tag(value) == MSC__TAG_INT);
     return (int64_t)(bits < (uint64_t)MOST_INT ? bits : bits | UINT64_C(7) << 61);
 }
 
@@ -117,6 +119,7 @@ bool msc__pickle_to_u64(const msc__pickle *pickle, msc__value value, uint64_t *o
         *out = msc__value_payload(value);
         return *out < (uint64_t)MOST_INT;
     case MSC__TAG_WIDE:
+        MSC__ASSERT(msc__value_payload(value) < pickle->wide.count);
         *out = wide[msc__value_payload(value)];
         return true;
     case MSC__TAG_CONSTANT:
@@ -137,6 +140,7 @@ bool msc__pickle_to_i64(const msc__pickle *pickle, msc__value value, int64_t *ou
         return true;
     case MSC__TAG_WIDE:
     case MSC__TAG_NEGATIVE:
+        MSC__ASSERT(msc__value_payload(value) < pickle->wide.count);
         bits = wide[msc__value_payload(value)];
         *out = (int64_t)bits;
         return (msc__value_tag(value) == MSC__TAG_NEGATIVE) == (*out < 0);
@@ -189,6 +193,7 @@ static bool parse_float(const uint8_t *text, const uint8_t *end, double *out)
         for (; text < end && *text >= '0' && *text <= '9'; text++)
             given = given < MOST_EXPONENT ? given * 10 + (*text - '0') : given;
     }
+    MSC__ASSERT(text <= end && exponent <= 0 && exponent >= -MOST_EXPONENT);
     *out = scale(number, exponent + (negative ? -given : given));
     return digits && text == end;
 }
@@ -225,6 +230,7 @@ static uint32_t escape_code(const uint8_t *text, const uint8_t *end, size_t *len
     size_t digits = end - text > 1 && text[1] == 'u' ? 4 : 8;
     size_t i;
 
+    MSC__ASSERT(text < end && *text == '\\');
     *length = 2 + digits;
     if (end - text < (ptrdiff_t)*length || (text[1] != 'u' && text[1] != 'U'))
         return 0;
@@ -244,6 +250,7 @@ static uint32_t escape_code(const uint8_t *text, const uint8_t *end, size_t *len
 /* UTF-8 of a code point below 2^21; surrogates are written as they are. Returns the length. */
 static size_t put_utf8(char *out, uint32_t code)
 {
+    MSC__ASSERT(code < 0x200000);
     if (code < 0x80) {
         out[0] = (char)code;
         return 1;
@@ -290,6 +297,7 @@ bool msc__pickle_push_escaped(msc__pickle *pickle, const uint8_t *text, size_t t
                 return msc__pickle_fail(pickle, MSC_EFORMAT,
                                         "\\u or \\U with hexadecimal digits is expected");
         }
+        MSC__ASSERT(length + 4 <= pickle->scratch.capacity && taken <= (size_t)(end - text));
         length += put_utf8(out + length, code);
         text += taken;
     }

@@ -15,6 +15,7 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "snapshot/snapshot_history.h"
 
@@ -108,6 +109,7 @@ static void add_to_site(msc_snapshot_site *sums, uint32_t frame, uint32_t frame_
 {
     msc_snapshot_site *site = &sums[frame == MSC_NONE ? frame_count : frame];
 
+    MSC__ASSERT(frame == MSC_NONE || frame < frame_count);
     site->frame = frame;
     site->allocation_count++;
     site->requested_bytes = msc__sat_add_u64(site->requested_bytes, bytes);
@@ -124,6 +126,7 @@ static void sum_at_end(const msc_snapshot *snapshot, uint32_t device, const uint
     for (i = 0; i < count; i++) {
         for (j = 0; j < segments[i].block_count; j++) {
             const msc_snapshot_block *block = &blocks[segments[i].first_block + j];
+            MSC__ASSERT(block->stack < snapshot->stacks.count);
             if (block->state == MSC_SNAPSHOT_STATE_ALLOCATED)
                 add_to_site(sums, frame_of_stack[block->stack], snapshot->frames.count,
                             block->requested_bytes);
@@ -145,6 +148,7 @@ static void sum_at_peak(const msc__history *history, const uint32_t *frame_of_st
         if (peak < history->event_count) /* MSC__BEFORE as a request ended it already; MSC_NONE is beyond */
             alive = (before || allocation->alloc <= peak) && allocation->request > peak &&
                     allocation->request != MSC__BEFORE;
+        MSC__ASSERT(allocation->stack < history->snapshot->stacks.count);
         if (alive)
             add_to_site(sums, frame_of_stack[allocation->stack], history->snapshot->frames.count,
                         allocation->requested_bytes);

@@ -16,6 +16,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 
 #define FIRST_BUFFER_BYTES 65536u
 #define REASON_BYTES 128u
@@ -70,6 +71,7 @@ static msc_status make_room(msc__source *source, msc_error *err)
     size_t bytes = source->buffer_bytes == 0 ? FIRST_BUFFER_BYTES : source->buffer_bytes * 2;
     uint8_t *grown;
 
+    MSC__ASSERT(source->file != NULL && have <= source->buffer_bytes);
     if (have > 0)
         memmove(source->buffer, source->at, have);
     if (have > source->buffer_bytes / 2 || source->buffer == NULL) {
@@ -108,6 +110,7 @@ static msc_status read_more(msc__source *source, msc_error *err)
     status = make_room(source, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(source->end < source->buffer + source->buffer_bytes);
     got = fread(source->buffer + (source->end - source->buffer), 1,
                 source->buffer_bytes - (size_t)(source->end - source->buffer), source->file);
     if (got == 0 && ferror(source->file))
@@ -125,6 +128,7 @@ msc_status msc__source_fill(msc__source *source, size_t bytes, msc_error *err)
 
     while (status == MSC_OK && (size_t)(source->end - source->at) < bytes)
         status = read_more(source, err);
+    MSC__ASSERT(status != MSC_OK || (size_t)(source->end - source->at) >= bytes);
     return status;
 }
 
@@ -136,6 +140,7 @@ msc_status msc__source_fill_line(msc__source *source, size_t *bytes, msc_error *
     for (;;) {
         size_t have = (size_t)(source->end - source->at);
         const uint8_t *newline = have > seen ? memchr(source->at + seen, '\n', have - seen) : NULL;
+        MSC__ASSERT(seen <= have);
         if (newline != NULL) {
             *bytes = (size_t)(newline - source->at);
             return MSC_OK;

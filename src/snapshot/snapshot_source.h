@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "base/invariant.h"
 #include "memscale/base.h"
 
 typedef struct msc__source {
@@ -30,6 +31,7 @@ void msc__source_fini(msc__source *source);
 /** Offset of the next byte. */
 static inline uint64_t msc__source_offset(const msc__source *source)
 {
+    MSC__ASSERT(source->at <= source->end && (uint64_t)(source->end - source->at) <= source->end_offset);
     return source->end_offset - (uint64_t)(source->end - source->at);
 }
 

@@ -24,6 +24,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/search.h"
 #include "sim/sim_options.h"
 #include "sim/sim_restore.h"
@@ -79,6 +80,7 @@ static msc_status touch(start *s, uint64_t address, bool *first)
 
     *first = false;
     while (keys != NULL && (index = msc__hash_index_next(&s->touched, hash, &probe)) != MSC_NONE) {
+        MSC__ASSERT(index < s->touched_keys.count);
         if (keys[index] == address)
             return MSC_OK;
     }
@@ -101,6 +103,7 @@ static msc_status touch_all(start *s, const range *memory, uint64_t unit_bytes, 
     if (memory->bytes == 0 || memory->bytes / unit_bytes >= MOST_PAGES - s->touched_keys.count)
         return msc__fail(s->err, MSC_EUNSUPPORTED, "the trace names %" PRIu64 " bytes at once",
                          memory->bytes);
+    MSC__ASSERT(unit_bytes > 0);
     unit.bytes = unit_bytes;
     for (done = 0; done < memory->bytes && status == MSC_OK; done += unit_bytes) {
         bool first;
@@ -216,6 +219,7 @@ static void order(start *s)
         return;
     qsort(ranges, s->ranges.count, sizeof *ranges, compare_ranges);
     for (i = 1; i < s->ranges.count; i++) {
+        MSC__ASSERT(kept < i && compare_ranges(&ranges[kept], &ranges[i]) <= 0);
         if (s->replay->sim_options.expandable_segments && is_same_place(&ranges[kept], &ranges[i]) &&
             ranges[kept].address + ranges[kept].bytes == ranges[i].address)
             ranges[kept].bytes += ranges[i].bytes;
@@ -242,6 +246,7 @@ static uint64_t block_bytes(const start *s, const range *memory, const msc__allo
     const msc_snapshot_block *blocks = s->replay->snapshot->blocks.items;
     uint64_t rounded = msc__sim_round_size(options, allocation->requested_bytes);
 
+    MSC__ASSERT(allocation->block == MSC_NONE || allocation->block < s->replay->snapshot->blocks.count);
     if (allocation->block != MSC_NONE)
         return blocks[allocation->block].size_bytes;
     if (rounded >= most_bytes || !memory->is_large || options->expandable_segments)
@@ -270,6 +275,7 @@ static msc_status add_range(start *s, const range *memory, uint32_t *placed)
         const msc__allocation *allocation = msc__history_at(&s->replay->history, blocks[i].allocation);
         bool is_last = i + 1 == s->blocks.count || blocks[i + 1].address >= end;
         uint64_t limit = is_last ? end : blocks[i + 1].address;
+        MSC__ASSERT(allocation->alloc == MSC__BEFORE);
         msc__sim_restored_block piece = {0, allocation->requested_bytes, blocks[i].allocation, 0};
         piece.size_bytes = block_bytes(s, memory, allocation, limit - blocks[i].address);
         piece.state = allocation->request == MSC__BEFORE ? MSC__SIM_AWAITING : MSC__SIM_ALLOCATED;
@@ -319,6 +325,7 @@ static uint64_t lowest_page(const start *s, const range *memory, uint64_t space_
             continue;
         lowest = event->address;
     }
+    MSC__ASSERT(lowest <= memory->address);
     return lowest;
 }
 
@@ -328,6 +335,7 @@ static uint64_t space_bytes_of(const start *s, const range *memory)
     uint64_t page_bytes = msc__sim_page_bytes(&s->replay->sim_options, memory->is_large);
     uint64_t bytes = device < MOST_SPACE_BYTES ? device + device / 8 : MOST_SPACE_BYTES;
 
+    MSC__ASSERT(page_bytes > 0);
     return (bytes / page_bytes + (bytes % page_bytes != 0)) * page_bytes;
 }
 
@@ -342,6 +350,7 @@ static msc_status restore_space(start *s, uint32_t first, uint32_t *next, uint32
     uint32_t i;
     msc_status status = MSC_OK;
 
+    MSC__ASSERT(first < s->ranges.count && begin <= lowest->address);
     s->pieces.count = 0;
     for (i = first; i < s->ranges.count && status == MSC_OK; i++) {
         if (!is_same_place(lowest, &ranges[i]) || ranges[i].address - begin >= space ||
@@ -386,6 +395,7 @@ static msc_status restore_all(start *s)
             status = restore(s, &ranges[i], ranges[i].address);
         i++;
     }
+    MSC__ASSERT(placed <= s->blocks.count || status != MSC_OK);
     if (status == MSC_EINVAL)
         return msc__fail(
             s->err, MSC_EUNSUPPORTED,
@@ -414,6 +424,7 @@ msc_sim_place msc__replay_place(const msc__replay *replay, uint64_t address, uin
         else
             high = middle;
     }
+    MSC__ASSERT(low <= count && (low == 0 || segments[low - 1].address <= address));
     if (low > 0 && address - segments[low - 1].address < segments[low - 1].total_bytes)
         place.pool = msc__numbering_pool(&replay->numbering, segments[low - 1].pool);
     return place;

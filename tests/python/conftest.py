@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from frozen import count_once
 from processors import with_bf16
 
 # The same examples every time, on a slow machine too.
@@ -27,6 +28,7 @@ os.environ.pop("COLUMNS", None)  # tests in several processes have it, and text 
 os.environ["MEMSCALE_CALIBRATION"] = (
     "off"  # the same plans on every machine; processes that tests start inherit it
 )
+count_once()
 torch.set_num_threads(1)  # the models are tiny: a second thread would only wait for the first
 os.environ["OMP_NUM_THREADS"] = "1"  # in processes that tests start, too: tests run on every core already
 

@@ -38,7 +38,7 @@ from memscale.errors import MemScaleError
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the heap as Linux shows it")
 
-ROUNDS = 4000
+ROUNDS = 2000
 WARM_UP_ROUNDS = 400
 BLOCKS = 200  # free lists and caches that settle late
 HEAP_BYTES = 16 * ROUNDS

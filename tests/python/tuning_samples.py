@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
+import memscale
+from memscale.autotuning import AutoTuner, TuningResult
+
 WIDTH, WORDS = 64, 100
 
 
@@ -122,3 +125,15 @@ def assert_same(before: Any, after: Any, where: str = "") -> None:
             assert_same(first, second, f"{where}/{index}")
     else:
         assert before == after, where
+
+
+def tuned(model: nn.Module, optimizer: Any, budget: int | str, total: int = 8, **more: Any) -> TuningResult:
+    """What the tuner finds for a model of words."""
+    return AutoTuner(
+        model, optimizer, words, total, sequence=32, memory_budget=budget, enable_logging=False, **more
+    ).tune()
+
+
+def plain_peak(model: nn.Module, optimizer: Any, batch: int) -> int:
+    """Of a step of words, as predicted."""
+    return memscale.predict(model, optimizer, sample_input=words(batch)).plain.device_used_peak_bytes

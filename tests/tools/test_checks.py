@@ -34,6 +34,7 @@ def tree(tmp_path: Path) -> Path:
     plant(tmp_path, "include/memscale/graph.h", '#include "base.h"\nMSC_API int msc_graph_create(int a);\n')
     plant(tmp_path, "include/memscale/memscale.h", '#include "base.h"\n#include "graph.h"\n')
     plant(tmp_path, "src/base/alloc.h", '#include "memscale/base.h"\n')
+    plant(tmp_path, "src/base/context.h", "")
     plant(tmp_path, "src/base/context.c", '#include "base/alloc.h"\nvoid f(void *p)\n{\n    free(p);\n}\n')
     plant(tmp_path, "src/graph/graph.h", '#include "base/alloc.h"\n#include "memscale/graph.h"\n')
     plant(tmp_path, "src/graph/graph.c", '#include "graph.h"\n#include <string.h>\n')
@@ -95,6 +96,11 @@ def test_clean_tree(check, tree):
         ),
         ("include/memscale/base.h", '#include "graph.h"\n', "base.h:2: base includes graph.h"),
         ("include/memscale/sim.h", "", "memscale.h:1: does not include sim.h"),
+        (
+            "src/base/alloc.c",
+            '#include "context.h"\n#include "base/alloc.h"\n',
+            "src/base/alloc:1: includes go round in a circle: base/alloc, base/context",
+        ),
         ("cli/plan.c", '#include "base/alloc.h"\n', "cli/plan.c:2: cli includes base/alloc.h"),
         ("cli/plan.c", '#include "../src/base/alloc.h"\n', "cli includes ../src/base/alloc.h"),
         ("cli/plan.c", "#include <graph/graph.h>\n", "cli includes graph/graph.h"),

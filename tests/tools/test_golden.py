@@ -17,15 +17,14 @@ def _golden(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_has_changed_is_all_that_differs(tmp_path: Path) -> None:
     file = tmp_path / "golden.json"
-    assert _golden("record", str(file), "two-heads").returncode == 0
+    assert _golden("record", str(file), "two-heads", "--mode", "balanced").returncode == 0
     entries = json.loads(file.read_text())
-    assert len(entries) == 19 and any(
-        entry["steps"] for key, entry in entries.items() if " aggressive " in key
-    )
+    assert len(entries) == 7 and all(entry["bytes"] for key, entry in entries.items() if " % " in key)
     entries["two-heads balanced 30 % host"]["digest"] = "other"
     entries["two-heads bits"] = "other"
+    entries["two-heads aggressive 30 % host"] = entries["another balanced 30 % host"] = "not asked for"
     file.write_text(json.dumps(entries))
-    other = _golden("check", str(file), "two-heads")
+    other = _golden("check", str(file), "two-heads", "--mode", "balanced")
     assert other.returncode == 1
     assert [line.split(":")[0] for line in other.stdout.splitlines()] == [
         "two-heads balanced 30 % host",

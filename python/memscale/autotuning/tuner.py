@@ -43,6 +43,17 @@ _CLOSE: Final = 1.25
 """Times that a busy machine may have put in the wrong order."""
 
 
+def _check_sources(sample: Callable[..., Any] | None, loader: Any, sequence: int | None) -> None:
+    """Batches come from one place, and sequences of one length from there."""
+    if (sample is None) == (loader is None):
+        there = "neither" if sample is None else "both"
+        raise TypeError(f"of sample and loader {there} are given; allowed: one of them")
+    if loader is not None and sequence is not None:
+        raise ValueError(
+            f"sequence is {show(sequence)} beside loader, whose batches have theirs; allowed: None"
+        )
+
+
 class AutoTuner:
     """Searches the fastest way to compute a step of a global batch within a budget.
 
@@ -94,9 +105,7 @@ class AutoTuner:
         self.optimizer = optimizer_of(optimizer, self.model)
         self.config = effective_config(merged(config, fields))
         require_matches(self.model, self.config)
-        if (sample is None) == (loader is None):
-            there = "neither" if sample is None else "both"
-            raise TypeError(f"of sample and loader {there} are given; allowed: one of them")
+        _check_sources(sample, loader, sequence)
         if global_batch is None:
             raise TypeError("global_batch is None; allowed: the number of samples of one step")
         if splittable not in (None, True, False):
@@ -113,10 +122,6 @@ class AutoTuner:
             "confirm", confirm, least=0
         )  # fmt: skip
         self._sources = sample, loader, sequence
-        if loader is not None and sequence is not None:
-            raise ValueError(
-                f"sequence is {show(sequence)} beside loader, whose batches have theirs; allowed: None"
-            )
         self.hardware = resolve_device(device, self.model)
         self.is_here = device is None or _is_at(self.model, device)
         self.say = progress or (lambda _: None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -279,6 +280,27 @@ def _add_step(command: argparse.ArgumentParser, many: bool, sizes: bool = True) 
         help=f"of a Hugging Face model: {', '.join(TASKS)} (default: what its configuration says)",
     )  # fmt: skip
     _add_recipe(command)
+    _add_place(command, words, more)
+    _add_plan(command)
+
+
+def _add_plan(command: argparse.ArgumentParser) -> None:
+    """Arguments that say what a plan may do."""
+    command.add_argument(
+        "--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES)} (default: balanced)"
+    )
+    command.add_argument(
+        "--exclude", type=_word, action=_Extended, metavar="PATTERN",
+        help='modules to leave as they are, such as "lm_head" or "*.adapter"; may be repeated',
+    )  # fmt: skip
+    command.add_argument(
+        "--only", type=_word, action=_Extended, metavar="PATTERN",
+        help="the only modules to consider; may be repeated",
+    )  # fmt: skip
+
+
+def _add_place(command: argparse.ArgumentParser, words: Callable[[str], Any], more: str) -> None:
+    """Arguments that say what the step shall run on, and how much of it."""
     place = command.add_mutually_exclusive_group()
     place.add_argument(
         "--gpu", dest="devices", type=words, metavar=f"NAME{more}",
@@ -291,17 +313,6 @@ def _add_step(command: argparse.ArgumentParser, many: bool, sizes: bool = True) 
     command.add_argument(
         "--budget", dest="budget", type=_size, metavar="SIZE",
         help="most memory to use, such as 8GiB (default: 85 %% of the device)",
-    )  # fmt: skip
-    command.add_argument(
-        "--mode", choices=MODES, metavar="MODE", help=f"{', '.join(MODES)} (default: balanced)"
-    )
-    command.add_argument(
-        "--exclude", type=_word, action=_Extended, metavar="PATTERN",
-        help='modules to leave as they are, such as "lm_head" or "*.adapter"; may be repeated',
-    )  # fmt: skip
-    command.add_argument(
-        "--only", type=_word, action=_Extended, metavar="PATTERN",
-        help="the only modules to consider; may be repeated",
     )  # fmt: skip
 
 

@@ -35,6 +35,18 @@ def show(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
+def environment_allows(variable: str) -> bool:
+    """Whether what a variable of the environment switches is on: it is, unless the variable says "off".
+
+    Raises:
+        ConfigError: the variable says neither "auto" nor "off".
+    """
+    value = os.environ.get(variable, "auto").strip().lower()
+    if value not in ("auto", "off", ""):
+        raise ConfigError(f"environment variable {variable} is {value!r}; allowed: 'auto', 'off'", variable)
+    return value != "off"
+
+
 def check_bool(field: str, value: object) -> bool:
     """True or False; NumPy's too, since sweeps over arrays produce them."""
     if isinstance(value, bool):

@@ -212,6 +212,12 @@ class InForce:
                 if isinstance(item, RowTiles):
                     item.check = self._new_check(planned, item.path)
                 parts.append(item)
+        self._attach(parts + self._of_choices(planned))
+        self._places = _places_of(self.model, [path for path, _ in planned.trace.modules])
+
+    def _of_choices(self, planned: Planned) -> list[Attachment]:
+        """Checkpoints and offloads of a plan; those of one chain are one attachment."""
+        parts: list[Attachment] = []
         chains: dict[str, list[ChainRun]] = {}
         for run in runs_of(planned.plan.active):
             path, offload = run[0].module, self._offload_of(planned) if run[0].offloads else None
@@ -239,8 +245,7 @@ class InForce:
             # The executor must go on seeing the batches of a model that is a chain itself.
             watch = None if chain else self.watch
             parts.append(ChainAttachment(self.model.get_submodule(chain), chain, runs, beneath=watch))
-        self._attach(parts)
-        self._places = _places_of(self.model, [path for path, _ in planned.trace.modules])
+        return parts
 
     def as_traced(self, planned: Planned, step: StepFacts) -> StepFacts:
         """A step as it is traced with a plan's optimizer-side techniques."""

@@ -57,27 +57,12 @@ def announce(executor: Wrapped, replaced: Planned | None, changed: Sequence[str]
     """
     planned = executor.planned
     assert planned is not None
-    plan = planned.plan
     if replaced is None or replaced.trace.method != planned.trace.method:
         _warn_of_recording(planned)
     if replaced is not None:
-        if changed is not None and _what_it_does(plan) != _what_it_does(replaced.plan):
-            log.LOGGER.info(
-                "re-planned (%s): peak %s, %d modules checkpointed%s",
-                ", ".join(changed) or "the step has changed",
-                format_bytes(plan.predicted.device_used_peak_bytes),
-                len(plan.active),
-                "".join(f", {step.technique}" for step in plan.steps),
-            )
-        if executor.open.waiting and _what_it_does(plan) != _what_it_does(replaced.plan):
-            log.LOGGER.warning(
-                "%d of this step's forwards ran under a plan for fewer, and their graphs wait: this step may "
-                "peak above the prediction and the budget, later ones do not",
-                executor.open.waiting,
-            )
-        if changed is not None and replaced.plan.fits and not plan.fits:
-            _warn_unmet(planned)
+        _announce_replan(planned, replaced, changed, executor.open.waiting)
         return
+    plan = planned.plan
     for note in plan.notes:
         if note.startswith("offload: async_config."):  # a folder that cannot be used was asked for by name
             log.LOGGER.warning("%s: nothing is offloaded", note)
@@ -94,6 +79,30 @@ def announce(executor: Wrapped, replaced: Planned | None, changed: Sequence[str]
     lines.append("undo       memscale.detach(model)")
     log.block(lines)
     if not plan.fits:
+        _warn_unmet(planned)
+
+
+def _announce_replan(
+    planned: Planned, replaced: Planned, changed: Sequence[str] | None, waiting: int
+) -> None:
+    """Says what is new. `waiting`: forwards of this step whose graphs wait for their backward."""
+    plan = planned.plan
+    does_otherwise = _what_it_does(plan) != _what_it_does(replaced.plan)
+    if changed is not None and does_otherwise:
+        log.LOGGER.info(
+            "re-planned (%s): peak %s, %d modules checkpointed%s",
+            ", ".join(changed) or "the step has changed",
+            format_bytes(plan.predicted.device_used_peak_bytes),
+            len(plan.active),
+            "".join(f", {step.technique}" for step in plan.steps),
+        )
+    if waiting and does_otherwise:
+        log.LOGGER.warning(
+            "%d of this step's forwards ran under a plan for fewer, and their graphs wait: this step may "
+            "peak above the prediction and the budget, later ones do not",
+            waiting,
+        )
+    if changed is not None and replaced.plan.fits and not plan.fits:
         _warn_unmet(planned)
 
 

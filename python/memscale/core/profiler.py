@@ -143,12 +143,20 @@ class MemoryProfiler:
             raise ProfileError(
                 "use_static_profiling and use_empirical_fallback are both False: nothing to plan from"
             )
+        trace = self._by_a_real_step(model, args, kwargs, step)
+        if refused:
+            trace.notes.append(f"traced by a real step: on fake tensors the model raised {refused}")
+        return trace
+
+    def _by_a_real_step(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: StepFacts
+    ) -> Trace:
         from memscale.trace.empirical import trace_empirical
 
         try:
             passes = self.config.warmup_steps
             real = functools.partial(trace_empirical, model, args, kwargs, passes=passes)
-            trace = _in_context(real, step, self.worse)
+            return _in_context(real, step, self.worse)
         except Exception as error:
             if _NO_HOOKS in str(error):
                 raise HooksRefusedError from None
@@ -156,9 +164,6 @@ class MemoryProfiler:
                 raise ProfileError(_NESTED.format("the model makes nested tensors inside")) from error
             _explain(error, args, kwargs)
             raise
-        if refused:
-            trace.notes.append(f"traced by a real step: on fake tensors the model raised {refused}")
-        return trace
 
 
 def _without_shape(model: nn.Module) -> str:

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Final
 
-from memscale.errors import ConfigError
+from memscale.config.checks import environment_allows
 
 SWITCH: Final = "MEMSCALE_CALIBRATION"
 
@@ -21,10 +20,7 @@ def is_on() -> bool:
     Raises:
         ConfigError: the environment says neither "auto" nor "off".
     """
-    value = os.environ.get(SWITCH, "auto").strip().lower()
-    if value not in ("auto", "off", ""):
-        raise ConfigError(f"environment variable {SWITCH} is {value!r}; allowed: 'auto', 'off'", SWITCH)
-    return value != "off"
+    return environment_allows(SWITCH)
 
 
 def quantised(value: float) -> int:

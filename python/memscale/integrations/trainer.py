@@ -151,15 +151,7 @@ def begin(trainer: Trainer, config: Config, sample_input: Any) -> None:
         ConfigError: `step_in_backward`, a promise that a trainer does not keep.
         Exception: as `memscale.wrap`.
     """
-    if trainer.args.n_gpu > 1 and not getattr(trainer, "is_model_parallel", False):
-        raise TypeError(
-            f"this Trainer sees {trainer.args.n_gpu} GPUs in one process and would put its model into "
-            "nn.DataParallel, whose replicas a plan does not reach. Start one process per GPU (torchrun, "
-            "accelerate launch), or let it see one (CUDA_VISIBLE_DEVICES=0)"
-        )
-    if config.step_in_backward:
-        why = "a Trainer takes the norm of all gradients before each step: train with a loop of your own"
-        raise refuse("step_in_backward", True, f"{why}, or leave it out")
+    _refuse_what_cannot_be(trainer, config)
     optimizer = _optimizer_of(trainer)
     model = trainer.model
     assert isinstance(model, nn.Module)
@@ -185,6 +177,18 @@ def begin(trainer: Trainer, config: Config, sample_input: Any) -> None:
     follower.settled = None if part is None else Settled(trainer, part)
     # In front: what reports figures elsewhere shall report these too.
     trainer.callback_handler.callbacks.insert(0, follower)
+
+
+def _refuse_what_cannot_be(trainer: Trainer, config: Config) -> None:
+    if trainer.args.n_gpu > 1 and not getattr(trainer, "is_model_parallel", False):
+        raise TypeError(
+            f"this Trainer sees {trainer.args.n_gpu} GPUs in one process and would put its model into "
+            "nn.DataParallel, whose replicas a plan does not reach. Start one process per GPU (torchrun, "
+            "accelerate launch), or let it see one (CUDA_VISIBLE_DEVICES=0)"
+        )
+    if config.step_in_backward:
+        why = "a Trainer takes the norm of all gradients before each step: train with a loop of your own"
+        raise refuse("step_in_backward", True, f"{why}, or leave it out")
 
 
 def concerns(trainer: Trainer) -> bool:

@@ -6,7 +6,7 @@ Every step is a process of its own, "plain" and "planned", with the same tracks:
     memory            counters: allocated bytes, reserved bytes where an allocator reserves, one per category
     phases            forward, backward, optimizer
     modules           calls, nested as they were; in backward what each module's operations took
-    recomputes        what runs for the second time
+    recomputes        what is recomputed
     peak              an instant at the highest moment
 
 Times are those of the cost model, in microseconds from the begin of the step, bytes are predicted. The engine

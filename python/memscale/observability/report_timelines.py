@@ -39,7 +39,7 @@ class _Panel:
         ends_ms: end of each interval, rising; an interval begins where the one before ends.
         layers: (colour, name, bytes in each interval), from the bottom of the stack.
         phases: (name, begin ms, end ms).
-        repeats: (begin ms, end ms) of what runs a second time.
+        repeats: (begin ms, end ms) of what is recomputed.
         held: bytes that the allocator holds in each interval, as a line above the stack; empty: none.
     """
 

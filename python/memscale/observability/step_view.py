@@ -67,7 +67,7 @@ class Slice:
         name: what it is.
         begin: first row; `end` is the row after the last.
         depth: number of slices around it.
-        recompute: it runs for the second time.
+        recompute: it is of a recompute.
         kind: class of the module, or "".
     """
 
@@ -85,7 +85,7 @@ class StepView:
 
     Attributes:
         operations: index in the graph.
-        recompute: 1 where it runs for the second time.
+        recompute: 1 where it is of a recompute.
         phase: index into `PHASES`.
         times_ns: when it starts, by the cost model; one more entry, the end of the step.
         by_category: bytes by category, indexed as `_core.CATEGORY_NAMES`, at the highest moment while it ran,

@@ -124,7 +124,7 @@ class _Storages:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """For the start of PyTorch's profiler, which writes to file descriptor 2."""
+    """Drops what native code writes to file descriptor 2, as PyTorch's profiler does when it starts."""
     if sys.stderr is not None:
         sys.stderr.flush()
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from memscale import _core
-from memscale.errors import ConfigError
+from memscale.config.checks import environment_allows
 
 SYMBOLS: Final = "MEMSCALE_TORCH_SYMBOLS"
 """Variable of the environment: whether functions of PyTorch's library are called by their C++ names."""
@@ -110,10 +110,7 @@ def uses_symbols() -> bool:
     Raises:
         ConfigError: the environment says neither "auto" nor "off".
     """
-    value = os.environ.get(SYMBOLS, "auto").strip().lower()
-    if value not in ("auto", "off", ""):
-        raise ConfigError(f"environment variable {SYMBOLS} is {value!r}; allowed: 'auto', 'off'", SYMBOLS)
-    return value != "off"
+    return environment_allows(SYMBOLS)
 
 
 class Offload:

@@ -109,6 +109,11 @@ class Link:
             tiers.append(TierRoom(self.settings.file_bytes, has_slabs=False))
         return tuple(tiers)
 
+    def why_no_file_room(self, needed_bytes: int) -> str:
+        """Why so many bytes cannot lie in a file; "" if they can."""
+        room = self.settings.file_bytes
+        return f"the file may take {room} bytes, less than {needed_bytes}" if needed_bytes > room else ""
+
     def engine_bytes(self, hardware: Hardware, block_count: int = 0) -> int:
         """Memory of the device that an engine of these settings takes for itself; on a card, none.
 

@@ -165,7 +165,7 @@ class Peak:
         module: path of the module it worked for; "" where that is the model itself or nothing known.
         source: "package/file.py:123", the line that ran it; of a backward operation, the line of forward
             that it belongs to; "" if unknown.
-        recompute: whether it ran for the second time, inside a checkpointed module.
+        recompute: whether it is of a recompute, inside a checkpointed module.
         index: number of the operation in the traced step; the number of operations, before the first.
     """
 

@@ -20,7 +20,7 @@ class Timeline:
     Attributes:
         live_bytes: highest number of allocated bytes while the operation runs.
         phase: index into `PHASES`.
-        recompute: 1 where the operation runs for the second time.
+        recompute: 1 where the operation is of a recompute.
         time_ns: when the operation starts, by the cost model.
     """
 

@@ -3,7 +3,7 @@
  * @file offload_file_internal.h
  * Inside the file: what its parts share.
  *
- *      offload_file.c           handles, slots, what offload_file.h offers
+ *      offload_file_handles.c   handles, slots, what offload_file.h offers
  *      offload_file_open.c      the file itself: how it is opened, whether it can be direct, its space
  *      offload_file_threads.c   bytes moved by threads
  *      offload_file_ring.c      bytes moved by io_uring

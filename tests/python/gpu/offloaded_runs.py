@@ -123,7 +123,7 @@ class Loop:
         accumulate: backwards per step.
         to_none: as `zero_grad` takes it.
         scaled: with a gradient scaler.
-        state_away: the optimizer's state is offloaded, too.
+        state_offloaded: the optimizer's state is offloaded, too.
     """
 
     optimizer: Make
@@ -131,7 +131,7 @@ class Loop:
     accumulate: int = 1
     to_none: bool = True
     scaled: bool = False
-    state_away: bool = False
+    state_offloaded: bool = False
 
 
 def trained(model: nn.Module, loop: Loop, steps: int = 5) -> list[Tensor]:

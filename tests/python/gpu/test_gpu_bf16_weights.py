@@ -32,10 +32,10 @@ def kernels() -> None:
         pytest.skip("the card has no BF16")
 
 
-@pytest.fixture(params=["resident", "away"])
+@pytest.fixture(params=["resident", "offloaded"])
 def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """Other techniques could meet the budgets, too."""
-    found = {"autocast", "bf16_weights"} | ({"state_offload"} if request.param == "away" else set())
+    found = {"autocast", "bf16_weights"} | ({"state_offload"} if request.param == "offloaded" else set())
     rows = tuple(technique for technique in EVERY if technique.name in found)
     use_techniques(monkeypatch, rows)
     yield found

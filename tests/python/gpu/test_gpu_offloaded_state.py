@@ -318,7 +318,7 @@ def test_gradients_leave_the_card() -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_state_and_gradients_away(how: str) -> None:
+def test_state_and_gradients_offloaded(how: str) -> None:
     x = torch.randn(4, 512, device="cuda")
     models = large(), large()
     optimizers = [optim.AdamW(model.parameters(), lr=1e-2, **HOW[how]) for model in models]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from card_table import forget_cards
 from memscale.optim import arrays, cards, give_back, is_patched, take_over
 from memscale.optim.eight_bit import is_8bit, with_8bit_state
 from memscale.optim.master_residuals import prepare
@@ -257,8 +258,7 @@ class TestWhatStays:
 
     def test_without_a_compiler_there_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MEMSCALE_NVRTC", "/nowhere/libnvrtc.so")
-        monkeypatch.setattr(cards, "_opened", {})
-        monkeypatch.setattr(cards, "_cards", {})
+        forget_cards(monkeypatch)
         values = weights("cuda")
         optimizer = torch.optim.AdamW(values)
         same, line = with_8bit_state(optimizer)

@@ -388,7 +388,7 @@ def test_detached_between_forward_and_backward() -> None:
 
 
 def test_saved_in_the_middle_and_resumed() -> None:
-    """What is saved while weights are at home goes on in a plain run, and in one with weights at home."""
+    """What is saved while weights are offloaded goes on in a plain run, and in one with offloaded weights."""
     plain, training = (Training(built(), LOOPS["adamw"]) for _ in range(2))
     expected = run(plain, 6)
     with offloaded(training):
@@ -471,7 +471,7 @@ def turned(training: Training, number: int) -> None:
 
 @pytest.mark.parametrize("how", ["lists", "capturable", "plain momentum", "another optimizer"])
 def test_steps_of_whole_weights(how: str) -> None:
-    """What is not stepped in pieces is on the card for its step, and at home again behind it."""
+    """What is not stepped in pieces is on the card for its step, and offloaded again behind it."""
     makes: dict[str, Make] = {
         "lists": ADAMW,
         "capturable": ADAMW,
@@ -558,7 +558,7 @@ def test_our_own_state(moments: str) -> None:
         assert equal([*found, *run(training, 5, 5)], expected)
 
 
-def test_state_comes_back_while_weights_stay_away() -> None:
+def test_state_comes_back_while_weights_stay_offloaded() -> None:
     """As where `detach` finds no room on the card: their optimizer's own steps have them for their time."""
     plain, training = (Training(built(), LOOPS["scaled, fused"]) for _ in range(2))
     expected = run(plain, 6)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for a card whose trained weights are at home on the host: bits, predicted peaks, tight budgets."""
+"""Plans for a card whose trained weights are offloaded to the host: bits, predicted peaks, tight budgets."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_accumulated_gradients() -> None:
 
 
 def test_without_released_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients stay on the card, whole, while their weights are at home."""
+    """Gradients stay on the card, whole, while their weights are offloaded."""
     rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name != NAMES[2])
     use_techniques(monkeypatch, rows)
     plain = trained(ADAMW, 1 << 36)
@@ -142,7 +142,7 @@ def test_without_released_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("eight_bit", [False, True])
 def test_weights_in_bf16(eight_bit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their masters are weights at home and rests in state that is offloaded."""
+    """Their masters are offloaded weights and residuals in state that is offloaded."""
     if (reason := cards.why_not(card())) or not torch.cuda.is_bf16_supported():
         pytest.skip(reason or "the card has no BF16")
     found = {}
@@ -155,13 +155,13 @@ def test_weights_in_bf16(eight_bit: bool, monkeypatch: pytest.MonkeyPatch) -> No
         assert techniques(found[more].plan) == wanted
     resident, streamed = found.values()
     assert equal(resident.found, streamed.found)
-    # Rounding rests to 8 bits takes a small segment in the first step, weights at home or not.
+    # Rounding residuals to 8 bits takes a small segment in the first step, weights offloaded or not.
     assert agree(streamed, 2 << 20 if eight_bit else 0)
     assert streamed.reserved_bytes < resident.reserved_bytes - WEIGHT_BYTES // 3
 
 
 def test_with_checkpoints_and_a_batch_that_grows() -> None:
-    """Under the smallest plan there is, re-planned with weights, state and gradients away; verified."""
+    """Under the smallest plan there is, re-planned with weights, state and gradients offloaded; verified."""
     settings = Config(
         memory_budget=context_bytes() + WEIGHT_BYTES * 6 // 10,
         enable_logging=False,
@@ -193,7 +193,7 @@ def test_with_checkpoints_and_a_batch_that_grows() -> None:
 def test_detach_where_the_card_has_no_room(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Weights stay at home then, and go on being trained by the optimizer's own steps."""
+    """Weights stay offloaded then, and go on being trained by the optimizer's own steps."""
 
     def full(*unused: Any) -> Tensor:
         raise torch.OutOfMemoryError("the card is full")

@@ -490,7 +490,7 @@ def test_with_checkpoints_and_all_else() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_planned_anew_while_weights_are_away() -> None:
+def test_replanned_while_weights_are_offloaded() -> None:
     """For a larger batch; for a weight that is trained from now on; and predicted."""
     peak = peak_of_plain()
     plain, model = built(large), built(large)

@@ -19,12 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import memscale
+from frozen import count_once
 from soak import samples
 from zoo.blocks import Block, DataDependent, Stack, inputs
 from zoo.models import Case, case, mean_square
 from zoo.training import SMALLEST, built, call, same_bits
 
-STEPS = 4
+STEPS = 3
 
 
 class Deceives(Block):
@@ -61,7 +62,7 @@ CASES = {
     ),
     "deceives": Case("deceives", functools.partial(Stack, Deceives), inputs, mean_square),
     "data": Case("data", DataDependent, inputs, mean_square),
-    "away": Case("away", samples.Network, _saved, mean_square),
+    "offload": Case("offload", samples.Network, _saved, mean_square),
     "convnet": case("convnet"),
     "gpt2": case("gpt2"),
 }
@@ -77,7 +78,7 @@ class Scenario:
         when: MemScale is put on "before" or "after" the distributed wrapper, or on the module "inside" it.
         sample: with a sample, rather than at the first batch.
         option: of the wrapper, by name.
-        detach: MemScale is taken off after two steps.
+        detach: MemScale is taken off before the third step.
         optimizer: "AdamW", which a plan assumes, or another one, which it has to see first.
         verify: the plan is verified between two steps.
         memory: not a comparison of bits: peaks are measured and predicted.
@@ -233,6 +234,7 @@ def compared(scenario: Scenario, reference: list[Tensor], folder: Path) -> Outco
 def work(rank: int, world: int, folder: str, scenarios: list[Scenario]) -> None:
     """One rank's process. Writes an outcome per scenario into the folder."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    count_once()
     torch.set_num_threads(1)
     logging.getLogger("memscale").setLevel(logging.ERROR)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)

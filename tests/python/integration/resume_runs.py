@@ -87,7 +87,7 @@ def _config(folder: Path, **more: Any) -> Config:
     return Config(**{**plain, "enable_checkpointing": False, "enable_logging": False, **more})
 
 
-def _away(folder: Path, **more: Any) -> Config:
+def _offloaded(folder: Path, **more: Any) -> Config:
     engine = AsyncOffloadConfig(tiers=("file",), directory=str(folder))
     return _config(folder, enable_offloading=True, async_config=engine, **more)
 
@@ -97,18 +97,18 @@ WAYS: dict[str, Any] = {
     "checkpoints": lambda folder: _config(folder, enable_checkpointing=True),
     "bf16": lambda folder: _config(folder, use_mixed_precision=True, exact=False),
     "fp16": lambda folder: _config(folder, use_mixed_precision=True, exact=False),
-    "away": _away,
-    "8 bit away": lambda folder: _away(folder, use_8bit_optimizer=True),
+    "offloaded": _offloaded,
+    "8 bit offloaded": lambda folder: _offloaded(folder, use_8bit_optimizer=True),
 }
 
-CHANGES = ("plain", "away")
+CHANGES = ("plain", "offloaded")
 """Ways that freeze a layer and add a group after the first step."""
 
 TECHNIQUES: dict[str, set[str]] = {
     "bf16": {"autocast", "bf16_weights"},
     "fp16": {"autocast"},
-    "away": {"state_offload", "gradient_offload"},
-    "8 bit away": {"state_offload", "gradient_offload"},
+    "offloaded": {"state_offload", "gradient_offload"},
+    "8 bit offloaded": {"state_offload", "gradient_offload"},
 }
 """The step techniques of a way. There are no others, which would have to be tried, and its plan has them."""
 

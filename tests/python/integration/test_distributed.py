@@ -47,7 +47,8 @@ DDP = [
     *(Scenario("ddp", when=when, detach=True) for when in ("before", "after")),
     *(Scenario("ddp", when=when, sample=False, optimizer="SGD") for when in ("before", "after")),
     *(Scenario("ddp", when=when, verify=True) for when in ("before", "after")),
-    Scenario("ddp", "away", "before", offload=True), Scenario("ddp", "away", "after", False, offload=True),
+    Scenario("ddp", "offload", "before", offload=True),
+    Scenario("ddp", "offload", "after", False, offload=True),
 ]  # fmt: skip
 
 MEMORY = [

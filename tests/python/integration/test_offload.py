@@ -214,7 +214,7 @@ def test_a_module_that_calls_itself(tmp_path: Path) -> None:
     assert peak_bytes(model, x) <= plan.predicted.device_used_peak_bytes
 
 
-def test_no_more_is_away_than_the_plan_says(tmp_path: Path) -> None:
+def test_no_more_is_offloaded_than_the_plan_says(tmp_path: Path) -> None:
     model, x = Network(), batch()
     wrapped(model, x, tmp_path)
     step(model, x)

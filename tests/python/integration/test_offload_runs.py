@@ -87,7 +87,7 @@ def test_a_graph_that_is_let_go(tmp_path: Path) -> None:
     assert same(step(model, x), plain)
 
 
-def test_what_is_away_outlives_detach_and_no_more(tmp_path: Path) -> None:
+def test_what_is_offloaded_outlives_detach_and_no_more(tmp_path: Path) -> None:
     model, x = Network(), batch()
     plain = step(model, x)
     wrapped(model, x, tmp_path)
@@ -114,14 +114,14 @@ def test_kill_9_leaves_nothing(tmp_path: Path) -> None:
         try:
             loss = loss_of(model, x)
             offloaded = engine_of(model).counters()["held_bytes_file"]
-            os.write(writing, b"away" if offloaded > 0 and files_in(tmp_path) else b"here")
+            os.write(writing, b"gone" if offloaded > 0 and files_in(tmp_path) else b"here")
             time.sleep(60)
             del loss
         finally:
             os._exit(1)
     os.close(writing)
     try:
-        assert os.read(reading, 4) == b"away"
+        assert os.read(reading, 4) == b"gone"
         assert not list(tmp_path.iterdir()), "the file has a name"
     finally:
         os.kill(child, signal.SIGKILL)
@@ -238,7 +238,7 @@ def test_saving_and_copying_between_forward_and_backward(tmp_path: Path) -> None
 
     model, x = Network(), batch()
     plain = step(model, x)
-    folder = tmp_path / "away"
+    folder = tmp_path / "offloaded"
     folder.mkdir()
     wrapped(model, x, folder)
     model.zero_grad()

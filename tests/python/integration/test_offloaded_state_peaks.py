@@ -237,7 +237,7 @@ def test_the_predicted_peak_is_the_measured_one(
 
 
 @pytest.mark.parametrize("name", ["translator", "masked", "grown", *also("experts")])
-def test_the_smallest_plan_with_weights_away(
+def test_the_smallest_plan_with_weights_offloaded(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of several sizes come and go beside gradients and pieces of state."""

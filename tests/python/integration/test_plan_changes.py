@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan that takes another's place between two steps: what both have away stays offloaded meanwhile."""
+"""A plan that takes another's place between two steps: what both have offloaded stays so meanwhile."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def exchange_bytes(in_force: InForce, planned: Planned) -> int:
     return peak_bytes(work)
 
 
-def test_state_stays_away_while_weights_leave_and_come_back(tmp_path: Path) -> None:
+def test_state_stays_offloaded_while_weights_leave_and_come_back(tmp_path: Path) -> None:
     def config(budget: int) -> Config:
         engine = AsyncOffloadConfig(tiers=("file",), directory=str(tmp_path))
         return Config(memory_budget=budget, enable_logging=False, async_config=engine)

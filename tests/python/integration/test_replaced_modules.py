@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memscale
-from memscale.core import executor as executor_module
-from memscale.core.planner import make_plan
 from memscale.core.wrapped import EXECUTOR
 from zoo.training import SMALLEST, peak_bytes, seed
 
@@ -79,21 +77,12 @@ def test_modules_that_the_first_forward_replaces_are_planned_for() -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-def test_a_model_that_always_makes_modules_is_planned_a_few_times_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_that_always_makes_modules_is_planned_a_few_times_only(plans: list[object]) -> None:
     class Restless(Switching):
         def forward(self, x: Tensor) -> Tensor:
             self.switched = False
             return super().forward(x)
 
-    plans: list[object] = []
-
-    def counted(*args: Any) -> Any:
-        plans.append(args)
-        return make_plan(*args)
-
-    monkeypatch.setattr(executor_module, "make_plan", counted)
     model, x = Restless(), torch.randn(64, 128)
     memscale.wrap(model, SMALLEST, sample_input=x)
     _run(model, 12, x)

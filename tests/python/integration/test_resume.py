@@ -21,7 +21,7 @@ from memscale.offload.engine import why_not
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
 
-EXACT = ("plain", "away")
+EXACT = ("plain", "offloaded")
 """Ways whose bits are plain PyTorch's."""
 
 KILLS = ((1, "step"), (1, "save"))
@@ -87,9 +87,9 @@ def test_the_run_goes_on(way: str, run: Runner, whole: Callable[[str], Path], tm
 def test_with_and_without(run: Runner, whole: Callable[[str], Path], tmp_path: Path) -> None:
     """Plain PyTorch goes on where MemScale was killed, and the other way round."""
     shutil.copy(whole("plain") / CALLS, tmp_path)
-    for step, way in enumerate(("away", "plain")):
+    for step, way in enumerate(("offloaded", "plain")):
         assert run(Run(str(tmp_path), way, (step + 1, "backward", 0.5))) == signal.SIGKILL
-    assert run(Run(str(tmp_path), "away")) == 0
+    assert run(Run(str(tmp_path), "offloaded")) == 0
     for way in EXACT:
         assert_same(tmp_path, whole(way))
 

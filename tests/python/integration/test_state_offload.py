@@ -108,7 +108,7 @@ def test_the_budget_holds_and_every_bit_stays(name: str, tmp_path: Path) -> None
     assert all(map(torch.equal, expected.parameters(), model.parameters()))
 
 
-def test_all_that_is_away_together(tmp_path: Path) -> None:
+def test_all_that_is_offloaded_together(tmp_path: Path) -> None:
     """State, gradients and activations; and our own state."""
     engines = 2 << 20  # what two of them take
     for share, more in ((2.6, {}), (1.5, {"use_8bit_optimizer": True})):

@@ -172,7 +172,7 @@ def test_with_checkpoints(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "how"), [("large", "fused"), ("large", "8 bits"), *also(("large", "one by one"))]
 )
-def test_with_state_away(name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_state_offloaded(name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter's pieces pass alone. Gradients are gone: releasing them is not looked at."""
     use_disk_of(monkeypatch)
     more: Any = {"use_8bit_optimizer": True} if how == "8 bits" else {}

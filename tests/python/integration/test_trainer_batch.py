@@ -62,10 +62,11 @@ def test_another_wrap_looks_at_the_batch_that_was_asked_for(tmp_path: Path) -> N
 
 
 def test_where_nothing_fits_it_stays_with_transformers(tmp_path: Path) -> None:
-    run = trained(tmp_path, config(1), **ASKED, max_steps=1)
-    assert batch_of(run) == (24, 1, True)
+    asked = {**ASKED, "per_device_train_batch_size": 3}  # each divisor is predicted
+    run = trained(tmp_path, config(1), **asked, max_steps=1)
+    assert batch_of(run) == (3, 1, True)
     with pytest.raises(BudgetError):
-        trained(tmp_path, config(1, strict_budget=True), **ASKED)
+        trained(tmp_path, config(1, strict_budget=True), **asked)
 
 
 @pytest.mark.parametrize("kind", ["stream", "steps of its own"])

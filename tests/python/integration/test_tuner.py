@@ -3,37 +3,26 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import memscale
-from memscale.autotuning import AutoTuner, TuningResult, confirm
+from memscale.autotuning import TuningResult, confirm
 from memscale.observability.tensor_peak import TensorPeak
 from memscale.plans.budget import budget_for
-from tuning_samples import Words, assert_same, state_of, step, words
+from tuning_samples import (
+    Words,
+    assert_same,
+    plain_peak,
+    state_of,
+    step,
+    tuned,
+    words,
+)
 
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As few timed steps as there may be."""
-    monkeypatch.setattr(confirm, "_SECONDS", 0.0)
-    yield
-    assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
-
-
-def tuned(model: nn.Module, optimizer: Any, budget: int | str, total: int = 8, **more: Any) -> TuningResult:
-    return AutoTuner(
-        model, optimizer, words, total, sequence=32, memory_budget=budget, enable_logging=False, **more
-    ).tune()
-
-
-def plain_peak(model: nn.Module, optimizer: Any, batch: int) -> int:
-    return memscale.predict(model, optimizer, sample_input=words(batch)).plain.device_used_peak_bytes
+pytestmark = pytest.mark.usefixtures("few_timed_steps")
 
 
 # ---- the answer holds ----------------------------------------------------------------------------------

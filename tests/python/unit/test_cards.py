@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from card_table import forget_cards
 from memscale import _core
 from memscale.errors import MemScaleError
 from memscale.optim import arrays, cards, give_back, take_over
@@ -25,8 +26,7 @@ CARD = torch.device("cuda", 3)
 
 @pytest.fixture(autouse=True)
 def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(cards, "_opened", {})
-    monkeypatch.setattr(cards, "_cards", {})
+    forget_cards(monkeypatch)
     cards._on_stream.cache_clear()
     yield
     cards._on_stream.cache_clear()
@@ -90,7 +90,7 @@ def test_a_slow_compiler_is_told_once(
 ) -> None:
     times = iter((10.0, 12.5))
     monkeypatch.setattr(cards.time, "perf_counter", lambda: next(times))
-    monkeypatch.setattr(cards._LOGGER, "propagate", True)
+    cards._LOGGER.propagate = True
     caplog.set_level("INFO", "memscale")
     assert [cards.why_not(CARD) for _ in range(2)] == ["", ""]
     assert [record.getMessage() for record in caplog.records] == [

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from card_memory import COMPILER, DRIVER, IS_BUILT, Memory
+from card_table import forget_cards
 from memscale import _core
 from memscale._core import fingerprint
 from memscale.optim import cards
@@ -118,8 +119,7 @@ def test_a_card_without_room(call: str, card: _core.Card) -> None:
 def test_kernels_without_room_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card that was full is none without kernels."""
     real = _core.Card
-    monkeypatch.setattr(cards, "_opened", {})
-    monkeypatch.setattr(cards, "_cards", {})
+    forget_cards(monkeypatch)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(_core, "Card", lambda ordinal, compiler: real(ordinal, str(COMPILER), str(DRIVER)))
     fail = ctypes.CDLL(str(DRIVER)).fake_cuda_fail

@@ -133,7 +133,7 @@ def test_every_bit_wherever_they_lie(tier: str, tmp_path: Path) -> None:
             assert tier == "failing"
 
 
-def test_all_are_away_when_backward_ends() -> None:
+def test_all_are_offloaded_when_backward_ends() -> None:
     model = net()
     expected = net()
     for value in (model, expected):

@@ -415,7 +415,7 @@ def test_a_step_that_somebody_has_kept(kind: str) -> None:
 
 
 @offloads
-def test_our_state_away_beneath_a_scheduler() -> None:
+def test_our_offloaded_state_beneath_a_scheduler() -> None:
     """Lion has no `_init_group`: the scheduler's wrapper is led to our step, and then to that one's."""
     found = []
     for sent in (False, True):

@@ -30,9 +30,7 @@ def bare_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     log.teardown()
     monkeypatch.setattr(root, "handlers", _Handlers())
     monkeypatch.setattr(root, "level", logging.WARNING)
-    monkeypatch.setattr(log.LOGGER, "handlers", [])
-    monkeypatch.setattr(log.LOGGER, "propagate", True)
-    monkeypatch.setattr(log.LOGGER, "level", logging.NOTSET)
+    log.LOGGER.handlers, log.LOGGER.propagate = [], True  # put back behind each test, as its level is
     log.LOGGER.setLevel(logging.NOTSET)  # also clears the cache of isEnabledFor
     yield
     log.teardown()

@@ -35,7 +35,7 @@ SIDE = 1500  # 8.6 MiB of weights, and twice as much state
 def large(
     moments: str | None = None, dtype: torch.dtype = torch.float32, folder: str = tempfile.gettempdir()
 ) -> Any:
-    """One large parameter, its optimizer, stepped once, its state away; `moments` of ours."""
+    """One large parameter, its optimizer, stepped once, its state offloaded; `moments` of ours."""
     value = nn.Parameter(torch.linspace(-1, 1, SIDE * SIDE, dtype=dtype).view(SIDE, SIDE))
     optimizer = torch.optim.AdamW([value], lr=1e-2)
     if moments is not None:

@@ -315,7 +315,7 @@ def in_child(run: Callable[[], bool]) -> bool:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="PyTorch for CUDA runs no backward in a child")
-@pytest.mark.parametrize("offloaded", [False, True], ids=["on their way", "away"])
+@pytest.mark.parametrize("offloaded", [False, True], ids=["on their way", "offloaded"])
 def test_a_fork_between_forward_and_backward(offloaded: bool) -> None:
     x = torch.randn(64 * KIB, requires_grad=True)
     plain = gradient(None, x)

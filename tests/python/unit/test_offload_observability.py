@@ -107,7 +107,7 @@ def test_events_add_up_to_the_counters(tmp_path: Path) -> None:
 
 
 @needs_engine
-def test_what_is_still_away_stays_in_the_curve(tmp_path: Path) -> None:
+def test_what_is_still_offloaded_stays_in_the_curve(tmp_path: Path) -> None:
     door = trained(tmp_path, steps=1)
     tensor = torch.randn(512, 64)
     saved = door.engine.pack(tensor)

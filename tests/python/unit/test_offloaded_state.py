@@ -359,7 +359,7 @@ def test_a_parameter_is_forgotten_with_its_blocks() -> None:
 
 @pytest.mark.parametrize("piece", [512, 1 << 14])
 @pytest.mark.parametrize("kind", ["fused", "lists"])
-def test_what_a_step_writes_to_gradients_that_are_away(kind: str, piece: int) -> None:
+def test_what_a_step_writes_to_offloaded_gradients(kind: str, piece: int) -> None:
     found = []
     for elsewhere in (False, True):
         torch.manual_seed(0)

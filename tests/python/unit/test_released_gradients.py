@@ -230,7 +230,7 @@ def test_what_is_not_released(gradient: Tensor) -> None:
 @pytest.mark.parametrize(
     ("begin", "end"), [(0, PIECE), (PIECE, 3 * PIECE), (512, 620), (5, 9), (100, 400), (0, 620)]
 )
-@pytest.mark.parametrize("state", ["away", "here", "zero", "changed"])
+@pytest.mark.parametrize("state", ["offloaded", "here", "zero", "changed"])
 def test_chunks(begin: int, end: int, state: str) -> None:
     ordinary, offloaded = pair()
     view = offloaded[0] if state == "here" else None

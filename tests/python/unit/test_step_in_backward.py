@@ -57,7 +57,7 @@ def test_every_bit_of_our_state_stays(name: str, moments: str) -> None:
 
 @pytest.mark.skipif(why_no_engine(torch.device("cpu")) != "", reason="no offload here")
 @pytest.mark.parametrize("ours", [False, True])
-def test_every_bit_stays_with_the_state_away(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_bit_stays_with_the_state_offloaded(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memscale.optim.offload.state.LEAST_BYTES", 1)
 
     def prepare(optimizer: Any) -> None:

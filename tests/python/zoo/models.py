@@ -73,10 +73,10 @@ def numbers(*shape: int) -> Callable[[int], tuple[Tensor]]:
     return lambda step: (torch.randn(*shape, generator=generator(step)),)
 
 
-def _gpt2() -> nn.Module:
+def gpt2(layers: int = 3) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_embd": WIDTH, "n_layer": 3, "n_head": 2, "n_positions": 64, "vocab_size": VOCABULARY}
+    sizes = {"n_embd": WIDTH, "n_layer": layers, "n_head": 2, "n_positions": 64, "vocab_size": VOCABULARY}
     return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
 
 
@@ -232,7 +232,7 @@ def next_token_loss(logits: Tensor) -> Tensor:
 
 
 MAIN = (
-    Case("gpt2", _gpt2, language_batch, frozen=("transformer.wte", "transformer.wpe", "transformer.h.0")),
+    Case("gpt2", gpt2, language_batch, frozen=("transformer.wte", "transformer.wpe", "transformer.h.0")),
     Case("bert", _bert, language_batch, frozen=("bert.embeddings", "bert.encoder.layer.0")),
     Case("llama", _llama, language_batch, frozen=("model.layers.1",)),
     Case(

@@ -6,10 +6,8 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import os
 import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core.executor import Executor
+from memscale.observability.tensor_peak import quiet
 from zoo.models import Batch, Case
 
 SMALLEST = memscale.Config(memory_budget=1, enable_logging=False)
@@ -154,20 +153,6 @@ def assert_checkpointed(run: Run) -> None:
     assert run.plan.active, {choice.module: choice.rule for choice in run.plan.choices}
 
 
-@contextmanager
-def quiet_profiler() -> Iterator[None]:
-    """The profiler writes to file descriptor 2 as it starts."""
-    kept = os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
-
-
 def memory_changes(work: Callable[[], object], alive: dict[int, int] | None = None) -> list[int]:
     """Bytes that PyTorch's CPU allocator handed out, and, below 0, took back during `work`, in order.
 
@@ -177,7 +162,7 @@ def memory_changes(work: Callable[[], object], alive: dict[int, int] | None = No
     from torch.profiler import ProfilerActivity, profile
 
     gc.collect()  # the garbage of an earlier test is not this one's
-    with quiet_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     events = _memory_events(profiler.profiler.kineto_results.experimental_event_tree())
     assert events, "the profiler saw no memory event"

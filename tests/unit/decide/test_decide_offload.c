@@ -193,7 +193,7 @@ static void never_worse(void **state)
     figures_stop(ctx);
 }
 
-/* No plan ever has more away than it may, and with nothing allowed it is the plan without offloads. */
+/* No plan ever has more offloaded than it may, and with nothing allowed it is the plan without offloads. */
 static void limit(void **state)
 {
     msc_context *ctx = figures_start();

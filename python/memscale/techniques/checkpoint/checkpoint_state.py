@@ -341,25 +341,8 @@ class State:
                 stack.callback(_Present(self.flags, self.registries, self.tensors).put_back)
             else:
                 stack.callback(self._undo)
-            stack.callback(_AutocastPresent(kind for kind, *_ in self.autocast).put_back)
-            nesting = _autocast_nesting()
-            for kind, dtype, enabled, cached in self.autocast:
-                if enabled or _autocast_state(kind)[2]:
-                    stack.enter_context(
-                        torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached)
-                    )
-            if nesting and not cached_casts.has_any(item[2] for item in self.tensors):
-                # The casts of a recompute would be there until the caller's block ends, after a step, too.
-                torch.set_autocast_cache_enabled(False)
-            if self.cpu_rng is not None:
-                stack.callback(torch.set_rng_state, torch.get_rng_state())
-                torch.set_rng_state(self.cpu_rng)
-            for device, before in self.cuda_rng.items():
-                stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
-                torch.cuda.set_rng_state(before, device)
-            if self.generators is not None:
-                stack.callback(python_generators.present().put_back)
-                self.generators.put_back()
+            self._enter_autocast(stack)
+            self._replay_generators(stack)
             self._check_contents({id(tensor) for _, _, tensor, _, _ in changed})
             self.written.protect(stack)
             copies = self._restore_modules() if exchanges else {}
@@ -376,6 +359,29 @@ class State:
             finally:
                 with uninterrupted():
                     stack.close()
+
+    def _enter_autocast(self, stack: ExitStack) -> None:
+        """Autocast as the forward had it."""
+        stack.callback(_AutocastPresent(kind for kind, *_ in self.autocast).put_back)
+        nesting = _autocast_nesting()
+        for kind, dtype, enabled, cached in self.autocast:
+            if enabled or _autocast_state(kind)[2]:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached))
+        if nesting and not cached_casts.has_any(item[2] for item in self.tensors):
+            # The casts of a recompute would be there until the caller's block ends, after a step, too.
+            torch.set_autocast_cache_enabled(False)
+
+    def _replay_generators(self, stack: ExitStack) -> None:
+        """Random generators as the forward found them."""
+        if self.cpu_rng is not None:
+            stack.callback(torch.set_rng_state, torch.get_rng_state())
+            torch.set_rng_state(self.cpu_rng)
+        for device, before in self.cuda_rng.items():
+            stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
+            torch.cuda.set_rng_state(before, device)
+        if self.generators is not None:
+            stack.callback(python_generators.present().put_back)
+            self.generators.put_back()
 
     def _undo(self) -> None:
         """Takes back what a recompute has set in modules that were as its forward had them."""

@@ -99,10 +99,7 @@ def _reason(optimizer: torch.optim.Optimizer, link: Link) -> str:
         return f"host memory and files may take {room} bytes, less than {needed}" if short else ""
     # What is offloaded already has its room: the link counts what is free beside it. Other techniques may
     # want the same room; where it does not suffice for all, what comes last stays in memory, and is said.
-    needed -= offloaded_bytes(inner) if is_offloaded(inner) else 0
-    if needed > link.settings.file_bytes:
-        return f"the file may take {link.settings.file_bytes} bytes, less than {needed}"
-    return ""
+    return link.why_no_file_room(needed - (offloaded_bytes(inner) if is_offloaded(inner) else 0))
 
 
 def _needed_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -104,10 +104,9 @@ def _reason(model: nn.Module, link: Link, around: Surroundings) -> str:
     if hardware.device_kind != "cpu":  # `_units` has no more than there is room for
         return ""
     stream = stream_of(model)  # whose files have their room already
-    missing = sum(unit.nbytes() for unit in units if stream is None or not stream.has(unit))
-    if missing > link.settings.file_bytes:
-        return f"the file may take {link.settings.file_bytes} bytes, less than {missing}"
-    return ""
+    return link.why_no_file_room(
+        sum(unit.nbytes() for unit in units if stream is None or not stream.has(unit))
+    )
 
 
 def _units(
