@@ -49,7 +49,6 @@ from memscale.state.process_tables import (
     Kept,
     Name,
     Whole,
-    is_gone,
     keeper,
     strengthened,
     weakened,
@@ -455,7 +454,7 @@ class AttributeTables:
         for table in differing:
             if id(table) not in of_process or isinstance(table, _WHOLE):
                 table.write(table.held)
-            elif not is_gone(table.held):
+            else:
                 table.write(strengthened(table.held, isinstance(table, _SINGLE)))
         if self._iterators:
             stand_ins = {key: before.again(refused) for key, before in self._iterators.items()}

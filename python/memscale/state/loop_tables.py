@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from memscale.state.process_tables import ABSENT, Weak, differs, is_gone
+from memscale.state.process_tables import ABSENT, Weak, differs, strong
 
 
 def _without_graph(value: Any) -> Any:
@@ -52,14 +52,13 @@ class Bindings:
         return ()
 
     def write(self, values: dict[Any, Any]) -> None:
-        """Binds what is bound to something else. A tensor that is gone cannot come back."""
+        """Binds what is bound to something else."""
         now = self.read()
         for name, value in values.items():
             if differs(now.get(name, ABSENT), value):
-                self.bind(name, value)
+                self.bind(name, strong(value))
         for name in now.keys() - values.keys():
-            if not is_gone(self.held.get(name)):
-                self.bind(name, ABSENT)
+            self.bind(name, ABSENT)
 
     def differs(self) -> bool:
         """Whether anything is bound to something else."""

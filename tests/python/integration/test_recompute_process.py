@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from memscale.state import process_tables
 from memscale.state.loop_tables import KeptBindings
 
 WIDTH = 16
@@ -150,6 +151,24 @@ class SetsAndResets(nn.Sequential):
             SCALE = 1.0
 
 
+class SetsTensor(SetsAndResets):
+    """A global is a tensor with a graph, or a large one, for the time of a forward."""
+
+    def __init__(self, *blocks: nn.Module, is_large: bool) -> None:
+        super().__init__(*blocks)
+        self.made = nn.Parameter(torch.rand(4 * WIDTH))
+        self.is_large = is_large
+
+    def forward(self, x: Tensor) -> Tensor:
+        global SCALE
+        made: Any = self.made.sigmoid()
+        SCALE = made.detach() if self.is_large else made
+        try:
+            return nn.Sequential.forward(self, x)
+        finally:
+            SCALE = 1.0
+
+
 def state() -> list[Any]:
     """What is left in the process."""
     local = vars(LOCAL).copy()
@@ -209,6 +228,16 @@ def test_a_cache_that_each_step_fills_anew() -> None:
 def test_a_global_that_holds_for_a_forward() -> None:
     def build() -> nn.Module:
         return SetsAndResets(*(SetsAndResets.Inside() for _ in range(4)))
+
+    assert trained(build, wrapped=False) == trained(build, wrapped=True)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_tensor_that_is_global_for_a_forward(is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_tables, "SMALL_BYTES", 16)
+
+    def build() -> nn.Module:
+        return SetsTensor(*(SetsAndResets.Inside() for _ in range(4)), is_large=is_large)
 
     assert trained(build, wrapped=False) == trained(build, wrapped=True)
 
