@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
 from memscale.state.process_tables import Kept as KeptPlace
-from memscale.techniques.checkpoint import global_hooks, outliving
+from memscale.techniques.checkpoint import data_reads, global_hooks, outliving
 from memscale.techniques.checkpoint.checkpoint_state import (
     NO_USES,
     Body,
@@ -142,6 +142,7 @@ class Region:
         run: the forward.
         operations: what a selective checkpoint keeps; None for a plain one.
         boundary: inputs that leave the device until the recompute; None: they stay.
+        copies: of weights that may be changed through `.data`; None until the forward is over.
         hooks: global ones that the recompute needs.
         kept: the outputs kept, from the first run until the second is over.
         moving: positions of the inputs that leave. What is saved of them is dropped, too.
@@ -153,6 +154,7 @@ class Region:
     __slots__ = (
         "body",
         "boundary",
+        "copies",
         "flow",
         "hooks",
         "is_checked",
@@ -182,6 +184,7 @@ class Region:
         self.body = body
         self.serial = next(serial_numbers)
         self.hooks: global_hooks.Record | None = None
+        self.copies: data_reads.WeightCopies | None = None
         self.run = run
         observer = self.observer = observed.by
         self.boundary = boundary if observer is None else None
@@ -225,6 +228,7 @@ class Region:
     def first_run(self, args: Any, kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped."""
         with (
+            data_reads.forward_in_progress(),
             torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
             global_hooks.observing() as self.hooks,
         ):
@@ -241,6 +245,8 @@ class Region:
             self._note_memory()
         with self.unseen():
             self.state.after()
+        if self.observer is None:
+            self.copies = data_reads.WeightCopies(self.state.tensors)
         if self.boundary is not None:
             self.offload_entry(self.boundary)
         return result
@@ -341,11 +347,14 @@ class Region:
         try:
             with ExitStack() as stack:
                 stack.enter_context(batched_backward.set_aside())
+                stack.enter_context(data_reads.forward_in_progress())
                 stack.enter_context(self.unseen())
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_recomputing.of(self.serial))
                 stack.enter_context(global_hooks.silenced(self.hooks))
                 stack.enter_context(self.state.restored())
+                if self.copies is not None:
+                    self.copies.restore(stack)
                 stack.enter_context(
                     torch.autograd.graph.saved_tensors_hooks(recompute.pack, lambda value: value)
                 )
@@ -572,7 +581,9 @@ class CheckpointAttachment:
         operations = KeptOperations(self.kept) if self.kept else None
         present = self.slot.present
         self.slot.put(CheckpointedForward(self.module, present, body, operations, self.boundary))
+        data_reads.watch()
 
     def undo(self) -> None:
         """Restores `module.forward`."""
         self.slot.remove()
+        data_reads.unwatch()
