@@ -134,7 +134,7 @@ class KeptTensors:
 class Weak:
     """In place of a tensor that is large or has a graph: what it holds, without the graph.
 
-    A global may be bound to another one before backward. Plain autograd holds what the forward has used of it.
+    A global may be bound to another before backward. Plain autograd holds what the forward has used of it.
     """
 
     __slots__ = ("_data", "ref")
@@ -149,7 +149,7 @@ class Weak:
         return value is not None and self.ref() is value
 
     def tensor(self) -> Tensor:
-        """That tensor; if it is gone, one of its values. As it was, it is no leaf if it requires gradients."""
+        """That tensor; if it is gone, one of its values, which is no leaf either if it requires gradients."""
         found = self.ref()
         if found is not None:
             return found

@@ -61,10 +61,26 @@ def zeroed(model: Any) -> None:
     model[1].up.bias.data.zero_()
 
 
+def given(model: Any) -> None:
+    model[1].up.weight.data = model[2].up.weight.detach() * 0.5
+
+
+def moved(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.detach().clone()
+
+
+def to_and_fro(model: Any) -> None:
+    model.double().float()
+
+
 CHANGES: dict[str, Callable[[Any], None]] = {
     "all": halved,
     "merge": merged_for_a_look,
     "one": zeroed,
+    "other data": given,
+    "moved": moved,
+    "to another type and back": to_and_fro,
 }
 
 

@@ -196,7 +196,7 @@ class Region:
             self.leaves = [observer.on_hold(leaf) if type(leaf) is Tensor else leaf for leaf in self.leaves]
         with self.unseen():
             self.state = State.before(body, parts, self.leaves)
-        self.is_checked = observer is None and body.check.of_call()
+        self.is_checked = self.state.is_checked = observer is None and body.check.of_call()
         self.flow = SavedFlow(self.leaves) if self.is_checked and not body.check.knows_flow else None
         # By number; None where the save itself stays.
         self.saves: list[weakref.ref[Saved] | None] = []
@@ -335,7 +335,7 @@ class Region:
             if kept is not None:
                 kept.clear()
         if recompute.difference is not None:
-            raise self.body.check.fail(self._error(*recompute.difference))
+            raise self.body.check.fail(self.state.moved or self._error(*recompute.difference))
         if recompute.is_over:
             return recompute.values
         path, count = self.body.path, f"{recompute.count} tensors instead of {len(self.saves)}"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of weights that a loop may change between forward and backward: `parameter.data.add_(…)`.
+"""Weights that a loop changes between forward and backward: `parameter.data.add_(…)`, `parameter.data = …`.
 
-What is written through `.data` moves neither version nor address, and plain autograd does not mind. A
-recompute would read the changed weight. So code that asks a parameter for its `.data` while calls wait for
-their recompute leaves a copy for these; most loops never do. Reads inside of forwards leave none, nor do reads
-of streamed weights, whose bytes are in several places.
+What is written through `.data` does not move the version, and plain autograd does not mind. A recompute would
+read the changed weight. So code that asks a parameter for its `.data` while calls wait for their recompute
+leaves a copy for these, and code that sets it leaves what it held; most loops never do. What forwards ask for
+leaves none, nor do streamed weights, whose bytes are in several places.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ class WeightCopies:
         """Fills weights as the call had them. What they hold now comes again when `stack` closes."""
         for weight, before in self._before.values():
             present = _base.__get__(weight)
-            if not (present.shape != before.shape or is_streamed(weight) or torch.equal(present, before)):
+            if is_streamed(weight):
+                continue
+            if (present.shape, present.dtype, present.device) != (before.shape, before.dtype, before.device):
+                stack.callback(_base.__set__, weight, present)
+                _base.__set__(weight, before)
+            elif not torch.equal(present, before):
                 stack.callback(present.copy_, present.clone())
                 present.copy_(before)
 
@@ -100,6 +105,8 @@ def _copy(parameter: Tensor) -> None:
 
 
 def _write(parameter: Any, value: Any) -> None:
+    if _waiting and not _inside.depth:
+        _copy(parameter)
     _base.__set__(parameter, value)
 
 
