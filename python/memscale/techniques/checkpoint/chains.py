@@ -173,7 +173,7 @@ class ChainAttachment:
         runs = {run.first: _Run(*self._resolved(module, run), run.boundary) for run in self.runs}
         slot.put(ChainForward(module, present, runs))
         self.slot = slot
-        data_reads.watch()
+        data_reads.watch(module)
 
     def _resolved(self, module: nn.Module, run: ChainRun) -> tuple[list[nn.Module], Body]:
         names = list(module._modules)
@@ -194,4 +194,6 @@ class ChainAttachment:
         slot, self.slot = self.slot, None
         assert slot is not None
         slot.remove()
-        data_reads.unwatch()
+        module = self._module()
+        if module is not None:
+            data_reads.unwatch(module)

@@ -581,9 +581,9 @@ class CheckpointAttachment:
         operations = KeptOperations(self.kept) if self.kept else None
         present = self.slot.present
         self.slot.put(CheckpointedForward(self.module, present, body, operations, self.boundary))
-        data_reads.watch()
+        data_reads.watch(self.module)
 
     def undo(self) -> None:
         """Restores `module.forward`."""
         self.slot.remove()
-        data_reads.unwatch()
+        data_reads.unwatch(self.module)

@@ -26,7 +26,7 @@ _NAME: Final = "data"
 _base: Final[Any] = torch._C.TensorBase.data
 
 _lock = threading.RLock()
-_attached = 0
+_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class WeightCopies:
@@ -113,21 +113,19 @@ def _write(parameter: Any, value: Any) -> None:
 _READS: Final = property(_read, _write, doc=_base.__doc__)
 
 
-def watch() -> None:
-    """One more plan has calls that are recomputed."""
-    global _attached
+def watch(module: nn.Module) -> None:
+    """Calls of a module, or of its children, are recomputed from now on."""
     with _lock:
-        _attached += 1
+        _watched.add(module)
         if _NAME not in vars(nn.Parameter):
             nn.Parameter.data = _READS
 
 
-def unwatch() -> None:
-    """One less; after the last one `Parameter.data` is PyTorch's again."""
-    global _attached
+def unwatch(module: nn.Module) -> None:
+    """Ends `watch`. After the last module `Parameter.data` is PyTorch's again."""
     with _lock:
-        _attached -= 1
-        if not _attached and vars(nn.Parameter).get(_NAME) is _READS:
+        _watched.discard(module)
+        if not _watched and vars(nn.Parameter).get(_NAME) is _READS:
             del nn.Parameter.data
 
 
