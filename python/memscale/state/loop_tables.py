@@ -19,12 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from memscale.state.process_tables import ABSENT, Weak, differs, strong
-
-
-def _without_graph(value: Any) -> Any:
-    """A value to hold for a step. Plain autograd holds a mask, too, but no more of a graph than it needs."""
-    return Weak(value) if isinstance(value, Tensor) and value.grad_fn is not None else value
+from memscale.state.process_tables import ABSENT, differs, strong, without_graph
 
 
 class Bindings:
@@ -37,7 +32,7 @@ class Bindings:
     __slots__ = ("held",)
 
     def __init__(self) -> None:
-        self.held = {name: _without_graph(value) for name, value in self.read().items()}
+        self.held = {name: without_graph(value) for name, value in self.read().items()}
 
     def read(self) -> dict[Any, Any]:
         """Names and values, without those that are not bound."""

@@ -132,7 +132,7 @@ class KeptTensors:
 
 
 class Weak:
-    """In place of a tensor that is large or has a graph: what it holds, without the graph.
+    """In place of a tensor that has a graph: what it holds, without the graph.
 
     A global may be bound to another before backward. Plain autograd holds what the forward has used of it.
     """
@@ -158,24 +158,22 @@ class Weak:
 
 
 def weakened(held: Any, is_single: bool) -> Any:
-    """What a table has read, without tensors that are large or have a graph.
+    """What a table has read, without graphs.
 
     Args:
         held: a dictionary or a list of the table's own, or a single value.
         is_single: it is a value.
     """
     if is_single:
-        return _weak(held)
+        return without_graph(held)
     if isinstance(held, dict):
-        return {key: _weak(value) for key, value in held.items()}
-    return list(map(_weak, held))
+        return {key: without_graph(value) for key, value in held.items()}
+    return list(map(without_graph, held))
 
 
-def _weak(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    is_small = value.grad_fn is None and value.numel() * value.element_size() <= SMALL_BYTES
-    return value if is_small else Weak(value)
+def without_graph(value: Any) -> Any:
+    """A value to hold until backward. Plain autograd holds what it needs of a tensor, too, and no graph."""
+    return Weak(value) if isinstance(value, Tensor) and value.grad_fn is not None else value
 
 
 def strengthened(held: Any, is_single: bool) -> Any:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.state import process_tables
 from memscale.state.loop_tables import KeptBindings
 
 WIDTH = 16
@@ -152,17 +151,17 @@ class SetsAndResets(nn.Sequential):
 
 
 class SetsTensor(SetsAndResets):
-    """A global is a tensor with a graph, or a large one, for the time of a forward."""
+    """A global is a tensor for the time of a forward."""
 
-    def __init__(self, *blocks: nn.Module, is_large: bool) -> None:
+    def __init__(self, *blocks: nn.Module, has_graph: bool) -> None:
         super().__init__(*blocks)
         self.made = nn.Parameter(torch.rand(4 * WIDTH))
-        self.is_large = is_large
+        self.has_graph = has_graph
 
     def forward(self, x: Tensor) -> Tensor:
         global SCALE
         made: Any = self.made.sigmoid()
-        SCALE = made.detach() if self.is_large else made
+        SCALE = made if self.has_graph else made.detach()
         try:
             return nn.Sequential.forward(self, x)
         finally:
@@ -232,12 +231,10 @@ def test_a_global_that_holds_for_a_forward() -> None:
     assert trained(build, wrapped=False) == trained(build, wrapped=True)
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-def test_a_tensor_that_is_global_for_a_forward(is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_tables, "SMALL_BYTES", 16)
-
+@pytest.mark.parametrize("has_graph", [False, True])
+def test_a_tensor_that_is_global_for_a_forward(has_graph: bool) -> None:
     def build() -> nn.Module:
-        return SetsTensor(*(SetsAndResets.Inside() for _ in range(4)), is_large=is_large)
+        return SetsTensor(*(SetsAndResets.Inside() for _ in range(4)), has_graph=has_graph)
 
     assert trained(build, wrapped=False) == trained(build, wrapped=True)
 
