@@ -229,6 +229,7 @@ class Region:
         """Runs the forward with its saved tensors dropped."""
         with (
             data_reads.forward_in_progress(),
+            self.state.attributes.recorded(),
             torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
             global_hooks.observing() as self.hooks,
         ):

@@ -118,7 +118,7 @@ def watch(module: nn.Module) -> None:
     with _lock:
         _watched.add(module)
         if _NAME not in vars(nn.Parameter):
-            nn.Parameter.data = _READS
+            nn.Parameter.data = _READS  # type: ignore[assignment]
 
 
 def unwatch(module: nn.Module) -> None:
