@@ -122,6 +122,46 @@ def test_what_is_written_between_forward_and_backward(kind: str, forwards: int) 
     )
 
 
+class Normalises(Block):
+    """From some step on."""
+
+    how = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        data = self.up.weight.data
+        norm = data.norm(dim=1, keepdim=True)
+        if Normalises.how == "in place":
+            data.div_(norm)
+        elif Normalises.how == "other data":
+            self.up.weight.data = data / norm
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("how", ["in place", "other data"])
+def test_a_forward_that_begins_to_write(how: str) -> None:
+    def run(is_wrapped: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model, found = nn.Sequential(*(Normalises() for _ in range(4))), list[Any]()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        if is_wrapped:
+            wrapped(model, torch.randn(256, WIDTH))
+        for step in range(4):
+            Normalises.how = how if step > 1 else ""
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            loss = model(torch.randn(256, WIDTH)).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            optimizer.step()
+            found += [loss.item(), *(value.tolist() for value in model.parameters())]
+        Normalises.how = ""
+        if is_wrapped:
+            memscale.detach(model)
+        return found
+
+    assert run(is_wrapped=True) == run(is_wrapped=False)
+
+
 def test_a_loop_that_reads_nothing_pays_nothing() -> None:
     model, x = Model(), torch.randn(256, WIDTH)
     wrapped(model, x)

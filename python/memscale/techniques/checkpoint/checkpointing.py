@@ -142,7 +142,7 @@ class Region:
         run: the forward.
         operations: what a selective checkpoint keeps; None for a plain one.
         boundary: inputs that leave the device until the recompute; None: they stay.
-        copies: of weights that may be changed through `.data`; None until the forward is over.
+        copies: of weights that may be changed through `.data`; None: somebody looks on.
         hooks: global ones that the recompute needs.
         kept: the outputs kept, from the first run until the second is over.
         moving: positions of the inputs that leave. What is saved of them is dropped, too.
@@ -184,7 +184,6 @@ class Region:
         self.body = body
         self.serial = next(serial_numbers)
         self.hooks: global_hooks.Record | None = None
-        self.copies: data_reads.WeightCopies | None = None
         self.run = run
         observer = self.observer = observed.by
         self.boundary = boundary if observer is None else None
@@ -196,6 +195,7 @@ class Region:
             self.leaves = [observer.on_hold(leaf) if type(leaf) is Tensor else leaf for leaf in self.leaves]
         with self.unseen():
             self.state = State.before(body, parts, self.leaves)
+        self.copies = data_reads.WeightCopies(self.state.tensors) if observer is None else None
         self.is_checked = self.state.is_checked = observer is None and body.check.of_call()
         self.flow = SavedFlow(self.leaves) if self.is_checked and not body.check.knows_flow else None
         # By number; None where the save itself stays.
@@ -228,7 +228,7 @@ class Region:
     def first_run(self, args: Any, kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped."""
         with (
-            data_reads.forward_in_progress(),
+            self.copies.of_forward() if self.copies is not None else nullcontext(),
             self.state.attributes.recorded(),
             torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
             global_hooks.observing() as self.hooks,
@@ -246,8 +246,6 @@ class Region:
             self._note_memory()
         with self.unseen():
             self.state.after()
-        if self.observer is None:
-            self.copies = data_reads.WeightCopies(self.state.tensors)
         if self.boundary is not None:
             self.offload_entry(self.boundary)
         return result
@@ -348,7 +346,7 @@ class Region:
         try:
             with ExitStack() as stack:
                 stack.enter_context(batched_backward.set_aside())
-                stack.enter_context(data_reads.forward_in_progress())
+                stack.enter_context(data_reads.of_recompute())
                 stack.enter_context(self.unseen())
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_recomputing.of(self.serial))

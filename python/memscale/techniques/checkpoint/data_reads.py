@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that a loop changes between forward and backward: `parameter.data.add_(…)`, `parameter.data = …`.
 
-What is written through `.data` does not move the version, and plain autograd does not mind. A recompute would
-read the changed weight. So code that asks a parameter for its `.data` while calls wait for their recompute
-leaves a copy for these, and code that sets it leaves what it held; most loops never do. What forwards ask for
-leaves none, nor do streamed weights, whose bytes are in several places.
+What is written through `.data` does not move the version, and plain autograd does not mind. A recompute
+would read the changed weight. So code that asks a parameter for its `.data`, or sets it, while calls wait
+for their recompute leaves a copy for these; most loops never do. A forward that does leaves a copy for
+itself, which is dropped when it is over and has changed nothing. Streamed weights leave none: their bytes
+are in several places.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -33,7 +34,7 @@ class WeightCopies:
     """Of the weights of one call, those that somebody may have changed since.
 
     Args:
-        weights: `State.tensors`, when the call is over.
+        weights: `State.tensors`.
     """
 
     __slots__ = ("__weakref__", "_before", "_weights")
@@ -41,6 +42,13 @@ class WeightCopies:
     def __init__(self, weights: Sequence[tuple[Any, ...]]) -> None:
         self._weights = weights
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @contextmanager
+    def of_forward(self) -> Iterator[None]:
+        """For the time of the call. From then on, what others ask for counts."""
+        with _in_progress(self):
+            yield
+        self._before = {key: item for key, item in self._before.items() if _differs(*item)}
         with _lock:
             _waiting.add(self)
 
@@ -55,48 +63,67 @@ class WeightCopies:
     def restore(self, stack: ExitStack) -> None:
         """Fills weights as the call had them. What they hold now comes again when `stack` closes."""
         for weight, before in self._before.values():
-            present = _base.__get__(weight)
-            if is_streamed(weight):
+            if is_streamed(weight) or not _differs(weight, before):
                 continue
-            if (present.shape, present.dtype, present.device) != (before.shape, before.dtype, before.device):
-                stack.callback(_base.__set__, weight, present)
-                _base.__set__(weight, before)
-            elif not torch.equal(present, before):
-                stack.callback(present.copy_, present.clone())
-                present.copy_(before)
+            present = _base.__get__(weight)
+            stack.callback(_fill, weight, present, present.clone())
+            if _form(present) == _form(before):
+                present.copy_(before)  # what was saved of its memory stays so
+            else:
+                _base.__set__(weight, before.clone())
 
 
 _waiting: weakref.WeakSet[WeightCopies] = weakref.WeakSet()
 
 
-class _Inside(threading.local):
-    """How many forwards and recomputes are in progress in this thread."""
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
 
-    depth = 0
+
+def _differs(weight: Tensor, before: Tensor) -> bool:
+    present = _base.__get__(weight)
+    return _form(present) != _form(before) or not torch.equal(present, before)
+
+
+def _fill(weight: Tensor, data: Tensor, contents: Tensor) -> None:
+    data.copy_(contents)
+    _base.__set__(weight, data)
+
+
+class _Inside(threading.local):
+    """Of the forwards and recomputes that are in progress in this thread, the inner one last."""
+
+    def __init__(self) -> None:
+        self.calls: list[WeightCopies | None] = []
 
 
 _inside = _Inside()
 
 
 @contextmanager
-def forward_in_progress() -> Iterator[None]:
-    """Reads in the block leave no copies."""
-    _inside.depth += 1
+def _in_progress(call: WeightCopies | None) -> Iterator[None]:
+    _inside.calls.append(call)
     try:
         yield
     finally:
-        _inside.depth -= 1
+        _inside.calls.pop()
+
+
+def of_recompute() -> AbstractContextManager[None]:
+    """What the block asks for leaves no copies."""
+    return _in_progress(None)
 
 
 def _read(parameter: Any) -> Any:
-    if _waiting and not _inside.depth:
+    if _waiting or _inside.calls:
         _copy(parameter)
     return _base.__get__(parameter)
 
 
 def _copy(parameter: Tensor) -> None:
     with _lock:
-        lacking = [copies for copies in _waiting if copies.lacks(parameter)]
+        found = _inside.calls[-1:] or list(_waiting)
+        lacking = [copies for copies in found if copies is not None and copies.lacks(parameter)]
     if lacking and not is_streamed(parameter):
         with torch.no_grad(), without_modes() if has_modes() else nullcontext():
             copy = _base.__get__(parameter).clone()
@@ -105,7 +132,7 @@ def _copy(parameter: Tensor) -> None:
 
 
 def _write(parameter: Any, value: Any) -> None:
-    if _waiting and not _inside.depth:
+    if _waiting or _inside.calls:
         _copy(parameter)
     _base.__set__(parameter, value)
 
@@ -129,4 +156,4 @@ def unwatch(module: nn.Module) -> None:
             del nn.Parameter.data
 
 
-never_compiled(WeightCopies, forward_in_progress, _read, _copy, _write)
+never_compiled(WeightCopies, _form, _differs, _fill, _in_progress, of_recompute, _read, _copy, _write)
