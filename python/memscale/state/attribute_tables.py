@@ -29,8 +29,8 @@ import functools
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Protocol
@@ -49,7 +49,6 @@ from memscale.state.process_tables import (
     Kept,
     Name,
     Whole,
-    is_gone,
     keeper,
     strengthened,
     weakened,
@@ -432,6 +431,25 @@ class AttributeTables:
         self._tables.append(table)
         return table.parts()
 
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """For the time of the call: what it takes from generators is noted."""
+        generators = {key: item for key, item in self._iterators.items() if item.recorded is not None}
+        if not generators:
+            yield
+            return
+        self._exchange({key: item.recorded for key, item in generators.items()})
+        try:
+            yield
+        finally:
+            self._exchange({id(item.recorded): item.iterator for item in generators.values()})
+
+    def _exchange(self, stand_ins: dict[int, Any]) -> None:
+        """Puts these in the places of iterators, which come by their ids."""
+        for table in (*self._tables, *self._of_process):
+            if not isinstance(table, _WITHOUT_VALUES):
+                _put_stand_ins(table, stand_ins)
+
     def differing(self) -> list[_Table]:
         """Containers that hold something else now."""
         return [table for table in (*self._tables, *self._of_process) if table.differs()]
@@ -447,7 +465,7 @@ class AttributeTables:
         Args:
             stack: ends with the recompute.
             differing: what holds something else than it held.
-            refused: what to raise where the recompute takes from an iterator without a copy, by its type.
+            refused: what to raise where the recompute takes more from a generator than its call, by its type.
         """
         tables = [*self._tables, *self._of_process]
         stack.callback(_write_back, [(table, table.read()) for table in tables])
@@ -455,13 +473,10 @@ class AttributeTables:
         for table in differing:
             if id(table) not in of_process or isinstance(table, _WHOLE):
                 table.write(table.held)
-            elif not is_gone(table.held):
+            else:
                 table.write(strengthened(table.held, isinstance(table, _SINGLE)))
         if self._iterators:
-            stand_ins = {key: before.again(refused) for key, before in self._iterators.items()}
-            for table in tables:
-                if not isinstance(table, _WITHOUT_VALUES):
-                    _put_stand_ins(table, stand_ins)
+            self._exchange({key: before.again(refused) for key, before in self._iterators.items()})
 
 
 def _put_stand_ins(table: _Table, stand_ins: dict[int, Any]) -> None:

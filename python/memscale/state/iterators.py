@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import warnings
 import weakref
 from collections.abc import Callable
 from types import GeneratorType
-from typing import Any
+from typing import Any, Final
 
 from memscale.errors import ProfileError
+
+_TAKING: Final = ("send", "throw", "close")
+"""Methods of generators beside `__next__`."""
 
 
 def is_iterator(value: Any) -> bool:
@@ -22,7 +26,8 @@ def is_iterator(value: Any) -> bool:
 
 def is_taken_from(value: Any) -> bool:
     """Whether it is an iterator of Python's own: nothing in it tells where it is."""
-    return type(value).__module__ in ("builtins", "itertools") and is_iterator(value)
+    kind = type(value)
+    return kind is Recorded or (kind.__module__ in ("builtins", "itertools") and is_iterator(value))
 
 
 def _not_planned(name: str) -> Exception:
@@ -52,7 +57,7 @@ class Untouched:
         raise self._refused(self._name)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("send", "throw", "close"):
+        if name in _TAKING:
             return lambda *args: next(self)
         raise AttributeError(name)
 
@@ -90,19 +95,81 @@ def _inner(value: Any) -> Any:
     return copy_of(value) if is_iterator(value) else value
 
 
+class Recorded:
+    """In place of a generator for the time of a forward: notes what is taken from it.
+
+    Args:
+        generator: this.
+    """
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+        self.taken: list[tuple[Any, BaseException | None]] = []
+
+    def __iter__(self) -> Recorded:
+        return self
+
+    def __next__(self) -> Any:
+        """Takes from the generator."""
+        return self._noted(self.generator.__next__)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.generator, name)
+        return functools.partial(self._noted, found) if name in _TAKING else found
+
+    def _noted(self, take: Callable[..., Any], *args: Any) -> Any:
+        try:
+            value = take(*args)
+        except BaseException as error:
+            self.taken.append((None, error))
+            raise
+        self.taken.append((value, None))
+        return value
+
+
+class Replayed(Untouched):
+    """In place of a generator for the time of a recompute: gives what its forward has taken.
+
+    Args:
+        recorded: by the forward.
+        refused: the error to raise where more is taken, by the name of the generator's type.
+    """
+
+    def __init__(self, recorded: Recorded, refused: Callable[[str], Exception]) -> None:
+        super().__init__(recorded.generator, refused)
+        self._left = iter(list(recorded.taken))
+
+    def __next__(self) -> Any:
+        """Gives the next, or raises what the generator has raised."""
+        for value, error in self._left:
+            if error is not None:
+                raise error
+            return value
+        return super().__next__()
+
+
 class IteratorCopy:
     """Where an iterator was when this was made.
 
     Args:
         iterator: this. It is held, so that its id stays its own.
+
+    Attributes:
+        recorded: what notes, in its place, what the forward takes from a generator, which has no copy.
     """
 
-    __slots__ = ("_before", "_iterator")
+    __slots__ = ("_before", "iterator", "recorded")
 
     def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-        self._before = None if isinstance(iterator, GeneratorType) else copy_of(iterator)
+        self.iterator = iterator
+        is_generator = isinstance(iterator, (GeneratorType, Recorded))
+        self.recorded = Recorded(iterator) if is_generator else None
+        self._before = None if is_generator else copy_of(iterator)
 
     def again(self, refused: Callable[[str], Exception]) -> Any:
-        """One that goes on from there; of a generator one that raises this, by the name of its type."""
-        return Untouched(self._iterator, refused) if self._before is None else copy_of(self._before)
+        """One that goes on from there; of a generator one that gives what the forward has taken.
+
+        Args:
+            refused: what to raise where more is taken, by the name of its type.
+        """
+        return copy_of(self._before) if self.recorded is None else Replayed(self.recorded, refused)

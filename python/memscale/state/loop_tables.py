@@ -13,18 +13,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from operator import is_
-from types import CellType
+from operator import is_, itemgetter
+from types import CellType, FunctionType
 from typing import Any
 
 from torch import Tensor
 
-from memscale.state.process_tables import ABSENT, Weak, differs, is_gone
-
-
-def _without_graph(value: Any) -> Any:
-    """A value to hold for a step. Plain autograd holds a mask, too, but no more of a graph than it needs."""
-    return Weak(value) if isinstance(value, Tensor) and value.grad_fn is not None else value
+from memscale.state.process_tables import ABSENT, differs, strong, without_graph
 
 
 class Bindings:
@@ -37,7 +32,7 @@ class Bindings:
     __slots__ = ("held",)
 
     def __init__(self) -> None:
-        self.held = {name: _without_graph(value) for name, value in self.read().items()}
+        self.held = {name: without_graph(value) for name, value in self.read().items()}
 
     def read(self) -> dict[Any, Any]:
         """Names and values, without those that are not bound."""
@@ -52,14 +47,13 @@ class Bindings:
         return ()
 
     def write(self, values: dict[Any, Any]) -> None:
-        """Binds what is bound to something else. A tensor that is gone cannot come back."""
+        """Binds what is bound to something else."""
         now = self.read()
         for name, value in values.items():
             if differs(now.get(name, ABSENT), value):
-                self.bind(name, value)
+                self.bind(name, strong(value))
         for name in now.keys() - values.keys():
-            if not is_gone(self.held.get(name)):
-                self.bind(name, ABSENT)
+            self.bind(name, ABSENT)
 
     def differs(self) -> bool:
         """Whether anything is bound to something else."""
@@ -72,11 +66,13 @@ class Bindings:
 class _Globals(Bindings):
     """Names in a Python module."""
 
-    __slots__ = ("names", "place")
+    __slots__ = ("_all", "_values", "names", "place")
 
     def __init__(self, place: dict[str, Any], names: Sequence[str]) -> None:
         self.place, self.names = place, names
         super().__init__()
+        self._all = itemgetter(*names, *names[:1])  # of two at least, so that it gives a tuple
+        self._values = (*self.held.values(), *list(self.held.values())[:1])
 
     def read(self) -> dict[Any, Any]:
         """Names and values."""
@@ -89,6 +85,15 @@ class _Globals(Bindings):
             del self.place[name]
         else:
             self.place[name] = value
+
+    def differs(self) -> bool:
+        """Whether anything is bound to something else. As a rule all are bound, to the same."""
+        try:
+            now = self._all(self.place)
+        except KeyError:
+            return super().differs()
+        is_same = len(now) == len(self._values) and all(map(is_, now, self._values))
+        return not is_same and super().differs()
 
 
 class _OfClass(Bindings):
@@ -105,8 +110,8 @@ class _OfClass(Bindings):
         return dict(vars(self.kind))
 
     def bind(self, name: Any, value: Any) -> None:
-        """Binds a name, but for what Python keeps there."""
-        if name.startswith("__"):
+        """Binds a name, but for what Python keeps there: of names such as `__add__` only functions count."""
+        if name.startswith("__") and FunctionType not in (type(value), type(vars(self.kind).get(name))):
             return
         if value is ABSENT:
             type.__delattr__(self.kind, name)
@@ -139,6 +144,34 @@ class _Cells(Bindings):
             del self.cells[name].cell_contents
         else:
             self.cells[name].cell_contents = value
+
+
+class _OfFunctions(Bindings):
+    """Defaults of functions' arguments, and their code."""
+
+    __slots__ = ("functions",)
+
+    def __init__(self, functions: Sequence[weakref.ref[FunctionType]]) -> None:
+        self.functions = functions
+        super().__init__()
+
+    def read(self) -> dict[Any, Any]:
+        """By the function's number and the attribute's name."""
+        found: dict[Any, Any] = {}
+        for number, ref in enumerate(self.functions):
+            function = ref()
+            if function is not None:
+                found[number, "__defaults__"] = function.__defaults__
+                found[number, "__kwdefaults__"] = function.__kwdefaults__
+                found[number, "__code__"] = function.__code__
+        return found
+
+    def bind(self, name: Any, value: Any) -> None:
+        """Gives a function another one."""
+        number, attribute = name
+        function = self.functions[number]()
+        if function is not None and value is not ABSENT:
+            setattr(function, attribute, value)
 
 
 class KeptBindings:
@@ -187,3 +220,8 @@ def kept_class(kind: type) -> KeptBindings:
 def kept_cells(cells: Iterable[CellType]) -> KeptBindings:
     """What these hold."""
     return KeptBindings(functools.partial(_Cells, tuple(cells)))
+
+
+def kept_functions(functions: Iterable[FunctionType]) -> KeptBindings:
+    """Defaults and code of these."""
+    return KeptBindings(functools.partial(_OfFunctions, tuple(map(weakref.ref, functions))))

@@ -28,7 +28,8 @@ from torch.quasirandom import SobolEngine
 
 from memscale.state.flat_contents import is_flat
 from memscale.state.iterators import copy_of, is_iterator, is_taken_from
-from memscale.state.loop_tables import kept_cells, kept_class, kept_globals
+from memscale.state.library_names import names_used_by
+from memscale.state.loop_tables import kept_cells, kept_class, kept_functions, kept_globals
 from memscale.state.process_settings import KeptSettings
 from memscale.state.process_tables import (
     AttributeName,
@@ -294,7 +295,7 @@ class ProcessImages:
         self._empty: list[dict[str, Any]] = []  # attributes of functions and tensors
         self._functions = [*reached.functions, *reached.caches]
         bases = dict.fromkeys(base for kind in map(type, modules) for base in kind.__mro__)
-        self._kinds = [base for base in bases if base not in (object, nn.Module)]
+        self._kinds = [base for base in bases if base is not object]
         own = [base for base in bases if not is_library(base.__module__)]
         self._methods = [item for base in own for item in vars(base).values() if type(item) is FunctionType]
         self._own = [item for item in reached.own_functions() if item.__name__ not in ON_CREATION]
@@ -405,11 +406,14 @@ class ProcessImages:
             if is_own and value is not ABSENT and (id(place.globals), place.name) not in known:
                 names.setdefault(id(place.globals), (place.globals, []))[1].append(place.name)
         found: list[Kept] = [kept_globals(*item) for item in names.values()]
-        found += [kept_globals(vars(module), used) for module, used in self._used]
+        foreign = [kind for kind in self._kinds if kind is not nn.Module and is_of_library(kind.__module__)]
+        used = [*self._used, *names_used_by(foreign).values()]
+        found += [kept_globals(vars(module), names) for module, names in used]
         found += [kept_globals(item.__dict__, item.__dict__) for item in self._own if item.__dict__]
         kinds = [bindings.kind for bindings in self._classes]
         own = [kind for kind in kinds if not is_of_library(kind.__module__)]
-        found += map(kept_class, dict.fromkeys([*own, *self._kinds]))
+        found += map(kept_class, dict.fromkeys([*own, *self._kinds, Tensor]))
+        found.append(kept_functions(self._own))
         cells = {
             id(cell): cell
             for function in self._own

@@ -5,8 +5,8 @@ The trace says which of the places that a model's code reaches its forward chang
 code binds: a counter, a cache, a generator of random numbers of one's own. A recompute finds there what the
 forward found, and what it changes is undone, as for attributes of modules (`attribute_tables`).
 
-What is written down keeps nothing large alive: of a tensor that is, or that has a graph, only a weak
-reference is taken. Else each step would hold the one before, where a place keeps something of it.
+What is written down keeps no graph alive: of a tensor that has one only what it holds is kept. Else each step
+would hold the one before, where a place keeps something of it.
 """
 
 from __future__ import annotations
@@ -132,55 +132,62 @@ class KeptTensors:
 
 
 class Weak:
-    """In place of a tensor that is large or has a graph."""
+    """In place of a tensor that has a graph: what it holds, without the graph.
 
-    __slots__ = ("ref",)
+    A global may be bound to another before backward. Plain autograd holds what the forward has used of it.
+    """
+
+    __slots__ = ("_data", "ref")
 
     def __init__(self, tensor: Tensor) -> None:
         self.ref = weakref.ref(tensor)
+        self._data = tensor.detach()
+        self._data.requires_grad_(tensor.requires_grad)
 
     def is_of(self, value: Any) -> bool:
         """Whether a value is that tensor."""
-        return self.ref() is value
+        return value is not None and self.ref() is value
+
+    def tensor(self) -> Tensor:
+        """That tensor; if it is gone, one of its values, which is no leaf either if it requires gradients."""
+        found = self.ref()
+        if found is not None:
+            return found
+        with torch.enable_grad():
+            return self._data.clone() if self._data.requires_grad else self._data
 
 
 def weakened(held: Any, is_single: bool) -> Any:
-    """What a table has read, without tensors that are large or have a graph.
+    """What a table has read, without graphs.
 
     Args:
         held: a dictionary or a list of the table's own, or a single value.
         is_single: it is a value.
     """
     if is_single:
-        return _weak(held)
+        return without_graph(held)
     if isinstance(held, dict):
-        return {key: _weak(value) for key, value in held.items()}
-    return list(map(_weak, held))
+        return {key: without_graph(value) for key, value in held.items()}
+    return list(map(without_graph, held))
 
 
-def _weak(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    is_small = value.grad_fn is None and value.numel() * value.element_size() <= SMALL_BYTES
-    return value if is_small else Weak(value)
+def without_graph(value: Any) -> Any:
+    """A value to hold until backward. Plain autograd holds what it needs of a tensor, too, and no graph."""
+    return Weak(value) if isinstance(value, Tensor) and value.grad_fn is not None else value
 
 
 def strengthened(held: Any, is_single: bool) -> Any:
-    """What was `weakened`, with the tensors that are still there."""
+    """What was `weakened`, with tensors."""
     if is_single:
-        return _strong(held)
+        return strong(held)
     if isinstance(held, dict):
-        return {key: _strong(value) for key, value in held.items() if not is_gone(value)}
-    return [_strong(value) for value in held if not is_gone(value)]
+        return {key: strong(value) for key, value in held.items()}
+    return list(map(strong, held))
 
 
-def _strong(value: Any) -> Any:
-    return value.ref() if type(value) is Weak else value
-
-
-def is_gone(value: Any) -> bool:
-    """Whether a value is a weak reference to a tensor that no longer exists."""
-    return type(value) is Weak and value.ref() is None
+def strong(value: Any) -> Any:
+    """A value, or the tensor that it stands for."""
+    return value.tensor() if type(value) is Weak else value
 
 
 def differs(now: Any, before: Any) -> bool:

@@ -29,6 +29,7 @@ from memscale.techniques.checkpoint import outliving
 from memscale.techniques.checkpoint.checkpointing import came_later, stands_aside
 from memscale.techniques.checkpoint.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn
+from memscale.weights.saves import weights_as_places
 
 _here = threading.local()  # `.inside`: a forward of this thread runs under hooks
 
@@ -62,7 +63,10 @@ class OffloadedForward(StandIn):
         try:
             _here.inside = True
             left = outliving.Left(self.module, self.path, self.check) if self.check.of_call() else None
-            with self.offload.hooks(self.saves, self.ahead_bytes, None if left is None else left.add):
+            with (
+                self.offload.hooks(self.saves, self.ahead_bytes, None if left is None else left.add),
+                weights_as_places(),
+            ):
                 result = self.original(*args, **kwargs)
             if left is not None:
                 left.settle()

@@ -19,7 +19,7 @@ def set_gradient(parameter: Tensor, gradient: Tensor | None) -> None:
         return
     released = getattr(gradient, "memscale_bytes", None)  # of an `optim.released.ReleasedGradient`
     form = gradient if released is None else released.plain
-    before = parameter.data
+    before = Tensor.data.__get__(parameter)  # type: ignore[attr-defined]  # not a read of the loop's
     parameter.data = form.detach()
     try:
         parameter.grad = gradient

@@ -65,6 +65,14 @@ def lasting_address(tensor: Tensor) -> int:
     return address
 
 
+def is_streamed(tensor: Tensor) -> bool:
+    """Whether a tensor is a streamed weight, by where it lies."""
+    if not streams or is_lazy(tensor) or tensor.layout is not torch.strided:
+        return False
+    address = tensor.untyped_storage()._cdata
+    return any(address in stream.places for stream in known_streams())
+
+
 def device_of_use(tensor: Tensor) -> torch.device:
     """The device that uses a tensor: the card, for an offloaded weight whose data lie on the host."""
     if tensor.device.type == "cpu" and streams and not is_lazy(tensor):

@@ -9,11 +9,14 @@ instance, or is saved as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from memscale.weights.placement import known_streams, streams
 from memscale.weights.unit import Unit, Weight
 
 
@@ -111,6 +114,20 @@ def hooks(stream: _Stream) -> Any:
         return found
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+@contextmanager
+def weights_as_places() -> Iterator[None]:
+    """A context in which weights are saved as places outside of the modules that have them, too.
+
+    A backward that a forward runs itself, with `create_graph`, saves them when their modules have returned.
+    """
+    with ExitStack() as stack:
+        for stream in known_streams() if streams else ():
+            looking = hooks(stream)  # type: ignore[arg-type]
+            if looking is not None:
+                stack.enter_context(looking)
+        yield
 
 
 def _place_of(stream: _Stream, tensor: Tensor) -> SavedWeight | None:

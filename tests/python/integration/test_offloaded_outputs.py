@@ -15,7 +15,9 @@ from memscale.offload.engine import Boundary, Offload, OffloadSettings, why_not
 from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 from memscale.techniques.checkpoint.recompute_check import RecomputeCheck
 from memscale.techniques.offloading import OffloadAttachment
+from memscale.weights.saves import can_save
 from patched import use_disk_of
+from weight_samples import streamed
 
 pytestmark = pytest.mark.skipif(why_not(torch.device("cpu")) != "", reason="no offload")
 WIDTH = 32
@@ -194,3 +196,43 @@ def test_running_statistics_are_no_change() -> None:
     OffloadAttachment(layer, "0", _offload(), check=RecomputeCheck("always")).attach()
     layer(x).square().sum().backward()
     assert x.grad is not None and not layer.running_mean.equal(torch.zeros(WIDTH))
+
+
+class Descends(nn.Module):
+    """Its forward runs a backward, which saves weights when their modules have returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.energy = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.SiLU(), nn.Linear(2 * WIDTH, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of one width."""
+        x = self.first(x)
+        (slope,) = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)
+        return x - 0.1 * slope
+
+
+@pytest.mark.skipif(not can_save(), reason="this PyTorch does not tell which hooks are in force")
+def test_streamed_weights_do_not_leave_again() -> None:
+    """Their memory is used for others when their module has returned. Of others a view of a weight leaves."""
+
+    def put_count(model: nn.Module) -> int:
+        offload = _offload()
+        attachment = OffloadAttachment(model, "", offload, check=RecomputeCheck("always"))
+        attachment.attach()
+        loss = model(torch.ones(64, WIDTH)).square().mean()
+        attachment.undo()
+        assert offload.engine is not None
+        count = offload.engine.counters()["put_count_host"]
+        loss.backward()
+        return count
+
+    model = Descends()
+    plain = put_count(model)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    with streamed(model):
+        assert put_count(model) < plain
+    for before, parameter in zip(gradients, model.parameters(), strict=True):
+        assert before is None or torch.equal(before, parameter.grad)

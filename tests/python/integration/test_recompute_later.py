@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 
 import memscale
 from memscale.core.wrapped import EXECUTOR
-from memscale.errors import RecomputeError
 
 WIDTH, STEPS, BEGINS = 16, 4, 2
 
@@ -239,19 +238,55 @@ def numbers() -> Iterator[int]:
     yield from range(100)
 
 
-def test_what_has_no_copy_is_not_taken_from_twice() -> None:
-    global BEGIN
-    source = numbers()
-    BEGIN = changing_cell(next, source)
-    model = nn.Sequential(*(Block() for _ in range(3)))
-    memscale.wrap(model, memscale.Config(memory_budget=1, enable_logging=False))
-    Block.step = 0
-    model(torch.randn(256, WIDTH)).square().mean().backward()
-    Block.step = BEGINS
-    loss = model(torch.randn(256, WIDTH)).square().mean()
-    with pytest.raises(RecomputeError, match="takes from a generator, which cannot be copied"):
-        loss.backward()
-    assert next(source) == 3
+def sums() -> Generator[float, float, None]:
+    total = 1.0
+    while True:
+        total += (yield total) or 0.25
+
+
+def few() -> Iterator[float]:
+    yield from (1.25, 1.5, 1.75, 2.0)
+
+
+class Takes(Block):
+    """It is scaled by what it takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.0 if Block.step < BEGINS else TAKE())
+
+
+TAKE: Callable[[], float] = float
+SOURCE: Any = None
+TAKING: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "next": (sums, next),
+    "send": (sums, lambda source: next(source) * source.send(0.5)),
+    "loop": (sums, lambda source: sum(itertools.islice(source, 2))),
+    "ends": (few, lambda source: next(source, 0.5)),
+}
+
+
+@pytest.mark.parametrize("where", ["global", "closure"])
+@pytest.mark.parametrize("kind", TAKING)
+def test_a_recompute_gets_what_its_forward_has_taken_from_a_generator(kind: str, where: str) -> None:
+    def trained(wrapped: bool) -> list[Any]:
+        global TAKE, SOURCE
+        make, take = TAKING[kind]
+        source = SOURCE = make()
+        TAKE = (lambda: take(SOURCE)) if where == "global" else (lambda: take(source))
+        torch.manual_seed(0)
+        model, seen = nn.Sequential(*(Takes() for _ in range(3))), list[Any]()
+        if wrapped:
+            memscale.wrap(model, memscale.Config(memory_budget=1, enable_logging=False))
+        for Block.step in range(STEPS):
+            loss = model(torch.randn(256, WIDTH)).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            seen += [value.grad.tolist() for value in model.parameters() if value.grad is not None]
+        assert SOURCE is source
+        assert not wrapped or getattr(model, EXECUTOR).plan.active
+        return [*seen, next(source, None)]
+
+    assert trained(wrapped=False) == trained(wrapped=True)
 
 
 def test_planning_leaves_a_variable_that_functions_share() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -50,6 +50,14 @@ def other_shape(h: Tensor) -> Tensor:
 shape.scale = 1.0  # type: ignore[attr-defined]
 
 
+def raised(h: Tensor, to: float = 1.0, *, by: float = 1.0) -> Tensor:
+    return h * to * by
+
+
+def other_raised(h: Tensor, to: float = 1.0, *, by: float = 1.0) -> Tensor:
+    return h.square()
+
+
 class Block(nn.Module):
     of_class = 1.0
 
@@ -63,19 +71,23 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         import settings_of_a_test  # type: ignore[import-not-found]
 
-        h = self.inner(scaled(shape(self.up(x) * SCALE * self.of_class)))
+        h = self.inner(scaled(shape(raised(self.up(x) * SCALE * self.of_class))))
         h = h * settings_of_a_test.scale * torch.test_scale
-        return x + self.down(nn.functional.gelu(torch.tanh(h) if MASK is None else torch.tanh(h * MASK)))
+        return x + self.down(nn.functional.gelu(h.tanh() if MASK is None else torch.tanh(h * MASK)))
 
 
 @contextmanager
 def bound(place: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(place)[name]
+    before = getattr(place, name)
+    is_own = name in vars(place) or isinstance(place, FunctionType)
     setattr(place, name, value)
     try:
         yield
     finally:
-        setattr(place, name, before)
+        if is_own:
+            setattr(place, name, before)
+        else:
+            delattr(place, name)
 
 
 @contextmanager
@@ -91,6 +103,14 @@ def other_linear(self: Any, x: Tensor) -> Tensor:
     return torch.nn.functional.linear(x, self.weight * 2.0, self.bias)
 
 
+def linear_of_half(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.addmm(bias, x, weight.t() * 0.5)
+
+
+def half_call(self: nn.Module, *args: Any) -> Any:
+    return 0.5 * nn.Module._call_impl(self, *args)
+
+
 HERE = sys.modules[__name__]
 BINDINGS: dict[str, Callable[[], Any]] = {
     "global": lambda: bound(HERE, "SCALE", 2.0),
@@ -103,6 +123,13 @@ BINDINGS: dict[str, Callable[[], Any]] = {
     "another Python module": lambda: bound(SETTINGS, "scale", 2.0),
     "name in torch": lambda: bound(torch, "test_scale", 2.0),
     "function of torch": lambda: bound(nn.functional, "gelu", torch.relu),
+    "method of tensors": lambda: bound(Tensor, "tanh", lambda h: h.sigmoid()),
+    "operator of tensors": lambda: bound(Tensor, "__add__", lambda self, other: torch.sub(self, other)),
+    "function that a library uses": lambda: bound(nn.functional, "linear", linear_of_half),
+    "call of modules": lambda: bound(nn.Module, "__call__", half_call),
+    "default": lambda: bound(raised, "__defaults__", (2.0,)),
+    "default of a keyword": lambda: bound(raised, "__kwdefaults__", {"by": 2.0}),
+    "code": lambda: bound(raised, "__code__", other_raised.__code__),
     "class of torch": lambda: bound(nn.Linear, "forward", other_linear),
 }
 

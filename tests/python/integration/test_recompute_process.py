@@ -150,6 +150,24 @@ class SetsAndResets(nn.Sequential):
             SCALE = 1.0
 
 
+class SetsTensor(SetsAndResets):
+    """A global is a tensor for the time of a forward."""
+
+    def __init__(self, *blocks: nn.Module, has_graph: bool) -> None:
+        super().__init__(*blocks)
+        self.made = nn.Parameter(torch.rand(4 * WIDTH))
+        self.has_graph = has_graph
+
+    def forward(self, x: Tensor) -> Tensor:
+        global SCALE
+        made: Any = self.made.sigmoid()
+        SCALE = made if self.has_graph else made.detach()
+        try:
+            return nn.Sequential.forward(self, x)
+        finally:
+            SCALE = 1.0
+
+
 def state() -> list[Any]:
     """What is left in the process."""
     local = vars(LOCAL).copy()
@@ -209,6 +227,14 @@ def test_a_cache_that_each_step_fills_anew() -> None:
 def test_a_global_that_holds_for_a_forward() -> None:
     def build() -> nn.Module:
         return SetsAndResets(*(SetsAndResets.Inside() for _ in range(4)))
+
+    assert trained(build, wrapped=False) == trained(build, wrapped=True)
+
+
+@pytest.mark.parametrize("has_graph", [False, True])
+def test_a_tensor_that_is_global_for_a_forward(has_graph: bool) -> None:
+    def build() -> nn.Module:
+        return SetsTensor(*(SetsAndResets.Inside() for _ in range(4)), has_graph=has_graph)
 
     assert trained(build, wrapped=False) == trained(build, wrapped=True)
 

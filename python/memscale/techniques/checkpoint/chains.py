@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from memscale.errors import AttachError
 from memscale.offload.engine import Boundary
 from memscale.state.process_tables import Kept
+from memscale.techniques.checkpoint import data_reads
 from memscale.techniques.checkpoint.checkpoint_state import NO_USES, Body, BufferRef, Uses, all_below
 from memscale.techniques.checkpoint.checkpointing import Region, came_later, stands_aside
 from memscale.techniques.checkpoint.recompute_check import UNCHECKED, RecomputeCheck
@@ -172,6 +173,7 @@ class ChainAttachment:
         runs = {run.first: _Run(*self._resolved(module, run), run.boundary) for run in self.runs}
         slot.put(ChainForward(module, present, runs))
         self.slot = slot
+        data_reads.watch(module)
 
     def _resolved(self, module: nn.Module, run: ChainRun) -> tuple[list[nn.Module], Body]:
         names = list(module._modules)
@@ -192,3 +194,6 @@ class ChainAttachment:
         slot, self.slot = self.slot, None
         assert slot is not None
         slot.remove()
+        module = self._module()
+        if module is not None:
+            data_reads.unwatch(module)

@@ -174,8 +174,9 @@ class State:
 
     __slots__ = (
         "attributes", "autocast", "buffers", "check", "context", "copies", "cpu_rng", "cuda_rng",
-        "flags", "foreign", "generators", "gradients", "has_graded", "has_hooked", "kinds", "next_hook",
-        "path", "registries", "settings", "tensors", "uses", "vacant", "views", "written",
+        "flags", "foreign", "generators", "gradients", "has_graded", "has_hooked", "is_checked", "kinds",
+        "moved", "next_hook", "path", "registries", "settings", "tensors", "uses", "vacant", "views",
+        "written",
     )  # fmt: skip
 
     attributes: AttributeTables
@@ -193,6 +194,8 @@ class State:
         self.has_graded, self.has_hooked = False, True  # until the call is over
         self.path = ""
         self.check = UNCHECKED
+        self.is_checked = False  # the values of recomputes tell whether what has moved is the same
+        self.moved: RecomputeError | None = None
         # (where it is, its name there, tensor, stamp, copy) of small ones that the call reads.
         self.copies: list[tuple[dict[str, Any], str, Tensor, Stamp, Tensor]] = []
         self.flags: list[tuple[nn.Module, bool]] = []
@@ -433,20 +436,27 @@ class State:
         """
         for tensor, stamp in self.foreign:
             if stamp_of(tensor) != stamp and id(tensor) not in copied:
-                raise self._error(tensor, stamp)
+                self._has_changed(tensor, stamp)
         changed = self._changed_places()
         for registry, name, tensor, stamp, _ in self.tensors:
             if stamp_of(tensor) != stamp and id(tensor) not in copied and (id(registry), name) not in changed:
-                raise self._error(tensor, stamp)
+                self._has_changed(tensor, stamp)
 
-    def _error(self, tensor: Tensor, stamp: Stamp) -> RecomputeError:
-        """What to raise for a tensor that has changed since the call: autograd's words where it has some."""
+    def _has_changed(self, tensor: Tensor, stamp: Stamp) -> None:
+        """A tensor has changed since the call: raises autograd's words where it has some.
+
+        One that has moved may hold the same: a streamed weight after `detach`, a model sent to and fro.
+        """
         what = f"a tensor that module {self.path!r} reads was given other data (`.data = ...`)"
+        has_moved = True
         try:
             check_version(tensor, stamp[0], self.path)
-        except RuntimeError as error:
-            what = str(error)
-        return self.check.fail(RecomputeError(what, self.path, None, _CHANGED))
+        except RuntimeError as found:
+            what, has_moved = str(found), False
+        error = RecomputeError(what, self.path, None, _CHANGED)
+        if not (has_moved and self.is_checked):
+            raise self.check.fail(error)
+        self.moved = error
 
     def _taken(self, name: str) -> RecomputeError:
         what = f"the forward of module {self.path!r} takes from a {name}, which cannot be copied"

@@ -46,7 +46,7 @@ from torch.utils.checkpoint import checkpoint
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
 from memscale.state.process_tables import Kept as KeptPlace
-from memscale.techniques.checkpoint import global_hooks, outliving
+from memscale.techniques.checkpoint import data_reads, global_hooks, outliving
 from memscale.techniques.checkpoint.checkpoint_state import (
     NO_USES,
     Body,
@@ -142,6 +142,7 @@ class Region:
         run: the forward.
         operations: what a selective checkpoint keeps; None for a plain one.
         boundary: inputs that leave the device until the recompute; None: they stay.
+        copies: of weights that may be changed through `.data`; None: somebody looks on.
         hooks: global ones that the recompute needs.
         kept: the outputs kept, from the first run until the second is over.
         moving: positions of the inputs that leave. What is saved of them is dropped, too.
@@ -153,6 +154,7 @@ class Region:
     __slots__ = (
         "body",
         "boundary",
+        "copies",
         "flow",
         "hooks",
         "is_checked",
@@ -193,7 +195,8 @@ class Region:
             self.leaves = [observer.on_hold(leaf) if type(leaf) is Tensor else leaf for leaf in self.leaves]
         with self.unseen():
             self.state = State.before(body, parts, self.leaves)
-        self.is_checked = observer is None and body.check.of_call()
+        self.copies = data_reads.WeightCopies(self.state.tensors) if observer is None else None
+        self.is_checked = self.state.is_checked = observer is None and body.check.of_call()
         self.flow = SavedFlow(self.leaves) if self.is_checked and not body.check.knows_flow else None
         # By number; None where the save itself stays.
         self.saves: list[weakref.ref[Saved] | None] = []
@@ -225,6 +228,8 @@ class Region:
     def first_run(self, args: Any, kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped."""
         with (
+            self.copies.of_forward() if self.copies is not None else nullcontext(),
+            self.state.attributes.recorded(),
             torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
             global_hooks.observing() as self.hooks,
         ):
@@ -329,7 +334,7 @@ class Region:
             if kept is not None:
                 kept.clear()
         if recompute.difference is not None:
-            raise self.body.check.fail(self._error(*recompute.difference))
+            raise self.body.check.fail(self.state.moved or self._error(*recompute.difference))
         if recompute.is_over:
             return recompute.values
         path, count = self.body.path, f"{recompute.count} tensors instead of {len(self.saves)}"
@@ -341,11 +346,14 @@ class Region:
         try:
             with ExitStack() as stack:
                 stack.enter_context(batched_backward.set_aside())
+                stack.enter_context(data_reads.of_recompute())
                 stack.enter_context(self.unseen())
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_recomputing.of(self.serial))
                 stack.enter_context(global_hooks.silenced(self.hooks))
                 stack.enter_context(self.state.restored())
+                if self.copies is not None:
+                    self.copies.restore(stack)
                 stack.enter_context(
                     torch.autograd.graph.saved_tensors_hooks(recompute.pack, lambda value: value)
                 )
@@ -572,7 +580,9 @@ class CheckpointAttachment:
         operations = KeptOperations(self.kept) if self.kept else None
         present = self.slot.present
         self.slot.put(CheckpointedForward(self.module, present, body, operations, self.boundary))
+        data_reads.watch(self.module)
 
     def undo(self) -> None:
         """Restores `module.forward`."""
         self.slot.remove()
+        data_reads.unwatch(self.module)
