@@ -15,6 +15,7 @@ import torch
 
 from memscale.errors import RecomputeError
 from memscale.state.tensor_versions import Versions
+from memscale.torchkit import python_generators
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +51,7 @@ def rewind(state: State) -> None:
         if module.training != training:
             module.training = training
     if state.cpu_rng is not None:
-        torch.set_rng_state(state.cpu_rng)
+        python_generators.set_cpu(state.cpu_rng)
     for device, before in state.cuda_rng.items():
         torch.cuda.set_rng_state(before, device)
     if state.generators is not None:
