@@ -61,7 +61,7 @@ def _product(call: Call) -> int | None:
 
 
 def _is_matrix(operand: Shape) -> bool:
-    """Whether BLAS takes an operand as it lies: neighbours along a row or a column, no overlap, real numbers."""
+    """Whether BLAS takes an operand as it lies: real numbers in rows or columns, no overlap."""
     if operand.dtype.is_complex:
         return False
     (rows, columns), (down, across) = operand.size[-2:], operand.stride[-2:]
@@ -154,9 +154,11 @@ def _bag_backward(call: Call) -> int | None:
 
 
 def _anything(call: Call) -> int | None:
-    """An operator of which nothing is known: whole where it is small, else two parts of its batch."""
+    """An operator without a rule: whole where it is small, else two parts of its batch."""
     most = peak(call) if call.room <= _UNKNOWN_BYTES else None
-    shapes = [(place, value) for place, value in enumerate(call.args) if isinstance(value, Shape) and value.size]
+    shapes = [
+        (place, value) for place, value in enumerate(call.args) if isinstance(value, Shape) and value.size
+    ]
     if most is not None or not shapes or call.room <= _UNKNOWN_BYTES:
         return most
     batch = shapes[0][1].size[0]
