@@ -219,6 +219,69 @@ def test_inputs_go_with_the_last_save_that_is_recomputed() -> None:
     assert gone == [True]
 
 
+class Remembers(nn.Module):
+    """Holds what it has computed, and the graph of it, until the next forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(32, 32), torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        with torch.no_grad():
+            scale = x.repeat(1, 16).sin().mean(1, keepdim=True)
+        self.seen = x.sin().exp()
+        return x * scale
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Remembers() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x.square().mean()
+
+
+class Shifting(nn.Module):
+    """Peaks before it adds what a cache of the process holds from the first call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        with torch.no_grad():
+            scale = x.repeat(1, 16).sin().mean(1, keepdim=True)
+        return (x * scale + shifts(len(x))).square().mean()
+
+
+@functools.cache
+def shifts(length: int) -> Tensor:
+    return torch.linspace(0, 1, length).view(-1, 1).repeat(1, 32)
+
+
+@pytest.mark.parametrize("kind", [Remembering, Shifting])
+def test_what_is_held_from_step_to_step(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    shifts.cache_clear()
+    model, x = kind(), torch.randn(2000, 32)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    predicted = memscale.predict(model, optimizer, sample_input=x).plain.allocated_peak_bytes
+
+    def train() -> None:
+        for _ in range(3):
+            model(x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    measured = sum(tensor.nbytes for tensor in (*model.parameters(), x)) + peak_bytes(train)
+    assert measured <= 1.001 * predicted <= 1.02 * measured
+
+
 collected: ContextVar[dict[str, list[Tensor]] | None] = ContextVar("collected", default=None)
 
 
