@@ -267,5 +267,9 @@ def measured_scratch(
         kwargs: keyword arguments.
         outputs: bytes of the storages that the graph counts as made by the call.
     """
-    most = measure(describe(func, args, kwargs, outputs))
+    try:
+        call = describe(func, args, kwargs, outputs)
+    except (AttributeError, RuntimeError, TypeError):  # a size that is no number, as nested tensors have
+        return None
+    most = measure(call)
     return None if most is None else max(most - outputs, 0)
