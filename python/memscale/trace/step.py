@@ -419,12 +419,18 @@ class _RandomDraws(TorchDispatchMode):
 
 
 def settle(
-    recorder: GraphRecorder, model: nn.Module, changes: model_state.Changes, forward: Callable[[], Any]
+    recorder: GraphRecorder,
+    model: nn.Module,
+    changes: model_state.Changes,
+    forward: Callable[[], Any],
+    batch: Any,
+    step: StepFacts,
 ) -> None:
     """Ends the record, and runs a forward once more where the first changed anything."""
     recorder.closed = recorder.paused = True
     recorder.held = None
-    kept = recorder.outliving()
+    given = {recorder.buffer_of(tensor) for tensor in tensors_of(batch)}  # a cache may hold what is new
+    kept = recorder.outliving() - given if step.gradients else set()
     draws = _RandomDraws()
 
     came_through = True
