@@ -195,6 +195,9 @@ def _largest(traced: Callable[..., Trace], step: StepFacts, worse: Callable[[Tra
     them. Random numbers may drop layers: with high and with low ones.
     """
     trace, larger = traced(step), None
+    if trace.kept:
+        step = replace(step, kept=trace.kept)
+        trace = traced(step)
     if trace.another_use is not None:
         through_one = replace(step, use=trace.another_use)
         both = trace, traced(through_one)

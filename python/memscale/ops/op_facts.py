@@ -17,7 +17,7 @@ from memscale.cuda import recurrent
 from memscale.cuda.scratch import folded_view, mended
 from memscale.ops import fake_results, scalar_saves
 from memscale.ops.scratch import RULES, Scratch, nbytes, scratch_bytes
-from memscale.ops.scratch_probe import MEASURES, Measure, measured_scratch
+from memscale.ops.scratch_probe import Measure, measure_of, measured_scratch
 from memscale.ops.work import FLOPS, refinement, static_class
 from memscale.torchkit.leaves import coordinate_bytes, is_sparse, tensors_of
 
@@ -77,7 +77,7 @@ class OpFacts:
         self._refine = refinement(schema.name)
         self.pointwise = torch.Tag.pointwise in tags
         self.scratch: Scratch | None = RULES.get(schema.name)
-        self.measure: Measure | None = MEASURES.get(schema.name)
+        self.measure: Measure | None = measure_of(func)
         self.flops = _flop_formula(func)
         self.writes = [
             index
@@ -129,6 +129,10 @@ def facts(func: Any) -> OpFacts:
     return OpFacts(func)
 
 
+_AS_IT_LIES: Final = frozenset({"add_.Tensor", "clone"})
+"""Operators that take a sparse tensor in whatever order its elements lie."""
+
+
 def scratch(
     func: Any,
     info: OpFacts,
@@ -146,6 +150,8 @@ def scratch(
         fresh_bytes: storages among them that the operation made.
     """
     sparse = [value for value in call[0] if isinstance(value, Tensor) and is_sparse(value)]
+    if sparse and info.name in _AS_IT_LIES:
+        return 0
     if sparse:
         return fresh_bytes + sum(map(_converted_bytes, sparse))
     if info.measure is not None:

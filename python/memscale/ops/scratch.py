@@ -21,6 +21,8 @@ from memscale.ops.scratch_recurrent import lstm_layer, lstm_layer_backward
 
 _KIB = 1024
 _HALF = (torch.bfloat16, torch.float16)
+_OF_MAXIMA = 2
+"""Mode of an embedding bag."""
 
 Scratch = Callable[[Sequence[Any], Sequence[Tensor]], int]
 """Scratch bytes of an operation from its arguments and its output tensors."""
@@ -201,6 +203,9 @@ def _resampled(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
 
 
 def _bag_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
+    """Of maxima: a second table, and the rows of the gradient, contiguous and again without empty bags."""
+    if args[8] == _OF_MAXIMA:
+        return sum(map(nbytes, outputs)) + 2 * nbytes(args[0]) + 8 * int(args[0].shape[0])
     return 24 * int(args[1].numel()) + 4 * _KIB
 
 
@@ -245,6 +250,8 @@ RULES: dict[str, Scratch] = {
     "aten::index_put": _masked_index,
     "aten::index_put_": _masked_index,
     "aten::_embedding_bag_backward": _bag_backward,
+    "aten::_pack_padded_sequence": lambda args, outputs: nbytes(outputs[0]),
+    "aten::_sample_dirichlet": lambda args, outputs: 3 * nbytes(outputs[0]),
     "aten::col2im": lambda args, outputs: nbytes(args[0]),
     "aten::_log_softmax": _copied(0),
     "aten::_softmax": _copied(0),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from memscale.ops import scratch_convolution
+from memscale.ops.scratch import RULES
 from memscale.ops.scratch_run import OPERAND_BYTES, flop_limit, highest, line, peak
 from memscale.torchkit.described_calls import Call, Shape, describe
 
@@ -22,6 +23,9 @@ _PRODUCT_FLOPS = 4_000_000_000
 
 _LIGHT_BYTES = 16 << 20
 """The most that operands and outputs of an operator may take that is only measured when it is quick."""
+
+_UNKNOWN_BYTES = 4 << 20
+"""The same for an operator whose work may grow faster than its operands."""
 
 _SHRUNK_MARGIN_BYTES = 512 * 1024
 """Added per thread to what a product with fewer rows and columns took."""
@@ -39,7 +43,7 @@ def _product(call: Call) -> int | None:
     """Only low precision takes scratch, unless FP32 products are set to be less precise."""
     left, right = [value for value in call.args if isinstance(value, Shape)][-2:]
     if left.dtype not in _HALF and torch.get_float32_matmul_precision() == "highest":
-        return call.outputs
+        return call.outputs if _is_matrix(left) and _is_matrix(right) else _copied_product(call)
     whole = (*left.size[:-2], left.size[-2], right.size[-1])
     size = _fitting(whole, left.size[-1], left.dtype)
     if size is None:
@@ -54,6 +58,22 @@ def _product(call: Call) -> int | None:
         return most
     margin = 0 if size[-2:] == whole[-2:] else _SHRUNK_MARGIN_BYTES * torch.get_num_threads()
     return most - math.prod(size) * left.dtype.itemsize + call.outputs + margin
+
+
+def _is_matrix(operand: Shape) -> bool:
+    """Whether BLAS takes an operand as it lies: real numbers in rows or columns, no overlap."""
+    if operand.dtype.is_complex:
+        return False
+    (rows, columns), (down, across) = operand.size[-2:], operand.stride[-2:]
+    laid = (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
+    whole = len(operand.size) < 3 or operand.stride[0] >= rows * columns
+    return laid and whole
+
+
+def _copied_product(call: Call) -> int:
+    """Of operands that are copied before they are multiplied: measured, or all of them."""
+    copies = sum(value.bytes for value in call.args if isinstance(value, Shape))
+    return _anything(call) or call.outputs + copies
 
 
 def _fitting(whole: Sequence[int], inner: int, dtype: torch.dtype) -> tuple[int, ...] | None:
@@ -128,11 +148,32 @@ def _light(call: Call) -> int | None:
     return peak(call) if call.room <= _LIGHT_BYTES else None
 
 
+def _bag_backward(call: Call) -> int | None:
+    """Not of maxima, whose places zeros do not tell."""
+    return None if call.args[8] == 2 else _light(call)
+
+
+def _anything(call: Call) -> int | None:
+    """An operator without a rule: whole where it is small, else two parts of its batch."""
+    most = peak(call) if call.room <= _UNKNOWN_BYTES else None
+    shapes = [
+        (place, value) for place, value in enumerate(call.args) if isinstance(value, Shape) and value.size
+    ]
+    if most is not None or not shapes or call.room <= _UNKNOWN_BYTES:
+        return most
+    batch = shapes[0][1].size[0]
+    share = batch * _UNKNOWN_BYTES // call.room
+    places = [(place, 0) for place, value in shapes if value.size[0] == batch]
+    events = line(call, places, batch, share) if share > 1 else None
+    return None if events is None else highest(events)
+
+
 MEASURES: dict[str, Measure] = {
     "aten::mm": _product,
     "aten::addmm": _product,
     "aten::bmm": _product,
     "aten::baddbmm": _product,
+    "aten::_embedding_bag_backward": _bag_backward,
     "aten::convolution": scratch_convolution.forward,
     "aten::convolution_backward": scratch_convolution.backward,
     "aten::mkldnn_rnn_layer": _recurrent,
@@ -142,7 +183,6 @@ MEASURES: dict[str, Measure] = {
     **dict.fromkeys(
         (
             "aten::_embedding_bag",
-            "aten::_embedding_bag_backward",
             "aten::_upsample_bicubic2d_aa",
             "aten::_upsample_bicubic2d_aa_backward",
             "aten::_upsample_bilinear2d_aa",
@@ -181,8 +221,38 @@ MEASURES: dict[str, Measure] = {
         ),
         _light,
     ),
+    **dict.fromkeys(
+        (
+            "aten::_euclidean_dist",
+            "aten::_linalg_det",
+            "aten::_linalg_eigh",
+            "aten::_linalg_solve_ex",
+            "aten::_linalg_svd",
+            "aten::gelu",
+            "aten::gelu_backward",
+            "aten::linalg_inv_ex",
+            "aten::linalg_matrix_exp",
+            "aten::linalg_qr",
+        ),
+        _anything,
+    ),
 }
 """Operators that are measured. One that may take long, or that is not pure, has no place here."""
+
+_NEVER = frozenset(
+    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view,
+     torch.Tag.nondeterministic_seeded, torch.Tag.pointwise}
+)  # fmt: skip
+"""Tags of operators that are not run unasked: zeros would tell nothing, or a generator would move."""
+
+
+def measure_of(func: Any) -> Measure | None:
+    """How an operator is measured; None: it is not."""
+    name = func._schema.name
+    known = MEASURES.get(name)
+    if known is not None or name in RULES or func.namespace != "aten" or not func._schema.returns:
+        return known
+    return _anything if _NEVER.isdisjoint(func.tags) else None
 
 
 def measured_scratch(
@@ -197,5 +267,9 @@ def measured_scratch(
         kwargs: keyword arguments.
         outputs: bytes of the storages that the graph counts as made by the call.
     """
-    most = measure(describe(func, args, kwargs, outputs))
+    try:
+        call = describe(func, args, kwargs, outputs)
+    except (AttributeError, RuntimeError, TypeError):  # a size that is no number, as nested tensors have
+        return None
+    most = measure(call)
     return None if most is None else max(most - outputs, 0)

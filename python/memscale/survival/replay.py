@@ -378,7 +378,7 @@ class Generators:
     def __init__(self) -> None:
         self._python = python_generators.present()
         with without_modes() if has_modes() else nullcontext():
-            self._cpu = _bytes_of(torch.get_rng_state())
+            self._cpu = python_generators.cpu_state()
             cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
             self._cards = list(map(_bytes_of, cards))
 
@@ -391,7 +391,7 @@ class Generators:
         """Makes them stand there again."""
         self._python.put_back()
         with without_modes() if has_modes() else nullcontext():
-            torch.set_rng_state(_state_of(self._cpu))
+            python_generators.set_cpu(self._cpu)
             if self._cards:
                 torch.cuda.set_rng_state_all(list(map(_state_of, self._cards)))
 

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from memscale.errors import RecomputeError
 from memscale.state.tensor_versions import Versions
 from memscale.techniques.checkpoint.checkpoint_state import stamp_of
+from memscale.torchkit import python_generators
 from memscale.torchkit.leaves import gradient_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def rewind(state: State) -> None:
         if module.training != training:
             module.training = training
     if state.cpu_rng is not None:
-        torch.set_rng_state(state.cpu_rng)
+        python_generators.set_cpu(state.cpu_rng)
     for device, before in state.cuda_rng.items():
         torch.cuda.set_rng_state(before, device)
     if state.generators is not None:

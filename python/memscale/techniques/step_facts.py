@@ -27,6 +27,7 @@ class StepFacts:
         others: further optimizers that step parameters of the model, each others than the rest.
         grads_present: gradients exist before forward (accumulation, or `zero_grad(set_to_none=False)`).
         carried_bytes: storages of the previous step's output that are still referenced.
+        kept: what the model holds of the previous step, see `step.Trace`.
         holds_gradients: those of the outputs live until backward is over, so that it can be repeated.
         training: None leaves every module's flag; otherwise `train(training)` for the trace.
         target: the device that the step is traced for.
@@ -49,6 +50,7 @@ class StepFacts:
     others: tuple[torch.optim.Optimizer, ...] = ()
     grads_present: bool = False
     carried_bytes: tuple[int, ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()
     holds_gradients: bool = False
     training: bool | None = None
     target: Target = CPU

@@ -18,11 +18,13 @@ class Shape(NamedTuple):
         size: elements per dimension.
         stride: elements.
         dtype: of the elements.
+        conjugate: the elements are those of a complex tensor, conjugated when they are read.
     """
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    conjugate: bool = False
 
     @property
     def reach(self) -> int:
@@ -38,7 +40,8 @@ class Shape(NamedTuple):
 
     def zeros(self) -> Tensor:
         """A real tensor of zeros."""
-        return torch.zeros(self.reach, dtype=self.dtype).as_strided(self.size, self.stride)
+        made = torch.zeros(self.reach, dtype=self.dtype).as_strided(self.size, self.stride)
+        return made.conj() if self.conjugate else made
 
     def cut(self, dimension: int, size: int) -> Shape:
         """The same with fewer elements along a dimension, and no gaps where there were none."""
@@ -91,7 +94,8 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], outputs: in
 
 
 def _shape_of(tensor: Tensor) -> Shape:
-    return Shape(tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), tensor.dtype)
+    size, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
+    return Shape(size, stride, tensor.dtype, tensor.is_conj())
 
 
 def _frozen(value: Any) -> Any:

@@ -20,5 +20,5 @@ class Slot:
     def drop(self) -> None:
         """One holder less."""
         self.holders -= 1
-        if self.holders == 0 and not self.recorder.closed:
-            self.recorder.graph.release(self.save)
+        if self.holders == 0:
+            self.recorder.released(self.save)

@@ -336,7 +336,7 @@ def _record(
             gradients = tracer.run_step(recorder, forward, hooks, backward, trainable, step)
         notes = _optimizer_phase(recorder, trainable, gradients, step)
         del gradients
-        tracer.settle(recorder, model, changes, forward)
+        tracer.settle(recorder, model, changes, forward, batch, step)
     changes.buffers += filled
     trace = tracer.finish(recorder, calls, changes, "empirical")
     trace.notes += notes + buckets.notes

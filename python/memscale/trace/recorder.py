@@ -87,6 +87,8 @@ class GraphRecorder(TorchDispatchMode):
         accumulation: tells the engine's own sums of gradients.
         carried: buffers of the previous step's output, which end when forward returns.
         output_bytes: storages of the model's output and of the loss.
+        kept: see `step.Trace`.
+        replaced: what the step before has left, by the call with which it ends.
         idle_state_bytes: optimizer state that is counted for parameters to which this step gives no gradient.
         use: what becomes of the outputs in this trace; `another_use` would leave much of the graph unused.
         held: the output and the loss, which a loop's variables hold until the step is over.
@@ -132,6 +134,8 @@ class GraphRecorder(TorchDispatchMode):
         self.numbers = WrappedNumbers(self._end)
         self.accumulation = AccumulationWatch(self.origins.node_begins, self.numbers.gone)
         self.output_bytes = self.idle_state_bytes = 0
+        self.kept: tuple[tuple[int, int], ...] = ()
+        self.replaced: dict[int, int] = {}
         self.held: Any = None
         self.use: OutputUse | None = None
         self.another_use: OutputUse | None = None
@@ -142,12 +146,13 @@ class GraphRecorder(TorchDispatchMode):
         self._open_calls: list[tuple[int, int]] = []  # call, number of buffers when it began
         self._read_by: set[tuple[int, int]] = set()  # (call, buffer) that has been entered as an input
         self._made_in_forward: set[int] = set()  # not saved so far
-        self._made_in_step: set[int] = set()
+        self._made_in_step: dict[int, int] = {}  # with the call that made it
         # Of those: the parts that were saved, and in which modules.
         self._saved_inside: dict[int, dict[Extent, set[int]]] = {}
         self._saved_by_op: set[int] = (
             set()
         )  # buffers saved since the last operation: inputs of the one to come
+        self._unreleased: dict[int, int] = {}  # saves, with their buffers
         self._slots: dict[int, Slot] = {}  # address of a storage made from a save → its slot
 
     # ---- storages --------------------------------------------------------------------------------
@@ -276,9 +281,30 @@ class GraphRecorder(TorchDispatchMode):
             parts.setdefault(extent_of(tensor), set()).update(self.open_modules)
         self._saved_by_op.add(buffer)
         save = self.graph.add_save(buffer)
+        self._unreleased[save] = buffer
         if self.uses is not None:
             self.uses.saved(save)
         return Slot(self, buffer, save)
+
+    def released(self, save: int) -> None:
+        """Nobody has it any more."""
+        del self._unreleased[save]
+        if not self.closed:
+            self.graph.release(save)
+
+    def outliving(self) -> set[int]:
+        """Buffers that the forward has made, and that something holds: once the step is over, the model."""
+        return self._made_in_step.keys() & {*self._buffers.values(), *self._unreleased.values()}
+
+    def replacing_call(self, buffer: int) -> int:
+        """The call after which the model holds this buffer in place of an earlier step's.
+
+        That is the one around the call that made it, which may have bound what the inner one returned; not
+        the whole forward.
+        """
+        made = self._made_in_step[buffer]
+        around = self.graph.calls()[made][1] if made >= 0 else -1
+        return around if around > 0 else made
 
     def unpack(self, slot: Slot) -> None:
         """Records that backward is about to use what was saved."""
@@ -351,7 +377,7 @@ class GraphRecorder(TorchDispatchMode):
                 self._watch(storage, buffer)
                 if self.learn_inputs:
                     self._made_in_forward.add(buffer)
-                    self._made_in_step.add(buffer)
+                    self._made_in_step[buffer] = self._open_calls[-1][0] if self._open_calls else -1
         if self.cuda is not None:
             self._note_on_card(self.cuda, func, info, args, outputs)
         else:
@@ -453,6 +479,8 @@ class GraphRecorder(TorchDispatchMode):
         self.open_modules.pop()
         self._open_calls.pop()
         self.graph.end_call(call)
+        if call in self.replaced:
+            self.graph.end_buffer(self.replaced.pop(call))
 
     def unrecorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operation that leaves no record."""

@@ -553,7 +553,7 @@ def _trace(
         with calls.attached():
             tracer.run_step(recorder, forward, (saves.pack, saves.unpack), backward, trainable, step)
         _step(recorder, step, optimizers, parameters, released)
-        tracer.settle(recorder, model, changes, forward)
+        tracer.settle(recorder, model, changes, forward, batch, step)
         fakes.name_foreign(recorder)
         del batch, forward
     trace = tracer.finish(recorder, calls, changes, "static")

@@ -86,6 +86,7 @@ class Trace:
         reads_lengths: of caches that were filled already; see `empty_caches.Seen`.
         unrepeatable: paths of modules that a card may give other bits each time: see `OpFacts.unrepeatable`.
         gradients: False: of a forward without them, see `StepFacts`.
+        kept: bytes that the model holds until its next forward has replaced them: (call after which, bytes).
     """
 
     graph: _core.Graph
@@ -109,6 +110,7 @@ class Trace:
     unrepeatable: frozenset[str] = frozenset()
     gradients: bool = True
     writes_outside: str = ""
+    kept: tuple[tuple[int, int], ...] = ()
 
 
 class CallRecorder:
@@ -163,6 +165,10 @@ class CallRecorder:
             recorder.label(recorder.resident(leaf, _core.CATEGORY_INPUT), leaf, "")
             for _ in range(step.forwards - 1):  # each forward has a batch of its own
                 recorder.graph.add_resident(storage_bytes([leaf]), _core.CATEGORY_INPUT)
+        for call, size in step.kept:
+            buffer = recorder.graph.add_resident(size, _core.CATEGORY_ACTIVATION)
+            recorder.graph.note_buffer(buffer, -1, "kept from the step before")
+            recorder.replaced[call] = buffer
         for size in step.carried_bytes:
             recorder.carried.append(recorder.graph.add_resident(size, _core.CATEGORY_ACTIVATION))
 
@@ -357,7 +363,7 @@ def run_step(
             with streamed_weights.in_use(recorder, step.path):
                 output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
             _count_returned(recorder, output)
-            for carried in recorder.carried:
+            for carried in (*recorder.carried, *recorder.replaced.values()):
                 recorder.graph.end_buffer(carried)
             if not step.gradients:
                 recorder.held, recorder.output_bytes = output, storage_bytes(tensors_of(output))
@@ -420,19 +426,50 @@ class _RandomDraws(TorchDispatchMode):
 
 
 def settle(
-    recorder: GraphRecorder, model: nn.Module, changes: model_state.Changes, forward: Callable[[], Any]
+    recorder: GraphRecorder,
+    model: nn.Module,
+    changes: model_state.Changes,
+    forward: Callable[[], Any],
+    batch: Any,
+    step: StepFacts,
 ) -> None:
     """Ends the record, and runs a forward once more where the first changed anything."""
     recorder.closed = recorder.paused = True
     recorder.held = None
+    given = {recorder.buffer_of(tensor) for tensor in tensors_of(batch)}  # a cache may hold what is new
+    kept = recorder.outliving() - given if step.gradients else set()
     draws = _RandomDraws()
 
+    came_through = True
+
     def again() -> None:
+        nonlocal came_through
+        came_through = False
         with draws:
             forward()
+        came_through = True
 
     model_state.settle(model, changes, again)
     changes.draws_again = draws.count == recorder.forward_draws
+    _note_kept(recorder, kept, kept & recorder.outliving() if came_through else set())
+
+
+def _note_kept(recorder: GraphRecorder, kept: set[int], lasting: set[int]) -> None:
+    """What the step leaves behind takes memory in the next one, too.
+
+    Until that step's forward has replaced it: another trace counts that, see `MemoryProfiler`. Or for good,
+    as in a cache, which later steps find filled.
+    """
+    sizes = [buffer[0] for buffer in recorder.graph.buffers()] if kept else []
+    by_call: dict[int, int] = {}
+    for buffer in sorted(kept - lasting):
+        call = recorder.replacing_call(buffer)
+        by_call[call] = by_call.get(call, 0) + sizes[buffer]
+    recorder.kept = tuple(sorted(by_call.items()))
+    for buffer in sorted(lasting):
+        recorder.graph.set_size(buffer, 0)
+        late = recorder.graph.add_late(sizes[buffer], _core.CATEGORY_ACTIVATION)
+        recorder.graph.note_buffer(late, -1, "kept from step to step")
 
 
 def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Changes, method: str) -> Trace:
@@ -465,7 +502,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
         recorder.idle_state_bytes, use=recorder.use, another_use=recorder.another_use,
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
         unrepeatable=frozenset(paths[number][0] for number in recorder.unrepeatable_modules),
-        gradients=calls.gradients, writes_outside=_written_outside(recorder, calls),
+        gradients=calls.gradients, kept=recorder.kept, writes_outside=_written_outside(recorder, calls),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memscale
+from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment, Region
 from zoo.training import peak_bytes
 
 
@@ -162,6 +164,121 @@ def test_what_a_cache_holds_and_the_model_returns() -> None:
     predicted = memscale.predict(model, optimizer, sample_input=x).plain.allocated_peak_bytes
     held = sum(tensor.nbytes for tensor in (*model.parameters(), x, positions(len(x))))
     measured = held + peak_bytes(step)
+    assert measured <= 1.001 * predicted <= 1.02 * measured
+
+
+class Messages(nn.Module):
+    """Ends with sums by places that it is given, which is what its backward asks for first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.value = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        sent = x[edges[0]]
+        sent = self.gate(sent).sigmoid() * self.value(sent)
+        to = edges[1].view(-1, 1).expand(-1, 32)
+        return x.new_zeros(x.shape).scatter_add(0, to, sent)
+
+
+def test_what_is_saved_of_inputs_asks_for_no_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, edges = Messages(), torch.randint(50, (2, 80))
+    recompute, done = Region.run_again, []
+    monkeypatch.setattr(Region, "run_again", lambda region: (done.append(1), recompute(region))[1])
+    CheckpointAttachment(module, "module", []).attach()
+    output = module(torch.randn(50, 32, requires_grad=True), edges)
+    seen: list[int] = []
+    node = output.grad_fn.next_functions[1][0]
+    assert output.grad_fn.name() == "ScatterAddBackward0" and node.name() == "MulBackward0"
+    node.register_prehook(lambda _: seen.append(len(done)))
+    output.sum().backward()
+    assert seen == [0] and len(done) == 1
+
+
+class Shifted(nn.Module):
+    """Its layer, last in backward, saves an input and a weight, which are recomputed by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        return F.gelu(self.layer(x) + shift.mean())
+
+
+def test_inputs_go_with_the_last_save_that_is_recomputed() -> None:
+    module, shift = Shifted(), torch.ones(1000)
+    CheckpointAttachment(module, "module", []).attach()
+    output, held = module(torch.ones(4, 8), shift), weakref.ref(shift)
+    del shift
+    gone: list[bool] = []
+    node = output.grad_fn.next_functions[0][0].next_functions[0][0]
+    assert node.name() == "AddmmBackward0" and held() is not None
+    node.register_prehook(lambda _: gone.append(held() is None))
+    output.sum().backward()
+    assert gone == [True]
+
+
+class Remembers(nn.Module):
+    """Holds what it has computed, and the graph of it, until the next forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(32, 32), torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        with torch.no_grad():
+            scale = x.repeat(1, 16).sin().mean(1, keepdim=True)
+        self.seen = x.sin().exp()
+        return x * scale
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Remembers() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x.square().mean()
+
+
+class Shifting(nn.Module):
+    """Peaks before it adds what a cache of the process holds from the first call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        with torch.no_grad():
+            scale = x.repeat(1, 16).sin().mean(1, keepdim=True)
+        return (x * scale + shifts(len(x))).square().mean()
+
+
+@functools.cache
+def shifts(length: int) -> Tensor:
+    return torch.linspace(0, 1, length).view(-1, 1).repeat(1, 32)
+
+
+@pytest.mark.parametrize("kind", [Remembering, Shifting])
+def test_what_is_held_from_step_to_step(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    shifts.cache_clear()
+    model, x = kind(), torch.randn(2000, 32)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    predicted = memscale.predict(model, optimizer, sample_input=x).plain.allocated_peak_bytes
+
+    def train() -> None:
+        for _ in range(3):
+            model(x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    measured = sum(tensor.nbytes for tensor in (*model.parameters(), x)) + peak_bytes(train)
     assert measured <= 1.001 * predicted <= 1.02 * measured
 
 

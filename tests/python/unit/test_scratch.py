@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import memscale
-from memscale.ops import scratch, scratch_convolution, scratch_probe, scratch_run
+from memscale.ops import op_facts, scratch, scratch_convolution, scratch_probe, scratch_run
 from memscale.ops.scratch_probe import measured_scratch
 from memscale.plans.error_band import error_band
 from memscale.torchkit.described_calls import Shape, describe
@@ -244,6 +245,45 @@ def test_strided_operand_is_copied() -> None:
     rule = scratch.RULES["aten::native_layer_norm"]
     assert rule([source], [source]) == 4 * 8 * 16 * 4
     assert rule([source.contiguous()], [source]) == 0
+
+
+UNLISTED: dict[str, tuple[Any, Callable[[], tuple[Any, ...]]]] = {
+    "repeated triangles": (aten.tril.default, lambda: (torch.zeros(1, 32, 32).expand(512, 32, 32),)),
+    "inverse FFT in two dimensions": (
+        aten._fft_c2r.default,
+        lambda: (torch.zeros(4, 16, 64, 33, dtype=torch.complex64), [2, 3], 2, 64),
+    ),
+    "Cholesky": (aten.cholesky_solve.default, lambda: (torch.zeros(300, 1), torch.eye(300))),
+    "a grid": (aten.affine_grid_generator.default, lambda: (torch.zeros(8, 2, 3), [8, 3, 64, 64], False)),
+    "conjugated matrices": (aten.bmm.default, lambda: (complex_matrices().mT, complex_matrices().mH)),
+    "repeated row": (aten.mm.default, lambda: (torch.zeros(1, 1).expand(1, 512), torch.zeros(512, 128))),
+    "GELU of a transposed gradient": (
+        aten.gelu_backward.default,
+        lambda: (torch.zeros(8, 100, 64).mT, torch.zeros(8, 64, 100)),
+    ),
+    "many repeated triangles": (aten.tril.default, lambda: (torch.zeros(1, 64, 64).expand(2048, 64, 64),)),
+}
+
+
+def complex_matrices() -> torch.Tensor:
+    return torch.zeros(16, 16, 16, dtype=torch.complex64).permute(1, 2, 0)
+
+
+@pytest.mark.parametrize("name", UNLISTED)
+def test_what_no_rule_is_about_is_measured(name: str) -> None:
+    func, made = UNLISTED[name]
+    args = made()
+    outputs = [func(*args)]
+    size = outputs[0].untyped_storage().nbytes()
+    found = op_facts.scratch(func, op_facts.facts(func), (args, {}), outputs, size)
+    truth = peak_bytes(lambda: func(*args)) - size
+    assert truth > 0 and truth <= found <= 1.01 * truth
+
+
+def test_what_zeros_would_not_tell_is_not_measured() -> None:
+    assert scratch_probe.measure_of(aten.nonzero.default) is None
+    assert scratch_probe.measure_of(aten.bernoulli.default) is None
+    assert scratch_probe.measure_of(aten.mul.Tensor) is None
 
 
 def test_every_pair_of_neighbours_is_chosen() -> None:

@@ -182,6 +182,32 @@ def rows() -> Tensor:
     return torch.nested.nested_tensor([torch.ones(n, WIDTH) for n in (3, 5, 2)], layout=torch.jagged)
 
 
+class Bagged(nn.Module):
+    """Its embedding's gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(4000, 64, sparse=True), nn.Linear(64, 1)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.words(words).mean(1)).square().mean()
+
+
+def test_sparse_gradients_are_taken_as_they_lie() -> None:
+    model, words = Bagged(), torch.randint(4000, (64, 20))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    predicted = memscale.predict(model, optimizer, sample_input=words).plain.allocated_peak_bytes
+
+    def train() -> None:
+        for _ in range(2):
+            model(words).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    measured = sum(tensor.nbytes for tensor in (*model.parameters(), words)) + peak_bytes(train)
+    assert measured <= 1.001 * predicted <= 1.02 * measured
+
+
 def test_nested_batches_are_refused_with_a_sample_and_run_unchanged_without(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

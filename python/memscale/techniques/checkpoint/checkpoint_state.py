@@ -188,7 +188,7 @@ class State:
         self.autocast: list[tuple[str, torch.dtype, bool, bool]] = []
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []
         self.views: list[tuple[Place, Tensor]] = []  # of the same memory, in attributes
-        self.cpu_rng: Tensor | None = None
+        self.cpu_rng: bytes | Tensor | None = None
         self.cuda_rng: dict[int, Tensor] = {}
         self.uses = NO_USES
         self.has_graded, self.has_hooked = False, True  # until the call is over
@@ -247,7 +247,8 @@ class State:
         ]
         self.context = ContextCopy()
         self.autocast = [_autocast_state(kind) for kind in body.device_kinds]
-        self.cpu_rng = torch.get_rng_state()
+        draws = body.uses.torch_generators  # what most calls need for a moment only takes no tensor
+        self.cpu_rng = torch.get_rng_state() if draws else python_generators.cpu_state()
         if "cuda" in body.device_kinds:
             devices = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
             self.cuda_rng = {device: torch.cuda.get_rng_state(device) for device in devices}
@@ -311,8 +312,10 @@ class State:
 
     def _forget_unused_rng(self) -> None:
         """A generator that nobody is known to use and that did not move need not be replayed."""
-        if self.cpu_rng is not None and torch.equal(self.cpu_rng, torch.get_rng_state()):
-            self.cpu_rng = None
+        if isinstance(self.cpu_rng, bytes):
+            state, self.cpu_rng = self.cpu_rng, None
+            if state != python_generators.cpu_state():
+                self.cpu_rng = python_generators.cpu_tensor(state).clone()
         for device, before in list(self.cuda_rng.items()):
             if torch.equal(before, torch.cuda.get_rng_state(device)):
                 del self.cuda_rng[device]
@@ -378,7 +381,7 @@ class State:
         """Random generators as the forward found them."""
         if self.cpu_rng is not None:
             stack.callback(torch.set_rng_state, torch.get_rng_state())
-            torch.set_rng_state(self.cpu_rng)
+            python_generators.set_cpu(self.cpu_rng)
         for device, before in self.cuda_rng.items():
             stack.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
             torch.cuda.set_rng_state(before, device)

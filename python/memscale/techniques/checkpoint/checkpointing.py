@@ -34,13 +34,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
-from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import checkpoint
 
 from memscale.errors import RecomputeError
@@ -57,6 +56,7 @@ from memscale.techniques.checkpoint.checkpoint_state import (
     check_version,
     version_of,
 )
+from memscale.techniques.checkpoint.flat_call import flattened
 from memscale.techniques.checkpoint.given_caches import are_filled
 from memscale.techniques.checkpoint.kept_outputs import (
     Keeping,
@@ -65,6 +65,8 @@ from memscale.techniques.checkpoint.kept_outputs import (
     KeptOutputs,
     Taking,
     detached,
+    storage_of,
+    storages_of,
 )
 from memscale.techniques.checkpoint.outliving import Memory, known_memory
 from memscale.techniques.checkpoint.recompute import Recompute, Stop, error_of, is_parameter, origin_of
@@ -86,9 +88,6 @@ from memscale.torchkit.compiled import checkpoints_when_compiled, never_compiled
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn, serial_numbers
 from memscale.torchkit.leaves import is_sparse
 
-if TYPE_CHECKING:
-    from torch.utils._pytree import TreeSpec
-
 
 class _Held:
     """A save that stays as it is, with the version that autograd would check.
@@ -96,11 +95,12 @@ class _Held:
     Parameters; in a selective checkpoint also what lies on the memory of kept outputs or inputs.
     """
 
-    __slots__ = ("origin", "tensor", "version")
+    __slots__ = ("origin", "path", "tensor", "version")
 
-    def __init__(self, tensor: Tensor, origin: str = "") -> None:
+    def __init__(self, tensor: Tensor, path: str, origin: str = "") -> None:
         self.tensor = tensor
         self.version = tensor._version
+        self.path = path
         self.origin = origin
 
 
@@ -133,6 +133,27 @@ class _Reported(Saved):
         self.observer.on_release(self.save)
 
 
+class _Packing:
+    """Autograd has this, and `_unpacked`, of every save: a region would stay for what has no need of it."""
+
+    __slots__ = ("region",)
+
+    def __init__(self, region: Region | None) -> None:
+        self.region = region
+
+    def __call__(self, tensor: Tensor) -> object:
+        assert self.region is not None
+        return self.region.pack(tensor)
+
+
+def _unpacked(saved: Saved | _Held) -> Tensor:
+    """The tensor behind what was packed, for backward."""
+    if isinstance(saved, Saved):
+        return saved.region.unpack(saved)
+    check_version(saved.tensor, saved.version, saved.path, saved.origin)
+    return saved.tensor
+
+
 class Region:
     """One execution of a checkpointed forward, from its start until autograd has dropped its last save.
 
@@ -146,6 +167,7 @@ class Region:
         hooks: global ones that the recompute needs.
         kept: the outputs kept, from the first run until the second is over.
         moving: positions of the inputs that leave. What is saved of them is dropped, too.
+        outside: memory of inputs that stay, and of buffers that the call does not change.
         observer: who looks on, in backward too, which may be another thread's.
         is_checked: the recompute is compared with the forward by value.
         flow: of its saves, while the forward runs; None: the module's calls are known.
@@ -163,6 +185,7 @@ class Region:
         "moving",
         "observer",
         "operations",
+        "outside",
         "recomputed",
         "run",
         "saves",
@@ -187,7 +210,7 @@ class Region:
         self.run = run
         observer = self.observer = observed.by
         self.boundary = boundary if observer is None else None
-        self.leaves, self.spec = _flatten(call)
+        self.leaves, self.spec = flattened(call)
         self.versions = [
             (i, version_of(leaf)) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)
         ]
@@ -205,6 +228,16 @@ class Region:
         self.operations = operations if observer is None else None
         self.moving = [] if self.boundary is None else self.boundary.among(self.leaves)
         self.kept = None if self.operations is None else KeptOutputs(self.staying())
+        # What is saved of this memory costs nothing more: it stays saved, and asks for no recompute.
+        self.outside = storages_of(self._outside()) if observer is None else frozenset()
+
+    def _outside(self) -> Iterator[Any]:
+        """Tensors that the region holds until its end, and that are as they are now in backward, too."""
+        yield from self.staying()
+        changing = {(id(module._buffers), name) for module, name, _ in self.state.buffers}
+        for registry, name, tensor, _, _ in self.state.tensors:
+            if not isinstance(tensor, nn.Parameter) and (id(registry), name) not in changing:
+                yield tensor
 
     def unseen(self) -> AbstractContextManager[None]:
         """For what is not part of the plain step."""
@@ -227,10 +260,11 @@ class Region:
 
     def first_run(self, args: Any, kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped."""
+        packing = _Packing(self)
         with (
             self.copies.of_forward() if self.copies is not None else nullcontext(),
             self.state.attributes.recorded(),
-            torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
+            torch.autograd.graph.saved_tensors_hooks(packing, _unpacked),
             global_hooks.observing() as self.hooks,
         ):
             if self.operations is None or self.kept is None:
@@ -238,6 +272,7 @@ class Region:
             else:
                 with Keeping(self.operations, self.kept):
                     result = self.run(*args, **kwargs)
+        packing.region = None
         if self.kept is not None and all(save is None for save in self.saves):
             self.kept = None  # nothing was dropped, so nothing will be asked for
         if self.is_checked:
@@ -277,14 +312,14 @@ class Region:
     def pack(self, tensor: Tensor) -> object:
         """What autograd gets in place of a tensor that it saves in the first run."""
         if is_parameter(tensor):
-            return _Held(tensor)
+            return _Held(tensor, self.body.path)
         if is_sparse(tensor):  # a graph, mostly, which is there before and after the step
-            return _Held(tensor.detach(), origin_of(tensor))
-        if self.kept is not None and self.kept.hold(tensor):
+            return _Held(tensor.detach(), self.body.path, origin_of(tensor))
+        if self.kept.hold(tensor) if self.kept is not None else storage_of(tensor) in self.outside:
             self.saves.append(None)  # numbered all the same, as the recompute does
             if self.flow is not None:
                 self.flow.add(tensor)
-            return _Held(detached(tensor), origin_of(tensor))
+            return _Held(detached(tensor), self.body.path, origin_of(tensor))
         about, observer = (self, len(self.saves), tensor), self.observer
         saved = Saved(*about) if observer is None else _Reported(*about, observer)
         self.saves.append(weakref.ref(saved))
@@ -292,17 +327,13 @@ class Region:
             self.flow.add(tensor)
         return saved
 
-    def unpack(self, saved: object) -> Tensor:
-        """The tensor behind it, for backward.
+    def unpack(self, saved: Saved) -> Tensor:
+        """The tensor behind one that was dropped, for backward.
 
         Raises:
             RuntimeError: it was changed in place.
             RecomputeError: the recompute went another way than the first.
         """
-        if isinstance(saved, _Held):
-            check_version(saved.tensor, saved.version, self.body.path, saved.origin)
-            return saved.tensor
-        assert isinstance(saved, Saved)
         path = self.body.path
         if isinstance(saved, _Reported):
             saved.observer.on_unpack(saved.save)
@@ -393,35 +424,7 @@ class Region:
         return args, kwargs
 
 
-_LEAVES = (Tensor, int, float, str, type(None), torch.dtype)
-"""Arguments that hold nothing else."""
-
-
-class _FlatSpec:
-    """A call without containers among its arguments: there is nothing to flatten."""
-
-    __slots__ = ("names", "positional")
-
-    def __init__(self, positional: int, names: tuple[str, ...]) -> None:
-        self.positional = positional
-        self.names = names
-
-    def unflatten(self, leaves: list[Any]) -> tuple[Any, Any]:
-        """Positional and keyword arguments."""
-        named = zip(self.names, leaves[self.positional :], strict=True)
-        return tuple(leaves[: self.positional]), dict(named)
-
-
-def _flatten(call: tuple[Any, Any]) -> tuple[list[Any], TreeSpec | _FlatSpec]:
-    args, kwargs = call
-    leaves = [*args, *kwargs.values()]
-    for leaf in leaves:
-        if not isinstance(leaf, _LEAVES):
-            return tree_flatten(call)
-    return leaves, _FlatSpec(len(args), tuple(kwargs))
-
-
-never_compiled(_Held, Saved, _Reported, Region, _FlatSpec, _flatten, is_sparse)
+never_compiled(_Held, Saved, _Reported, _Packing, _unpacked, Region, is_sparse)
 
 
 class _Recomputing(threading.local):

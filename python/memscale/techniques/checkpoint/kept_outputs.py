@@ -113,12 +113,12 @@ class KeptOutputs:
 
     def __init__(self, inputs: Iterable[Any] = ()) -> None:
         self.entries: dict[tuple[str, int], _Entry] = {}
-        self.storages = set(map(_storage, _tensors(list(inputs)))) - {0}
+        self.storages = set(storages_of(inputs))
         self.written: list[_Entry] = []  # not to be used any more, but `storages` has their addresses
 
     def hold(self, tensor: Tensor) -> bool:
         """Whether a tensor lies on memory that stays anyway."""
-        return type(tensor) is Tensor and _storage(tensor) in self.storages
+        return type(tensor) is Tensor and storage_of(tensor) in self.storages
 
     def add(self, key: tuple[str, int], func: Any, made: Any, arguments: list[Any]) -> None:
         """Enters what an operation has made, if that can be given out again.
@@ -132,9 +132,9 @@ class KeptOutputs:
         outputs = list(_tensors(made))
         if not outputs or not all(map(_can_be_kept, outputs)):
             return
-        storages = frozenset(map(_storage, outputs))
+        storages = frozenset(map(storage_of, outputs))
         for tensor in _tensors(arguments):
-            if type(tensor) not in _ORDINARY or _storage(tensor) in storages:
+            if type(tensor) not in _ORDINARY or storage_of(tensor) in storages:
                 return
         tensors: list[tuple[Tensor, int]] = []
         result = _aliased(made, tensors)
@@ -143,7 +143,7 @@ class KeptOutputs:
 
     def note_write(self, tensors: Iterable[Tensor]) -> None:
         """Takes out what was written to, even where no version counter shows it (`.data`)."""
-        changed = {_storage(tensor) for tensor in tensors} & self.storages
+        changed = {storage_of(tensor) for tensor in tensors} & self.storages
         if changed:
             hit = [key for key, entry in self.entries.items() if entry.storages & changed]
             self.written += [self.entries.pop(key) for key in hit]
@@ -283,12 +283,17 @@ class _Generators:
         )
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
     """Address of a tensor's storage; 0 where it has none of its own (a sparse tensor, a subclass)."""
     if tensor.layout is not torch.strided or type(tensor) not in _ORDINARY:
         return 0
     address: int = tensor.untyped_storage()._cdata
     return address
+
+
+def storages_of(tensors: Iterable[Any]) -> frozenset[int]:
+    """Addresses of the storages of all tensors among some values."""
+    return frozenset(map(storage_of, _tensors(list(tensors)))) - {0}
 
 
 def _can_be_kept(tensor: Tensor) -> bool:
