@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from memscale.state.value_tables import differs
 from memscale.techniques.checkpoint.checkpoint_state import Stamp, stamp_of
+from memscale.techniques.checkpoint.given_arguments import may_be_given_again
 from memscale.techniques.checkpoint.recompute_check import Fingerprint, fingerprint
 from memscale.torchkit.torch_settings import has_modes, without_modes
-from memscale.trace.step import may_be_given_again
 
 _SEQUENCES: Final = (list, deque)
 _MAPPINGS: Final = (dict, OrderedDict, defaultdict)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the watch is told of a wrapped model."""
+"""What the watch knows of a wrapped model."""
 
 from __future__ import annotations
 

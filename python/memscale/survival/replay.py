@@ -380,7 +380,7 @@ class Generators:
         with without_modes() if has_modes() else nullcontext():
             self._cpu = python_generators.cpu_state()
             cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-            self._cards = list(map(_bytes_of, cards))
+            self._cards = [bytes(state.numpy()) for state in cards]  # where no prediction has to count them
 
     def are_present(self) -> bool:
         """Whether they stand there now."""
@@ -393,16 +393,7 @@ class Generators:
         with without_modes() if has_modes() else nullcontext():
             python_generators.set_cpu(self._cpu)
             if self._cards:
-                torch.cuda.set_rng_state_all(list(map(_state_of, self._cards)))
-
-
-def _bytes_of(state: Tensor) -> bytearray:
-    """A generator's state where no prediction has to count it."""
-    return bytearray(state.numpy())
-
-
-def _state_of(held: bytearray) -> Tensor:
-    return torch.frombuffer(held, dtype=torch.uint8).clone()
+                torch.cuda.set_rng_state_all(list(map(python_generators.cpu_tensor, self._cards)))
 
 
 def boundary_of(node: Any) -> Replay | None:

@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -29,7 +27,7 @@ from memscale.state import model_state
 from memscale.state.attribute_tables import has_foreign_hooks
 from memscale.state.weight_images import GradientImages, WeightImages
 from memscale.techniques.checkpoint.copied_tensors import bytes_of_copies
-from memscale.techniques.checkpoint.given_caches import keeps_nothing
+from memscale.techniques.checkpoint.given_arguments import may_be_given_again
 from memscale.techniques.left_out import NOTHING_LEFT_OUT
 from memscale.techniques.optimizer.path import AS_IT_IS, OptimizerPath
 from memscale.techniques.step_facts import StepFacts
@@ -43,13 +41,6 @@ from memscale.trace.optimizer import streamed_weights
 from memscale.trace.output_use import held_gradients, note_use
 from memscale.trace.recorder import GraphRecorder
 from memscale.uninterrupted import uninterrupted
-
-_PLAIN_ARGUMENTS = (
-    Tensor, type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.Size,
-    torch.layout, torch.memory_format, torch.Generator, nn.Module, type, FunctionType, MethodType,
-    BuiltinFunctionType,
-)  # fmt: skip
-"""Arguments that a recompute can be given again. Anything else may have been changed by the first."""
 
 _RNG_STATE_BYTES = 5056
 """Size of the CPU generator's state, which a checkpoint of a module with random operations keeps."""
@@ -316,21 +307,6 @@ def _is_chain(module: nn.Module) -> bool:
         and type(module).__iter__ is nn.Sequential.__iter__
         and own is None
         and not any(map(_has_hooks, module.children()))
-    )
-
-
-def may_be_given_again(value: Any) -> bool:
-    """Whether a second forward may be given an argument that is in no container: the first cannot change it.
-
-    Beside plain values these are objects that say of themselves that they do not change, and configurations.
-    """
-    if isinstance(value, _PLAIN_ARGUMENTS) or keeps_nothing(value):
-        return True
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    return (
-        bool(parameters is not None and parameters.frozen)
-        or callable(value)
-        or type(value).__name__.endswith("Config")
     )
 
 

@@ -30,6 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from memscale.errors import RecomputeError
 from memscale.state.attribute_tables import AttributeTables, has_foreign_hooks
 from memscale.state.process_tables import Kept, KeptTensors
+from memscale.techniques.checkpoint.autocast_state import AutocastPresent, autocast_nesting, autocast_state
 from memscale.techniques.checkpoint.buffer_copies import Place, copies_of, views_in_attributes
 from memscale.techniques.checkpoint.context_copies import ContextCopy
 from memscale.techniques.checkpoint.copied_tensors import is_copied
@@ -246,7 +247,7 @@ class State:
             if requires_grad and tensor.is_leaf
         ]
         self.context = ContextCopy()
-        self.autocast = [_autocast_state(kind) for kind in body.device_kinds]
+        self.autocast = [autocast_state(kind) for kind in body.device_kinds]
         draws = body.uses.torch_generators  # what most calls need for a moment only takes no tensor
         self.cpu_rng = torch.get_rng_state() if draws else python_generators.cpu_state()
         if "cuda" in body.device_kinds:
@@ -368,10 +369,10 @@ class State:
 
     def _enter_autocast(self, stack: ExitStack) -> None:
         """Autocast as the forward had it."""
-        stack.callback(_AutocastPresent(kind for kind, *_ in self.autocast).put_back)
-        nesting = _autocast_nesting()
+        stack.callback(AutocastPresent(kind for kind, *_ in self.autocast).put_back)
+        nesting = autocast_nesting()
         for kind, dtype, enabled, cached in self.autocast:
-            if enabled or _autocast_state(kind)[2]:
+            if enabled or autocast_state(kind)[2]:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached))
         if nesting and not cached_casts.has_any(item[2] for item in self.tensors):
             # The casts of a recompute would be there until the caller's block ends, after a step, too.
@@ -536,30 +537,6 @@ def _set_flags(module: nn.Module, training: bool, kind: type[nn.Module]) -> None
         module.__class__ = kind
 
 
-class _AutocastPresent:
-    """Autocast before a recompute, which may have entered it without leaving it."""
-
-    def __init__(self, kinds: Iterable[str]) -> None:
-        self._nesting = _autocast_nesting()
-        self._states = [_autocast_state(kind) for kind in kinds]
-
-    def put_back(self) -> None:
-        for _ in range(_autocast_nesting() - self._nesting):
-            torch.autocast_decrement_nesting()
-        for state in self._states:
-            kind, dtype, enabled, cached = state
-            if _autocast_state(kind) != state:
-                torch.set_autocast_enabled(kind, enabled)
-                torch.set_autocast_dtype(kind, dtype)
-                torch.set_autocast_cache_enabled(cached)
-
-
-def _autocast_nesting() -> int:
-    """How many contexts of autocast are open."""
-    torch.autocast_increment_nesting()
-    return int(torch.autocast_decrement_nesting())
-
-
 _GRADED: Final = "it runs a backward of its own, for which hooks on parameters would fire twice"
 
 _TAKEN: Final = "what a forward has taken from an iterator cannot be given back for its recompute"
@@ -575,15 +552,6 @@ def _bound(registry: dict[str, Any], name: str) -> Any:
 def _refill(registry: dict[str, Any], values: dict[str, Any]) -> None:
     registry.clear()
     registry.update(values)
-
-
-def _autocast_state(kind: str) -> tuple[str, torch.dtype, bool, bool]:
-    return (
-        kind,
-        torch.get_autocast_dtype(kind),
-        torch.is_autocast_enabled(kind),
-        torch.is_autocast_cache_enabled(),
-    )
 
 
 def all_below(modules: Sequence[nn.Module]) -> list[nn.Module]:
@@ -604,4 +572,4 @@ def _add_below(module: nn.Module, found: dict[nn.Module, None]) -> None:
 
 
 never_compiled(check_version, version_of, stamp_of, is_copied, Body, State)
-never_compiled(_autocast_state, all_below, _add_below)
+never_compiled(all_below, _add_below)
