@@ -20,7 +20,7 @@ VERSION := $(shell sed -n "s/^  version: '\(.*\)',/\1/p" meson.build)
 PYTEST_FOLDERS := $(wildcard tests/python tests/tools tests/cli)
 PYTEST_ARGS ?=
 # Workers begin with tests that stand together, and take from each other at the end: none waits for another's last file.
-IN_PARALLEL := -n auto --dist worksteal
+IN_PARALLEL := -n auto --dist loadfile
 FUZZ_SECONDS ?= 20
 SWEEP_SEED ?= 1
 VALGRIND := valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,possible

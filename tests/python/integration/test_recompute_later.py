@@ -269,7 +269,8 @@ TAKING: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
 @pytest.mark.parametrize("kind", TAKING)
 def test_a_recompute_gets_what_its_forward_has_taken_from_a_generator(kind: str, where: str) -> None:
     def trained(wrapped: bool) -> list[Any]:
-        global TAKE, SOURCE
+        global BEGIN, TAKE, SOURCE
+        BEGIN = nothing
         make, take = TAKING[kind]
         source = SOURCE = make()
         TAKE = (lambda: take(SOURCE)) if where == "global" else (lambda: take(source))

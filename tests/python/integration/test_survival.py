@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from earlier_models import forget_earlier_models
 from memscale.errors import MemScaleError
 from memscale.observability.tensor_peak import TensorPeak
-from memscale.survival import outer_backward
 from memscale.torchkit import backward_calls
 from oom_samples import HOST_TEXT, SAMPLES, STEPPERS, FailingAt, dense, run
 
@@ -41,12 +41,6 @@ def executor_of(model: nn.Module) -> Any:
 
 def refuse_to_allocate(*unused: Any) -> None:
     raise RuntimeError(HOST_TEXT.format(1 << 20))
-
-
-def forget_earlier_models() -> None:
-    """Of other tests, as far as they have not detached them."""
-    for watch in outer_backward.watches():
-        outer_backward.remove(watch)
 
 
 class TestEveryBit:

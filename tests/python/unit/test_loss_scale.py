@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from earlier_models import forget_earlier_models
 from memscale.techniques.precision import loss_scale, loss_scale_step
 from memscale.techniques.precision.autocast import AutocastAttachment
 from memscale.techniques.precision.loss_scale import STATE_KEY, LossScale
@@ -362,6 +363,12 @@ class TestSkippedSteps:
 
 
 # ---- saved, loaded, forgotten ------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def alone() -> None:
+    """What stands in PyTorch's place belongs to the test."""
+    forget_earlier_models()
 
 
 class TestState:
