@@ -197,7 +197,7 @@ def run(
     part: str = "passes",
     **fields: Any,
 ) -> Ran:
-    """Trains for some steps; a part of the second one runs under `failing`.
+    """Trains for some steps; a part of one runs under `failing`.
 
     Args:
         sample: model and batches.
@@ -205,7 +205,7 @@ def run(
         accumulate: batches of one step.
         precision: "fp32", "bf16" for autocast, or "scaler" for `GradScaler` around FP32.
         optimizer: of `STEPPERS`.
-        steps: of the loop.
+        steps: of the loop; the last but one fails.
         part: "passes" for forward and backward, "step" for the optimizer's.
         **fields: of the configuration; without any the model is plain.
     """
@@ -221,7 +221,7 @@ def run(
     losses: list[Tensor] = []
     is_loud = False
     for step in range(steps):
-        fails = failing if step == 1 else None
+        fails = failing if step == steps - 2 else None
         stepper.zero_grad()
         for _ in range(accumulate):
             batch = sample.batch()
@@ -241,9 +241,8 @@ def run(
             raise
         scaler.update()
     executor: Any = model.__dict__.get("_memscale_executor")
-    state = [
-        value for entry in stepper.state.values() for value in entry.values() if isinstance(value, Tensor)
-    ]
+    entries = stepper.state_dict()["state"].values()  # `state` lacks what is offloaded
+    state = [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
     gradients = [value.grad for value in model.parameters() if value.grad is not None]
     tensors = [*model.parameters(), *model.buffers(), *state, *gradients, torch.get_rng_state(), *losses]
     return Ran(

@@ -48,13 +48,14 @@ class Eligibility:
         self._judged: Trace | None = None
         self._of_plan = ""  # why steps under the plan of `_judged` cannot be repeated
         self._has_looked, self._of_loop = False, ""  # at a backward, and why there is no boundary
+        self._of_forward = ""  # why the latest had none
         self._cast: Tensor | None = None  # a weight that autocast casts
-        self._said = ""
+        self._said: set[str] = set()
 
     @property
     def reason(self) -> str:
-        """Why steps cannot be repeated, as far as is known before they run; "": they can."""
-        return self._of_plan or self._of_loop
+        """Why steps cannot be repeated, as far as is known; "": they can."""
+        return self._of_plan or self._of_loop or self._of_forward
 
     @property
     def cuts(self) -> bool:
@@ -92,6 +93,16 @@ class Eligibility:
             self.observed.append(window)
         if self._cast is None and cached_casts.is_open():
             self._cast = cached_casts.first(model.parameters())
+
+    def note_refused(self, reason: str) -> None:
+        """A forward has run; why its backward cannot be repeated.
+
+        A first forward may do what no other does: register hooks, say. The log has it from the second on.
+        """
+        if reason and self._of_forward:
+            self.say(self._of_forward)
+            self.say(reason)
+        self._of_forward = reason
 
     def has_seen(self, windows: Sequence[Window], reason: str) -> None:
         """A backward has come to observed forwards.
@@ -140,8 +151,8 @@ class Eligibility:
 
     def say(self, reason: str) -> None:
         """Has the log say why a step cannot be repeated, if there is a reason that it has not said."""
-        if reason and reason != self._said:
-            self._said = reason
+        if reason and reason not in self._said:
+            self._said.add(reason)
             log.LOGGER.warning("on_oom='survive': a step cannot be repeated exactly: %s", reason)
 
 

@@ -38,6 +38,7 @@ from memscale.survival.oom_errors import who_ran_out
 from memscale.survival.outer_graph import Window, leads_beside, next_number
 from memscale.survival.outputs import (
     CannotCutError,
+    Path,
     check_holders,
     check_own_memory,
     exchanged,
@@ -95,8 +96,8 @@ class Replay:
     ) -> None:
         self._run, self._arguments = run, arguments
         self.again, self.come_to = again, come_to
-        self._edges: tuple[GradientEdge, ...] = ()
-        self._values: list[Fingerprint] = []
+        self._edges: tuple[GradientEdge | None, ...] = ()  # None: a repetition has not made this output
+        self._values: dict[Path, Fingerprint] = {}
         self.weights = [value for value in model.parameters() if value.requires_grad]
         self.reason = ""
         begin, weight_ids = next_number(), frozenset(map(id, self.weights))
@@ -124,19 +125,20 @@ class Replay:
 
     def _behind(self, output: Any, cuts: bool) -> Any:
         try:
-            made = self._parted(output, looks=not cuts)
+            found = self._parted(output, looks=not cuts)
         except CannotCutError as error:
             self.reason = str(error)
             return output
+        made = list(found.values())
         if not made or not cuts:
             self.window = self.window._replace(outputs=frozenset(_number(tensor) for tensor in made))
             return output
-        self._values = [fingerprint(tensor.detach(), sampled=False) for tensor in made]
+        self._values = {path: fingerprint(item.detach(), sampled=False) for path, item in found.items()}
         self._edges = tuple(map(get_gradient_edge, made))
         behind: Any = _Boundary.apply(self, made, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
         return exchanged(output, dict(zip(map(id, made), behind, strict=True)))
 
-    def _parted(self, output: Any, looks: bool) -> list[Tensor]:
+    def _parted(self, output: Any, looks: bool) -> dict[Path, Tensor]:
         """The outputs that a boundary can be put before.
 
         Args:
@@ -156,17 +158,17 @@ class Replay:
         self._state.after()
         if reason:
             raise CannotCutError(reason)
-        made = graph_outputs(output)
-        check_own_memory(made, (*self._arguments.leaves, *self._state.read_tensors()))
+        found = graph_outputs(output)
+        check_own_memory(found.values(), (*self._arguments.leaves, *self._state.read_tensors()))
         if looks:
-            check_holders(output, made)
-            if leads_beside(made, self.window):
+            check_holders(output, found)
+            if leads_beside(list(found.values()), self.window):
                 raise CannotCutError(_EARLIER)
-            outputs = set(map(id, made))
+            outputs = set(map(id, found.values()))
             left = AttributeTables(self._parts, self._kept).tensors
             if any(self._is_mine(tensor) and id(tensor) not in outputs for tensor in left):
                 raise CannotCutError("it leaves a tensor with its graph on the model")
-        return made
+        return found
 
     @property
     def is_cut(self) -> bool:
@@ -195,7 +197,7 @@ class Replay:
     def roots(self, grads: Sequence[Tensor | None]) -> list[tuple[GradientEdge, Tensor]]:
         """Where the engine begins in this graph, and with which gradients."""
         pairs = zip(self._edges, grads, strict=True)
-        return [(edge, grad) for edge, grad in pairs if grad is not None]
+        return [(edge, grad) for edge, grad in pairs if edge is not None and grad is not None]
 
     def note_attributes(self) -> None:
         """A backward begins: what it changes on the model, it would change once more."""
@@ -226,34 +228,36 @@ class Replay:
             return "its backward changes attributes or buffers (a function, a checkpoint of the model's own)"
         return self._arguments.changed()
 
-    def repeat(self) -> None:
+    def repeat(self, grads: Sequence[Tensor | None]) -> None:
         """Runs the forward again.
 
+        A tighter plan may have it make less than before: no key/value cache.
+
+        Args:
+            grads: of the outputs.
+
         Raises:
-            RecomputeError: it has made something else.
+            RecomputeError: it has made something else, or lacks an output that has a gradient.
         """
         args, kwargs = self._arguments.again()
         with self._state.restored(), torch.enable_grad():
             made = graph_outputs(self._state.run(self._run, *args, **kwargs))
-            self._compare(made)
-            self._edges = tuple(map(get_gradient_edge, made))
+            for (path, value), grad in zip(self._values.items(), grads, strict=True):
+                self._compare(path, value, made.get(path), grad is not None)
+            edges = [made.get(path) for path in self._values]
+            self._edges = tuple(None if item is None else get_gradient_edge(item) for item in edges)
 
-    def _compare(self, made: Sequence[Tensor]) -> None:
-        """The loop has computed with the first outputs: the second ones must be the same, bit for bit."""
-        if len(made) != len(self._values):
-            raise self._differs(f"{len(made)} outputs instead of {len(self._values)}")
-        for place, (tensor, value) in enumerate(zip(made, self._values, strict=True)):
-            plain = tensor.detach()
-            if isinstance(value, int):
-                if fingerprint(plain, sampled=False) != value:
-                    raise self._differs(f"output {place} has other values")
-            elif value is not None:
-                failed = partial(self._differs, f"output {place} has other values")
-                if card_check.compare(value, plain, failed):
-                    raise failed()
-
-    def _differs(self, what: str) -> RecomputeError:
-        return RecomputeError(f"a forward that was repeated after memory had run out made {what}")
+    def _compare(self, path: Path, value: Fingerprint, made: Tensor | None, is_needed: bool) -> None:
+        """The loop has computed with the first output: the second one must be the same, bit for bit."""
+        failed = partial(_differs, path, "has other values")
+        if made is None:
+            if is_needed:
+                raise _differs(path, "has no graph any more")
+        elif isinstance(value, int):
+            if fingerprint(made.detach(), sampled=False) != value:
+                raise failed()
+        elif value is not None and card_check.compare(value, made.detach(), failed):
+            raise failed()
 
 
 class InnerBackward:
@@ -345,11 +349,11 @@ class InnerBackward:
                 again(failure, next(filter(None, reasons), ""))
             _drain()
             try:
-                for replay, _ in sorted(self._cuts, key=lambda cut: cut[0].window.begin):
-                    replay.repeat()
+                for replay, grads in sorted(self._cuts, key=lambda cut: cut[0].window.begin):
+                    replay.repeat(grads)
                 return
             except RecomputeError as error:
-                raise failure from error
+                reason = str(error)
             except Exception as error:
                 failure = error
 
@@ -400,6 +404,11 @@ def boundary_of(node: Any) -> Replay | None:
     """The forward behind a function's node, if it is a boundary."""
     replay = getattr(node, "replay", None)
     return replay if isinstance(replay, Replay) else None
+
+
+def _differs(path: Path, what: str) -> RecomputeError:
+    place = "".join(f"[{key!r}]" for key in path)
+    return RecomputeError(f"a forward that was repeated had another result: output{place} {what}")
 
 
 def _number(tensor: Tensor) -> int:

@@ -231,11 +231,10 @@ class OomWatch:
                 self._recover(failure, FORWARD, replay)
             finally:
                 del failure
+        self.eligibility.note_refused(replay.reason)
         if replay.is_cut:
             outer_backward.note_cut(replay)
-        elif replay.reason:
-            self.eligibility.say(replay.reason)
-        else:
+        elif not replay.reason:
             self.eligibility.note(model, replay.window)
         return output
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 import memscale
 from oom_samples import FailingAt
@@ -54,12 +55,14 @@ class Loop:
         step: runs forward and backward; what it returns is compared, too.
         make: the model.
         reason: in the log, why its steps are not repeated; "": they are.
-        least: so many of the failures that are tried must be survived.
+        tries: failures, at operations evenly spread.
+        least: so many of them must be survived.
     """
 
     step: Step = backward_of_one
     make: Callable[[], nn.Module] = Body
     reason: str = ""
+    tries: int = 4
     least: int = 2
 
 
@@ -281,6 +284,29 @@ class Rounding(torch.autograd.Function):
         return gradient * torch.rand_like(gradient)
 
 
+def cached_generation(model: Any) -> Any:
+    """The key/value cache is an output, too, and the model's plan may switch it off."""
+    out = model(torch.randint(0, 96, (2, 24)), labels=torch.randint(0, 96, (2, 24)))
+    out.loss.backward()
+    return out.loss.detach(), out.logits.detach()
+
+
+def gpt2() -> nn.Module:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=24, n_embd=16, n_layer=2, n_head=2))
+
+
+def mixtral() -> nn.Module:
+    sizes = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_local_experts": 2,
+    }
+    return MixtralForCausalLM(
+        MixtralConfig(vocab_size=96, hidden_size=16, intermediate_size=16, output_router_logits=True, **sizes)
+    )
+
+
 def callers_checkpoint(model: nn.Module) -> None:
     checkpoint(model, batch(), use_reentrant=False).square().mean().backward()
 
@@ -296,6 +322,8 @@ LOOPS = {
     "a backward for each output": Loop(backward_of_each, lambda: Pair(False)),
     "a function's backward draws": Loop(make=lambda: Body(lambda self, h: Rounding.apply(h))),
     "a function's backward counts": Loop(make=lambda: Body(lambda self, h: Counting.apply(h, self)), least=1),
+    "a key/value cache": Loop(cached_generation, gpt2, tries=2, least=1),
+    "router logits, collected by hooks": Loop(cached_generation, mixtral, tries=2, least=1),
     "an input needs a gradient": Loop(twice_the_same_input, reason="an input needs a gradient"),
     "a tag on an input": Loop(tagged_input, Tagging, reason="attributes of an argument"),
     "a penalty between forwards": Loop(penalty_between, reason="weights of the model beside"),
@@ -372,7 +400,7 @@ def test_every_bit_or_the_error(name: str, caplog: pytest.LogCaptureFixture) -> 
     assert not quiet.error and equal(quiet, plain) and not quiet.recoveries
     assert (loop.reason in caplog.text) if loop.reason else ("cannot be repeated" not in caplog.text)
     survived = 0
-    for at in range(1, quiet.count + 1, max(1, quiet.count // 4)):
+    for at in range(1, quiet.count + 1, max(1, quiet.count // loop.tries)):
         ran = run(loop, at)
         if ran.error:
             assert "DefaultCPUAllocator" in ran.error
