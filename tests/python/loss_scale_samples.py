@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core.executor import Executor
-from memscale.core.wrapped import EXECUTOR
 from memscale.techniques.precision import loss_scale, loss_scale_backward, mixed_precision
 from memscale.techniques.precision.autocast import AutocastAttachment
 from memscale.techniques.precision.loss_scale import LossScale
@@ -174,7 +173,7 @@ class Wrapped:
 
     @property
     def executor(self) -> Executor:
-        return self.model.__dict__[EXECUTOR]
+        return memscale.executor_of(self.model)
 
     @property
     def scale(self) -> float:

@@ -240,7 +240,7 @@ def run(
                 break
             raise
         scaler.update()
-    executor: Any = model.__dict__.get("_memscale_executor")
+    executor: Any = memscale.executor_of(model)
     state = [
         value for entry in stepper.state.values() for value in entry.values() if isinstance(value, Tensor)
     ]

@@ -182,8 +182,8 @@ def test_with_checkpoints_and_a_batch_that_grows() -> None:
             optimizer.zero_grad()
             found.append(loss.detach().cpu())
         if is_wrapped:
-            executor: Any = model._memscale_executor
-            assert executor.failures == 0 and len(executor._known) > 1 and stream_of(model) is not None
+            executor: Any = memscale.executor_of(model)
+            assert executor.failures == 0 and len(executor.plans) > 1 and stream_of(model) is not None
             assert memscale.verify(model, rows()).equal
             memscale.detach(model)
         ends.append([*found, *(value.detach().cpu() for value in model.parameters())])

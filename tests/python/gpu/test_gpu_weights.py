@@ -409,7 +409,7 @@ def config(budget: int, **more: Any) -> Config:
 
 def planned(model: nn.Module, optimizer: Any, settings: Config) -> Any:
     memscale.wrap(model, settings, sample_input=batch(0), optimizer=optimizer)
-    return model._memscale_executor
+    return memscale.executor_of(model)
 
 
 def run(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 3) -> list[Tensor]:
@@ -500,7 +500,7 @@ def test_replanned_while_weights_are_offloaded() -> None:
     assert stream_of(model) is not None and model.blocks[3].up.base.weight.device != CARD  # type: ignore[index,union-attr]
     assert same(run(model, optimizer), run(plain, other))
     assert same(run(model, optimizer, rows=5), run(plain, other, rows=5))
-    assert executor.failures == 0 and len(executor._known) > 1
+    assert executor.failures == 0 and len(executor.plans) > 1
     predicted = memscale.predict(model, optimizer, settings, batch(0))
     assert predicted.reserved_peak_bytes <= peak * 80 // 100
     for item, of in ((model, optimizer), (plain, other)):

@@ -274,7 +274,7 @@ def _host(way: str) -> None:
 
 def _check(run: Run, model: nn.Module) -> None:
     if WAYS[run.way] is not None:
-        plan = model._memscale_executor.plan
+        plan = memscale.executor_of(model).plan
         techniques = {choice.technique for choice in plan.steps}
         assert techniques == TECHNIQUES.get(run.way, set()), plan.explain()
 

@@ -19,7 +19,7 @@ from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.offload.limits import STAGING_BYTES, Link, link_for
 from patched import use_disk_of
-from soak.samples import Network, batch, config, engine_of, executor_of, same, step, whole_bytes
+from soak.samples import Network, batch, config, engine_of, same, step, whole_bytes
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -180,7 +180,7 @@ class Watch:
             parameter.register_post_accumulate_grad_hook(self.look)
 
     def look(self, *_: object) -> None:
-        for tier in self.most if executor_of(self.model).in_force.offload else ():
+        for tier in self.most if memscale.executor_of(self.model).in_force.offload else ():
             taken = engine_of(self.model).counters().get(f"taken_bytes_{tier}", 0)
             self.most[tier] = max(self.most[tier], taken)
 
@@ -220,7 +220,7 @@ def test_max_cpu_offload_gb_holds(
     watch = Watch(model)
     for _ in range(2):
         assert same(step(model, x), plain)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None and 0 < plan.away_peak_bytes <= cap - STAGING_BYTES
     assert sum(watch.most.values()) <= cap and watch.most["pinned"] + watch.most["host"] > 0
     assert watch.most["pinned"] <= (pinned or cap)
@@ -237,7 +237,7 @@ def test_the_plan_moves_no_more_than_the_disk_has(tmp_path: Path, monkeypatch: p
     watch = Watch(model)
     for _ in range(2):
         assert same(step(model, x), plain)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None and not plan.fits and 0 < plan.away_peak_bytes <= 16 * MB
     assert 0 < watch.most["file"] <= 16 * MB
     assert engine_of(model).counters()["refused_count"] == 0

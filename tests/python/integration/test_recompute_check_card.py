@@ -93,7 +93,7 @@ def test_the_module_is_kept_for_the_rest_of_the_run(table: Table) -> None:
             continue
         break
     assert failed == ["2", "1", "0"]
-    assert not [choice for choice in model._memscale_executor.plan.active if choice.module in failed]
+    assert not [choice for choice in memscale.executor_of(model).plan.active if choice.module in failed]
 
 
 def test_modes(table: Table) -> None:
@@ -171,7 +171,7 @@ def test_a_difference_of_a_failed_backward_is_not_the_next_ones(table: Table) ->
     assert table.submitted and table.reads == 0
     model.zero_grad()
     step(model)
-    assert [path for path, _ in model._memscale_executor._to_keep] == ["2"]
+    assert [path for path, _ in memscale.executor_of(model)._to_keep] == ["2"]
 
 
 def test_another_number_of_saves_is_known_at_once(table: Table) -> None:

@@ -72,7 +72,7 @@ def assert_equal(a: list[Tensor], b: list[Tensor]) -> None:
 
 def wrapped(case: Case = GPT2) -> nn.Module:
     model = memscale.wrap(built(case), SMALLEST, case.batch(0))
-    assert model._memscale_executor.plan.active
+    assert memscale.executor_of(model).plan.active
     return model
 
 
@@ -83,7 +83,7 @@ class TestDetach:
         model = built(case).train(training)
         before = image(model)
         memscale.wrap(model, SMALLEST, case.batch(0))
-        assert model._memscale_executor.plan.active
+        assert memscale.executor_of(model).plan.active
         memscale.detach(model)
         assert_as_before(before, image(model))
 
@@ -99,6 +99,8 @@ class TestDetach:
         before = image(model)
         with memscale.optimize(model, config=SMALLEST, sample_input=case.batch(0)) as executor:
             assert executor.plan is not None and executor.plan.active
+            assert memscale.executor_of(model) is executor
+        assert memscale.executor_of(model) is None
         assert_as_before(before, image(model))
         with (
             pytest.raises(KeyboardInterrupt),
@@ -148,17 +150,17 @@ def test_wrapping_a_wrapped_model_replaces_its_plan() -> None:
     before = image(model)
     for config in (SMALLEST, memscale.Config(memory_budget="1GiB", enable_logging=False), SMALLEST):
         memscale.wrap(model, config, GPT2.batch(0))
-        assert bool(model._memscale_executor.plan.active) == (config is SMALLEST)
+        assert bool(memscale.executor_of(model).plan.active) == (config is SMALLEST)
     memscale.detach(model)
     assert_as_before(before, image(model))
 
 
 def test_a_failed_second_wrap_keeps_the_first() -> None:
     model = wrapped()
-    plan, inside = model._memscale_executor.plan, image(model)
+    plan, inside = memscale.executor_of(model).plan, image(model)
     with pytest.raises(Exception):  # noqa: B017 - the model's own
         memscale.wrap(model, SMALLEST, torch.zeros(3))
-    assert model._memscale_executor.plan is plan
+    assert memscale.executor_of(model).plan is plan
     assert [key for key in inside if key.endswith(".forward")] == [
         k for k in image(model) if k.endswith(".forward")
     ]
@@ -251,7 +253,7 @@ class TestCopies:
             loaded = torch.load(tmp_path / "model.pt", weights_only=False)
         assert_equal(step(built(GPT2), GPT2), step(loaded, GPT2))
         memscale.wrap(loaded, SMALLEST, GPT2.batch(0))
-        assert loaded._memscale_executor.plan.active
+        assert memscale.executor_of(loaded).plan.active
         assert_equal(step(model, GPT2), step(loaded, GPT2))
         memscale.detach(loaded)
 
@@ -283,7 +285,7 @@ class TestCopies:
         gc.disable()
         try:
             output = model(*inputs(0))
-            assert model._memscale_executor.plan.profile == "empirical"
+            assert memscale.executor_of(model).plan.profile == "empirical"
             output.mean().backward()
             last, root = weakref.ref(output), weakref.ref(model)
             del output

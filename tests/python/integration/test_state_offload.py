@@ -16,7 +16,6 @@ import memscale
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import variants
-from memscale.core.executor import Executor
 from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
@@ -74,12 +73,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) ->
     return found
 
 
-def executor_of(model: nn.Module) -> Executor:
-    found = model._memscale_executor
-    assert isinstance(found, Executor)
-    return found
-
-
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_budget_holds_and_every_bit_stays(name: str, tmp_path: Path) -> None:
@@ -96,7 +89,7 @@ def test_the_budget_holds_and_every_bit_stays(name: str, tmp_path: Path) -> None
     budget = plain_peak * (90 if name == "SGD" else 75) // 100
     peak = peak_bytes(partial(run, budget))
     (plain, expected, standard), (found, model, optimizer) = kept
-    plans = [planned.plan for planned in executor_of(model)._known.values()]
+    plans = memscale.executor_of(model).plans
     assert all(plan.fits and NAME in [choice.technique for choice in plan.steps] for plan in plans)
     predicted = max(plan.predicted.device_used_peak_bytes for plan in plans)
     assert 0.98 * predicted <= peak <= predicted <= budget
@@ -120,7 +113,7 @@ def test_all_that_is_offloaded_together(tmp_path: Path) -> None:
         budget = int(share * weights) + engines
         memscale.wrap(model, config(tmp_path, budget, **more), sample_input=X, optimizer=optimizer)
         found, expected = train(model, optimizer), train(other, standard)
-        plan = executor_of(model).plan
+        plan = memscale.executor_of(model).plan
         assert plan is not None and {"gradient_offload", NAME} <= {choice.technique for choice in plan.steps}
         assert is_offloaded(optimizer) and not is_offloaded(standard)
         assert all(map(torch.equal, expected, found))

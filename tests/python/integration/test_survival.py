@@ -35,10 +35,6 @@ COMBINATIONS = [
 OUTSIDE = "backward of the loop itself, or its scaler, has failed before the model's"
 
 
-def executor_of(model: nn.Module) -> Any:
-    return model.__dict__["_memscale_executor"]
-
-
 def refuse_to_allocate(*unused: Any) -> None:
     raise RuntimeError(HOST_TEXT.format(1 << 20))
 
@@ -78,7 +74,7 @@ class TestEveryBit:
                     out = model(torch.randn(8, 16))
                 (out.sigmoid() ** 2).sum().backward()
             results.append([*(value.grad for value in model.parameters()), *model.buffers()])
-        assert executor_of(model).oom.recoveries == 1
+        assert memscale.executor_of(model).oom.recoveries == 1
         assert all(map(torch.equal, *results))
 
     def test_two_losses_and_a_graph_that_is_kept(self) -> None:
@@ -94,7 +90,7 @@ class TestEveryBit:
                 with FailingAt(10) if fields and place == 1 else FailingAt():
                     (out * out).mean().backward()
             results.append([*(value.grad for value in model.parameters())])
-        assert executor_of(model).oom.recoveries == 1
+        assert memscale.executor_of(model).oom.recoveries == 1
         assert all(map(torch.equal, *results))
 
     def test_an_input_that_needs_a_gradient(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +117,7 @@ class TestEveryBit:
                 loss.backward()
             assert leaf.grad is not None
             results.append([leaf.grad, *(value.grad for value in model.parameters())])
-        assert executor_of(model).oom.recoveries == 1
+        assert memscale.executor_of(model).oom.recoveries == 1
         assert all(map(torch.equal, *results))
         loss = model(leaf, leaf).sum()
         with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), FailingAt(5):
@@ -197,7 +193,7 @@ class TestRefused:
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
         with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
             model(x)
-        assert executor_of(model).oom.recoveries <= 4
+        assert memscale.executor_of(model).oom.recoveries <= 4
         assert "MemScale: out of memory" in caplog.text
         del model.body[4].forward  # type: ignore[index]
         torch.set_rng_state(state)
@@ -219,7 +215,7 @@ class TestLeftBehind:
         out = model(torch.randn(4, 8))
         with FailingAt(9):
             out.sum().backward()
-        assert executor_of(model).oom.recoveries == 1
+        assert memscale.executor_of(model).oom.recoveries == 1
         del out
         gc.collect()
         storages = [item for item in gc.get_objects() if isinstance(item, Tensor) and item.shape == (4, 8)]
@@ -268,7 +264,7 @@ class TestBytes:
                 optimizer.zero_grad()
                 del out, loss
             measured, _ = peak.end()
-        predicted = executor_of(model).plan.predicted.allocated_peak_bytes
+        predicted = memscale.executor_of(model).plan.predicted.allocated_peak_bytes
         assert 0 <= predicted + labels.nbytes - measured < 0.01 * measured
 
 

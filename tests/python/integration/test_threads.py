@@ -138,7 +138,7 @@ def test_nothing_is_planned_beside_another_threads_step(
     """A larger batch would have its own plan, and the techniques of the other step would go."""
     model, plain = built(), built()
     memscale.wrap(model, Config(memory_budget=1), batch())
-    before = model.__dict__["_memscale_executor"].plan
+    before = memscale.executor_of(model).plan
     inside, go_on = threading.Event(), threading.Event()
 
     def hold(x: Tensor) -> None:
@@ -164,11 +164,11 @@ def test_nothing_is_planned_beside_another_threads_step(
     (beside,) = runs.ended()
     called.clear()
     assert same(found, gradients(plain, batch(16))) and same(beside, gradients(plain, batch()))
-    assert model.__dict__["_memscale_executor"].plan is before
+    assert memscale.executor_of(model).plan is before
     assert caplog.text.count("another thread is in the middle of one") == 1
     assert caplog.text.count("the model keeps its present plan") == 1
     gradients(model, batch(16))  # alone again
-    assert model.__dict__["_memscale_executor"].plan is not before
+    assert memscale.executor_of(model).plan is not before
 
 
 def test_steps_of_two_threads_are_no_accumulation() -> None:
@@ -176,11 +176,11 @@ def test_steps_of_two_threads_are_no_accumulation() -> None:
     model = built()
     memscale.wrap(model, QUIET, batch())
     held = model(batch())
-    before = model.__dict__["_memscale_executor"].plan
+    before = memscale.executor_of(model).plan
     runs = Runs()
     runs.start(lambda: gradients(model, batch()))
     runs.ended()
-    assert model.__dict__["_memscale_executor"].plan is before
+    assert memscale.executor_of(model).plan is before
     held.sum().backward()
 
 
@@ -201,7 +201,7 @@ def test_second_runs_at_once_leave_the_buffers_in_place(monkeypatch: pytest.Monk
     """Each has copies of the statistics for a while. The model's own are to be back in the end."""
     model = built(3)
     memscale.wrap(model, QUIET, batch(512))
-    choices = model.__dict__["_memscale_executor"].plan.choices
+    choices = memscale.executor_of(model).plan.choices
     assert any("checkpoint" in choice.techniques and not choice.kept for choice in choices)
     own = dict(model.named_buffers())
     outputs = [model(batch(512)).square().mean(), model(batch(512, seed=2)).square().mean()]
@@ -329,7 +329,7 @@ def test_a_planned_second_run_beside_tiles_leaves_the_parameters_in_place(
     own = dict(model.named_parameters())
     expected = gradients(copy.deepcopy(model), x)
     memscale.wrap(model, Config(memory_budget=1, enable_tiling=True, enable_logging=False), x)
-    choices = model.__dict__["_memscale_executor"].plan.choices
+    choices = memscale.executor_of(model).plan.choices
     assert any("checkpoint" in choice.techniques for choice in choices)
     loss = model(x).square().mean()
     runs = Runs()

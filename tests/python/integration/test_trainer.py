@@ -65,22 +65,24 @@ def assert_same_run(plain: Trained, planned: Trained) -> None:
 def test_a_trainer_comes_back_and_its_model_is_wrapped() -> None:
     plain, trainer = FakeTrainer(built(GPT2)), FakeTrainer(built(GPT2))
     assert memscale.wrap(trainer, SMALLEST) is trainer
-    assert trainer.model._memscale_executor.plan is None
+    assert memscale.executor_of(trainer.model) is memscale.executor_of(trainer)
+    assert memscale.executor_of(trainer).plan is None
     torch.manual_seed(1)
     plain.train()
     torch.manual_seed(1)
     trainer.train()
-    assert trainer.model._memscale_executor.plan.active
+    assert memscale.executor_of(trainer.model).plan.active
     assert_equal(plain.model, trainer.model)
     memscale.detach(trainer)
-    assert "_memscale_executor" not in trainer.model.__dict__
+    assert memscale.executor_of(trainer.model) is None
 
 
 @pytest.mark.parametrize("bad", [{"model": 3}, {"model": None}, {}])
 def test_a_trainer_without_a_model(bad: dict[str, Any]) -> None:
     trainer = type("Trainer", (), {"train": lambda self: None, **bad})()
-    with pytest.raises(TypeError, match="trainer"):
-        memscale.wrap(trainer)
+    for function in (memscale.wrap, memscale.executor_of):
+        with pytest.raises(TypeError, match="trainer"):
+            function(trainer)
 
 
 @pytest.mark.usefixtures("transformers_trainer")
@@ -131,7 +133,7 @@ class TestTransformers:
         run = trained(tmp_path, SMALLEST)
         assert run.trainer.model_wrapped is run.trainer.model is run.model
         memscale.detach(run.trainer)
-        assert not any("_memscale_executor" in module.__dict__ for module in run.model.modules())
+        assert not any(memscale.executor_of(module) is not None for module in run.model.modules())
         assert not any("forward" in module.__dict__ for module in run.model.modules())
         names = [type(callback).__name__ for callback in run.trainer.callback_handler.callbacks]
         assert "MemScaleCallback" not in names

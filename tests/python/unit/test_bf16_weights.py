@@ -328,7 +328,7 @@ class TestPlans:
         (first + second).backward()
         optimizer.step()
         assert model.get_submodule("up").weight.data_ptr() == data
-        plan = model.__dict__["_memscale_executor"].plan
+        plan = memscale.executor_of(model).plan
         assert "bf16_weights" in [step.technique for step in plan.steps]
         assert plan.plain.allocated_peak_bytes > plan.predicted.allocated_peak_bytes
 
@@ -487,7 +487,7 @@ def test_the_predicted_peak_is_the_measured_one(config: memscale.Config, checkpo
         model, x = net(words=400, width=192), words(rows=16)
         optimizer = adamw(model)
         memscale.wrap(model, config, sample_input=x, optimizer=optimizer)
-        predicted.append(model.__dict__["_memscale_executor"].plan.predicted.allocated_peak_bytes)
+        predicted.append(memscale.executor_of(model).plan.predicted.allocated_peak_bytes)
         for _ in range(2):
             loss = model(x)
             loss.backward()
@@ -623,7 +623,7 @@ class TestRefusals:
         train(model, optimizer)
         model(words(rows=9)).backward()  # is planned for the optimizer that has stepped
         assert not has_half(model) and type(optimizer) is torch.optim.AdamW
-        notes = model.__dict__["_memscale_executor"].plan.notes
+        notes = memscale.executor_of(model).plan.notes
         assert any("bf16_weights: the optimizer is not known" in note for note in notes)
 
     def test_exact_plans_do_without(self) -> None:

@@ -86,7 +86,7 @@ def test_what_cannot_come_back_stays_and_works_once_it_can(
         broken.setattr(state_offload, "take_back", fails)
         memscale.detach(model)
     assert warnings_of(caplog, "cannot be brought back: the disk is gone") == 1
-    assert "_memscale_executor" not in vars(model) and offloaded_bytes(optimizer) == offloaded
+    assert memscale.executor_of(model) is None and offloaded_bytes(optimizer) == offloaded
     plain, standard = made()
     train(plain, standard)
     assert all(map(torch.equal, train(plain, standard), train(model, optimizer)))

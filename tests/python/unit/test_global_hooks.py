@@ -83,7 +83,7 @@ def train(watch: Watch, wrapped: bool, chain: bool = False) -> list[Tensor]:
     x = torch.randn(ROWS, 16, generator=torch.Generator().manual_seed(1))
     if wrapped:
         memscale.wrap(model, CONFIG, sample_input=(x,))
-        assert model.__dict__["_memscale_executor"].plan.active
+        assert memscale.executor_of(model).plan.active
     for step in range(3):
         torch.manual_seed(step)
         watch.at("forward")

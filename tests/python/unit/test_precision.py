@@ -298,7 +298,7 @@ class TestStandsAside:
             memscale.wrap(model, ROOMY)
             output = model(x)
         assert output.dtype is dtype and same_bits(expected, output)
-        plan = model._memscale_executor.plan
+        plan = memscale.executor_of(model).plan
         assert plan is not None and not plan.steps
         assert any("opens autocast itself" in note for note in plan.notes)
 

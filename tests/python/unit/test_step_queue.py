@@ -146,7 +146,7 @@ def test_the_predicted_peak_holds_whenever_steps_run(when: str) -> None:
         kept.append(model)
 
     peak = peak_bytes(run)
-    executor = kept[0]._memscale_executor
+    executor = memscale.executor_of(kept[0])
     assert executor.in_force.path[-1].steps._queue.most_bytes == executor.planned.trace.path.step_window_bytes
     predicted = executor.plan.predicted.device_used_peak_bytes
     assert 0.98 * predicted <= peak <= predicted
