@@ -19,7 +19,7 @@ from memscale.optim import cards, steps, take_over
 from memscale.optim.backward_step import BackwardStep
 from memscale.optim.offload import step as offloaded_step
 from memscale.optim.offload.attach import keep_resident, send
-from memscale.optim.offload.store import _Run
+from memscale.optim.offload.store import Run
 
 WIDTH = 256
 SECONDS = 20.0
@@ -47,15 +47,15 @@ def test_a_move_that_breaks_off_goes_on_in_a_step(
     assert send(optimizers[1], opened(), PIECE, on_host=on_host) == ""
     for values, optimizer in zip(both, optimizers, strict=True):
         step(values, optimizer, 2)
-    moved, real = list[Any](), _Run._do
+    moved, real = list[Any](), Run.do
 
-    def breaking_off(run: _Run, job: Any) -> None:
+    def breaking_off(run: Run, job: Any) -> None:
         moved.append(job)
         if len(moved) == 4:
             raise torch.OutOfMemoryError("no room")
         real(run, job)
 
-    monkeypatch.setattr(_Run, "_do", breaking_off)
+    monkeypatch.setattr(Run, "do", breaking_off)
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
         keep_resident(optimizers[1], both[1] if "resident" in then else [], then.get("on_host"))
     monkeypatch.undo()

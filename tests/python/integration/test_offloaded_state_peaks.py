@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import memscale
 import zoo.training
 from amounts import also
+from calls import beside
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.benchmarks.memory import engine_bytes
@@ -286,9 +287,9 @@ def test_a_head_in_tiles_has_no_block(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     units = {unit.path: unit for unit in streams[model].units.values()}
     head, layer = units["transformer.wte.weight"], units["transformer.h.1"]
-    read, start = list[Any](), HostBlocks.start
-    monkeypatch.setattr(HostBlocks, "start", lambda self, unit: (read.append(unit), start(self, unit)))
-    train(model, optimizer, batch)
+    read: list[Any] = []
+    with beside({HostBlocks.start: lambda blocks, unit: read.append(unit)}):
+        train(model, optimizer, batch)
     assert layer in read and head not in read
     graph = memscale.executor_of(model).planned.trace.graph
     sizes = [size for size, *_ in graph.buffers()]
