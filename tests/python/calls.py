@@ -13,31 +13,39 @@ from typing import Any
 
 Actions = Mapping[Callable[..., Any], Callable[..., object]]
 
+_ACTIVE: list[dict[str, dict[CodeType, Callable[..., object]]]] = []
+
 
 @contextmanager
 def beside(before: Actions | None = None, after: Actions | None = None) -> Iterator[None]:
     """Inside the block, in this thread and in those that begin there, actions run with calls of functions.
 
+    Blocks may lie within each other; the actions of the outer one come first.
+
     Args:
         before: function → called with its positional arguments when it is entered. What it raises comes out
             of the call, and ends the watch of that thread.
-        after: function → the same when it is left.
+        after: function → called with its result and its arguments when it is left.
     """
     actions = {"call": _by_code(before or {}), "return": _by_code(after or {})}
-
-    def seen(frame: FrameType, event: str, unused: Any) -> None:
-        action = actions.get(event, {}).get(frame.f_code)
-        if action is not None:
-            action(*_arguments(frame))
-
-    earlier = sys.getprofile()
-    threading.setprofile(seen)
-    sys.setprofile(seen)
+    if not _ACTIVE:
+        threading.setprofile(_seen)
+        sys.setprofile(_seen)
+    _ACTIVE.append(actions)
     try:
         yield
     finally:
-        sys.setprofile(earlier)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        _ACTIVE.remove(actions)
+        if not _ACTIVE:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def _seen(frame: FrameType, event: str, result: Any) -> None:
+    for actions in list(_ACTIVE):
+        action = actions.get(event, {}).get(frame.f_code)
+        if action is not None:
+            action(*([result] if event == "return" else []), *_arguments(frame))
 
 
 def failing(error: BaseException | type[BaseException], at: int = 1) -> Callable[..., None]:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core.executor import Executor
-from memscale.techniques.precision import loss_scale, loss_scale_backward, mixed_precision
+from memscale.techniques.precision import loss_scale, loss_scale_backward
 from memscale.techniques.precision.autocast import AutocastAttachment
 from memscale.techniques.precision.loss_scale import LossScale
+from processors import use_fp16
 from zoo.training import same_bits
 
 ROOMY = memscale.Config(memory_budget="4GiB", use_mixed_precision=True, enable_logging=False, exact=True)
@@ -32,7 +33,7 @@ def fp16_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     A module of tests that imports it has it around each of them.
     """
-    monkeypatch.setattr(mixed_precision, "dtype_for", lambda hardware: torch.float16)
+    use_fp16(monkeypatch)
     yield
     for scale in loss_scale.active():
         while scale in loss_scale.active():

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from torch import nn
 
-from memscale.core import variants
+from memscale.core import in_force, variants
 from memscale.offload import limits
+from memscale.offload.engine import Offload
 from memscale.techniques.step_table import StepTechnique
 
 
@@ -42,3 +45,14 @@ def use_techniques(patch: pytest.MonkeyPatch, rows: Sequence[StepTechnique]) -> 
 def use_disk_of(patch: pytest.MonkeyPatch, rate: int = 50_000) -> None:
     """The file tier copies so many bytes per microsecond, both ways: no checkpoint is as cheap."""
     patch.setattr(limits, "_file_rates", lambda _: (rate, rate))
+
+
+def use_engines_with(patch: pytest.MonkeyPatch, faults: Mapping[str, int | bool]) -> None:
+    """Plans open engines with these faults; see `Offload`."""
+    patch.setattr(in_force, "Offload", functools.partial(Offload, faults=faults))
+
+
+def use_disk_with(patch: pytest.MonkeyPatch, room: int) -> None:
+    """A file of the file tier may take so many bytes."""
+    usage = shutil.disk_usage("/")._replace(free=room * 10 // 9)
+    patch.setattr(shutil, "disk_usage", lambda _: usage)

@@ -23,8 +23,9 @@ from memscale import AsyncOffloadConfig, Config
 from memscale.benchmarks.memory import engine_bytes
 from memscale.observability import metrics, perfetto
 from memscale.observability.report import write_report
-from memscale.offload.engine import Offload, why_not
+from memscale.offload.engine import why_not
 from memscale.offload.figures import OffloadFigures
+from patched import use_engines_with
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -87,8 +88,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with pytest.MonkeyPatch.context() as patch:
-        trace_too = functools.partial(Offload, faults={"trace_count": 4096})
-        patch.setattr("memscale.core.in_force.Offload", trace_too)
+        use_engines_with(patch, {"trace_count": 4096})
         made = Run(tmp_path_factory.mktemp("run"))
     yield made
     memscale.detach(made.model)
@@ -267,7 +267,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def three_steps(
     folder: Path, faults: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch, backward: bool = True
 ) -> Network:
-    monkeypatch.setattr("memscale.core.in_force.Offload", functools.partial(Offload, faults=faults))
+    use_engines_with(monkeypatch, faults)
     model, x = Network(), batch()
     memscale.wrap(model, config(folder), sample_input=x)
     for _ in range(3):

@@ -9,6 +9,7 @@ tests/python/gpu/test_gpu_recompute_check.py.
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -263,7 +264,7 @@ def test_nothing_is_while_a_graph_is_captured(table: Table, monkeypatch: pytest.
 def test_saves_beyond_the_slots(table: Table, caplog: pytest.LogCaptureFixture) -> None:
     table.slots = 3
     caplog.set_level("WARNING", "memscale")
-    card_check._LOGGER.propagate = True
+    logging.getLogger("memscale").propagate = True
     model = wrapped(model_of(Block))
     for _ in range(2):
         step(model)
@@ -289,7 +290,7 @@ def test_a_card_without_kernels(
 
     monkeypatch.setattr(cards, "fingerprint_table", refuse)
     caplog.set_level("WARNING", "memscale")
-    card_check._LOGGER.propagate = True
+    logging.getLogger("memscale").propagate = True
     backward_in_another_world(wrapped(model_of(ReadsGlobal)))
     told = [record.getMessage() for record in caplog.records if "not compared" in record.getMessage()]
     assert told == ["recomputes on cpu are not compared with their forwards: no compiler: install one"]

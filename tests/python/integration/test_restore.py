@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from calls import beside
 from memscale.errors import AttachError
 from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 from zoo.blocks import DataDependent, Stack, inputs
@@ -120,25 +121,25 @@ def test_a_detached_model_trains_as_before(case: Case) -> None:
 
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["sample", "deferred"])
-def test_a_failed_attachment_undoes_the_others(monkeypatch: pytest.MonkeyPatch, deferred: bool) -> None:
-    attach, count = CheckpointAttachment.attach, []
+def test_a_failed_attachment_undoes_the_others(deferred: bool) -> None:
+    count: list[str] = []
 
-    def second_fails(self: CheckpointAttachment) -> None:
-        count.append(self.path)
+    def second_fails(attachment: CheckpointAttachment) -> None:
+        count.append(attachment.path)
         if len(count) == 2:
             raise AttachError("injected")
-        attach(self)
 
-    monkeypatch.setattr(CheckpointAttachment, "attach", second_fails)
     model = built(GPT2)
     before = image(model)
     if deferred:
         memscale.wrap(model, SMALLEST)
-        result = step(model, GPT2)  # runs as it is, with a warning
+        with beside({CheckpointAttachment.attach: second_fails}):
+            result = step(model, GPT2)  # runs as it is, with a warning
         assert_equal(step(built(GPT2), GPT2), result)
         memscale.detach(model)
     else:
-        with pytest.raises(AttachError, match="injected"):
+        fails = beside({CheckpointAttachment.attach: second_fails})
+        with fails, pytest.raises(AttachError, match="injected"):
             memscale.wrap(model, SMALLEST, GPT2.batch(0))
     assert len(count) == 2
     before["rng"] = torch.get_rng_state() if deferred else before["rng"]

@@ -16,10 +16,9 @@ import memscale
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import variants
-from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
-from patched import use_disk_of, use_techniques
+from patched import use_disk_of, use_disk_with, use_techniques
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -147,7 +146,7 @@ def test_room_that_the_state_has_already_is_room(tmp_path: Path, monkeypatch: py
         settings = config(tmp_path, 1000)
         return "\n".join(memscale.plan(model, config=settings, sample_input=X, optimizer=optimizer).notes)
 
-    monkeypatch.setattr(limits, "_file_room", lambda _: 2 * weights + (1 << 20))
+    use_disk_with(monkeypatch, 2 * weights + (1 << 20))
     assert f"{NAME}: the file may take" in notes()
     settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
     assert send(optimizer, Offload(settings)) == ""

@@ -244,8 +244,8 @@ def test_tiles_of_two_threads_leave_the_parameters_in_place(monkeypatch: pytest.
         tiles.attach()
     try:
         expected = [gradients(model, x) for x in inputs]
-        meeting(monkeypatch, row_run._Call, "_run_first")
-        meeting(monkeypatch, row_run._Call, "_backward_of")
+        meeting(monkeypatch, row_run.Call, "_run_first")
+        meeting(monkeypatch, row_run.Call, "_backward_of")
         runs = Runs()
         for x in inputs:
             # The parameters are listed before: tiles of another thread have stand-ins in their place.
@@ -275,9 +275,9 @@ class Held:
     """Holds the first of some runs within the first tile that it runs or, in backward, runs again."""
 
     def __init__(self, runs: Runs, patch: pytest.MonkeyPatch, method: str = "_run_first") -> None:
-        self.runs, self.original = runs, getattr(row_run._Call, method)
+        self.runs, self.original = runs, getattr(row_run.Call, method)
         self.inside, self.go_on, self.arrived = threading.Event(), threading.Event(), threading.Event()
-        patch.setattr(row_run._Call, method, lambda *args: self._held(*args))
+        patch.setattr(row_run.Call, method, lambda *args: self._held(*args))
 
     def _held(self, *args: Any) -> Any:
         if self.runs.threads[:1] == [threading.current_thread()] and not self.inside.is_set():

@@ -25,6 +25,7 @@ from memscale.errors import VerificationError
 from memscale.techniques import step_table
 from memscale.techniques.step_table import StepTechnique
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn
+from patched import use_techniques
 from zoo.blocks import Block, Stack, inputs
 from zoo.models import case
 from zoo.training import built, seed
@@ -72,16 +73,25 @@ def rounding(factor: float = 1.0, exact: bool = False) -> Iterator[None]:
     row = StepTechnique("rounding", "rounds", exact, True, lambda config: True, find)
     before = step_table.STEP_TECHNIQUES
     patch = pytest.MonkeyPatch()
-    patch.setattr("memscale.core.variants.STEP_TECHNIQUES", (*before, row))
+    use_techniques(patch, (*before, row))
     try:
         yield
     finally:
         patch.undo()
 
 
-def model() -> nn.Module:
+class NoDouble(Block):
+    """Has a kernel that takes no float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is torch.float64:
+            raise RuntimeError('"addmm" not implemented for float64\nand more')
+        return super().forward(x)
+
+
+def model(kind: type[Block] = Block) -> nn.Module:
     seed()
-    return Stack(Block).train()
+    return Stack(kind).train()
 
 
 class _Slanted(_Rounding):
@@ -157,19 +167,13 @@ class TestInexactTechniques:
             memscale.verify(subject, inputs(0), config=FORCED)
         assert_as_before(before, image(subject))
 
-    def test_without_float64_the_plain_step_is_the_measure(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        @contextmanager
-        def refuses(_: nn.Module) -> Iterator[None]:
-            raise RuntimeError('"addmm" not implemented for float64\nand more')
-            yield
-
-        monkeypatch.setattr(verification, "in_double", refuses)
+    def test_without_float64_the_plain_step_is_the_measure(self) -> None:
         with rounding():
-            report = memscale.verify(model(), inputs(0), config=FORCED)
+            report = memscale.verify(model(NoDouble), inputs(0), config=FORCED)
         assert report.passed and report.no_float64 == 'RuntimeError: "addmm" not implemented for float64'
         assert "cannot be computed in float64" in report.table() and "32 roundings" in report.summary()
         with rounding(factor=1 + 1e-4):
-            assert not memscale.verify(model(), inputs(0), config=FORCED).passed
+            assert not memscale.verify(model(NoDouble), inputs(0), config=FORCED).passed
 
     def test_the_check_before_training(self, caplog: pytest.LogCaptureFixture) -> None:
         config = FORCED.replace(verify_correctness=True, enable_logging=True)
@@ -300,11 +304,11 @@ class TestFloat64:
     def test_products_of_groups(self) -> None:
         rows, columns, offs = torch.randn(8, 16), torch.randn(3, 16, 4), torch.tensor([2, 2, 8])
         expected = torch.cat([rows[:2] @ columns[0], rows[2:8] @ columns[2]]).double()
-        made = double_run._grouped_product(rows.double(), columns.double(), offs.int())
+        made = double_run.grouped_product(rows.double(), columns.double(), offs.int())
         assert torch.allclose(made, expected, atol=1e-5)
-        gradient = double_run._grouped_product(rows.double().t(), made, offs.int())
+        gradient = double_run.grouped_product(rows.double().t(), made, offs.int())
         assert gradient.shape == (3, 16, 4) and torch.equal(gradient[1], torch.zeros(16, 4).double())
-        other = double_run._grouped_product(columns.double().transpose(1, 2), rows.double().t(), offs.int())
+        other = double_run.grouped_product(columns.double().transpose(1, 2), rows.double().t(), offs.int())
         assert torch.allclose(other.t(), made)
 
     def test_integers_of_a_batch_stay(self) -> None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from calls import beside, failing
 from memscale.hardware.detect import Hardware, card_hardware, detect
 from memscale.offload.engine import Offload, OffloadSettings
-from memscale.optim import is_patched, moments_of
+from memscale.optim import is_patched, masters, moments_of
 from memscale.optim.masters import is_half
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
 from memscale.techniques.base import Surroundings
@@ -300,21 +301,13 @@ class TestDetach:
             assert value.grad is not None and value.grad.dtype is value.dtype
             assert torch.equal(value.grad, before[name].to(value.dtype)), name
 
-    def test_a_failing_conversion_leaves_everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failing_conversion_leaves_everything(self) -> None:
         model = net()
         optimizer, before = adamw(model), image(model)
-        original, calls = bf16_weights.masters.to_bf16, [0]
-
-        def failing(*args: Any) -> None:
-            calls[0] += 1
-            if calls[0] == 3:
-                raise MemoryError
-            original(*args)
-
-        monkeypatch.setattr(bf16_weights.masters, "to_bf16", failing)
-        with pytest.raises(MemoryError):
+        fails = beside({masters.to_bf16: failing(MemoryError, at=3)})
+        with fails, pytest.raises(MemoryError):
             memscale.wrap(model, SMALLEST, sample_input=words(), optimizer=optimizer)
-        assert calls == [3] and not has_half(model) and not is_patched(optimizer)
+        assert not has_half(model) and not is_patched(optimizer)
         assert_same(image(model), before)
 
 

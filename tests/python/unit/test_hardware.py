@@ -22,6 +22,7 @@ from memscale.hardware import host
 from memscale.hardware.cost_rates import KINDS, NEVER, TABLE, CostRates, card_cost, host_cost
 from memscale.hardware.detect import Budget, Hardware, budget_bytes, card_hardware, detect
 from memscale.hardware.rates import _CARDS, _CLASSES, cpu_rates, gpu_rates
+from processors import use_flags
 
 GIB = 1 << 30
 UNLIMITED_V1 = "9223372036854771712"
@@ -307,7 +308,7 @@ class TestDetectCpu:
     def test_half_precision(
         self, flags: set[str], bf16: bool, fp16: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host, "cpu_flags", lambda: frozenset(flags))
+        use_flags(monkeypatch, flags)
         found = detect(torch.device("cpu"))
         assert (found.supports_bf16, found.supports_fp16) == (bf16, fp16)
 

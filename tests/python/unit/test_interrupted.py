@@ -73,7 +73,7 @@ def test_a_block_is_not_given_away_while_it_is_being_filled() -> None:
             begins.set()
             assert go_on.wait(TIMEOUT)
 
-    def read(store: FileStore, address: int, *unused: int) -> None:
+    def read(result: None, store: FileStore, address: int, *unused: int) -> None:
         if not ended.is_set():
             filled.append(address)
             ended.set()

@@ -210,6 +210,7 @@ class Run:
         self.leaving: deque[tuple[Job, _core.Block, Tensor]] = deque()
 
     def run(self) -> None:
+        """Does them in turn."""
         self.store.offload.engine.step()
         try:
             for index, job in enumerate(self.jobs):

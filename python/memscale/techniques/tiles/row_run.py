@@ -81,7 +81,7 @@ class _Tile:
 # ---- one call ------------------------------------------------------------------------------------------
 
 
-class _Call:
+class Call:
     """One forward in tiles, until its graph is gone.
 
     Args:
@@ -291,7 +291,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: _Call, masks: Sequence[Tensor], held: Tensor, x: Tensor, *parameters: Tensor
+        ctx: Any, call: Call, masks: Sequence[Tensor], held: Tensor, x: Tensor, *parameters: Tensor
     ) -> Tensor:
         ctx.call = call
         ctx.held = held
@@ -300,7 +300,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        call: _Call = ctx.call
+        call: Call = ctx.call
         grad = grads[0]
         if grad is None:
             return (None, None, None, None, *(None for _ in call.parameters))
@@ -352,7 +352,7 @@ def run_in_tiles(work: Work, x: Tensor, rows: int) -> Tensor | None:
 
 
 def _run_in_tiles(work: Work, x: Tensor, rows: int) -> Tensor | None:
-    call = _Call(work, x, rows)
+    call = Call(work, x, rows)
     anchor = next((tensor for tensor in (x, *call.parameters) if tensor.requires_grad), None)
     if anchor is None:
         return None
