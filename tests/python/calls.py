@@ -62,8 +62,13 @@ def failing(error: BaseException | type[BaseException], at: int = 1) -> Callable
 
 
 def _by_code(actions: Actions) -> dict[CodeType, Callable[..., object]]:
-    found = {inspect.unwrap(function): action for function, action in actions.items()}
-    return {function.__code__: action for function, action in found.items()}  # type: ignore[attr-defined]
+    found = {}
+    for call, action in actions.items():
+        function: Any = inspect.unwrap(
+            getattr(call, "__func__", call)
+        )  # of a class method, of a decorated one
+        found[function.__code__] = action
+    return found
 
 
 def _arguments(frame: FrameType) -> list[Any]:

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from memscale.cli import env
+from memscale.core import devices
 from memscale.hardware import host
+from memscale.hardware.present_gpu import PresentGpu
 from memscale.techniques.precision import mixed_precision
 
 
@@ -23,6 +26,12 @@ def use_bf16(patch: pytest.MonkeyPatch) -> None:
     """The processor has BF16 instructions. PyTorch computes BF16 on all processors."""
     use_flags(patch, host.cpu_flags() | {"avx512_bf16"})
     patch.setattr(mixed_precision, "onednn_has_bf16", lambda: True)
+
+
+def use_gpu(patch: pytest.MonkeyPatch, gpu: PresentGpu) -> None:
+    """The driver knows this card."""
+    for user in (devices, env):
+        patch.setattr(user, "present_gpu", lambda index=0: gpu)
 
 
 def use_fp16(patch: pytest.MonkeyPatch) -> None:

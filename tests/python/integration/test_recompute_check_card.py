@@ -34,6 +34,7 @@ from test_recompute_check import (
 from torch import Tensor, nn
 
 import memscale
+from calls import beside
 from card_table import Table, card_of_the_cpu
 from memscale.errors import MemScaleError, RecomputeError
 from memscale.optim import cards
@@ -242,17 +243,16 @@ class HasScratch(Block):
         return SavesScratch.apply(h)  # type: ignore[no-any-return]
 
 
-def test_scratch_of_a_cards_kernels_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_of_a_cards_kernels_is_not_compared() -> None:
     with pytest.raises(RecomputeError):
         step(wrapped(model_of(HasScratch)))
-    made = Body.__init__
 
-    def with_cards(self: Body, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        self.has_cards = True
+    def has_cards(result: None, body: Body, *unused: Any) -> None:
+        body.has_cards = True
 
-    monkeypatch.setattr(Body, "__init__", with_cards)
-    step(wrapped(model_of(HasScratch)))
+    with beside(after={Body.__init__: has_cards}):
+        model = wrapped(model_of(HasScratch))
+        step(model)
 
 
 def test_nothing_is_while_a_graph_is_captured(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core import executor as executor_module
+from calls import beside
+from memscale.core.planner import make_plan
 from memscale.errors import ConfigError
 from trainer_samples import GPT2, Counted, Lines, Own, Stream, Trained, arguments, trained, weights
 from zoo.blocks import WIDTH, Block, Stack
@@ -314,17 +316,10 @@ class TestRates:
     """What is logged as samples per second."""
 
     @pytest.fixture
-    def slow_plans(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_plans(self) -> Iterator[None]:
         pytest.importorskip("accelerate")
-        make = executor_module.make_plan
-
-        def slow(*args: Any, **kwargs: Any) -> Any:
-            import time
-
-            time.sleep(2.0)
-            return make(*args, **kwargs)
-
-        monkeypatch.setattr(executor_module, "make_plan", slow)
+        with beside({make_plan: lambda *unused: time.sleep(2.0)}):
+            yield
 
     def test_a_plan_at_wrap_costs_no_rate(self, tmp_path: Path) -> None:
         run = trained(tmp_path, SMALLEST)

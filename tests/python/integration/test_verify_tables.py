@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import memscale
 import tallies
+from calls import beside
 from memscale import Config
 from memscale.core import double_run, verification
 from memscale.core.double_run import BOUND, double_batch, errors_of, errors_of_each, in_double
@@ -205,22 +206,19 @@ class TestPrecision:
             report = memscale.verify(built(gpt2), gpt2.batch(0))
         assert report.equal and "bfloat16 autocast" in report.summary()
 
-    def test_techniques_of_the_model_itself_are_part_of_the_check(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_techniques_of_the_model_itself_are_part_of_the_check(self) -> None:
         """On the first batch the model's forward is called beneath the watch: with what lies there now."""
         seen: list[tuple[bool, bool]] = []
-        step = verification._step
+        handles: list[Any] = []
 
-        def noted(executor: Executor, *rest: Any) -> Any:
-            handle = executor.model.register_forward_hook(lambda *_: None)
-            made = step(executor, *rest)
-            handle.remove()
+        def begun(executor: Executor, *rest: Any) -> None:
+            handles.append(executor.model.register_forward_hook(lambda *_: None))
+
+        def made(step: Any, executor: Executor, *rest: Any) -> None:
+            handles.pop().remove()
             checkpointed = any(item.name == "checkpoint" for item in executor.in_force.attached)
-            seen.append((checkpointed, made["loss", ""].dtype is torch.float32))
-            return made
+            seen.append((checkpointed, step["loss", ""].dtype is torch.float32))
 
-        monkeypatch.setattr(verification, "_step", noted)
         autocast_is_on = functools.partial(torch.is_autocast_enabled, "cpu")
         tallies.clear()  # what code reaches is put back after a check
         subject = model()
@@ -229,7 +227,8 @@ class TestPrecision:
             memory_budget=1, enable_logging=False, use_mixed_precision=True, verify_correctness=True
         )
         memscale.wrap(subject, config)
-        subject(*inputs(0)).mean().backward()
+        with beside({verification.one_step: begun}, after={verification.one_step: made}):
+            subject(*inputs(0)).mean().backward()
         assert len(seen) == 2 and seen == [(False, True), (True, True)]
         assert tallies.of("lowered") >= 3
         memscale.detach(subject)

@@ -18,8 +18,8 @@ import memscale
 from calls import beside, failing
 from memscale.hardware.detect import Hardware, card_hardware, detect
 from memscale.offload.engine import Offload, OffloadSettings
-from memscale.optim import is_patched, masters, moments_of
-from memscale.optim.masters import is_half
+from memscale.optim import is_patched, moments_of
+from memscale.optim.masters import is_half, to_bf16
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
 from memscale.techniques.base import Surroundings
 from memscale.techniques.precision import bf16_weights, mixed_precision
@@ -304,7 +304,7 @@ class TestDetach:
     def test_a_failing_conversion_leaves_everything(self) -> None:
         model = net()
         optimizer, before = adamw(model), image(model)
-        fails = beside({masters.to_bf16: failing(MemoryError, at=3)})
+        fails = beside({to_bf16: failing(MemoryError, at=3)})
         with fails, pytest.raises(MemoryError):
             memscale.wrap(model, SMALLEST, sample_input=words(), optimizer=optimizer)
         assert not has_half(model) and not is_patched(optimizer)

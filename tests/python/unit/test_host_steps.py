@@ -68,23 +68,21 @@ def test_the_state_of_another_optimizer_is_stepped_by_the_card_and_that_is_said(
     assert "it passes the card piece by piece" in found and "only 8-bit state has the same bits" in found
 
 
-def _around(**more: Any) -> tuple[torch.optim.Optimizer, Link, Surroundings]:
+def _around(threads: int = 8, **more: Any) -> tuple[torch.optim.Optimizer, Link, Surroundings]:
     model = Chain()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assert take_over(optimizer) == ""
     settings = OffloadSettings(torch.device("cuda", 0), pinned_bytes=1 << 30)
     link = Link(settings, 25_000, 25_000, 1 << 30, state_bytes=(1 << 30, 0, 0))
-    card = resolve_device(CARD)
+    card = replace(resolve_device(CARD), cpu_threads=threads)
     return optimizer, link, Surroundings(card, Config(**more).effective(), optimizer, link)
 
 
-@pytest.mark.parametrize("rate", [100, 1_000_000])
+@pytest.mark.parametrize("threads", [1, 4000])
 @pytest.mark.parametrize("asked", [None, True, False])
-def test_who_steps_depends_on_rates_unless_it_is_told(
-    asked: bool | None, rate: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_offload, "elements_per_us", lambda *_: rate)
-    optimizer, link, around = _around(step_on_host=asked, use_mixed_precision=True)
+def test_who_steps_depends_on_rates_unless_it_is_told(asked: bool | None, threads: int) -> None:
+    optimizer, link, around = _around(threads, step_on_host=asked, use_mixed_precision=True)
+    rate = host_rate.USUAL_PER_THREAD * threads
     ns = state_offload.host_ns_of(optimizer, link, around)
     assert (ns > 0) == (asked if asked is not None else rate > 1000)
     if ns:
