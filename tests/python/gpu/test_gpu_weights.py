@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import memscale
+from calls import beside
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import variants
 from memscale.weights.backing import FileStore, HostStore
@@ -310,18 +311,16 @@ def test_a_weight_written_right_after_its_use_is_not_in_that_use() -> None:
             assert torch.equal(one.cpu(), plain(batch(number)).cpu())
 
 
-def test_no_copy_is_under_way_when_a_weight_is_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_copy_is_under_way_when_a_weight_is_at_home() -> None:
     """On a card that is late what is written there would be in it."""
-    go, seen = Unit._go, []
+    seen: list[bool] = []
 
     def watched(self: Unit, weight: Weight) -> None:
         assert isinstance(self.blocks, CardBlocks) and self.pending is None
         seen.append(self not in self.blocks._ready)
-        go(self, weight)
 
-    monkeypatch.setattr(Unit, "_go", watched)
     model = built()
-    with streamed(model):
+    with beside({Unit._go: watched}), streamed(model):
         trained(model)
     assert len(seen) > 100 and all(seen)
 

@@ -17,9 +17,12 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from calls import beside
+from calls import failing as raising
 from earlier_models import forget_earlier_models
 from memscale.errors import MemScaleError
 from memscale.observability.tensor_peak import TensorPeak
+from memscale.survival.memory_now import memory_now
 from memscale.torchkit import backward_calls
 from oom_samples import HOST_TEXT, SAMPLES, STEPPERS, FailingAt, dense, run
 
@@ -343,15 +346,13 @@ class TestReport:
             loss.backward()
         assert "MemScale: out of memory" in caplog.text
 
-    def test_a_report_that_fails_does_not_hide_the_error(
-        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("memscale.survival.watch.memory_now", lambda *unused: 1 / 0)
+    def test_a_report_that_fails_does_not_hide_the_error(self, caplog: pytest.LogCaptureFixture) -> None:
         model = dense()
         memscale.wrap(model, enable_logging=False)
         for _ in range(2):
             model(torch.randn(8, 16)).backward()
-        with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), FailingAt(8):
+        fails = beside({memory_now: raising(ZeroDivisionError)})
+        with fails, pytest.raises(RuntimeError, match="DefaultCPUAllocator"), FailingAt(8):
             model(torch.randn(8, 16))
         assert "ZeroDivisionError" in caplog.text
 
