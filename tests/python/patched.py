@@ -15,6 +15,7 @@ from torch import nn
 from memscale.core import in_force, variants
 from memscale.offload import limits
 from memscale.offload.engine import Offload
+from memscale.techniques import step_table
 from memscale.techniques.step_table import StepTechnique
 
 
@@ -40,6 +41,11 @@ def class_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[No
 def use_techniques(patch: pytest.MonkeyPatch, rows: Sequence[StepTechnique]) -> None:
     """Plans know these step techniques alone, until the test is over."""
     patch.setattr(variants, "STEP_TECHNIQUES", rows)
+
+
+def use_only(patch: pytest.MonkeyPatch, *names: str) -> None:
+    """The same by their names: others could meet the test's budgets, too."""
+    use_techniques(patch, tuple(row for row in step_table.STEP_TECHNIQUES if row.name in names))
 
 
 def use_disk_of(patch: pytest.MonkeyPatch, rate: int = 50_000) -> None:

@@ -19,13 +19,12 @@ from torch.utils.checkpoint import checkpoint
 import memscale
 from calls import beside
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import variants
 from memscale.weights.backing import FileStore, HostStore
 from memscale.weights.card import CardBlocks, Rooms
 from memscale.weights.stream import Stream, device_of_use, opened, stream_of
 from memscale.weights.unit import Unit, Weight
 from memscale.weights.units import units_of
-from patched import use_techniques
+from patched import use_only
 
 CARD = torch.device("cuda", 0)
 WIDTH, DEPTH, WORDS = 64, 4, 50
@@ -388,8 +387,7 @@ def test_rooms() -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    use_techniques(monkeypatch, rows)
+    use_only(monkeypatch, NAME)
 
 
 def large() -> nn.Module:

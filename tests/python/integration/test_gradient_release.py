@@ -21,13 +21,12 @@ from amounts import also
 from engine_samples import peak_bytes
 from gradient_samples import is_offloaded
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import variants
 from memscale.hardware.detect import detect
 from memscale.offload.engine import why_not
 from memscale.offload.limits import link_for
 from memscale.techniques.base import Surroundings
 from memscale.techniques.optimizer import gradient_offload
-from patched import use_disk_of, use_techniques
+from patched import use_disk_of, use_only
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -45,8 +44,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.fixture(autouse=True)
 def alone_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    use_techniques(monkeypatch, rows)
+    use_only(monkeypatch, NAME)
     use_disk_of(monkeypatch)
 
 

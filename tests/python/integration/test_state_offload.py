@@ -15,10 +15,9 @@ from torch import Tensor, nn
 import memscale
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import variants
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
-from patched import use_disk_of, use_disk_with, use_techniques
+from patched import use_disk_of, use_disk_with, use_only
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -43,8 +42,7 @@ def on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    use_techniques(monkeypatch, rows)
+    use_only(monkeypatch, NAME)
 
 
 X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)

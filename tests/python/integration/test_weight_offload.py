@@ -14,11 +14,10 @@ from torch import Tensor, nn
 import memscale
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import variants
 from memscale.optim.offload.attach import is_offloaded
 from memscale.weights.saves import can_save
 from memscale.weights.stream import stream_of
-from patched import use_disk_of, use_techniques
+from patched import use_disk_of, use_only
 
 pytestmark = pytest.mark.skipif(not can_save(), reason="this PyTorch does not tell which hooks are in force")
 
@@ -36,8 +35,7 @@ def on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    use_techniques(monkeypatch, rows)
+    use_only(monkeypatch, NAME)
 
 
 def model_of() -> nn.Module:

@@ -7,11 +7,9 @@ import errno
 import fcntl
 import os
 import random
-import resource
 import signal
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import pytest
 import torch
 
 import memscale
+from disks import files_up_to
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -166,17 +165,6 @@ def test_writing_fails(nth: int, error: BaseException, target: Path, monkeypatch
         memscale.save({"a": torch.ones(100_000), "b": torch.ones(100_000)}, target)
     assert caught.value is error
     assert names(target.parent) == ["run.pt"] and number(target) == 0
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """The system refuses larger ones, as it would on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [0, 1000, 10_000])
