@@ -101,9 +101,10 @@ def test_a_block_is_not_given_away_while_it_is_being_filled() -> None:
 @pytest.mark.parametrize("which", [1, 2])
 def test_weights_return_to_their_store_if_a_use_did_not_begin(kind: type[BaseException], which: int) -> None:
     models = built(Stack), built(Stack)
-    with streamed(models[0]):
+    with streamed(models[0]) as stream:
         with beside({Weight.view: failing(kind, which)}), pytest.raises(kind):
             loss_of(models[0], 0).backward()
+        assert not any(weight.in_block for unit in stream.units.values() for weight in unit.weights)
         models[0].zero_grad()
         assert same(trained(models[0]), trained(models[1]))
 
