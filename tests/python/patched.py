@@ -59,6 +59,6 @@ def use_engines_with(patch: pytest.MonkeyPatch, faults: Mapping[str, int | bool]
 
 
 def use_disk_with(patch: pytest.MonkeyPatch, room: int) -> None:
-    """A file of the file tier may take so many bytes."""
-    usage = shutil.disk_usage("/")._replace(free=room * 10 // 9)
+    """A file of the file tier may take so many bytes, a power of two; a part of what is free stays free."""
+    usage = shutil.disk_usage("/")._replace(free=room * 3 // 2)
     patch.setattr(shutil, "disk_usage", lambda _: usage)

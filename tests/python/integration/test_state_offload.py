@@ -48,9 +48,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
 
 
-def model_of() -> nn.Module:
+def model_of(depth: int = DEPTH) -> nn.Module:
     torch.manual_seed(1)
-    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)]
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(depth)]
     return nn.Sequential(nn.Linear(WIDTH, WIDE), nn.Linear(WIDE, WIDTH), *layers)
 
 
@@ -135,7 +135,7 @@ def test_why_not(tmp_path: Path) -> None:
 
 def test_room_that_the_state_has_already_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is free is what the optimizer's own file has left."""
-    model = model_of()
+    model = model_of(depth=7)
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     train(model, optimizer, 1)
     weights = sum(value.nbytes for value in model.parameters())
@@ -144,7 +144,8 @@ def test_room_that_the_state_has_already_is_room(tmp_path: Path, monkeypatch: py
         settings = config(tmp_path, 1000)
         return "\n".join(memscale.plan(model, config=settings, sample_input=X, optimizer=optimizer).notes)
 
-    use_disk_with(monkeypatch, 2 * weights + (1 << 20))
+    assert 2 * weights < 1 << 25 < 3 * weights
+    use_disk_with(monkeypatch, 1 << 25)
     assert f"{NAME}: the file may take" in notes()
     settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
     assert send(optimizer, Offload(settings)) == ""
