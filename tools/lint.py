@@ -26,6 +26,7 @@ import check_forbidden
 import check_layers
 import check_rooms
 import check_size
+import check_tests
 import check_words
 from source_tree import Finding, files
 
@@ -174,6 +175,7 @@ FAST_CHECKS: dict[str, Callable[[Tree], str]] = {
     "rooms": _own(check_rooms.check),
     "size": _own(check_size.check),
     "words": _own(check_words.check),
+    "tests": _own(check_tests.check),
     "forbidden": _own(check_forbidden.check),
     "clang-format": _clang_format,
     "ruff check": _ruff_check,

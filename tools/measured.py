@@ -506,10 +506,10 @@ def _benchmarks(results: Results) -> Named:
     exact = ours.where(way="wrap", losses_equal=True, gradients_equal=True)
     yield "bench_exact", Figure(in_words(len(exact)), exact)
     yield "bench_loss", Figure(f"{max(ours.numbers('loss_off_percent')):.3f} %", ours)
-    yield from _peers(rows)
+    yield from rows_of_peers(rows)
 
 
-def _peers(rows: Rows) -> Named:
+def rows_of_peers(rows: Rows) -> Named:
     """Each peer beside MemScale with its peak as the budget, and which were beaten in both at once."""
     theirs = rows.where(suite="peers", status="ok", way=lambda way: not _is_ours(way))
     ours = rows.where(status="ok", way=_is_ours)

@@ -88,7 +88,7 @@ class Run:
     @property
     def plan(self) -> Any:
         """MemScale's plan in force, or None."""
-        executor = getattr(self.model, "_memscale_executor", None)
+        executor = memscale.executor_of(self.model)
         return None if executor is None else executor.plan
 
 

@@ -160,7 +160,7 @@ def prepare(model: nn.Module, settings: Config | None) -> None:
 
 def held(model: nn.Module) -> int:
     """Most bytes that the model's engine has had in its file."""
-    executor = getattr(model, "_memscale_executor", None)
+    executor = memscale.executor_of(model)
     offload = None if executor is None else executor.in_force.offload
     return 0 if offload is None else offload.counters().get("held_peak_bytes_file", 0)
 

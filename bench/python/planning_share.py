@@ -149,7 +149,7 @@ def measured(name: str, steps: int) -> Iterator[dict[str, Any]]:
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.perf_counter() - step_began)
-    whole, executor = time.perf_counter() - began, model._memscale_executor
+    whole, executor = time.perf_counter() - began, memscale.executor_of(model)
     seconds = executor.planning_seconds
     found = (
         name,

@@ -128,7 +128,7 @@ def measured(name: str, way: str, rounds: int, threads: int) -> tuple[Any, ...]:
         for key, training in (("off", off), ("always", always))[:: 1 - 2 * (number % 2)]:
             times[key].append(training.step())
     middle = median(times["off"])
-    plan = always.model._memscale_executor.plan  # type: ignore[union-attr]
+    plan = memscale.executor_of(always.model).plan
     return (
         name, way, threads, middle / 1e6, median(times["always"]) / middle - 1, watch.ns / rounds / middle,
         watch.bytes / rounds / 2**20, watch.calls / rounds / 2 * 8 / 1024, len(plan.active),

@@ -134,7 +134,7 @@ def child(given: argparse.Namespace) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_DATA, (watch.before["VmData"] + limit, resource.RLIM_INFINITY))
     model, x, optimizer = wrapped(given.budget, given.directory)
     losses, ms = train(model, x, optimizer, given.steps)
-    executor: Any = model._memscale_executor
+    executor: Any = memscale.executor_of(model)
     plan = executor.plan
     names = {step.technique for step in plan.steps} | {
         name for item in plan.active for name in item.techniques

@@ -153,7 +153,7 @@ def many(table: Table, recoveries: int = 1_000) -> None:
     model, optimizer = trained_model()
     plain, plain_optimizer = trained_model()
     memscale.wrap(model, optimizer=optimizer, on_oom="survive", enable_logging=False)
-    watch: Any = model.__dict__["_memscale_executor"].oom
+    watch: Any = memscale.executor_of(model).oom
     marks, step = [], 0
     while watch.recoveries < recoveries:
         step += 1

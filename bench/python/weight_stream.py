@@ -216,7 +216,7 @@ def child(given: argparse.Namespace) -> dict[str, Any]:
         **watch.end(),
     }
     if streams:
-        executor: Any = model._memscale_executor
+        executor: Any = memscale.executor_of(model)
         plans = [planned.plan for planned in executor._known.values()]
         stream = memscale.weights.stream.stream_of(model)
         found["predicted_bytes"] = max(plan.predicted.device_used_peak_bytes for plan in plans)

@@ -125,7 +125,7 @@ def main() -> None:
     result["allocated"] = torch.cuda.max_memory_allocated()
     result["reserved"] = torch.cuda.max_memory_reserved()
     if case.share:  # the plan in force: autocast, and the real optimizer, have made the first one anew
-        plan = model._memscale_executor.plan  # type: ignore[union-attr]
+        plan = memscale.executor_of(model).plan
         result["checkpointed"] = len(plan.active)
         result["plan"] = plan.to_json()
     if options.events:

@@ -62,7 +62,7 @@ def main() -> None:
         assert executor.plan is not None
         print("\n".join(executor.plan.summary_lines()))
 
-    assert "_memscale_executor" not in vars(model)
+    assert memscale.executor_of(model) is None
     pairs = zip(plain.state_dict().values(), model.state_dict().values(), strict=True)
     equal = all(torch.equal(one, other) for one, other in pairs)
     print(f"weights and running statistics bit-equal to plain training: {'yes' if equal else 'NO'}")

@@ -84,7 +84,7 @@ def main() -> None:
         )
         model, optimizer = make()
         model, optimizer = memscale.apply_all_optimizations(model, optimizer, config, sample_input=ids)
-        plan = model._memscale_executor.plan
+        plan = memscale.executor_of(model).plan
         losses = train(model, optimizer, ids, STEPS)
         memscale.detach(model)
 

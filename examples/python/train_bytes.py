@@ -99,7 +99,7 @@ def main() -> None:
         print(f"step {step:3d}  loss {losses[-1]:.4f}  {seconds[-1]:.2f} s", flush=True)
 
     if arguments.record:
-        executor = getattr(model, "_memscale_executor", None)
+        executor = memscale.executor_of(model) if arguments.budget else None
         with open("/proc/self/status") as status:
             data_kib = next(int(line.split()[1]) for line in status if line.startswith("VmData:"))
         record = {

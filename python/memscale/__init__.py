@@ -27,6 +27,7 @@ __all__ = [
     "detach",
     "errors",
     "estimate_savings",
+    "executor_of",
     "optimize",
     "plan",
     "predict",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         wrap,
     )
     from memscale.config.config import AsyncOffloadConfig, Config, OptimizationMode
+    from memscale.core.wrapping import executor_of
     from memscale.plans.plan import Plan, Prediction
     from memscale.plans.savings import Savings
     from memscale.saving import autosave, save
@@ -64,6 +66,7 @@ _HOME = {
     "autosave": "memscale.saving",
     "detach": "memscale.api",
     "estimate_savings": "memscale.api",
+    "executor_of": "memscale.core.wrapping",
     "optimize": "memscale.api",
     "plan": "memscale.api",
     "predict": "memscale.api",

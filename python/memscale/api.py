@@ -29,8 +29,8 @@ from memscale.core.predictor import bare, evaluation_step, may_run, predict_step
 from memscale.core.profiler import normalize_sample
 from memscale.core.savings_build import Asked, Terms, savings_of
 from memscale.core.verification import VerifyReport, compare
-from memscale.core.wrapped import EXECUTOR, OBSERVERS
-from memscale.core.wrapping import begin
+from memscale.core.wrapped import OBSERVERS
+from memscale.core.wrapping import begin, executor_of
 from memscale.hardware.detect import Hardware
 from memscale.observability import metrics
 from memscale.optim import is_patched
@@ -137,7 +137,7 @@ def optimize(
     try:
         yield executor
     finally:
-        if model.__dict__.get(EXECUTOR) is executor:  # not if it was wrapped anew or detached inside
+        if executor_of(module) is executor:  # not if it was wrapped anew or detached inside
             detach(model)
 
 
@@ -212,7 +212,7 @@ def detach(model: Any) -> None:
     integration = _integration_of(model)
     if integration is not None and integration.end(model):
         return
-    executor = model_of(model).__dict__.get(EXECUTOR)
+    executor = executor_of(model)
     if executor is None:
         log.LOGGER.warning("detach: this model is not wrapped")
         return
@@ -413,7 +413,7 @@ def verify(
     require_sample(sample_input, "verify")
     args, kwargs = normalize_sample(sample_input)
     facts = StepFacts(training=None if module.training else True)
-    executor = module.__dict__.get(EXECUTOR)
+    executor = executor_of(module)
     if executor is not None and executor.plan is not None:
         facts.forward, facts.watch = executor.in_force.own_step, executor.in_force.watch
         return compare(executor, args, kwargs, facts)

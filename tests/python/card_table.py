@@ -51,12 +51,6 @@ class Table:
         return (len(wrong), *wrong[0]) if wrong else None
 
 
-def forget_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No card has been opened yet, as in a new process."""
-    monkeypatch.setattr(cards, "_opened", {})
-    monkeypatch.setattr(cards, "_cards", {})
-
-
 @contextmanager
 def card_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     """Has tensors of the CPU compared as those of a card are."""

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import memscale
 from memscale.core.executor import Executor
-from memscale.core.wrapped import EXECUTOR
-from memscale.techniques.precision import loss_scale, loss_scale_backward, mixed_precision
+from memscale.techniques.precision import loss_scale, loss_scale_backward
 from memscale.techniques.precision.autocast import AutocastAttachment
 from memscale.techniques.precision.loss_scale import LossScale
+from processors import use_fp16
 from zoo.training import same_bits
 
 ROOMY = memscale.Config(memory_budget="4GiB", use_mixed_precision=True, enable_logging=False, exact=True)
@@ -33,7 +33,7 @@ def fp16_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     A module of tests that imports it has it around each of them.
     """
-    monkeypatch.setattr(mixed_precision, "dtype_for", lambda hardware: torch.float16)
+    use_fp16(monkeypatch)
     yield
     for scale in loss_scale.active():
         while scale in loss_scale.active():
@@ -174,7 +174,7 @@ class Wrapped:
 
     @property
     def executor(self) -> Executor:
-        return self.model.__dict__[EXECUTOR]
+        return memscale.executor_of(self.model)
 
     @property
     def scale(self) -> float:

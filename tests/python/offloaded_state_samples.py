@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -40,6 +41,11 @@ def opened(faults: dict[str, int] | None = None, **settings: Any) -> Offload:
     """An engine over a file."""
     given = {"file_bytes": 64 << 20, "directory": tempfile.gettempdir(), **settings}
     return Offload(OffloadSettings(torch.device("cpu"), **given), faults)
+
+
+def with_small_ones(patch: pytest.MonkeyPatch) -> None:
+    """State of the smallest parameters leaves, too."""
+    patch.setattr("memscale.optim.offload.state.LEAST_BYTES", 1)
 
 
 def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:

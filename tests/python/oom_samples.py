@@ -240,7 +240,7 @@ def run(
                 break
             raise
         scaler.update()
-    executor: Any = model.__dict__.get("_memscale_executor")
+    executor: Any = memscale.executor_of(model)
     entries = stepper.state_dict()["state"].values()  # `state` lacks what is offloaded
     state = [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
     gradients = [value.grad for value in model.parameters() if value.grad is not None]

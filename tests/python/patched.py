@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from torch import nn
 
-from memscale.core import variants
+from memscale.core import in_force, variants
 from memscale.offload import limits
+from memscale.offload.engine import Offload
+from memscale.techniques import step_table
 from memscale.techniques.step_table import StepTechnique
 
 
@@ -39,6 +43,22 @@ def use_techniques(patch: pytest.MonkeyPatch, rows: Sequence[StepTechnique]) -> 
     patch.setattr(variants, "STEP_TECHNIQUES", rows)
 
 
+def use_only(patch: pytest.MonkeyPatch, *names: str) -> None:
+    """The same by their names: others could meet the test's budgets, too."""
+    use_techniques(patch, tuple(row for row in step_table.STEP_TECHNIQUES if row.name in names))
+
+
 def use_disk_of(patch: pytest.MonkeyPatch, rate: int = 50_000) -> None:
     """The file tier copies so many bytes per microsecond, both ways: no checkpoint is as cheap."""
     patch.setattr(limits, "_file_rates", lambda _: (rate, rate))
+
+
+def use_engines_with(patch: pytest.MonkeyPatch, faults: Mapping[str, int | bool]) -> None:
+    """Plans open engines with these faults; see `Offload`."""
+    patch.setattr(in_force, "Offload", functools.partial(Offload, faults=faults))
+
+
+def use_disk_with(patch: pytest.MonkeyPatch, room: int) -> None:
+    """A file of the file tier may take so many bytes, a power of two; a part of what is free stays free."""
+    usage = shutil.disk_usage("/")._replace(free=room * 3 // 2)
+    patch.setattr(shutil, "disk_usage", lambda _: usage)

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-
-from memscale.plans.plan import Plan
 
 
 def words(count: int, rows: int = 2) -> Tensor:
@@ -28,10 +24,3 @@ class Recurrent(nn.Module):
         """The loss."""
         logits = self.head(self.layers(self.embed(x))[0])[:, :-1]
         return nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
-
-
-def plan_of(model: Any) -> Plan:
-    """The plan of a wrapped model."""
-    found = model._memscale_executor.plan
-    assert isinstance(found, Plan)
-    return found

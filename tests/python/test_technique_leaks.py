@@ -157,7 +157,7 @@ def test_a_model_that_goes_with_its_techniques_leaves_no_engine(tmp_path: Path) 
         model = nn.Sequential(*[nn.Linear(600, 600) for _ in range(4)])
         optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(2, 600)
         memscale.wrap(model, config, x, optimizer=optimizer)
-        plan = model.__dict__["_memscale_executor"].plan
+        plan = memscale.executor_of(model).plan
         assert names == {step.technique for step in plan.steps}
         model(x).square().mean().backward()
         optimizer.step()

@@ -101,7 +101,7 @@ class Trained:
 
     @property
     def executor(self) -> Executor:
-        return self.model._memscale_executor
+        return memscale.executor_of(self.model)
 
 
 def weights(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -151,7 +151,7 @@ def trained(
         prepare(made)
     if config is not None:
         assert memscale.wrap(made, config) is made
-    plan = made.model._memscale_executor.plan if config is not None else None
+    plan = memscale.executor_of(made.model).plan if config is not None else None
     if prepare is not None and not prepare_first:
         prepare(made)
     if on_run is not None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from memscale.weights.blocks import HostBlocks
 from memscale.weights.stream import Stream, opened
 from memscale.weights.units import units_of
 
@@ -201,12 +202,17 @@ def loss_of(model: nn.Module, number: int) -> Tensor:
 
 
 @contextmanager
-def streamed(model: nn.Module, least_bytes: int = 1, window: int | None = None) -> Iterator[Stream]:
+def streamed(
+    model: nn.Module,
+    least_bytes: int = 1,
+    window: int | None = None,
+    blocks: Callable[[str], HostBlocks] = HostBlocks,
+) -> Iterator[Stream]:
     """Streams all that can be inside the block, and sees that nothing is left of it afterwards."""
     before = [(name, value, value.stride()) for name, value in model.named_parameters()]
     units, _ = units_of(model, least_bytes)
     with tempfile.TemporaryDirectory() as folder:
-        stream = opened(model, folder)
+        stream = opened(model, blocks(folder))
         for unit in units:
             stream.add(unit)
         if window is not None:

@@ -19,6 +19,7 @@ import check_forbidden  # noqa: E402
 import check_layers  # noqa: E402
 import check_rooms  # noqa: E402
 import check_size  # noqa: E402
+import check_tests  # noqa: E402
 import check_words  # noqa: E402
 import lint  # noqa: E402
 import source_tree  # noqa: E402
@@ -449,3 +450,54 @@ def test_every_call_that_can_fail_says_so() -> None:
     for header in sorted((TOOLS.parent / "include" / "memscale").glob("*.h")):
         lines = header.read_text(encoding="utf-8").splitlines()
         assert [line for line in lines if re.match(r"(MSC_API|static inline) msc_status\b", line)] == []
+
+
+# ---- tests -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reaching(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A product with a private name, and no test may reach it."""
+    monkeypatch.setattr(check_tests, "MOST_PRIVATE", 0)
+    monkeypatch.setattr(check_tests, "MOST_EXCHANGED", 0)
+    plant(tree, "python/memscale/core/planner.py", "_known = {}\ndef plan():\n    return _known\n")
+    return tree
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "planner._known.clear()",
+        "from memscale.core.planner import _known",
+        "made._known",
+        "model._memscale_executor.plan",
+    ],
+)
+def test_a_private_name_is_counted(line: str, reaching: Path) -> None:
+    plant(reaching, "tests/python/test_it.py", f"from memscale.core import planner\n{line}\n")
+    assert "tests/python/test_it.py:3: 1 uses of private names" in only(check_tests.check(reaching))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'monkeypatch.setattr(planner, "plan", None)',
+        'monkeypatch.setattr("memscale.core.planner.plan", None)',
+        'monkeypatch.setitem(planner.table, "plan", None)',
+        'patch.object(planner, "plan")',
+        "planner.plan = None",
+    ],
+)
+def test_an_exchanged_part_is_counted(line: str, reaching: Path) -> None:
+    plant(reaching, "tests/python/test_it.py", f"from memscale.core import planner\n{line}\n")
+    assert "tests/python/test_it.py:3: 1 exchanged parts" in only(check_tests.check(reaching))
+
+
+def test_others_and_a_tests_own_are_not_counted(reaching: Path) -> None:
+    text = (
+        "import torch\nfrom memscale.core import planner\n"
+        'monkeypatch.setattr(torch, "empty", None)\nplanner.plan()\nweight._version\ntorch._known\n'
+        "class Own:\n    def __init__(self):\n        self._known = 1\nOwn()._known\n"
+    )
+    plant(reaching, "tests/python/test_it.py", text)
+    assert check_tests.check(reaching) == []

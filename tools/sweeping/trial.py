@@ -295,6 +295,8 @@ def _wrap(found: Planned, made: Made, optimizer: torch.optim.Optimizer, config: 
 
 
 def _steps(found: Planned, made: Made, optimizer: torch.optim.Optimizer) -> None:
+    import memscale
+
     for number in range(STEPS):
         start = time.perf_counter()
         step = functools.partial(train_step, made, optimizer, number)
@@ -302,7 +304,7 @@ def _steps(found: Planned, made: Made, optimizer: torch.optim.Optimizer) -> None
             return
         if number == 0 and found.deferred:
             found.plan_seconds = time.perf_counter() - start
-    plan = getattr(made.model.__dict__.get("_memscale_executor"), "plan", None)
+    plan = getattr(memscale.executor_of(made.model), "plan", None)
     if plan is not None:
         found.predicted = plan.predicted.device_used_peak_bytes
         found.fits, found.method, found.active = plan.fits, plan.profile, len(plan.active)

@@ -91,7 +91,7 @@ def measured(size: str, budget: int | None) -> dict[str, Any]:
             training.clear()
         ended_ns = time.time_ns()
         if budget is not None:
-            plan_peak_bytes = training.model._memscale_executor.plan.predicted.allocated_peak_bytes
+            plan_peak_bytes = memscale.executor_of(training.model).plan.predicted.allocated_peak_bytes
         del training
         gc.collect()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -30,7 +30,7 @@ from memscale.autotuning.candidate import Candidate, Confirmed
 from memscale.autotuning.scratch import scratch_state
 from memscale.config.config import Config
 from memscale.core.profiler import normalize_sample
-from memscale.core.wrapped import EXECUTOR
+from memscale.core.wrapping import executor_of
 from memscale.hardware.detect import Hardware
 from memscale.hardware.host import host_memory
 from memscale.observability.tensor_peak import TensorPeak
@@ -251,7 +251,7 @@ def _now() -> float:
 @contextmanager
 def _unwrapped(model: nn.Module) -> Iterator[None]:
     """Takes the plan of a wrapped model off for a block."""
-    executor = model.__dict__.get(EXECUTOR)
+    executor = executor_of(model)
     if executor is None:
         yield
         return

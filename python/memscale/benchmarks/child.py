@@ -64,7 +64,7 @@ def measure(job: Job, report: Callable[[dict[str, Any]], None] = lambda found: N
     return found
 
 
-def _begin(job: Job) -> tuple[Run, float]:
+def begin(job: Job) -> tuple[Run, float]:
     """A run that is about to train, and how long it took to prepare it."""
     model, data = fresh_model(job), batches(job.shape, job.device)
     began = time.perf_counter()
@@ -79,7 +79,7 @@ def _begin(job: Job) -> tuple[Run, float]:
 def _timed(job: Job, mark: Callable[[], object]) -> dict[str, Any]:
     """Times, losses and gradients of a run."""
     base = memory.resident_bytes()
-    run, prepare_s = _begin(job)
+    run, prepare_s = begin(job)
     found: dict[str, Any] = {"gradients": _gradients(run)}
     with _alone():
         run.train(job.warm_up)
@@ -116,7 +116,7 @@ def _alone() -> Iterator[None]:
 
 def _short(job: Job, mark: Callable[[], None]) -> dict[str, Any]:
     """A run for the profiler. A plan that was made again while it trained is the one that counts."""
-    run, _ = _begin(job)
+    run, _ = begin(job)
     run.train(job.warm_up)
     mark()
     run.train(_PEAK_STEPS)

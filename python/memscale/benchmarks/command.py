@@ -9,10 +9,13 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memscale.benchmarks.registry import BENCHMARK_MODELS, SCALES, WAYS
 from memscale.errors import MemScaleError
+
+if TYPE_CHECKING:
+    from memscale.benchmarks.program import Measure
 
 __all__ = ["main", "parser"]
 
@@ -69,18 +72,19 @@ def _minutes(text: str) -> float:
     return value
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, measure: Measure | None = None) -> int:
     """Runs the program and returns its exit status.
 
     Args:
         arguments: without the program's name; None: those of this process.
+        measure: as for `memscale.benchmarks.program.run`.
     """
     options = parser().parse_args(arguments)
     before = _end_as_interrupted()
     try:
         from memscale.benchmarks.program import run
 
-        return _INTERRUPTED if run(options) else 0
+        return _INTERRUPTED if run(options, measure) else 0
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from memscale.benchmarks.job import Job
 from memscale.benchmarks.registry import Shape, build
+from memscale.core.wrapping import executor_of
 
 __all__ = ["LEARNING_RATE", "Batch", "Loop", "Run", "batches", "fresh_model"]
 
@@ -53,7 +54,7 @@ class Loop:
     @property
     def plan(self) -> Any:
         """MemScale's, or None."""
-        executor = getattr(self.model, "_memscale_executor", None)
+        executor = executor_of(self.model)
         return None if executor is None else executor.plan
 
 

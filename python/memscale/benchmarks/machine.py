@@ -34,7 +34,7 @@ def provenance() -> dict[str, str]:
 def _constant() -> dict[str, str]:
     affinity = getattr(os, "sched_getaffinity", None)
     return {
-        "commit": _commit(),
+        "commit": commit(),
         "machine": _card() or processor_name(),
         "cores": str(os.cpu_count() if affinity is None else len(affinity(0))),
         "python": platform.python_version(),
@@ -59,7 +59,7 @@ def _card() -> str:
         return torch.cuda.get_device_name()
 
 
-def _commit() -> str:
+def commit() -> str:
     """Of the source tree that this package lies in; "" for an installed one.
 
     Who stages the package outside of its tree, as bench/gpu/run.sh does, names it in MEMSCALE_COMMIT.

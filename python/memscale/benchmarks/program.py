@@ -12,9 +12,9 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from memscale.benchmarks import suite, sweep, table
 from memscale.benchmarks.goals import goals
@@ -30,6 +30,8 @@ from memscale.errors import MemScaleError
 
 __all__ = ["run"]
 
+Measure = Callable[[Job, Path], dict[str, Any]]
+
 _MOST_SECONDS: Final = 900.0
 """Of one measurement, where there is no other limit."""
 
@@ -37,8 +39,12 @@ _STEPS, _WARM_UP = 20, 3
 _QUICK_MODELS, _QUICK_STEPS, _QUICK_POINTS = 1, 5, 2
 
 
-def run(options: argparse.Namespace) -> bool:
+def run(options: argparse.Namespace, measure: Measure | None = None) -> bool:
     """Measures, writes rows, prints tables. Returns whether it was interrupted.
+
+    Args:
+        options: of the command line.
+        measure: gives the figures of one job, whose output goes to a file; None: in a process of its own.
 
     Raises:
         MemScaleError: transformers is missing, or the rows' file belongs to something else.
@@ -55,7 +61,9 @@ def run(options: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory(prefix="memscale-bench-", dir=options.directory) as folder:
         settings = _settings(options, rows.rows, folder)
         tasks, total = _tasks(options, settings, models)
-        interrupted, left_out = _measure(options, tasks, total, rows)
+        interrupted, left_out = _measured(
+            options, tasks, total, Measuring(rows, options.out / "logs", measure or run_job)
+        )
     if options.frontier:
         missing = draw(rows.of(settings.scale, settings.device), options.png or options.out / "frontier.png")
         if missing:
@@ -69,6 +77,33 @@ def run(options: argparse.Namespace) -> bool:
         for line in goals(shown, settings.scale):
             print(line)
     return interrupted
+
+
+@dataclasses.dataclass
+class Measuring:
+    """Makes rows of tasks.
+
+    Attributes:
+        rows: those that there are.
+        logs: folder of what the jobs print.
+        measure: gives the figures of a job.
+    """
+
+    rows: Rows
+    logs: Path
+    measure: Measure = run_job
+
+    def row(self, task: Task, deadline_s: float) -> Row:
+        """The row of one task."""
+        if isinstance(task, Skipped):
+            found = {"status": "skipped", "reason": task.reason}
+            return make_row(task.job, found, self.rows.rows, **_about(task.peer))
+        job = dataclasses.replace(task, deadline_s=deadline_s)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^\w.+-]+", "-", f"{len(self.rows.rows):03} {job.suite} {job.label}")
+        found = self.measure(job, self.logs / f"{name}.log")
+        peer = next((peer for peer in PEERS if peer.name == job.way), None)
+        return make_row(job, found, self.rows.rows, **_about(peer))
 
 
 def _check_transformers() -> None:
@@ -126,12 +161,13 @@ def _tasks(
     return itertools.chain(*parts), total
 
 
-def _measure(
-    options: argparse.Namespace, tasks: Iterator[Task], total: int, rows: Rows
+def _measured(
+    options: argparse.Namespace, tasks: Iterator[Task], total: int, measuring: Measuring
 ) -> tuple[bool, list[str]]:
     """Runs the tasks. Returns whether it was interrupted, and what was not measured."""
     end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     left_out: list[str] = []
+    rows = measuring.rows
     unfinished: Job | None = None
     with Progress(total) as progress:
         try:
@@ -145,7 +181,7 @@ def _measure(
                     continue
                 unfinished = job
                 progress.start(job.label)
-                row = _one(task, min(_MOST_SECONDS, left), options.out / "logs", rows)
+                row = measuring.row(task, min(_MOST_SECONDS, left))
                 if row["status"] == "timeout" and left < _MOST_SECONDS:  # the run's time, not the job's
                     left_out.append(job.label)
                     continue
@@ -156,19 +192,6 @@ def _measure(
             rest = [task for task in tasks if isinstance(task, Job) and not rows.has(task)]
             return True, left_out + [job.label for job in (unfinished, *rest) if job is not None]
     return False, left_out
-
-
-def _one(task: Task, deadline_s: float, logs: Path, rows: Rows) -> Row:
-    """The row of one task."""
-    if isinstance(task, Skipped):
-        more = _about(task.peer)
-        return make_row(task.job, {"status": "skipped", "reason": task.reason}, rows.rows, **more)
-    job = dataclasses.replace(task, deadline_s=deadline_s)
-    logs.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^\w.+-]+", "-", f"{len(rows.rows):03} {job.suite} {job.label}")
-    found = run_job(job, logs / f"{name}.log")
-    peer = next((peer for peer in PEERS if peer.name == job.way), None)
-    return make_row(job, found, rows.rows, **_about(peer))
 
 
 def _about(peer: Peer | None) -> dict[str, str]:

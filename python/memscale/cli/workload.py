@@ -34,8 +34,8 @@ from memscale.units import format_bytes
 
 __all__ = ["Case", "Request", "Workload", "open_workload"]
 
-_WEIGHTS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_AUTOCAST: Final = {"bf16-amp": torch.bfloat16, "fp16-amp": torch.float16}
+WEIGHTS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+AUTOCAST: Final = {"bf16-amp": torch.bfloat16, "fp16-amp": torch.float16}
 
 _STEP_SHARE: Final = 4
 """Weights, gradients and two moments: what a real step takes beside activations, in sizes of the weights."""
@@ -156,7 +156,7 @@ def _from_hub(request: Request) -> Workload:
 
     def build(with_data: bool = False) -> tuple[hf.Built, int]:
         """The model and its number of weights, before adapters and formats change it."""
-        built = hf.build(found, request.task, _WEIGHTS.get(dtype, torch.float32), with_data)
+        built = hf.build(found, request.task, WEIGHTS.get(dtype, torch.float32), with_data)
         count = _weights(built.model)
         if quantization is not None:
             quantization.apply(built.model)
@@ -339,7 +339,7 @@ class _Builder:
             return self._recognised(self._built, batch, length)
         model, sample = _taken_apart(self._call(batch, length), self.request.model)
         if self.request.dtype is not None:
-            model = model.to(_WEIGHTS.get(self.request.dtype, torch.float32))
+            model = model.to(WEIGHTS.get(self.request.dtype, torch.float32))
             _autocast(model, self.request.dtype)
         self.parameters = _weights(model)
         _prepare(model, self.request.adapter, self.request.checkpointing)
@@ -457,7 +457,7 @@ def _batches_of(model: nn.Module, name: str) -> hf.Built:
 
 def _dtype_of(asked: str | None) -> torch.dtype | None:
     """What to bring a batch's floating-point tensors to; None: leave them."""
-    return None if asked is None else _WEIGHTS.get(asked)
+    return None if asked is None else WEIGHTS.get(asked)
 
 
 def _fit_for_trace(sample: Any, dtype: torch.dtype | None) -> Any:
@@ -478,7 +478,7 @@ def _fit_for_trace(sample: Any, dtype: torch.dtype | None) -> Any:
 
 def _autocast(model: nn.Module, dtype: str) -> None:
     """Puts the forward under autocast, as training loops do, if the dtype asks for it."""
-    half = _AUTOCAST.get(dtype)
+    half = AUTOCAST.get(dtype)
     if half is not None:
         model.forward = torch.autocast("cpu", dtype=half)(model.forward)
 

@@ -160,7 +160,7 @@ class AsyncOffloadConfig:
     directory: str | None = None
     debug: bool = False
 
-    _CHECKS: ClassVar[Mapping[str, checks.Check]] = {
+    CHECKS: ClassVar[Mapping[str, checks.Check]] = {
         "pinned_pool_bytes": checks.check_size,
         "prefetch_depth": checks.check_int(0),
         "tiers": checks.check_names(TIERS),
@@ -169,7 +169,7 @@ class AsyncOffloadConfig:
     }
 
     def __post_init__(self) -> None:
-        _normalise(self, self._CHECKS)
+        _normalise(self, self.CHECKS)
         if "file" in self.tiers and self.directory is None:
             allowed = "the tier 'file' needs directory=..., the folder to write to"
             raise checks.refuse("tiers", self.tiers, allowed)
@@ -350,7 +350,7 @@ class Config:
     async_config: AsyncOffloadConfig | None = None
     auto_policy: bool = False
 
-    _CHECKS: ClassVar[Mapping[str, checks.Check]] = {
+    CHECKS: ClassVar[Mapping[str, checks.Check]] = {
         "mode": _check_mode,
         "enable_checkpointing": checks.check_bool,
         "enable_offloading": checks.check_bool,
@@ -384,7 +384,7 @@ class Config:
     }
 
     def __post_init__(self) -> None:
-        _normalise(self, self._CHECKS)
+        _normalise(self, self.CHECKS)
         checks.warn_of_few_bytes("memory_budget", self.memory_budget, stacklevel=4)  # who calls Config(...)
         for name, value in self._implied().items():
             if name not in self.explicit:

@@ -62,7 +62,7 @@ class _Doubling(TorchDispatchMode):
         if facts(func).random:
             return _drawn(func, args, kwargs)
         if facts(func).name == "_grouped_mm":
-            return _grouped_product(*args, **kwargs)
+            return grouped_product(*args, **kwargs)
         return func(*map(_wider, args), **{name: _wider(value) for name, value in kwargs.items()})
 
 
@@ -91,7 +91,7 @@ def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda value: widened(value), made)
 
 
-def _grouped_product(
+def grouped_product(
     first: Tensor,
     second: Tensor,
     offs: Tensor | None = None,

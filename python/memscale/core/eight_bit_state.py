@@ -20,7 +20,7 @@ from torch import nn
 from memscale import log
 from memscale.config.config import Config
 from memscale.core.arguments import optimizer_of
-from memscale.core.wrapped import EXECUTOR
+from memscale.core.wrapping import executor_of
 from memscale.hardware.detect import Hardware
 from memscale.optim import cards, convert_state, give_back, is_patched, take_over
 from memscale.optim.eight_bit import OWN, is_8bit, with_8bit_state
@@ -69,7 +69,7 @@ def settled_state(
         try:
             _settle_state(model, config, optimizer, fresh)
         except BaseException:
-            executor = model.__dict__.get(EXECUTOR)
+            executor = executor_of(model)
             if executor is not None:
                 executor.stop()
             raise

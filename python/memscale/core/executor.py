@@ -102,6 +102,7 @@ class Executor(Ours):
         oom: what happens when memory runs out.
         values: which numbers among the arguments are a part of what a plan is for.
         loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
+        failures: batches that could not be planned.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Executor(Ours):
         self._learned = LearnedUse()
         self._has_warned_of_open = self._has_warned_of_computed_weights = self._has_warned_of_threads = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
-        self._failures = self._losses = 0
+        self.failures = self._losses = 0
         self._differed: frozenset[str] = frozenset()  # paths of modules whose recompute failed
         self._to_keep: deque[tuple[str, str]] = deque()  # more of them, noted by any thread
         self._latest_failure: StepSignature | None = None
@@ -148,11 +149,6 @@ class Executor(Ours):
             raise ReferenceError("the wrapped model no longer exists")
         return model
 
-    @property
-    def failures(self) -> int:
-        """Batches that could not be planned."""
-        return self._failures
-
     def forget_plans(self, why: str = "the model has changed") -> None:
         """The next training batch brings a plan of its own, also where the present one covers it.
 
@@ -165,13 +161,13 @@ class Executor(Ours):
 
     def forget_failure(self) -> None:
         """The latest of them could not be run either: one like it is to be planned again."""
-        self._failures -= 1
+        self.failures -= 1
         self._failed -= {self._latest_failure}
 
     @property
     def awaits_batch(self) -> bool:
         """There is no plan yet, and the next training batch is to bring one."""
-        return self.planned is None and not self.idle and self._failures < _MOST_FAILURES
+        return self.planned is None and not self.idle and self.failures < _MOST_FAILURES
 
     @property
     def half(self) -> Bf16Weights | None:
@@ -187,6 +183,11 @@ class Executor(Ours):
     def plan(self) -> Plan | None:
         """The plan in force, or None while the first training batch is awaited."""
         return None if self.planned is None else self.planned.plan
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Those that are kept for the steps they were made for, the newest last."""
+        return [planned.plan for planned in self._known.values()]
 
     def offload_figures(self, events: bool = True) -> OffloadFigures | None:
         """What the offload engine has done so far; None where nothing was offloaded yet.
@@ -334,7 +335,7 @@ class Executor(Ours):
         if not self._has_warned_of_open:
             self._has_warned_of_open = plan_log.warn_of_open_graphs(self.open)
         self._keep_noted()
-        if self._failures >= _MOST_FAILURES:
+        if self.failures >= _MOST_FAILURES:
             self._let_go_of_kept()
             return
         if not all(parameter.is_leaf for parameter in self.model.parameters()):
@@ -396,7 +397,7 @@ class Executor(Ours):
 
     def _cannot_plan(self, error: Exception) -> None:
         """The model may well run: then it runs as it is. If it does not, its own error follows now."""
-        self._failures = _MOST_FAILURES if isinstance(error, HooksRefusedError) else self._failures + 1
+        self.failures = _MOST_FAILURES if isinstance(error, HooksRefusedError) else self.failures + 1
         what = "runs unchanged" if self.planned is None else "keeps its present plan"
         why = textwrap.shorten(str(error), _LONGEST_REASON, placeholder=" …")  # some print a tensor
         log.LOGGER.warning("cannot plan this step, the model %s: %s: %s", what, type(error).__name__, why)
@@ -583,8 +584,7 @@ class Executor(Ours):
 
 def _keep_module(ref: weakref.ref[Executor], path: str, reason: str) -> None:
     """`Executor.keep_module`, for what the executor owns; a graph may outlive it."""
-    executor = ref()
-    if executor is not None:
+    if (executor := ref()) is not None:
         executor.keep_module(path, reason)
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from memscale.core.advice import advice_of
-from memscale.core.executor import Executor
 from memscale.core.planner import Planner
 from memscale.core.profiler import normalize_sample
 from memscale.core.scaling import Scaling
-from memscale.core.wrapped import EXECUTOR
+from memscale.core.wrapping import executor_of
 from memscale.trace.static import has_data
 from memscale.weights.placement import device_of_use
 
@@ -75,7 +74,7 @@ def evaluation_step(model: nn.Module, step: StepFacts, here: bool) -> StepFacts:
         here: on the model's own device, where a wrapped model has what its plan has made of it.
     """
     step = replace(step, training=False, gradients=False)
-    executor: Executor | None = model.__dict__.get(EXECUTOR)
+    executor = executor_of(model)
     if not here or executor is None or executor.planned is None:
         return step
     return executor.in_force.as_traced(executor.planned, step)
@@ -89,7 +88,7 @@ def _both(outer: AbstractContextManager[None], inner: AbstractContextManager[Non
 
 def bare(model: nn.Module) -> AbstractContextManager[None]:
     """Takes the techniques of a wrapped model off for a block."""
-    executor = model.__dict__.get(EXECUTOR)
+    executor = executor_of(model)
     return nullcontext() if executor is None else executor.bare()
 
 

@@ -245,10 +245,10 @@ def compare(
     names = tuple(step.technique for step in steps)
     inexact = tuple(step.technique for step in steps if not step.exact)
     with executor.bare(keep=PRECISION):
-        plain = _step(executor, args, kwargs, facts)
+        plain = one_step(executor, args, kwargs, facts)
     idle, executor.idle = executor.idle, True
     try:
-        planned = _step(executor, args, kwargs, facts)
+        planned = one_step(executor, args, kwargs, facts)
     finally:
         executor.idle = idle
     keys = list(plain) + [key for key in planned if key not in plain]
@@ -292,7 +292,7 @@ def _truth(
     try:
         with executor.bare(), in_double(model):
             wide_args, wide_kwargs = double_batch((args, kwargs))
-            truth = _step(executor, wide_args, wide_kwargs, facts)
+            truth = one_step(executor, wide_args, wide_kwargs, facts)
     except Exception as error:  # a kernel without float64, not enough memory: nothing that concerns the plan
         return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
     if truth.keys() != plain.keys():
@@ -333,7 +333,7 @@ def _of_kind(step: Mapping[tuple[str, str], Tensor], kind: str) -> Step:
     return {key: value for key, value in step.items() if key[0] == kind}
 
 
-def _step(executor: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> Step:
+def one_step(executor: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any], facts: StepFacts) -> Step:
     """Forward and backward of one batch with what is attached now."""
     model = executor.model
     if facts.forward is not None and facts.watch is not None:

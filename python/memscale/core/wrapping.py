@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wraps a model from checked arguments: `begin` is the path of a `wrap` call."""
+"""Wraps a model from checked arguments (`begin`), and finds what a wrapped one has (`executor_of`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from memscale import log
 from memscale.config.config import Config
+from memscale.core.arguments import model_of
 from memscale.core.executor import Executor
 from memscale.core.profiler import normalize_sample
 from memscale.core.wrapped import EXECUTOR
@@ -46,7 +47,7 @@ def begin(
     refuse(model)
     require_matches(model, config)
     sample = None if sample_input is None else normalize_sample(sample_input)
-    wrapped: Executor | None = model.__dict__.get(EXECUTOR)
+    wrapped = executor_of(model)
     try:
         if wrapped is not None:
             wrapped.stop()
@@ -58,7 +59,27 @@ def begin(
             executor.loss_scale.take_over(wrapped.loss_scale)
         executor.start(sample, grads_present)
     except BaseException:
-        if wrapped is not None and EXECUTOR not in model.__dict__:
+        if wrapped is not None and executor_of(model) is None:
             wrapped.resume()
         raise
     return executor
+
+
+def executor_of(target: Any) -> Executor | None:
+    """What trains a wrapped model: the plan in force, and figures of what it has done.
+
+    Args:
+        target: what was given to `wrap`.
+
+    Returns:
+        Its executor, whose `plan` is None until the plan has been made; None if the model is not wrapped.
+
+    Raises:
+        TypeError: `target` is no `nn.Module`, and no trainer.
+
+    Example:
+        >>> memscale.wrap(model, sample_input=batch)
+        >>> print(memscale.executor_of(model).plan.explain())
+    """
+    found: Executor | None = model_of(target).__dict__.get(EXECUTOR)
+    return found

@@ -13,7 +13,7 @@ fit is not measured, nothing stays in the allocator, and what a program records 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -30,27 +30,33 @@ _PAGE: Final = 512
 _SPARE: Final = 3
 """A call is not run where this many times its operands are not free: the workspace may be as large."""
 
+Measure = Callable[[Call, torch.device], "tuple[Block, ...] | None"]
+
 _known: dict[Any, tuple[Block, ...] | None] = {}
 
 
-def blocks(func: Any, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[Block, ...] | None:
+def blocks(
+    func: Any, args: Sequence[Any], outputs: Sequence[Tensor], measure: Measure | None = None
+) -> tuple[Block, ...] | None:
     """Blocks that a call allocates and frees inside, their bytes as the allocator rounds them.
 
     Args:
         func: the operator overload.
         args: positional arguments; fakes of the card's tensors.
         outputs: the tensors that it returned.
+        measure: gives the blocks of one call on a card; None: `measured`.
 
     Returns:
         The blocks; None where the call was not measured.
     """
     device = args[0].device
     call = describe(func, args, {}, sum(output.untyped_storage().nbytes() for output in outputs))
-    key = (call[:3], device, *_settings())
+    measure = measure or measured
+    key = (measure, call[:3], device, *_settings())
     if key not in _known:
         if len(_known) >= _KNOWN_LIMIT:
             _known.clear()
-        _known[key] = _measured(call, device)
+        _known[key] = measure(call, device)
     return _known[key]
 
 
@@ -63,7 +69,7 @@ def _settings() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _measured(call: Call, device: torch.device) -> tuple[Block, ...] | None:
+def measured(call: Call, device: torch.device) -> tuple[Block, ...] | None:
     """Runs a call in a thread of its own, where no mode and no hook of the caller's is in force."""
     found: list[tuple[Block, ...]] = []
 
@@ -99,10 +105,10 @@ def _taken(call: Call, device: torch.device) -> tuple[Block, ...]:
     finally:
         record(None)
     del made
-    return _lives(trace)
+    return lives(trace)
 
 
-def _lives(trace: Sequence[dict[str, Any]]) -> tuple[Block, ...]:
+def lives(trace: Sequence[dict[str, Any]]) -> tuple[Block, ...]:
     """What was allocated and given back, and in which phases it was there: one begins after each release."""
     found: list[Block] = []
     there: dict[int, tuple[int, int]] = {}  # address → size, first phase

@@ -372,16 +372,17 @@ def _convolution_backward(args: Sequence[Any], outputs: Sequence[Tensor], card: 
 
 def _recurrent(args: Sequence[Any], outputs: Sequence[Tensor], card: CardFacts) -> list[int]:
     """The workspace of an H100's cuDNN 9.19, which is up to 8 % smaller; with several layers, up to 40 %."""
-    return [_recurrent_workspace(args[1], outputs[0], args[9], args[13])]
+    return [recurrent_workspace(args[1], outputs[0], args[9], args[13])]
 
 
 def _recurrent_backward(args: Sequence[Any], outputs: Sequence[Tensor], card: CardFacts) -> list[Block]:
     """The same for the input's gradient, and then for the weights'."""
-    size = _recurrent_workspace(args[1], args[6], args[13], args[17])
+    size = recurrent_workspace(args[1], args[6], args[13], args[17])
     return [(size, 0, 0), (size, 1, 1)]
 
 
-def _recurrent_workspace(weights: Sequence[Tensor], output: Tensor, layers: int, both: bool) -> int:
+def recurrent_workspace(weights: Sequence[Tensor], output: Tensor, layers: int, both: bool) -> int:
+    """Most that cuDNN takes for a recurrent layer; `both`: of two directions."""
     return sum(map(_bytes, weights)) + layers * (1 + both) * (16 << 20) + 31 * _bytes(output) // 5
 
 

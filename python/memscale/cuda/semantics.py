@@ -51,10 +51,11 @@ class CudaKernels:
 
     Args:
         target: a card.
+        measure: as for `probe.blocks`.
     """
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, measure: probe.Measure | None = None) -> None:
+        self.target, self.measure = target, measure
         self.card = card_of(target)
         self._taken: set[tuple[str, bool]] = set()
 
@@ -70,7 +71,7 @@ class CudaKernels:
             outputs: the tensors that it returned.
         """
         if schema_name in probe.PROBED and args[0].is_cuda:
-            measured = probe.blocks(func, args, outputs)
+            measured = probe.blocks(func, args, outputs, self.measure)
             if measured is not None:
                 return measured
         return cuda_scratch.blocks(schema_name, args, outputs, self.card)

@@ -51,7 +51,7 @@ def present_gpu(index: int = 0) -> PresentGpu:
     """
     with _nvml() as nvml:
         handle = ctypes.c_void_p()
-        _by_identity(nvml, _identity(index), handle)
+        _by_identity(nvml, identity(index), handle)
         name = ctypes.create_string_buffer(_NAME_BYTES)
         memory = _Memory()
         major, minor = ctypes.c_int(), ctypes.c_int()
@@ -62,7 +62,7 @@ def present_gpu(index: int = 0) -> PresentGpu:
         return PresentGpu(name.value.decode(), int(memory.total), (major.value, minor.value))
 
 
-def _identity(index: int) -> int | bytes:
+def identity(index: int) -> int | bytes:
     """The index or UUID by which NVML knows the card that CUDA calls `index`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

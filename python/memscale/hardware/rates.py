@@ -61,7 +61,7 @@ class _Card:
 _PCIE3, _PCIE4, _PCIE5, _NVLINK_C2C = 12, 25, 50, 350
 
 # Key: words that must all appear in the device's name. The row with the most words wins.
-_CARDS: Final[dict[str, _Card]] = {
+CARDS: Final[dict[str, _Card]] = {
     # Data centre
     "P100": _Card(9.3, 0, 18.7, 732, _PCIE3),
     "T4": _Card(8.1, 0, 65, 300, _PCIE3),
@@ -112,7 +112,7 @@ _CARDS: Final[dict[str, _Card]] = {
 }
 
 # A card that the table does not know counts as a middling one of its generation, by compute capability.
-_CLASSES: Final[tuple[tuple[tuple[int, int], str], ...]] = (
+CLASS_RATES: Final[tuple[tuple[tuple[int, int], str], ...]] = (
     ((12, 0), "5070"),
     ((10, 0), "B200"),
     ((9, 0), "H100 PCIe"),
@@ -134,13 +134,13 @@ def gpu_rates(name: str, capability: tuple[int, int]) -> Rates:
     """
     # "A100-SXM4-80GB" and "A100 80GB PCIe" name the same card: compare whole words in any order.
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    known = [key for key in _CARDS if words.issuperset(key.lower().split())]
+    known = [key for key in CARDS if words.issuperset(key.lower().split())]
     if known:
-        return _CARDS[max(known, key=lambda key: len(key.split()))].rates()
-    for lowest, key in _CLASSES:
+        return CARDS[max(known, key=lambda key: len(key.split()))].rates()
+    for lowest, key in CLASS_RATES:
         if capability >= lowest:
-            return _CARDS[key].rates()
-    return _CARDS[_OLDEST].rates()
+            return CARDS[key].rates()
+    return CARDS[_OLDEST].rates()
 
 
 def cpu_rates(threads: int, wide: bool = False) -> Rates:

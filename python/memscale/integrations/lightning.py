@@ -30,8 +30,8 @@ from memscale.core.arguments import effective_config, merged
 from memscale.core.eight_bit_state import eight_bit_state, give_back_of
 from memscale.core.executor import Executor
 from memscale.core.watched_forward import WatchedForward
-from memscale.core.wrapped import EXECUTOR
 from memscale.core.wrapping import begin as wrap_model
+from memscale.core.wrapping import executor_of
 from memscale.integrations.lightning_step import PACKAGES, LightningStep
 from memscale.torchkit.forward_slot import ForwardSlot
 from memscale.uninterrupted import uninterrupted
@@ -217,14 +217,14 @@ class MemScaleCallback:
             stack.callback(slot.remove)
 
     def _note_plan(self) -> None:
-        executor: Executor | None = None if self._module is None else vars(self._module).get(EXECUTOR)
+        executor = None if self._module is None else executor_of(self._module)
         if executor is not None and executor.planned is not None:
             self.plan = executor.planned.plan
             self._differed |= executor.planned.left_out.differed
 
     def _frees_early(self, trainer: Any, module: Any, batch_idx: int) -> bool:
         """Whether Lightning zeroes gradients in this step, and nobody looks at them before."""
-        executor: Executor | None = vars(module).get(EXECUTOR)
+        executor = executor_of(module)
         if executor is None or executor.planned is None or executor.planned.trace.changes.uses_gradients:
             return False
         if not module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
@@ -342,7 +342,7 @@ def _watch(executor: Executor, module: nn.Module, original: Any) -> WatchedForwa
 
 def _stop(module: nn.Module, executor: Executor) -> None:
     """Stops an executor, if nobody has yet, or wrapped the module anew."""
-    if vars(module).get(EXECUTOR) is executor:
+    if executor_of(module) is executor:
         executor.stop()
 
 

@@ -23,8 +23,7 @@ from typing import Any, Final, NoReturn
 import torch
 from torch import Tensor, nn
 
-from memscale.core.executor import Executor
-from memscale.core.wrapped import EXECUTOR
+from memscale.core.wrapping import executor_of
 from memscale.errors import ProfileError
 from memscale.torchkit.forward_slot import StandIn
 
@@ -60,7 +59,7 @@ class LightningStep(StandIn):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step; where a plan asks for it, without side effects."""
-        executor: Executor | None = vars(self.module).get(EXECUTOR)
+        executor = executor_of(self.module)
         if executor is None or not executor.idle:
             output = self.original(*args, **kwargs)
             if output is None and self._had_no_loss and executor is not None:

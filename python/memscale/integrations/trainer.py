@@ -29,9 +29,8 @@ from memscale import log
 from memscale.config.checks import refuse
 from memscale.config.config import Config
 from memscale.core.eight_bit_state import change_to_8bit, eight_bit_state
-from memscale.core.executor import Executor
-from memscale.core.wrapped import EXECUTOR
 from memscale.core.wrapping import begin as wrap_model
+from memscale.core.wrapping import executor_of
 from memscale.integrations.trainer_batch import Part, Settled, fitting_part
 from memscale.state.model_state import preserved
 from memscale.techniques.step_facts import StepFacts
@@ -76,7 +75,7 @@ class Follower:
         """Wraps the model if it is a new one, made by `model_init`; the optimizer is known from here on."""
         if model is None:
             return
-        executor: Executor | None = model.__dict__.get(EXECUTOR)
+        executor = executor_of(model)
         if executor is None:
             executor = wrap_model(model, self.config, None, drops_output=self.drops_output)
         if self._batch_size not in (None, state.train_batch_size):  # auto_find_batch_size goes on
@@ -98,7 +97,7 @@ class Follower:
         **kwargs: Any,
     ) -> None:
         """Adds to the rates of training what they are without planning."""
-        executor: Executor | None = None if model is None else model.__dict__.get(EXECUTOR)
+        executor = None if model is None else executor_of(model)
         if executor is None or logs is None:
             return
         added = rates_without_planning(logs, executor.planning_seconds - self._before)

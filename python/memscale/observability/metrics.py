@@ -49,9 +49,9 @@ def render(model: nn.Module) -> str:
     Example:
         >>> print(memscale.observability.metrics.render(model))
     """
-    from memscale.core.wrapped import EXECUTOR
+    from memscale.core.wrapping import executor_of
 
-    executor = model.__dict__.get(EXECUTOR)
+    executor = executor_of(model)
     if executor is None:
         raise ValueError("this model is not wrapped, so it has no metrics")
     client = _client()

@@ -95,7 +95,7 @@ def frontier(plan: Plan) -> str:
     near = plan.budget_bytes < 2 * points[-1][0]  # a budget far away would squeeze the points together
     unit = Unit([points[-1][0], plan.budget_bytes if near else 0])
     most = max(points[-1][0], plan.budget_bytes if near else 0, 1) * 1.08
-    fastest, slowest, top, height = *_time_axis([ns / 1e6 for _, ns in points]), 24.0, 230.0
+    fastest, slowest, top, height = *time_axis([ns / 1e6 for _, ns in points]), 24.0, 230.0
     canvas = Canvas(top + height + 44, "peak against step time of every plan")
 
     def at(point: tuple[int, int]) -> tuple[float, float]:
@@ -130,7 +130,7 @@ def frontier(plan: Plan) -> str:
     return canvas.svg()
 
 
-def _time_axis(times: Sequence[float]) -> tuple[float, float]:
+def time_axis(times: Sequence[float]) -> tuple[float, float]:
     """Where an axis of times begins and ends: at 0, unless all lie close together far away from it."""
     low, high = min(times), max(times)
     spread = high - low

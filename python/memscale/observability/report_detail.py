@@ -95,7 +95,7 @@ def technique_steps(plan: Plan, trace: Trace, engine: DecisionEngine) -> list[St
         name = " and ".join(step.technique for step in plan.steps) or "key/value cache off"
         steps.append(Step(name, level - plain, "good" if level <= plain else "bad"))
     applied: list[Choice] = []
-    for name, part in _parts(plan.active):
+    for name, part in parts_of(plan.active):
         applied += part
         reached = used(core_plan(replace(plan, choices=tuple(applied)), trace.graph))
         steps.append(Step(name, reached - level, "good" if reached <= level else "bad"))
@@ -104,7 +104,7 @@ def technique_steps(plan: Plan, trace: Trace, engine: DecisionEngine) -> list[St
     return steps
 
 
-def _parts(choices: Sequence[Choice]) -> list[tuple[str, list[Choice]]]:
+def parts_of(choices: Sequence[Choice]) -> list[tuple[str, list[Choice]]]:
     """Choices by technique and class of module; the last part takes what would be too many bars.
 
     The choices of a region stay together: a joined one means nothing without those before it.

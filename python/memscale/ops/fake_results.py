@@ -108,6 +108,30 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return results[0] if known.sequence is None else known.sequence(results)
 
 
+def forget() -> None:
+    """Every call is new again."""
+    _known.clear()
+
+
+def remembered_count() -> int:
+    """Calls whose results are remembered, and those that are known to be unusual."""
+    return len(_known)
+
+
+def is_usual(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is one whose result may be remembered."""
+    try:
+        hash(_key(func, args, kwargs)[0])
+    except (_UnusualError, TypeError):
+        return False
+    return True
+
+
+def knows(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call's result is remembered."""
+    return is_usual(func, args, kwargs) and _known.get(_key(func, args, kwargs)[0]) is not None
+
+
 _UNSEEN: Any = object()
 
 
@@ -126,7 +150,7 @@ def _first(key: tuple[Any, ...], func: Any, args: Sequence[Any], kwargs: dict[st
 def laid_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """`func(*args, **kwargs)` under a mode of fakes, with the layout that the operator gives its results."""
     given: list[Tensor] = []
-    _collect((*args, *kwargs.values()), given)
+    collect((*args, *kwargs.values()), given)
     relaid = partial(_relaid, of=set(map(_memory, given)))
     return corrected(func, args, kwargs, func(*args, **kwargs), relaid)
 
@@ -237,7 +261,7 @@ def _how(func: Any, given: tuple[Sequence[Any], dict[str, Any]], result: Any) ->
     if result.requires_grad:
         raise _UnusualError
     sources: list[Tensor] = []
-    _collect((*args, *kwargs.values()), sources)
+    collect((*args, *kwargs.values()), sources)
     if _memory(result) in map(_memory, sources):
         places = [place for place, argument in enumerate(args) if argument is sources[0]]
         if len(sources) != 1 or not places:
@@ -248,12 +272,13 @@ def _how(func: Any, given: tuple[Sequence[Any], dict[str, Any]], result: Any) ->
     return _Made(-1, _form(result))
 
 
-def _collect(values: Iterable[Any], tensors: list[Tensor]) -> None:
+def collect(values: Iterable[Any], tensors: list[Tensor]) -> None:
+    """Adds the tensors among values and the lists in them."""
     for value in values:
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            _collect(value, tensors)
+            collect(value, tensors)
 
 
 def _memory(tensor: Any) -> int:

@@ -192,7 +192,7 @@ def run(func: Any, info: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], o
         result = fake_results.run(func, args, kwargs)
     if not on_cpu:
         return mended(info.schema, args, result)
-    mend = _MENDS.get(info.name)
+    mend = MENDS.get(info.name)
     return result if mend is None else mend(args, result)
 
 
@@ -338,7 +338,7 @@ def _whole_loss(args: Sequence[Any], result: Any) -> Any:
     return torch.empty(args[0].numel(), dtype=result.dtype, device=result.device)[0]
 
 
-_MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
+MENDS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
     "mkldnn_rnn_layer": _lstm_workspace,
     "native_layer_norm": _normalised_rows,
     "replication_pad2d": _as_images,

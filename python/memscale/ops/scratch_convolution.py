@@ -14,23 +14,49 @@ from typing import NamedTuple
 
 import torch
 
-from memscale.ops.scratch_run import OPERAND_BYTES, Events, alike, flop_limit, highest, line, peak, run
+from memscale.ops.scratch_run import (
+    OPERAND_BYTES,
+    SLOW_FLOPS,
+    Events,
+    alike,
+    flop_limit,
+    highest,
+    line,
+    peak,
+    run,
+)
 from memscale.torchkit.described_calls import Call, Shape
 
-_FLOPS = 2_000_000_000
-"""The most that one run of a convolution may compute: some ten milliseconds."""
 
-_IMAGE_FLOPS = 6_000_000_000
-"""The same for the largest parts of images."""
+class Limits(NamedTuple):
+    """What runs may compute, in operations.
 
-_MOST_FLOPS = 24_000_000_000
-"""The same for whole images: parts take about as long together."""
+    Attributes:
+        part: one run of a convolution: some ten milliseconds.
+        image: the largest parts of images.
+        whole: whole images: parts take about as long together.
+        slow: each of these, in a low precision for which the processor has no instructions.
+    """
+
+    part: int = 2_000_000_000
+    image: int = 6_000_000_000
+    whole: int = 24_000_000_000
+    slow: int = SLOW_FLOPS
+
+    def of(self, dtype: torch.dtype, usual: int) -> int:
+        """A limit in a precision."""
+        return flop_limit(dtype, usual, self.slow)
+
+
+_USUAL = Limits()
 
 _OFF_LINE = 0.01
 """How far three parts of an image may be off a line, as a share of the peak."""
 
 
-def _along_batch(call: Call, operands: Sequence[int], flops: int, image: _Image) -> int | None:
+def _along_batch(
+    call: Call, operands: Sequence[int], flops: int, image: _Image, limits: Limits
+) -> int | None:
     """Runs a convolution, or two parts of its batch; where one image is too large, parts of that.
 
     Args:
@@ -38,21 +64,25 @@ def _along_batch(call: Call, operands: Sequence[int], flops: int, image: _Image)
         operands: positions of those that have a batch.
         flops: of the whole.
         image: how one image is cut.
+        limits: of runs.
     """
     source: Shape = call.args[operands[0]]
     batch = source.size[0]
-    limit = flop_limit(source.dtype, _FLOPS)
+    limit = limits.of(source.dtype, limits.part)
     parts = max(-(-flops // limit), -(-call.room // OPERAND_BYTES), 1)
     share = batch // parts
     if share >= 1:
         share = max(share, min(2 * torch.get_num_threads(), OPERAND_BYTES * batch // call.room, batch))
         whole = 2 * share >= batch
     else:
-        whole = flops <= flop_limit(source.dtype, _MOST_FLOPS) and call.room <= OPERAND_BYTES
+        whole = flops <= limits.of(source.dtype, limits.whole) and call.room <= OPERAND_BYTES
     if whole:
         return peak(call)
     places = [(index, 0) for index in operands]
-    events = line(call, places, batch, share) if share else _along_side(call, places, flops // batch, image)
+    if share:
+        events = line(call, places, batch, share)
+    else:
+        events = _along_side(call, places, flops // batch, image, limits)
     if events is None:
         return None
     sums = min((torch.get_num_threads() - 1) * image.summed, sum(call.args[at].bytes for at in operands))
@@ -91,7 +121,9 @@ class _Image(NamedTuple):
         return call
 
 
-def _along_side(call: Call, places: Sequence[tuple[int, int]], flops: int, image: _Image) -> Events | None:
+def _along_side(
+    call: Call, places: Sequence[tuple[int, int]], flops: int, image: _Image, limits: Limits
+) -> Events | None:
     """Where one image is too large to be run: its longest side is made shorter.
 
     What oneDNN takes, and what unfolding takes, is linear in each side from some length on. Three lengths are
@@ -103,12 +135,13 @@ def _along_side(call: Call, places: Sequence[tuple[int, int]], flops: int, image
         places: (position of the argument, dimension) pairs of the batch.
         flops: of one image.
         image: how it is cut.
+        limits: of runs.
     """
     source: Shape = call.args[image.source]
     batch = source.size[0]
     single = call.cut(places, 1)._replace(outputs=call.outputs // batch)
-    for usual in (_IMAGE_FLOPS, _MOST_FLOPS):
-        limit = flop_limit(source.dtype, usual)
+    for usual in (limits.image, limits.whole):
+        limit = limits.of(source.dtype, usual)
         shorter, cuts = _shortened(call, min(limit / flops, OPERAND_BYTES / single.room, 1.0), image)
         whole = _on_line([run(part.cut(places, 1)) for part in shorter], cuts)
         if whole is None and flops <= limit and single.room <= OPERAND_BYTES:
@@ -172,18 +205,18 @@ def _convolution_flops(pivot: int, weight: Shape) -> int:
     return 2 * pivot * math.prod(weight.size[1:])
 
 
-def forward(call: Call) -> int | None:
+def forward(call: Call, limits: Limits = _USUAL) -> int | None:
     """The peak of `aten::convolution`, outputs included; None where nothing is known."""
     source, weight, transposed = call.args[0], call.args[1], bool(call.args[6])
     pivot = math.prod(source.size) if transposed else call.outputs // source.dtype.itemsize
     image = _Image(0, None, call.args[3], transposed)
-    return _along_batch(call, (0,), _convolution_flops(pivot, weight), image)
+    return _along_batch(call, (0,), _convolution_flops(pivot, weight), image, limits)
 
 
-def backward(call: Call) -> int | None:
+def backward(call: Call, limits: Limits = _USUAL) -> int | None:
     """The peak of `aten::convolution_backward`."""
     grad, source, weight, transposed = call.args[0], call.args[1], call.args[2], bool(call.args[7])
     pivot = math.prod((source if transposed else grad).size)
     summed = weight.bytes if call.args[10][1] and weight.dtype is not torch.float64 else 0
     image = _Image(1, 0, call.args[4], transposed, summed)
-    return _along_batch(call, (0, 1), 2 * _convolution_flops(pivot, weight), image)
+    return _along_batch(call, (0, 1), 2 * _convolution_flops(pivot, weight), image, limits)

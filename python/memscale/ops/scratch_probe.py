@@ -15,7 +15,7 @@ import torch
 
 from memscale.ops import scratch_convolution
 from memscale.ops.scratch import RULES
-from memscale.ops.scratch_run import OPERAND_BYTES, flop_limit, highest, line, peak
+from memscale.ops.scratch_run import OPERAND_BYTES, SLOW_FLOPS, flop_limit, highest, line, peak
 from memscale.torchkit.described_calls import Call, Shape, describe
 
 _PRODUCT_FLOPS = 4_000_000_000
@@ -27,7 +27,7 @@ _LIGHT_BYTES = 16 << 20
 _UNKNOWN_BYTES = 4 << 20
 """The same for an operator whose work may grow faster than its operands."""
 
-_SHRUNK_MARGIN_BYTES = 512 * 1024
+SHRUNK_MARGIN_BYTES = 512 * 1024
 """Added per thread to what a product with fewer rows and columns took."""
 
 _LEAST_BATCH = 4
@@ -39,13 +39,19 @@ Measure = Callable[[Call], "int | None"]
 """The peak of a call, outputs included, bytes; None: not measured."""
 
 
-def _product(call: Call) -> int | None:
-    """Only low precision takes scratch, unless FP32 products are set to be less precise."""
+def product(call: Call, flops: int = _PRODUCT_FLOPS, slow: int = SLOW_FLOPS) -> int | None:
+    """Only low precision takes scratch, unless FP32 products are set to be less precise.
+
+    Args:
+        call: whole.
+        flops: of one run, at most.
+        slow: the same where the processor has no instructions for the precision.
+    """
     left, right = [value for value in call.args if isinstance(value, Shape)][-2:]
     if left.dtype not in _HALF and torch.get_float32_matmul_precision() == "highest":
         return call.outputs if _is_matrix(left) and _is_matrix(right) else _copied_product(call)
     whole = (*left.size[:-2], left.size[-2], right.size[-1])
-    size = _fitting(whole, left.size[-1], left.dtype)
+    size = _fitting(whole, left.size[-1], left.dtype, flop_limit(left.dtype, flops, slow))
     if size is None:
         return None
     small = call
@@ -56,7 +62,7 @@ def _product(call: Call) -> int | None:
     most = peak(small)
     if most is None or size == whole:
         return most
-    margin = 0 if size[-2:] == whole[-2:] else _SHRUNK_MARGIN_BYTES * torch.get_num_threads()
+    margin = 0 if size[-2:] == whole[-2:] else SHRUNK_MARGIN_BYTES * torch.get_num_threads()
     return most - math.prod(size) * left.dtype.itemsize + call.outputs + margin
 
 
@@ -76,9 +82,9 @@ def _copied_product(call: Call) -> int:
     return _anything(call) or call.outputs + copies
 
 
-def _fitting(whole: Sequence[int], inner: int, dtype: torch.dtype) -> tuple[int, ...] | None:
+def _fitting(whole: Sequence[int], inner: int, dtype: torch.dtype, limit: int) -> tuple[int, ...] | None:
     """Output dimensions, halved until the product is quick and small; None if that does not help."""
-    limit, size = flop_limit(dtype, _PRODUCT_FLOPS), list(whole)
+    size = list(whole)
 
     def too_large() -> bool:
         *batch, rows, columns = size
@@ -143,14 +149,14 @@ def _encoder_layer(call: Call) -> int | None:
     return None if events is None else highest(events)
 
 
-def _light(call: Call) -> int | None:
+def light(call: Call) -> int | None:
     """Anything whose time is about that of reading its operands."""
     return peak(call) if call.room <= _LIGHT_BYTES else None
 
 
 def _bag_backward(call: Call) -> int | None:
     """Not of maxima, whose places zeros do not tell."""
-    return None if call.args[8] == 2 else _light(call)
+    return None if call.args[8] == 2 else light(call)
 
 
 def _anything(call: Call) -> int | None:
@@ -169,10 +175,10 @@ def _anything(call: Call) -> int | None:
 
 
 MEASURES: dict[str, Measure] = {
-    "aten::mm": _product,
-    "aten::addmm": _product,
-    "aten::bmm": _product,
-    "aten::baddbmm": _product,
+    "aten::mm": product,
+    "aten::addmm": product,
+    "aten::bmm": product,
+    "aten::baddbmm": product,
     "aten::_embedding_bag_backward": _bag_backward,
     "aten::convolution": scratch_convolution.forward,
     "aten::convolution_backward": scratch_convolution.backward,
@@ -219,7 +225,7 @@ MEASURES: dict[str, Measure] = {
             "aten::upsample_trilinear3d",
             "aten::upsample_trilinear3d_backward",
         ),
-        _light,
+        light,
     ),
     **dict.fromkeys(
         (

@@ -30,8 +30,8 @@ from memscale.torchkit.described_calls import Call, Shape
 OPERAND_BYTES = 256 << 20
 """The most that operands and outputs of one run may take. The step itself will take as much."""
 
-_SLOW_FLOPS = 100_000_000
-"""The same where it has none."""
+SLOW_FLOPS = 100_000_000
+"""The most that one run may compute in a low precision for which the processor has no instructions."""
 
 _KNOWN_LIMIT = 4096
 """Signatures remembered by a process; beyond that, all are forgotten."""
@@ -77,7 +77,7 @@ def _real(value: Any) -> Any:
     return tuple(map(_real, value)) if isinstance(value, tuple) else value
 
 
-def _run_aside(call: Call, gradients: bool) -> Events | None:
+def run_aside(call: Call, gradients: bool) -> Events | None:
     """One run on zeros, or None where the operator or the profiler refuses."""
     found: list[Events] = []
     threads = torch.get_num_threads()
@@ -116,16 +116,26 @@ def run(call: Call, gradients: bool = True) -> Events | None:
     if key not in _known:
         if len(_known) >= _KNOWN_LIMIT:
             _known.clear()
-        _known[key] = _run_aside(call, gradients)
+        _known[key] = run_aside(call, gradients)
     return _known[key]
 
 
-def flop_limit(dtype: torch.dtype, usual: int) -> int:
+def forget() -> None:
+    """Every call is measured once more when it is met next."""
+    _known.clear()
+
+
+def remembered() -> list[tuple[Any, ...]]:
+    """Function, arguments and keywords of the calls that have been run."""
+    return [tuple(key[0]) for key in _known]
+
+
+def flop_limit(dtype: torch.dtype, usual: int, slow: int = SLOW_FLOPS) -> int:
     """The most that a run may compute: less where the processor has no instructions for low precision."""
     if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return _SLOW_FLOPS
+        return slow
     if dtype is torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        return _SLOW_FLOPS
+        return slow
     return usual
 
 

@@ -99,8 +99,8 @@ class BackwardStep:
         self._optimizer = weakref.ref(optimizer)
         self._settle = settle
         self._names = names
-        self._queue = StepQueue(window_bytes)
-        weakref.finalize(self, self._queue.end).atexit = False
+        self.queue = StepQueue(window_bytes)
+        weakref.finalize(self, self.queue.end).atexit = False
         self._lock = threading.RLock()  # gradients of several devices are complete in several threads
         self._is_held = False
         self._spent: dict[int, SpentGradient] = {}
@@ -127,7 +127,7 @@ class BackwardStep:
             self._settle()
             name, differentiable = self._names[id(parameter)], gradient.requires_grad
             on_host = gradient.is_cpu or steps_on_host(optimizer)
-            hand = self._queue.put if on_host and self._queue.takes(gradient) else CoreStep.run
+            hand = self.queue.put if on_host and self.queue.takes(gradient) else CoreStep.run
             del gradient
             if differentiable:
                 raise RuntimeError(f"{_SAYS}the gradient of {name!r} is differentiable{_INSTEAD}")
@@ -200,7 +200,7 @@ class BackwardStep:
         with self._held():
             self._taken()
             self._spent.clear()
-        self._queue.end()
+        self.queue.end()
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -255,7 +255,7 @@ class BackwardStep:
         with self._held():
             if self._running <= {task}:
                 with self._looked_after():
-                    self._queue.drain()
+                    self.queue.drain()
                     self._await_card()
             self._running.discard(task)
 
@@ -274,7 +274,7 @@ class BackwardStep:
             await_host_steps(optimizer)
 
     def _note_failed(self) -> None:
-        failed = self._queue.failed()
+        failed = self.queue.failed()
         self._await_card()
         if failed is not None:
             self._at = self._names[id(failed)]

@@ -107,7 +107,7 @@ def with_8bit_state(
     if is_8bit(optimizer):
         return optimizer, f"8-bit optimizer state: {name} has it already"
     reasons: list[str] = []
-    backends = _backends(optimizer) if backend == "auto" else (backend,)
+    backends = backends_of(optimizer) if backend == "auto" else (backend,)
     if OWN in backends:
         reason = take_over(optimizer, convert=False)
         if not reason:
@@ -120,7 +120,7 @@ def with_8bit_state(
     return made, f"{line} ({'; '.join(reasons)})" if reasons else line
 
 
-def _backends(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+def backends_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     """What can be asked, the best first. Our own step runs on the CPU and on cards."""
     devices = {value.device.type for group in optimizer.param_groups for value in group["params"]}
     return (OWN, *_PACKAGES) if devices and devices <= {"cpu", "cuda"} else tuple(_PACKAGES)

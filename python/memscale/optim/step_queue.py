@@ -52,6 +52,11 @@ class StepQueue:
         self._threads = max(1, torch.get_num_threads() // _SHARE)
         self._ending = False
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of gradients that wait, of the one in use, and of those that nobody has freed yet."""
+        return self._bytes
+
     def takes(self, gradient: Tensor) -> bool:
         """Whether a gradient may wait here: it is not larger than the window."""
         return gradient.nbytes <= self.most_bytes and os.getpid() == self._process

@@ -59,7 +59,7 @@ class SourceLines:
     """Finds the line that is being run. What it finds out about a file is kept."""
 
     def __init__(self) -> None:
-        self._files: dict[CodeType, str] = {}
+        self.files: dict[CodeType, str] = {}
         """Name of the file; "": pass over; "?…": only for want of better; "!": the model ends here."""
         self._texts: dict[tuple[CodeType, int], str] = {}
 
@@ -71,9 +71,9 @@ class SourceLines:
             if frame is None:
                 break
             code = frame.f_code
-            name = self._files.get(code)
+            name = self.files.get(code)
             if name is None:
-                name = self._files[code] = self._name_of(code)
+                name = self.files[code] = self._name_of(code)
             if name == "!":
                 break
             if name and name[0] != "?":
@@ -81,7 +81,7 @@ class SourceLines:
             if name and fallback is None:
                 fallback = code, frame.f_lineno
             frame = frame.f_back
-        return "" if fallback is None else self._text(*fallback, self._files[fallback[0]][1:])
+        return "" if fallback is None else self._text(*fallback, self.files[fallback[0]][1:])
 
     def _text(self, code: CodeType, line: int, name: str) -> str:
         text = self._texts.get((code, line))

@@ -100,7 +100,7 @@ def free_switches(optimizer: torch.optim.Optimizer | None, by_default: bool) -> 
     return ("fused",) * ("fused" in optimizer.defaults) + ("foreach",) * at_once + known
 
 
-def _each_pair(keys: Sequence[Any]) -> set[int]:
+def each_pair(keys: Sequence[Any]) -> set[int]:
     """Positions that show every pair of neighbouring keys once, as neighbours.
 
     In a loop over parameters, local variables still hold temporaries of one while the next is worked on.
@@ -340,7 +340,7 @@ class FakeOptimizer:
         if not one_by_one or on_card or apart or any(value.device.type != "cpu" for value in covered):
             return {parameter: [parameter] for parameter in covered}
         keys = [(tuple(parameter.shape), parameter.dtype) for parameter in covered]
-        chosen = _each_pair(keys)
+        chosen = each_pair(keys)
         first: dict[Any, nn.Parameter] = {}
         alike: dict[nn.Parameter, list[nn.Parameter]] = {}
         for index, (parameter, key) in enumerate(zip(covered, keys, strict=True)):

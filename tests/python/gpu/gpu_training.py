@@ -245,7 +245,7 @@ def train(
     if keep:
         result.state = {name: value.cpu() for name, value in model.state_dict().items()}
     if budget is not None:
-        result.plan = model._memscale_executor.plan  # type: ignore[union-attr]
+        result.plan = memscale.executor_of(model).plan
     return result
 
 

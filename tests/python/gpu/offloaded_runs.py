@@ -210,7 +210,7 @@ def measured(
     torch.cuda.synchronize()
     made.allocated_bytes = torch.cuda.max_memory_allocated()
     made.reserved_bytes = torch.cuda.max_memory_reserved()
-    made.plan = model._memscale_executor.plan  # type: ignore[union-attr]
+    made.plan = memscale.executor_of(model).plan
     memscale.detach(model)
     made.found += [value.detach().cpu() for value in model.parameters()]
     state = optimizer.state_dict()["state"]

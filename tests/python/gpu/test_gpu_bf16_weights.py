@@ -18,7 +18,6 @@ from memscale.optim import cards, is_patched
 from memscale.optim.masters import is_half
 from memscale.optim.offload.attach import is_offloaded
 from patched import use_techniques
-from step_samples import plan_of
 
 EVERY = variants.STEP_TECHNIQUES
 WIDTH, LAYERS, WORDS = 512, 6, 3000
@@ -93,7 +92,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, begin:
 @pytest.mark.parametrize("eight_bit", [False, True])
 def test_predicted_peaks(eight_bit: bool, steps: int, names: set[str]) -> None:
     model, optimizer = wrapped(eight_bit)
-    plan = plan_of(model)
+    plan = memscale.executor_of(model).plan
     assert {step.technique for step in plan.steps} == names
     assert all(is_half(value) == (value.dim() > 1) for value in model.parameters())
     torch.cuda.synchronize()
@@ -112,11 +111,11 @@ def test_predicted_peaks(eight_bit: bool, steps: int, names: set[str]) -> None:
 
 def test_a_budget_holds(names: set[str]) -> None:
     model, optimizer = wrapped(False, 1 << 36)
-    plain = plan_of(model).plain.reserved_peak_bytes
+    plain = memscale.executor_of(model).plan.plain.reserved_peak_bytes
     budget = context_bytes() + plain * (45 if "state_offload" in names else 60) // 100
     del model, optimizer
     model, optimizer = wrapped(True, budget)
-    plan = plan_of(model)
+    plan = memscale.executor_of(model).plan
     assert plan.fits and "bf16_weights" in {step.technique for step in plan.steps}
     torch.cuda.reset_peak_memory_stats()
     train(model, optimizer, 3)

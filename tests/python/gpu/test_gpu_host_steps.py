@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from memscale.optim import cards, take_over
 from memscale.optim.offload.attach import keep_resident, offloaded_bytes, send, take_back
 from memscale.optim.offload.pieces import OFFLOADED
+from offloaded_state_samples import with_small_ones
 
 optim = torch.optim
 
@@ -162,7 +163,7 @@ def _taken(make: Make, on_host: bool) -> Make:
 def test_released_gradients_do_not_come_back_to_the_card(
     name: str, tier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memscale.optim.offload.state.LEAST_BYTES", 1)  # the net's parameters are small
+    with_small_ones(monkeypatch)  # the net's parameters are small
     loop = LOOPS[name]
     model = net()
     plain = trained(model, replace(loop, optimizer=_taken(loop.optimizer, on_host=False)))

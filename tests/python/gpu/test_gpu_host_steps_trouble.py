@@ -15,11 +15,12 @@ import torch
 from offloaded_runs import PIECE, card, equal, opened, parameters, step
 from torch import Tensor, nn
 
+from calls import beside, failing
 from memscale.optim import cards, steps, take_over
 from memscale.optim.backward_step import BackwardStep
 from memscale.optim.offload import step as offloaded_step
 from memscale.optim.offload.attach import keep_resident, send
-from memscale.optim.offload.store import _Run
+from memscale.optim.offload.store import Run
 
 WIDTH = 256
 SECONDS = 20.0
@@ -37,9 +38,7 @@ def _kernels() -> None:
     [(True, {"resident": True}), (True, {"on_host": False}), (False, {"on_host": True})],
     ids=["comes", "leaves-the-host", "goes-to-the-host"],
 )
-def test_a_move_that_breaks_off_goes_on_in_a_step(
-    on_host: bool, then: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_move_that_breaks_off_goes_on_in_a_step(on_host: bool, then: dict[str, bool]) -> None:
     both = parameters(), parameters()
     optimizers = [torch.optim.AdamW(values, lr=1e-2) for values in both]
     for optimizer in optimizers:
@@ -47,18 +46,9 @@ def test_a_move_that_breaks_off_goes_on_in_a_step(
     assert send(optimizers[1], opened(), PIECE, on_host=on_host) == ""
     for values, optimizer in zip(both, optimizers, strict=True):
         step(values, optimizer, 2)
-    moved, real = list[Any](), _Run._do
-
-    def breaking_off(run: _Run, job: Any) -> None:
-        moved.append(job)
-        if len(moved) == 4:
-            raise torch.OutOfMemoryError("no room")
-        real(run, job)
-
-    monkeypatch.setattr(_Run, "_do", breaking_off)
-    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+    fails = beside({Run.do: failing(torch.OutOfMemoryError("no room"), at=4)})
+    with fails, pytest.raises(torch.OutOfMemoryError, match="no room"):
         keep_resident(optimizers[1], both[1] if "resident" in then else [], then.get("on_host"))
-    monkeypatch.undo()
     assert equal(optimizers[0].state_dict(), optimizers[1].state_dict())
     for values, optimizer in zip(both, optimizers, strict=True):
         step(values, optimizer, 2, seed=4)
@@ -157,20 +147,19 @@ def test_backward_goes_on_while_the_host_steps(gate: threading.Event) -> None:
     assert not any(map(torch.equal, before, model.parameters()))
 
 
-def test_who_saves_waits_for_a_step_of_the_card_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_saves_waits_for_a_step_of_the_card_beside_them() -> None:
     model = Net(bias=True, fails=False).to(card())
     optimizer, record = stepping(model)
-    real, waited = steps.CoreStep.run, list[bool]()
+    waited: list[bool] = []
 
-    def run(self: steps.CoreStep, core: object = None) -> None:
+    def run(*unused: Any) -> None:
         saver = threading.Thread(target=optimizer.state_dict)
         saver.start()
         saver.join(0.2)
         waited.append(saver.is_alive())
-        real(self, core)
 
-    monkeypatch.setattr(steps.CoreStep, "run", run)
-    model(batch()).backward()
+    with beside({steps.CoreStep.run: run}):
+        model(batch()).backward()
     assert waited and all(waited)
     record.before_step(optimizer, (optimizer,), {})
 

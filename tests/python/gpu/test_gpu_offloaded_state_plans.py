@@ -151,7 +151,7 @@ def test_a_cap_on_host_memory_holds_for_all_engines() -> None:
         memory_budget=budget, enable_logging=False, async_offload=True, max_cpu_offload_gb=cap / 1e9
     )
     x = torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH).cuda()
-    executor = memscale.wrap(model, config, x, optimizer=optimizer)._memscale_executor
+    executor = memscale.executor_of(memscale.wrap(model, config, x, optimizer=optimizer))
     link = executor.planned.link
     assert link is not None and sum(link.state_bytes) > 0
     given = (link.settings.pinned_bytes, link.settings.host_bytes, link.settings.file_bytes)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from card_table import forget_cards
+from calls import beside
 from memscale.optim import arrays, cards, give_back, is_patched, take_over
 from memscale.optim.eight_bit import is_8bit, with_8bit_state
 from memscale.optim.master_residuals import prepare
@@ -184,18 +184,15 @@ class TestSteps:
         assert_same(here, mixed, "weight")
 
     def test_goes_to_the_current_stream(self) -> None:
-        seen = []
-
-        class Watching:
-            def __init__(self, real: Any) -> None:
-                self.step = real.step
-
         values = weights("cuda")
         optimizer = optimizer_of(RULES["adamw"], values, "code8")
         set_gradients(values, 1)
-        real = cards._on_stream
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cards, "_on_stream", lambda *at: (seen.append(at), Watching(real(*at)))[1])
+        seen: list[tuple[int | None, int]] = []
+
+        def noted(stream: int, device: torch.device) -> None:
+            seen.append((device.index, stream))
+
+        with beside(after={cards.current_stream: noted}):
             optimizer.step()
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -258,7 +255,7 @@ class TestWhatStays:
 
     def test_without_a_compiler_there_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MEMSCALE_NVRTC", "/nowhere/libnvrtc.so")
-        forget_cards(monkeypatch)
+        monkeypatch.setattr(cards, "why_not", cards.Cards().why_not)  # as in a new process
         values = weights("cuda")
         optimizer = torch.optim.AdamW(values)
         same, line = with_8bit_state(optimizer)

@@ -193,7 +193,7 @@ def test_what_nobody_writes_is_not_compared(kind: Any) -> None:
         pytest.skip(str(error))
     config = memscale.Config(memory_budget=1, enable_logging=False, enable_offloading=False)
     memscale.wrap(model, config, sample_input=(x,))
-    assert model._memscale_executor.plan.active
+    assert memscale.executor_of(model).plan.active
     for _ in range(3):
         loss = model(x).square().mean()
         junk = [
@@ -216,7 +216,7 @@ def test_the_module_is_kept_for_the_rest_of_the_run() -> None:
         break
     assert len(failed) == len(set(failed)) > 0
     kept = {path for run in failed for path in modules_of_run(run or "")}
-    assert not [choice for choice in model._memscale_executor.plan.active if choice.module in kept]
+    assert not [choice for choice in memscale.executor_of(model).plan.active if choice.module in kept]
 
 
 def test_no_gradient_is_used_by_a_step_inside_of_backward() -> None:

@@ -111,7 +111,7 @@ def test_a_sparse_gradient_in_a_list() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
         config = Config(step_in_backward=True, enable_logging=False)
         wrapped: Any = memscale.wrap(model, config, words, optimizer=optimizer)
-        plan = wrapped._memscale_executor.plan
+        plan = memscale.executor_of(wrapped).plan
         assert any("step_in_backward: sparse" in note for note in plan.notes) is stands_aside
         wrapped(words).square().sum().backward()
         optimizer.step()

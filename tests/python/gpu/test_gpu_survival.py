@@ -51,7 +51,7 @@ def trained(on_oom: str | None, limit: int | None, begin: int = 0) -> tuple[list
         optimizer.step()
         optimizer.zero_grad()
     peak = torch.cuda.max_memory_allocated()
-    recoveries = 0 if on_oom is None else model.__dict__["_memscale_executor"].oom.recoveries
+    recoveries = 0 if on_oom is None else memscale.executor_of(model).oom.recoveries
     assert (begin > 0) == (recoveries > 0)  # from the start on the plan is tighter before the first step runs
     return [value.detach().cpu() for value in model.parameters()], peak
 

@@ -14,6 +14,7 @@ from offloaded_runs import Chain, Make, Run, card, equal, measured
 from torch import Tensor
 
 import memscale
+from calls import beside
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import variants
 from memscale.optim import cards
@@ -182,17 +183,15 @@ def test_with_checkpoints_and_a_batch_that_grows() -> None:
             optimizer.zero_grad()
             found.append(loss.detach().cpu())
         if is_wrapped:
-            executor: Any = model._memscale_executor
-            assert executor.failures == 0 and len(executor._known) > 1 and stream_of(model) is not None
+            executor: Any = memscale.executor_of(model)
+            assert executor.failures == 0 and len(executor.plans) > 1 and stream_of(model) is not None
             assert memscale.verify(model, rows()).equal
             memscale.detach(model)
         ends.append([*found, *(value.detach().cpu() for value in model.parameters())])
     assert equal(*ends)
 
 
-def test_detach_where_the_card_has_no_room(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_detach_where_the_card_has_no_room(caplog: pytest.LogCaptureFixture) -> None:
     """Weights stay offloaded then, and go on being trained by the optimizer's own steps."""
 
     def full(*unused: Any) -> Tensor:
@@ -209,8 +208,7 @@ def test_detach_where_the_card_has_no_room(
             optimizer.step()
             optimizer.zero_grad()
         if number == 1:
-            with monkeypatch.context() as patched:
-                patched.setattr(CardBlocks, "own", full)
+            with beside({CardBlocks.own: full}):
                 memscale.detach(model)
             assert "stay offloaded: the card is full" in caplog.text
             resident_state = [value for value in model.parameters() if not value.is_cuda]

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import memscale
+from calls import beside
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import variants
 from memscale.weights.backing import FileStore, HostStore
 from memscale.weights.card import CardBlocks, Rooms
 from memscale.weights.stream import Stream, device_of_use, opened, stream_of
 from memscale.weights.unit import Unit, Weight
 from memscale.weights.units import units_of
-from patched import use_techniques
+from patched import use_only
 
 CARD = torch.device("cuda", 0)
 WIDTH, DEPTH, WORDS = 64, 4, 50
@@ -310,18 +310,16 @@ def test_a_weight_written_right_after_its_use_is_not_in_that_use() -> None:
             assert torch.equal(one.cpu(), plain(batch(number)).cpu())
 
 
-def test_no_copy_is_under_way_when_a_weight_is_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_copy_is_under_way_when_a_weight_is_at_home() -> None:
     """On a card that is late what is written there would be in it."""
-    go, seen = Unit._go, []
+    seen: list[bool] = []
 
     def watched(self: Unit, weight: Weight) -> None:
         assert isinstance(self.blocks, CardBlocks) and self.pending is None
         seen.append(self not in self.blocks._ready)
-        go(self, weight)
 
-    monkeypatch.setattr(Unit, "_go", watched)
     model = built()
-    with streamed(model):
+    with beside({Unit._go: watched}), streamed(model):
         trained(model)
     assert len(seen) > 100 and all(seen)
 
@@ -389,8 +387,7 @@ def test_rooms() -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    use_techniques(monkeypatch, rows)
+    use_only(monkeypatch, NAME)
 
 
 def large() -> nn.Module:
@@ -409,7 +406,7 @@ def config(budget: int, **more: Any) -> Config:
 
 def planned(model: nn.Module, optimizer: Any, settings: Config) -> Any:
     memscale.wrap(model, settings, sample_input=batch(0), optimizer=optimizer)
-    return model._memscale_executor
+    return memscale.executor_of(model)
 
 
 def run(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 3) -> list[Tensor]:
@@ -500,7 +497,7 @@ def test_replanned_while_weights_are_offloaded() -> None:
     assert stream_of(model) is not None and model.blocks[3].up.base.weight.device != CARD  # type: ignore[index,union-attr]
     assert same(run(model, optimizer), run(plain, other))
     assert same(run(model, optimizer, rows=5), run(plain, other, rows=5))
-    assert executor.failures == 0 and len(executor._known) > 1
+    assert executor.failures == 0 and len(executor.plans) > 1
     predicted = memscale.predict(model, optimizer, settings, batch(0))
     assert predicted.reserved_peak_bytes <= peak * 80 // 100
     for item, of in ((model, optimizer), (plain, other)):

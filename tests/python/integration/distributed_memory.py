@@ -99,6 +99,6 @@ def _measured(
             optimizer.step()
             optimizer.zero_grad()
         if config is not None:
-            plans.extend(planned.plan for planned in owner._memscale_executor._known.values())
+            plans.extend(memscale.executor_of(owner).plans)
 
     return peak_bytes(work), plans

@@ -201,7 +201,7 @@ def train(scenario: Scenario, wrapped: bool, folder: Path) -> tuple[list[Tensor]
     optimizer = getattr(torch.optim, scenario.optimizer)(model.parameters(), lr=1e-3)
     torch.manual_seed(5 + rank)
     values: list[Tensor] = []
-    executor = owner.__dict__.get("_memscale_executor")
+    executor = memscale.executor_of(owner)
     for step in range(STEPS):
         if step == 2 and scenario.option != "static":  # static graphs do not go with no_sync on some steps
             _backward_without_sync(run, lambda: case.loss(call(run, case.batch(40 + rank))))

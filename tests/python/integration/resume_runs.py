@@ -22,11 +22,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import memscale
+import processors
 from memscale import AsyncOffloadConfig, Config
+from memscale.techniques.step_table import STEP_TECHNIQUES
+from patched import use_disk_of, use_techniques
 
 STEPS = 3
 WIDTH = 144
@@ -254,27 +258,23 @@ def _digest(value: Any, digest: Any) -> None:
 
 def _host(way: str) -> None:
     """The same plans on processors with and without BF16 instructions, and on any disk."""
-    from memscale.core import variants
-    from memscale.hardware import host
     from memscale.offload import limits
     from memscale.offload.engine import OffloadSettings
-    from memscale.techniques.precision import mixed_precision
 
-    flags = host.cpu_flags() | {"avx512_bf16"}
-    host.cpu_flags = lambda: flags
-    mixed_precision._onednn_has_bf16 = lambda: True
-    limits._file_rates = lambda _: (50_000, 50_000)
-    limits.OffloadSettings = functools.partial(limits.OffloadSettings, least_bytes=LEAST)
-    OffloadSettings.own_bytes = lambda *_: 0  # an engine's memory is more than all state of this model
+    patch = pytest.MonkeyPatch()
+    processors.use_bf16(patch)
+    use_disk_of(patch)
+    patch.setattr(limits, "OffloadSettings", functools.partial(OffloadSettings, least_bytes=LEAST))
+    patch.setattr(OffloadSettings, "own_bytes", lambda *_: 0)  # more than all state of this model, else
     wanted = TECHNIQUES.get(way, set())
-    variants.STEP_TECHNIQUES = tuple(row for row in variants.STEP_TECHNIQUES if row.name in wanted)
+    use_techniques(patch, tuple(row for row in STEP_TECHNIQUES if row.name in wanted))
     if way == "fp16":
-        mixed_precision.dtype_for = lambda _: torch.float16
+        processors.use_fp16(patch)
 
 
 def _check(run: Run, model: nn.Module) -> None:
     if WAYS[run.way] is not None:
-        plan = model._memscale_executor.plan
+        plan = memscale.executor_of(model).plan
         techniques = {choice.technique for choice in plan.steps}
         assert techniques == TECHNIQUES.get(run.way, set()), plan.explain()
 

@@ -67,7 +67,7 @@ def assert_equal(plain: list[Tensor], planned: list[Tensor]) -> None:
 
 
 def active(model: nn.Module) -> list[Any]:
-    plan = model._memscale_executor.plan
+    plan = memscale.executor_of(model).plan
     return [] if plan is None else plan.active
 
 
@@ -124,7 +124,7 @@ def test_detached_it_trains_as_the_plain_one(when: str, precision: str) -> None:
     _, plain = trained(STACK, None, precision)
     _, model = trained(STACK, when, precision)
     memscale.detach(model)
-    assert not any("_memscale_executor" in module.__dict__ for module in model.modules())
+    assert not any(memscale.executor_of(module) is not None for module in model.modules())
     assert_equal(more(plain), more(model))
 
 

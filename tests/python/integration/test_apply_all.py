@@ -76,7 +76,7 @@ class TestOwnState:
             assert wrapped is model and optimizer is given and is_8bit(given)
             assert isinstance(given, torch.optim.AdamW)
             run = loop(model, optimizer, 4)
-            planned = model._memscale_executor.plan
+            planned = memscale.executor_of(model).plan
             loop(model, optimizer, 2)
         assert said(caplog) == ["8-bit optimizer state: memscale's, AdamW goes on with it"]
         standard = loop(plain, adamw(plain), 4, autocast=True)
@@ -84,7 +84,7 @@ class TestOwnState:
         assert float(run.values[3, "loss", ""]) == pytest.approx(
             float(standard.values[3, "loss", ""]), rel=0.02
         )
-        assert model._memscale_executor.plan is planned  # for the optimizer that it was made for
+        assert memscale.executor_of(model).plan is planned  # for the optimizer that it was made for
         taken = sum(entry["memscale_state"].nbytes for entry in given.state.values())
         assert planned.predicted.by_category["optimizer_state"] == taken
         assert taken < 0.51 * planned.predicted.by_category["parameter"]
@@ -145,13 +145,13 @@ class TestOwnState:
     def test_the_defaults_are_those_of_aggressive(self) -> None:
         model = built(GPT2)
         memscale.apply_all_optimizations(model, adamw(model))
-        assert model._memscale_executor.config == Config(OptimizationMode.AGGRESSIVE)
+        assert memscale.executor_of(model).config == Config(OptimizationMode.AGGRESSIVE)
 
     def test_a_config_without_a_mode_starts_from_aggressive(self) -> None:
         model = built(GPT2)
         given = Config(memory_budget="4GiB", use_mixed_precision=False, enable_logging=False)
         memscale.apply_all_optimizations(model, adamw(model), given)
-        used = model._memscale_executor.config
+        used = memscale.executor_of(model).config
         assert used == given.replace(mode=OptimizationMode.AGGRESSIVE)
         assert used.use_8bit_optimizer and used.enable_tiling and used.async_offload
         assert not used.effective().exact and not used.use_mixed_precision
@@ -162,7 +162,7 @@ class TestOwnState:
         memscale.apply_all_optimizations(
             model, adamw(model), Config(memory_budget="4GiB", enable_logging=False)
         )
-        assert not model._memscale_executor.config.async_offload
+        assert not memscale.executor_of(model).config.async_offload
 
 
 class TestArguments:
@@ -173,14 +173,14 @@ class TestArguments:
         with caplog.at_level(logging.INFO, "memscale"):
             _, optimizer = memscale.apply_all_optimizations(model, given, config, GPT2.batch(0))
         assert optimizer is given and said(caplog) == []
-        assert not model._memscale_executor.plan.steps
+        assert not memscale.executor_of(model).plan.steps
 
     @pytest.mark.parametrize("optimizer", [None, "adamw", [nn.Parameter(torch.ones(1))]])
     def test_what_is_no_optimizer(self, optimizer: Any) -> None:
         model = built(GPT2)
         with pytest.raises(TypeError, match=r"allowed: a torch\.optim\.Optimizer"):
             memscale.apply_all_optimizations(model, optimizer)
-        assert not hasattr(model, "_memscale_executor")
+        assert memscale.executor_of(model) is None
 
     def test_what_is_no_model(self) -> None:
         with pytest.raises(TypeError, match=r"nn\.Module"):
@@ -200,7 +200,7 @@ class TestArguments:
             memscale.apply_all_optimizations(
                 model, given, ROOMY.replace(memory_budget=1, strict_budget=True), GPT2.batch(0)
             )
-        assert not hasattr(model, "_memscale_executor") and "forward" not in model.__dict__
+        assert memscale.executor_of(model) is None and "forward" not in model.__dict__
         assert [dict(group) for group in given.param_groups] == groups and type(given) is torch.optim.AdamW
         assert all(given.state[key] is entry for key, entry in state.items())
         assert all(torch.equal(a, entry["exp_avg"]) for a, entry in zip(values, state.values(), strict=True))
@@ -272,12 +272,12 @@ class TestWithBitsAndBytes:
         given = adamw(model)
         with caplog.at_level(logging.INFO, "memscale"):
             _, optimizer = memscale.apply_all_optimizations(model, given, PACKAGE, GPT2.batch(0))
-            planned = model._memscale_executor.plan
+            planned = memscale.executor_of(model).plan
             run = loop(model, optimizer, 8)
         assert is_8bit(optimizer) and not given.state
         (line,) = said(caplog)
         assert "bitsandbytes's AdamW8bit in place of AdamW" in line
-        assert model._memscale_executor.plan is planned  # the optimizer was the one that was planned for
+        assert memscale.executor_of(model).plan is planned  # the optimizer was the one that was planned for
         standard = loop(plain, adamw(plain), 8, autocast=True)
         first, last = (0, "loss", ""), (7, "loss", "")
         assert run.values[first] == standard.values[first]

@@ -145,7 +145,7 @@ def test_a_number_that_decides_how_much_runs(inner: bool, plans: list[object]) -
         (model.config if inner else model).depth = depth
         model(X).square().mean().backward()
         model.zero_grad()
-        active = {choice.module.split(".")[1] for choice in model._memscale_executor.plan.active}
+        active = {choice.module.split(".")[1] for choice in memscale.executor_of(model).plan.active}
         assert active <= {str(number) for number in range(depth)} and len(active) >= depth - 1
     assert len(plans) <= 4  # a cache of the blocks that run first may come to one
 

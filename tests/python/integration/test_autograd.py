@@ -35,7 +35,7 @@ def stack(block: Callable[[], nn.Module] = DROPPING, wrapped: bool = True) -> St
 
 
 def active(model: nn.Module) -> list[str]:
-    return [choice.module for choice in model._memscale_executor.plan.active]
+    return [choice.module for choice in memscale.executor_of(model).plan.active]
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -246,7 +246,7 @@ class TestBackward:
 
     def test_two_wrapped_models_at_once(self) -> None:
         def use(model: Stack) -> list[Tensor]:
-            other = stack(wrapped=hasattr(model, "_memscale_executor"))
+            other = stack(wrapped=(memscale.executor_of(model) is not None))
             (model(BATCH[0]) * other(BATCH[0])).mean().backward()
             return gradients(model) + gradients(other)
 

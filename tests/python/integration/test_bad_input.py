@@ -50,7 +50,7 @@ def test_a_module_that_only_contains_a_model_is_wrapped_itself() -> None:
             return self.model(x)
 
     holder = memscale.wrap(Holder(), SMALLEST, inputs(0))
-    assert "_memscale_executor" in holder.__dict__ and "_memscale_executor" not in holder.model.__dict__
+    assert memscale.executor_of(holder) is not None and memscale.executor_of(holder.model) is None
 
 
 @pytest.mark.parametrize("config", [{"memory_budget": 1}, "8GiB", 8, Config])
@@ -138,7 +138,7 @@ def test_a_sample_that_the_model_rejects(sample: Any, how: str) -> None:
 
 
 def test_a_sample_as_a_callable_is_called_and_its_error_is_its_own() -> None:
-    assert memscale.wrap(stack(), SMALLEST, lambda: inputs(0))._memscale_executor.plan.active
+    assert memscale.executor_of(memscale.wrap(stack(), SMALLEST, lambda: inputs(0))).plan.active
     model = stack()
     before = image(model)
 
@@ -185,7 +185,7 @@ def test_a_model_that_the_only_way_left_cannot_profile() -> None:
     with pytest.raises(Exception):  # noqa: B017 - what fake tensors say
         memscale.wrap(refused, static, inputs(0))
     assert_as_before(before, image(refused))
-    assert memscale.wrap(model(), either, inputs(0))._memscale_executor.plan.profile == "empirical"
+    assert memscale.executor_of(memscale.wrap(model(), either, inputs(0))).plan.profile == "empirical"
     memscale.wrap(refused, static)
     refused(*inputs(0)).mean().backward()  # runs as it is, with a warning
 
@@ -231,16 +231,16 @@ def test_lazy_modules_are_planned_once_they_have_shapes(caplog: pytest.LogCaptur
         memscale.wrap(lazy(), SMALLEST, x)
     model = memscale.wrap(lazy(), SMALLEST)
     model(x).sum().backward()
-    assert model._memscale_executor.plan is None and "'0.0.weight'" in caplog.text
+    assert memscale.executor_of(model).plan is None and "'0.0.weight'" in caplog.text
     model(x).sum().backward()
-    assert model._memscale_executor.plan is not None
+    assert memscale.executor_of(model).plan is not None
     memscale.detach(model)
 
 
 def test_a_model_without_parameters_or_gradients() -> None:
     for model in (torch.nn.ReLU(), stack().requires_grad_(False), torch.nn.Sequential()):
         memscale.wrap(model.train(), SMALLEST, inputs(0))
-        assert not model._memscale_executor.plan.active
+        assert not memscale.executor_of(model).plan.active
         model(*inputs(0))
         memscale.detach(model)
 
@@ -250,7 +250,7 @@ def test_an_environment_variable_that_says_nothing(monkeypatch: pytest.MonkeyPat
     model = stack()
     with pytest.raises(ValueError, match="MEMSCALE_ASYNC_OFFLOAD"):
         memscale.wrap(model, SMALLEST)
-    assert "_memscale_executor" not in model.__dict__
+    assert memscale.executor_of(model) is None
 
 
 class TestBudgetThatCannotBeMet:
@@ -281,7 +281,7 @@ class TestBudgetThatCannotBeMet:
             )
         assert caught.value.budget_bytes == 1 < caught.value.smallest_peak_bytes and caught.value.advice
         assert_as_before(before, image(model))
-        assert "_memscale_executor" not in model.__dict__
+        assert memscale.executor_of(model) is None
 
 
 def _other() -> torch.optim.Optimizer:
@@ -319,4 +319,4 @@ def test_an_optimizer_that_is_none_of_this_model(
     model = stack()
     with pytest.raises(error, match=re.escape(words)):
         _WITH_OPTIMIZER[function](model, optimizer)
-    assert not hasattr(model, "_memscale_executor") and "forward" not in model.__dict__
+    assert memscale.executor_of(model) is None and "forward" not in model.__dict__

@@ -73,7 +73,7 @@ def started(model: nn.Module) -> tuple[nn.Module, Callable[..., None]]:
 
 
 def predicted(model: nn.Module) -> int:
-    plan: memscale.Plan = model._memscale_executor.plan
+    plan: memscale.Plan = memscale.executor_of(model).plan
     return plan.predicted.allocated_peak_bytes
 
 
@@ -87,7 +87,7 @@ def test_a_number_that_decides_memory_is_planned_for(depths: tuple[int, ...]) ->
         step(rows(2048), depth)
         if depth == 6:
             assert predicted(model) >= plain
-    assert model._memscale_executor.plan.fits
+    assert memscale.executor_of(model).plan.fits
 
 
 def run_plain(depth: int) -> None:
@@ -109,7 +109,7 @@ def test_a_number_that_counts_is_not_planned_for_ever(plans: list[object]) -> No
 def test_an_output_that_is_no_tree_has_a_loss_and_is_held() -> None:
     model, step = started(Deep())
     step(rows(2048), 3)
-    executor = model._memscale_executor
+    executor = memscale.executor_of(model)
     assert executor.planned.trace.graph.op_count > 60, "a backward was traced"
     held = model(rows(2048), 3)
     assert executor.open.waiting == 0

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import memscale
-from memscale.core.wrapped import EXECUTOR
 from zoo.training import peak_bytes, seed
 
 
@@ -23,7 +22,7 @@ def test_a_batch_that_needs_gradients_is_planned_for() -> None:
 
     step()
     step()
-    plan = model.__dict__[EXECUTOR].plan
+    plan = memscale.executor_of(model).plan
     assert plan.fits and plan.active
     assert peak_bytes(step) <= plan.predicted.allocated_peak_bytes
 
@@ -49,4 +48,4 @@ def test_a_buffer_that_grows_is_planned_for() -> None:
     step()
     model.bank = torch.randn(4096, 128)
     step()
-    assert peak_bytes(step) <= model.__dict__[EXECUTOR].plan.predicted.allocated_peak_bytes
+    assert peak_bytes(step) <= memscale.executor_of(model).plan.predicted.allocated_peak_bytes

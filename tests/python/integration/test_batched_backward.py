@@ -52,7 +52,7 @@ def test_every_bit(derive: Callable[[nn.Module, Tensor], Tensor]) -> None:
         if wrapped:
             config = memscale.Config(memory_budget=1, enable_logging=False)
             memscale.wrap(model, config, sample_input=x)
-            assert model._memscale_executor.plan.active
+            assert memscale.executor_of(model).plan.active
         torch.manual_seed(1)
         return [derive(model, x), torch.randn(3)]
 

@@ -48,7 +48,7 @@ def test_every_bit_with_buffers_on_one_memory(where: str) -> None:
         model = nn.Sequential(*(Statistics(where) for _ in range(3)))
         if wrapped:
             memscale.wrap(model, CONFIG, sample_input=torch.ones(32, 16))
-            assert model._memscale_executor.plan.active
+            assert memscale.executor_of(model).plan.active
         seen = []
         for _ in range(2):
             loss = model(torch.randn(32, 16)).square().mean()

@@ -140,7 +140,7 @@ def every_layer_checkpointed(model: nn.Module) -> Iterator[None]:
 
 
 def checkpointed(model: nn.Module) -> set[str]:
-    return {choice.module for choice in model._memscale_executor.plan.active}
+    return {choice.module for choice in memscale.executor_of(model).plan.active}
 
 
 @pytest.fixture(autouse=True)
@@ -515,7 +515,7 @@ def test_caches_that_must_be_real(kind: type[Attends], cache: Callable[[], Any],
     memscale.wrap(model, TIGHT, sample_input=(X,) if sample else None)
     for _ in range(2):
         assert not differing(own_step(plain), own_step(model))
-    plan = model._memscale_executor.plan
+    plan = memscale.executor_of(model).plan
     assert any(note.startswith("use_cache: stays on") for note in plan.notes)
     assert not checkpointed(model) & {"layers.0", "layers.1", "layers.2"}
     memscale.detach(model)

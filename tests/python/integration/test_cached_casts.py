@@ -85,7 +85,7 @@ def test_two_forwards_in_one_block(sample: bool) -> None:
     plain = two_forwards(model_of())
     model = memscale.wrap(model_of(), SMALLEST, sample_input=next(batches(1)) if sample else None)
     assert same(plain, two_forwards(model))
-    assert model._memscale_executor.plan.active
+    assert memscale.executor_of(model).plan.active
     memscale.detach(model)
 
 
@@ -100,7 +100,7 @@ def test_backward_inside_of_autocast(inside: bool, own: bool) -> None:
     """What a recompute casts is not there any more when the weights have changed."""
     plain = delayed(model_of(own), inside)
     model = memscale.wrap(model_of(own), SMALLEST, sample_input=next(batches(1)))
-    assert model._memscale_executor.plan.active
+    assert memscale.executor_of(model).plan.active
     assert same(plain, delayed(model, inside))
 
 
@@ -142,7 +142,7 @@ def test_a_plan_that_is_made_in_a_block_holds_no_batch() -> None:
             loss = model(x).sum()
         loss.backward()
         del x, loss
-        assert model._memscale_executor.plan is not None and held() is None
+        assert memscale.executor_of(model).plan is not None and held() is None
     finally:
         gc.enable()
         gc.freeze()

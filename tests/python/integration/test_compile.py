@@ -76,7 +76,7 @@ def assert_equal(plain: list[Tensor], planned: list[Tensor]) -> None:
 
 
 def active(model: nn.Module) -> list[str]:
-    plan = model._memscale_executor.plan
+    plan = memscale.executor_of(model).plan
     return [] if plan is None else [choice.module for choice in plan.active]
 
 
@@ -173,7 +173,7 @@ def test_detached_it_is_what_it_was(way: Way) -> None:
     run, model = way(built(STACK), STACK, "aot_eager", True, True)
     trained(run, model, STACK, steps=1)
     memscale.detach(model)
-    assert not any("_memscale_executor" in module.__dict__ for module in model.modules())
+    assert not any(memscale.executor_of(module) is not None for module in model.modules())
     fresh = built(STACK)
     with torch.no_grad():
         for old, new in zip(model.parameters(), fresh.parameters(), strict=True):

@@ -34,7 +34,7 @@ def prepared(wrapped: bool, case: Case = STACK, sample: bool = True) -> nn.Modul
 
 
 def active(model: nn.Module) -> list[str]:
-    plan = model._memscale_executor.plan
+    plan = memscale.executor_of(model).plan
     return [] if plan is None else [choice.module for choice in plan.active]
 
 

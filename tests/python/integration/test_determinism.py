@@ -60,10 +60,10 @@ def test_wrap_attaches_what_plan_says() -> None:
     gpt2 = case("gpt2")
     plan = memscale.plan(built(gpt2), config=SHARE, sample_input=gpt2.batch(0))
     model = memscale.wrap(built(gpt2), SHARE, gpt2.batch(0))
-    assert model._memscale_executor.plan.digest == plan.digest
+    assert memscale.executor_of(model).plan.digest == plan.digest
     assert memscale.plan(model, config=SHARE, sample_input=gpt2.batch(0)).digest == plan.digest
     assert [choice.module for choice in plan.active] == [
-        c.module for c in model._memscale_executor.plan.active
+        c.module for c in memscale.executor_of(model).plan.active
     ]
 
 

@@ -114,9 +114,9 @@ def test_blocks_of_python_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
         if re.search(r"executor\.|render\(", text) and "as executor" not in text:  # of a run that goes on
             memscale.wrap(names["model"], names["config"], names["batch"], optimizer=names["optimizer"])
             names["train"](names["model"])
-            names["executor"] = names["model"]._memscale_executor
+            names["executor"] = memscale.executor_of(names["model"])
         exec(compile(adapted(text, tmp_path), name_of(page), "exec"), names)
-        if "_memscale_executor" in names["model"].__dict__:
+        if memscale.executor_of(names["model"]) is not None:
             memscale.detach(names["model"])
 
 

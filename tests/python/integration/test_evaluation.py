@@ -91,7 +91,7 @@ def encoder() -> nn.TransformerEncoder:
 
 
 def evaluations(model: nn.Module) -> Evaluations:
-    executor: Any = model._memscale_executor
+    executor: Any = memscale.executor_of(model)
     found: Evaluations = executor.evaluations
     return found
 

@@ -53,7 +53,7 @@ def test_every_bit(moves: bool, sample: bool) -> None:
             seen += [buffer.clone() for buffer in model.buffers()]
             model.zero_grad()
         if wrapped:
-            assert model._memscale_executor.plan.active
+            assert memscale.executor_of(model).plan.active
         return seen
 
     assert all(map(torch.equal, train(False), train(True)))

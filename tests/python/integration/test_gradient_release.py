@@ -21,14 +21,12 @@ from amounts import also
 from engine_samples import peak_bytes
 from gradient_samples import is_offloaded
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import variants
-from memscale.core.executor import Executor
 from memscale.hardware.detect import detect
 from memscale.offload.engine import why_not
 from memscale.offload.limits import link_for
 from memscale.techniques.base import Surroundings
 from memscale.techniques.optimizer import gradient_offload
-from patched import use_disk_of, use_techniques
+from patched import use_disk_of, use_only
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -46,8 +44,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.fixture(autouse=True)
 def alone_on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    use_techniques(monkeypatch, rows)
+    use_only(monkeypatch, NAME)
     use_disk_of(monkeypatch)
 
 
@@ -100,19 +97,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int = 
     return found
 
 
-def executor_of(model: nn.Module) -> Executor:
-    found = model._memscale_executor
-    assert isinstance(found, Executor)
-    return found
-
-
 def released(folder: Path) -> tuple[Chain, torch.optim.Optimizer]:
     """A model under a budget that only release meets."""
     model = model_of()
     made = OPTIMIZERS["fused"](model.parameters())
     plain = memscale.plan(model, sample_input=X, optimizer=made).plain.device_used_peak_bytes
     memscale.wrap(model, config(folder, plain * 80 // 100), sample_input=X, optimizer=made)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None and [choice.technique for choice in plan.steps if choice.technique == NAME]
     return model, made
 
@@ -135,7 +126,7 @@ def test_the_budget_holds_and_every_bit_stays(name: str, tied: bool, accumulate:
     budget = plain_peak * (94 if name == "one by one" else 90) // 100
     peak = peak_bytes(partial(run, budget))
     (plain, expected, _), (found, model, _) = kept
-    plans = [planned.plan for planned in executor_of(model)._known.values()]
+    plans = memscale.executor_of(model).plans
     assert all(plan.fits and NAME in [choice.technique for choice in plan.steps] for plan in plans)
     peaks = [plan.predicted.device_used_peak_bytes for plan in plans]  # the first one's step may not be run
     assert 0.98 * peaks[-1] <= peak <= max(peaks) <= budget
@@ -151,7 +142,7 @@ def test_detach_between_backward_and_step(tmp_path: Path) -> None:
         value(X).logsumexp(-1).mean().backward()
     weight = model.layers[3].weight
     assert is_offloaded(weight.grad) and type(model.layers[3].bias.grad) is Tensor  # which is small
-    figures = executor_of(model).offload_figures()
+    figures = memscale.executor_of(model).offload_figures()
     assert figures is not None
     memscale.detach(model)
     for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
@@ -189,7 +180,7 @@ def test_verified_on_the_spot(tmp_path: Path) -> None:
 def test_it_is_left_out_where_memory_is_not_short(tmp_path: Path) -> None:
     model = model_of()
     memscale.wrap(model, config(tmp_path, 1 << 32), sample_input=X)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None and not plan.steps
     memscale.detach(model)
 
@@ -217,5 +208,5 @@ def test_another_model_is_planned_while_gradients_are_looked_at(tmp_path: Path) 
     norms = [gradient.data.norm() for gradient in gradients]
     second = memscale.wrap(model_of(), config(tmp_path, None))
     second(X).logsumexp(-1).mean().backward()
-    assert executor_of(second).plan is not None
+    assert memscale.executor_of(second).plan is not None
     assert [gradient.norm() for gradient in gradients] == norms

@@ -342,7 +342,7 @@ def test_graphs_and_gradients_of_others(place: str) -> None:
             grads = [p.grad for p in (*model.parameters(), *maker.parameters(), gain)]
             seen += [grad.clone() for grad in grads if grad is not None]
         if wrapped:
-            assert model._memscale_executor.plan.active
+            assert memscale.executor_of(model).plan.active
         model.zero_grad()
         maker.zero_grad()
         gain.grad = None

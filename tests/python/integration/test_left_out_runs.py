@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import memscale
 import tallies
 from memscale import AsyncOffloadConfig, Config
-from memscale.core.executor import Executor
 from memscale.errors import RecomputeError
 from memscale.plans.plan import Plan
 from patched import use_disk_of
@@ -56,19 +55,8 @@ class Model(nn.Module):
         return result
 
 
-def executor_of(model: nn.Module) -> Executor:
-    found: Executor = model.__dict__["_memscale_executor"]
-    return found
-
-
-def plan_of(model: nn.Module) -> Plan:
-    plan = executor_of(model).plan
-    assert plan is not None
-    return plan
-
-
 def recomputed(model: nn.Module) -> list[str]:
-    return [choice.module for choice in plan_of(model).active]
+    return [choice.module for choice in memscale.executor_of(model).plan.active]
 
 
 def step(model: nn.Module, number: int) -> list[Tensor]:
@@ -123,7 +111,7 @@ class TestBits:
         model = wrapped(chain(), exclude="4")
         assert_equal(train(model), train(chain()))
         assert recomputed(model) and "4" not in recomputed(model)
-        regions = [choice.module for choice in plan_of(model).active if choice.joined]
+        regions = [choice.module for choice in memscale.executor_of(model).plan.active if choice.joined]
         assert regions and "5" not in regions  # none goes across it
 
     def test_a_recording_of_real_steps_runs_it_once_too(self) -> None:
@@ -133,7 +121,7 @@ class TestBits:
 
         model, plain = wrapped(Deciding(), exclude="h.1"), Deciding()
         assert_equal(train(model), train(plain))
-        assert plan_of(model).profile == "empirical" and "h.1" not in recomputed(model)
+        assert memscale.executor_of(model).plan.profile == "empirical" and "h.1" not in recomputed(model)
         assert tallies.of(id(model.h[1])) < tallies.of(id(model.h[0]))
 
 
@@ -212,7 +200,7 @@ class TestPlan:
         step(model, 0)
         del model.h[3]
         assert_equal(step(model, 1), step_of_three(1))
-        assert executor_of(model).failures == 0
+        assert memscale.executor_of(model).failures == 0
 
 
 def step_of_three(number: int) -> list[Tensor]:
@@ -228,7 +216,9 @@ class TestKept:
         model, plain = wrapped(), Model()
         step(model, 0)
         assert "h.1" in recomputed(model)
-        noting = threading.Thread(target=executor_of(model).keep_module, args=("h.1", "it read a global"))
+        noting = threading.Thread(
+            target=memscale.executor_of(model).keep_module, args=("h.1", "it read a global")
+        )
         noting.start()
         noting.join()
         assert "h.1" in recomputed(model)  # nothing happens in the middle of a backward
@@ -236,8 +226,8 @@ class TestKept:
             assert_equal(step(model, 1), step(plain, 1))
         assert "h.1" not in recomputed(model) and "h.0" in recomputed(model)
         assert "'h.1' (it read a global)" in caplog.text and 'Config(exclude=("h.1",))' in caplog.text
-        reasons = {choice.module: choice.rule for choice in plan_of(model).choices}
-        assert reasons["h.1"] == "differed" and "kept: h.1" in plan_of(model).explain()
+        reasons = {choice.module: choice.rule for choice in memscale.executor_of(model).plan.choices}
+        assert reasons["h.1"] == "differed" and "kept: h.1" in memscale.executor_of(model).plan.explain()
 
     def test_also_in_plans_for_other_steps_that_are_known(self) -> None:
         model = wrapped()
@@ -245,7 +235,7 @@ class TestKept:
         for training in (True, False, True):
             model.train(training)
             step(model, 0)
-            executor = executor_of(model)
+            executor = memscale.executor_of(model)
         assert executor is not None
         executor.keep_module("h.1", "a difference")
         for training in (True, False):
@@ -258,7 +248,7 @@ class TestKept:
         step(model, 0)
         with caplog.at_level(logging.WARNING, "memscale"):
             for number in range(3):
-                executor_of(model).keep_module("h.1", f"difference {number}")
+                memscale.executor_of(model).keep_module("h.1", f"difference {number}")
                 step(model, number)
         assert caplog.text.count("not recomputed for the rest of this run") == 1
 
@@ -267,27 +257,27 @@ class TestKept:
         chain = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())))
         model = wrapped(chain)
         step(model, 0)
-        joined = [choice.module for choice in plan_of(model).active if choice.joined]
+        joined = [choice.module for choice in memscale.executor_of(model).plan.active if choice.joined]
         last = int(joined[0])
-        executor_of(model).keep_module(f"{last - 1} to {last}", "a difference")
+        memscale.executor_of(model).keep_module(f"{last - 1} to {last}", "a difference")
         step(model, 1)
         assert {str(last - 1), str(last)}.isdisjoint(recomputed(model))
 
     def test_where_there_is_no_other_plan_the_model_runs_unchanged(self) -> None:
         model, plain = wrapped(), Model()
         step(model, 0)
-        executor_of(model).keep_module("h.1", "a difference")
+        memscale.executor_of(model).keep_module("h.1", "a difference")
         model.h[0].forward = lambda x: x if x.device.type == "cuda" else broken(x)  # plans no more
         with pytest.raises(ZeroDivisionError):
             step(model, 1)
         del model.h[0].forward
         assert_equal(step(model, 2), step(plain, 2))
-        assert executor_of(model).plan is None or "h.1" not in recomputed(model)
+        assert memscale.executor_of(model).plan is None or "h.1" not in recomputed(model)
 
     def test_another_wrap_starts_anew(self) -> None:
         model = wrapped()
         step(model, 0)
-        executor_of(model).keep_module("h.1", "a difference")
+        memscale.executor_of(model).keep_module("h.1", "a difference")
         step(model, 1)
         wrapped(model)
         step(model, 2)

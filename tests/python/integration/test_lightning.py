@@ -190,7 +190,7 @@ def test_gradients_are_freed_before_the_next_forward_unless_somebody_looks(tmp_p
 
     class Watching(module_class(package_of())):  # type: ignore[misc]
         def loss_of(self, batch: Any) -> Tensor:
-            if self._memscale_executor.idle is False:
+            if memscale.executor_of(self).idle is False:
                 present.append(self.net.head.weight.grad is not None)
             return super().loss_of(batch)  # type: ignore[no-any-return]
 
@@ -231,7 +231,7 @@ def test_a_sample_brings_the_plan_before_the_first_step(tmp_path: Path) -> None:
 
     class First(module_class(package_of())):  # type: ignore[misc]
         def on_train_start(self) -> None:
-            plans.append(self._memscale_executor.plan)
+            plans.append(memscale.executor_of(self).plan)
 
     batch = next(iter(loader()))
     callback = MemScaleCallback(sample=lambda: batch, **BUDGET)
@@ -316,7 +316,7 @@ def test_a_batch_that_is_skipped_says_nothing_of_the_next(tmp_path: Path) -> Non
     class Skipping(module_class(package_of())):  # type: ignore[misc]
         def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
             loss = super().training_step(batch, batch_idx)
-            executor = vars(self).get("_memscale_executor")
+            executor = memscale.executor_of(self)
             if executor is not None and not executor.idle:
                 planned.append(executor.plan is not None)
             return None if batch_idx == 0 else loss

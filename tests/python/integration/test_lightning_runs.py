@@ -77,7 +77,7 @@ def test_what_was_not_recomputed_is_not_tried_again(tmp_path: Path) -> None:
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             super().on_train_batch_end(outputs, batch, batch_idx)
             if batch_idx == 1:
-                self._memscale_executor.keep_module("net.blocks.0", "for the test")
+                memscale.executor_of(self).keep_module("net.blocks.0", "for the test")
 
     first = MemScaleCallback(**BUDGET)
     fitted(tmp_path, [first], kind=lambda package: Learning)
@@ -96,7 +96,7 @@ def test_wrap_of_itself_plans_the_whole_step(hook: str, tmp_path: Path) -> None:
 
     class Wrapping(module_class(package_of())):  # type: ignore[misc]
         def on_train_epoch_end(self) -> None:
-            plans.append(self._memscale_executor.plan)
+            plans.append(memscale.executor_of(self).plan)
 
     def wrap(module: Any, **stage: Any) -> None:
         assert memscale.wrap(module, **BUDGET) is module
@@ -115,7 +115,7 @@ def test_detached_in_the_middle_it_goes_on_as_the_plain_one(tmp_path: Path) -> N
             super().on_train_batch_end(outputs, batch, batch_idx)
             if batch_idx == 2:
                 memscale.detach(self)
-                assert "training_step" not in vars(self) and "_memscale_executor" not in vars(self)
+                assert "training_step" not in vars(self) and memscale.executor_of(self) is None
 
     callback = MemScaleCallback(**BUDGET)
     assert_same_run(fitted(tmp_path), fitted(tmp_path, [callback], kind=lambda package: Leaving))
@@ -247,4 +247,4 @@ def by_fabric(precision: str, wrapped: bool) -> tuple[list[Tensor], Any]:
 def test_fabric_needs_no_adapter(precision: str) -> None:
     plain, _ = by_fabric(precision, wrapped=False)
     planned, net = by_fabric(precision, wrapped=True)
-    assert all(map(same_bits, plain, planned)) and net._memscale_executor.plan.active
+    assert all(map(same_bits, plain, planned)) and memscale.executor_of(net).plan.active

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_a_long_planning_says_that_it_goes_on(
 ) -> None:
     """Less and less often; with logging off, not at all."""
     clock = itertools.count(0.0, 4.0)
-    monkeypatch.setattr(log.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     pace = log.Pace()
     log.setup(Config())
     for _ in range(12):

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 import memscale
 from memscale import AsyncOffloadConfig, Config
 from memscale.benchmarks.memory import engine_bytes
-from memscale.core.executor import Executor
-from memscale.core.wrapped import EXECUTOR
 from memscale.observability import metrics, perfetto
 from memscale.observability.report import write_report
-from memscale.offload.engine import Offload, why_not
+from memscale.offload.engine import why_not
 from memscale.offload.figures import OffloadFigures
+from patched import use_engines_with
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -72,19 +71,13 @@ def config(folder: Path, **changes: Any) -> Config:
     return Config(**{**given, **changes})
 
 
-def executor_of(model: nn.Module) -> Executor:
-    found = model.__dict__[EXECUTOR]
-    assert isinstance(found, Executor)
-    return found
-
-
 class Run:
     """A model that was trained for three steps under a plan that offloads, and is wrapped still."""
 
     def __init__(self, folder: Path) -> None:
         self.model, x = Network(), batch()
         memscale.wrap(self.model, config(folder), sample_input=x)
-        self.executor = executor_of(self.model)
+        self.executor = memscale.executor_of(self.model)
         for _ in range(3):
             step(self.model, x)
         figures = self.executor.offload_figures()
@@ -95,8 +88,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with pytest.MonkeyPatch.context() as patch:
-        trace_too = functools.partial(Offload, faults={"trace_count": 4096})
-        patch.setattr("memscale.core.in_force.Offload", trace_too)
+        use_engines_with(patch, {"trace_count": 4096})
         made = Run(tmp_path_factory.mktemp("run"))
     yield made
     memscale.detach(made.model)
@@ -124,7 +116,7 @@ def test_an_engine_that_the_plan_does_not_need_goes(tmp_path: Path) -> None:
     model, small = Network(), torch.randn(1, 16, 128)
     before = engine_bytes()
     memscale.wrap(model, config(tmp_path, enable_logging=False), sample_input=batch())
-    executor = executor_of(model)
+    executor = memscale.executor_of(model)
     waiting = model(batch())
     assert engine_bytes() > before
     step(model, small)
@@ -142,7 +134,7 @@ def test_an_engine_that_the_plan_does_not_need_goes(tmp_path: Path) -> None:
 def test_after_detach_there_are_no_figures(tmp_path: Path) -> None:
     model = Network()
     memscale.wrap(model, config(tmp_path, enable_logging=False), sample_input=batch())
-    executor = executor_of(model)
+    executor = memscale.executor_of(model)
     step(model, batch())
     assert executor.offload_figures() is not None
     memscale.detach(model)
@@ -249,7 +241,7 @@ def test_reading_beside_training(tmp_path: Path) -> None:
         while not last:
             last = over.is_set()
             metrics.render(model)
-            figures = executor_of(model).offload_figures()
+            figures = memscale.executor_of(model).offload_figures()
             seen.append(0 if figures is None else figures.tiers[0].out_bytes)
 
     reader = threading.Thread(target=read)
@@ -260,7 +252,7 @@ def test_reading_beside_training(tmp_path: Path) -> None:
     finally:
         over.set()
         reader.join()
-    figures = executor_of(model).offload_figures()
+    figures = memscale.executor_of(model).offload_figures()
     assert figures is not None
     assert seen == sorted(seen) and 0 < seen[-1] == figures.tiers[0].out_bytes
 
@@ -275,7 +267,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def three_steps(
     folder: Path, faults: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch, backward: bool = True
 ) -> Network:
-    monkeypatch.setattr("memscale.core.in_force.Offload", functools.partial(Offload, faults=faults))
+    use_engines_with(monkeypatch, faults)
     model, x = Network(), batch()
     memscale.wrap(model, config(folder), sample_input=x)
     for _ in range(3):
@@ -301,7 +293,7 @@ def test_memory_that_cannot_be_pinned_is_one_line(
     model = three_steps(tmp_path, {"pinned_bytes": 64 * MIB, "fault_refuse_pins": True}, monkeypatch)
     (line,) = warnings_of(caplog)
     assert line.startswith("offload: the pinned tier is not used as asked: cannot ") and "\n" not in line
-    figures = executor_of(model).offload_figures()
+    figures = memscale.executor_of(model).offload_figures()
     assert figures is not None
     assert {tier.tier for tier in figures.tiers if tier.out_bytes} == {"file"}
 

@@ -46,7 +46,7 @@ def peak_bytes(model: nn.Module, x: Tensor) -> int:
     model.zero_grad()
     before = sum(parameter.nbytes for parameter in model.parameters()) + x.nbytes
     peak = peak_beyond(lambda: model(x).square().mean().backward())
-    wrapped_here = isinstance(getattr(model, "_memscale_executor", None), Executor)
+    wrapped_here = isinstance(memscale.executor_of(model), Executor)
     offload = executor_of(model).in_force.offload if wrapped_here else None
     counters = {} if offload is None else offload.counters()
     return before + peak + counters.get("staging_bytes", 0) + counters.get("table_bytes", 0)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from memscale.hardware.detect import Hardware, detect
 from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.offload.limits import STAGING_BYTES, Link, link_for
-from patched import use_disk_of
-from soak.samples import Network, batch, config, engine_of, executor_of, same, step, whole_bytes
+from patched import use_disk_of, use_disk_with
+from soak.samples import Network, batch, config, engine_of, same, step, whole_bytes
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -180,7 +182,7 @@ class Watch:
             parameter.register_post_accumulate_grad_hook(self.look)
 
     def look(self, *_: object) -> None:
-        for tier in self.most if executor_of(self.model).in_force.offload else ():
+        for tier in self.most if memscale.executor_of(self.model).in_force.offload else ():
             taken = engine_of(self.model).counters().get(f"taken_bytes_{tier}", 0)
             self.most[tier] = max(self.most[tier], taken)
 
@@ -220,7 +222,7 @@ def test_max_cpu_offload_gb_holds(
     watch = Watch(model)
     for _ in range(2):
         assert same(step(model, x), plain)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None and 0 < plan.away_peak_bytes <= cap - STAGING_BYTES
     assert sum(watch.most.values()) <= cap and watch.most["pinned"] + watch.most["host"] > 0
     assert watch.most["pinned"] <= (pinned or cap)
@@ -232,27 +234,23 @@ def test_the_plan_moves_no_more_than_the_disk_has(tmp_path: Path, monkeypatch: p
     model, x = Network(), batch()
     plain = step(model, x)
     budget = whole_bytes(model, x) * 50 // 100
-    monkeypatch.setattr(limits, "_file_room", lambda _: 16 * MB)
+    room = 16 << 20
+    use_disk_with(monkeypatch, room)
     memscale.wrap(model, config(tmp_path, budget), sample_input=x)
     watch = Watch(model)
     for _ in range(2):
         assert same(step(model, x), plain)
-    plan = executor_of(model).plan
-    assert plan is not None and not plan.fits and 0 < plan.away_peak_bytes <= 16 * MB
-    assert 0 < watch.most["file"] <= 16 * MB
+    plan = memscale.executor_of(model).plan
+    assert plan is not None and not plan.fits and 0 < plan.away_peak_bytes <= room
+    assert 0 < watch.most["file"] <= room
     assert engine_of(model).counters()["refused_count"] == 0
 
 
 def test_plans_made_in_turn_share_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is free changes all the time, with the engine's own file to begin with."""
-    import shutil
-
-    def usage(free: int) -> Any:
-        return lambda _: shutil._ntuple_diskusage(1 << 40, 0, free)  # type: ignore[attr-defined]
-
     found = set()
     for free in (100 << 30, (100 << 30) - 12345678, 90 << 30):
-        monkeypatch.setattr(shutil, "disk_usage", usage(free))
+        use_disk_with(monkeypatch, free)
         made = link_for(config(tmp_path).effective(), card(), torch.device("cpu"), 1 << 30)
         assert isinstance(made, Link) and made.settings.file_bytes <= free * 8 // 10
         found.add(made.settings)
@@ -286,12 +284,11 @@ def test_file_systems(path: str, kind: str) -> None:
     assert limits.file_system_of(path, MOUNTS) == kind
 
 
-def test_a_folder_in_memory_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(limits, "file_system_of", lambda *_: "tmpfs")
-    limits._say_if_in_memory.cache_clear()
-    for _ in range(2):
-        assert isinstance(limits._file_room(str(tmp_path)), int)
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="no file system in memory here")
+def test_a_folder_in_memory_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for _ in range(2):
+            made = link_for(config(Path(folder)).effective(), card(), torch.device("cpu"), 1 << 30)
+            assert isinstance(made, Link)
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1 and f"{str(tmp_path)!r} lies in memory (tmpfs)" in said[0]
+    assert len(said) == 1 and f"{folder!r} lies in memory (tmpfs)" in said[0]

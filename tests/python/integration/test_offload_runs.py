@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from disks import files_up_to
 from memscale.offload.engine import why_not
 from soak.samples import (
     Network,
@@ -134,25 +135,12 @@ def test_kill_9_leaves_nothing(tmp_path: Path) -> None:
 # ---- a disk that gives up --------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Of this process: a full disk to the engine; to a file that is longer already, a failing one."""
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """What the disk has no room for stays; nothing is lost."""
     model, x = Network(), batch()
     plain = step(model, x)
     wrapped(model, x, tmp_path)
-    with files_of_at_most(6 << 20):
+    with files_up_to(6 << 20):
         assert same(step(model, x), plain)
         counters = engine_of(model).counters()
     assert counters["refused_count"] > 0 and counters["lost_count"] == counters["failed_count"] == 0
@@ -166,7 +154,7 @@ def test_a_disk_that_fails_while_it_is_written(tmp_path: Path) -> None:
     plain = step(model, x)
     wrapped(model, x, tmp_path)
     assert same(step(model, x), plain)
-    with files_of_at_most(2 << 20):
+    with files_up_to(2 << 20):
         assert same(step(model, x), plain)
         counters = engine_of(model).counters()
     assert counters["failed_count"] + counters["refused_count"] > 0 and counters["lost_count"] == 0

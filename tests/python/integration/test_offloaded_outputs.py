@@ -172,7 +172,7 @@ def test_the_run_goes_on_without_it(tmp_path: object, monkeypatch: pytest.Monkey
         enable_logging=False,
     )  # fmt: skip
     memscale.wrap(model, config, sample_input=x)
-    assert model._memscale_executor.plan.active  # type: ignore[union-attr]
+    assert memscale.executor_of(model).plan.active
     model(x).square().sum().backward()
     model.zero_grad()
     monkeypatch.setitem(_HALVES, "now", True)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import memscale
 import zoo.training
 from amounts import also
+from calls import beside
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
 from memscale.benchmarks.memory import engine_bytes
@@ -30,7 +31,7 @@ from memscale.plans.plan import Plan
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.placement import streams
 from patched import use_disk_of, use_techniques
-from step_samples import Recurrent, plan_of, words
+from step_samples import Recurrent, words
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -221,8 +222,8 @@ def test_the_predicted_peak_is_the_measured_one(
     budget = peak_bytes(partial(run, 1 << 34)) * share // 100
     peak = peak_bytes(partial(run, budget))
     (expected, plain, _), (found, model, optimizer) = kept
-    assert not plan_of(plain).does_something
-    plan = plan_of(model)
+    assert not memscale.executor_of(plain).plan.does_something
+    plan = memscale.executor_of(model).plan
     predicted = plan.predicted.device_used_peak_bytes
     assert 0.98 * predicted <= peak <= predicted <= budget
     assert {step.technique for step in plan.steps} == techniques
@@ -259,7 +260,7 @@ def test_the_smallest_plan_with_weights_offloaded(
     others = engine_bytes()
     stays = sum(zoo.training.memory_changes(begin))
     model, optimizer = kept
-    plan = plan_of(model)
+    plan = memscale.executor_of(model).plan
     assert {step.technique for step in plan.steps} == names
     peak = stays + zoo.training.peak_bytes(partial(train, model, optimizer, batch)) + engine_bytes() - others
     predicted = plan.predicted.device_used_peak_bytes
@@ -279,14 +280,18 @@ def test_a_head_in_tiles_has_no_block(tmp_path: Path, monkeypatch: pytest.Monkey
     batch["labels"] = batch["input_ids"]
     more = {"exact": False, "enable_tiling": True}
     memscale.wrap(model, config(tmp_path, 1, **more), batch, optimizer=optimizer)
-    assert names >= {step.technique for step in plan_of(model).steps} >= {"weight_offload", "loss_tile"}
+    assert (
+        names
+        >= {step.technique for step in memscale.executor_of(model).plan.steps}
+        >= {"weight_offload", "loss_tile"}
+    )
     units = {unit.path: unit for unit in streams[model].units.values()}
     head, layer = units["transformer.wte.weight"], units["transformer.h.1"]
-    read, start = list[Any](), HostBlocks.start
-    monkeypatch.setattr(HostBlocks, "start", lambda self, unit: (read.append(unit), start(self, unit)))
-    train(model, optimizer, batch)
+    read: list[Any] = []
+    with beside({HostBlocks.start: lambda blocks, unit: read.append(unit)}):
+        train(model, optimizer, batch)
     assert layer in read and head not in read
-    graph = model.__dict__["_memscale_executor"].planned.trace.graph
+    graph = memscale.executor_of(model).planned.trace.graph
     sizes = [size for size, *_ in graph.buffers()]
     blocks = {
         sizes[number] for number, _, what in graph.buffer_notes() if what == "blocks of streamed weights"
@@ -308,7 +313,7 @@ def test_gradients_of_bf16_weights_may_all_be_small(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     settings = config(tmp_path, 1, use_mixed_precision=bool(others), exact=not others)
     memscale.wrap(model, settings, torch.ones(2, 600), optimizer=optimizer)
-    chosen = {step.technique for step in plan_of(model).steps}
+    chosen = {step.technique for step in memscale.executor_of(model).plan.steps}
     assert chosen == {"state_offload", *(others or ["gradient_offload"])}
     memscale.detach(model)
 
@@ -331,7 +336,7 @@ def test_bf16_weights_from_their_first_step_on(
     gc.collect()
     others = engine_bytes()
     memscale.wrap(model, config(tmp_path, 1, **more), x, optimizer=optimizer)
-    plan = plan_of(model)
+    plan = memscale.executor_of(model).plan
     assert {step.technique for step in plan.steps} == names
     weights = sum(value.nbytes for value in model.parameters())
     assert weights == 8 * (2 * 700 * 700 + 4 * 700)

@@ -45,7 +45,7 @@ def wrapped(model: nn.Module, x: Tensor, share: float) -> tuple[Executor, torch.
     plain = memscale.predict(model, optimizer, sample_input=x).plain.allocated_peak_bytes
     config = memscale.Config(memory_budget=int(share * plain), enable_logging=False)
     memscale.wrap(model, config, sample_input=x, optimizer=optimizer)
-    executor: Executor = model._memscale_executor
+    executor: Executor = memscale.executor_of(model)
     return executor, optimizer
 
 

@@ -86,7 +86,7 @@ def test_replaced(name: str, sample: bool, reentrant: bool, runs: None) -> None:
     before = flags(model)
     memscale.wrap(model, SMALLEST, subject.batch(0) if sample else None)
     subject.loss(call(model, subject.batch(0))).backward()
-    assert model._memscale_executor.plan.active and not any(flags(model).values())
+    assert memscale.executor_of(model).plan.active and not any(flags(model).values())
     assert most_runs(model, subject) == 2
     memscale.detach(model)
     assert flags(model) == before
@@ -136,7 +136,7 @@ def test_left_alone_where_nothing_need_be_done(runs: None) -> None:
     model = enabled(subject)
     before = flags(model)
     memscale.wrap(model, AMPLE, subject.batch(0))
-    assert not model._memscale_executor.plan.active and flags(model) == before
+    assert not memscale.executor_of(model).plan.active and flags(model) == before
     assert most_runs(model, subject) == 2
 
 
@@ -228,7 +228,7 @@ def test_a_cache_of_recurrent_layers_stays_on() -> None:
     without = gradients(other, tokens)
     assert not all(map(torch.equal, plain, without))  # else this model shows nothing
     model = memscale.wrap(jamba(), SMALLEST, {"input_ids": tokens, "labels": tokens})
-    executor = model._memscale_executor
+    executor = memscale.executor_of(model)
     assert executor.plan.active and any(
         note.startswith("use_cache: stays on") for note in executor.plan.notes
     )
@@ -272,7 +272,7 @@ def test_an_offload_of_its_own_is_found_and_not_doubled(
         seed()
         loss = call(model, gpt2.batch(0)).loss
         loss.backward()
-        assert config is None or model._memscale_executor.plan.does_something
+        assert config is None or memscale.executor_of(model).plan.does_something
         return [loss.detach(), *(value.grad for value in model.parameters())]
 
     settings: dict[str, Any] = {"memory_budget": 1}
@@ -295,4 +295,4 @@ def test_an_offload_of_its_own_stays_where_nothing_is_planned(copies: list[str])
     call(model, case("gpt2").batch(0)).loss.backward()
     before = len(copies)
     call(model, case("gpt2").batch(0)).loss.backward()
-    assert not model._memscale_executor.plan.does_something and len(copies) == before + BLOCKS
+    assert not memscale.executor_of(model).plan.does_something and len(copies) == before + BLOCKS

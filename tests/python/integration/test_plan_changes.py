@@ -85,7 +85,7 @@ def test_state_stays_offloaded_while_weights_leave_and_come_back(tmp_path: Path)
     whole = memscale.plan(plain, sample_input=X, optimizer=one).plain.device_used_peak_bytes
     memscale.wrap(model, config(whole * 75 // 100), X, optimizer=other)
     assert all(map(torch.equal, train(plain, one), train(model, other)))
-    executor = model._memscale_executor
+    executor = memscale.executor_of(model)
     assert isinstance(executor, Executor) and executor.planned is not None
     in_force, larger, offloaded = executor.in_force, executor.planned, offloaded_bytes(other)
     weights = sum(value.nbytes for value in model.parameters())

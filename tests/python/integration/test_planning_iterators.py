@@ -146,6 +146,6 @@ def test_a_hidden_teacher_is_as_it_was(is_global: bool) -> None:
     before = [value.clone() for value in model.teacher.parameters()]
     memory = [value.data_ptr() for value in model.teacher.parameters()]
     memscale.wrap(model, memscale.Config(memory_budget=1), sample_input=(torch.randn(4, WIDTH),))
-    assert model._memscale_executor.planned.trace.method == "empirical"
+    assert memscale.executor_of(model).planned.trace.method == "empirical"
     assert all(map(torch.equal, before, model.teacher.parameters()))
     assert memory == [value.data_ptr() for value in model.teacher.parameters()]

@@ -257,7 +257,7 @@ class TestModels:
         model = Model()
         before = memscale.predict(model, config=config, sample_input=batch)
         memscale.wrap(model, config.replace(enable_logging=False), batch)
-        executor = model._memscale_executor
+        executor = memscale.executor_of(model)
         plan = executor.plan
         assert memscale.predict(model, config=config, sample_input=batch) == before
         assert executor.plan is plan and plan.active

@@ -59,7 +59,7 @@ def test_no_step_exceeds_a_budget_that_is_met(name: str, number: int) -> None:
     plain = memscale.predict(model, optimizer, sample_input=x).plain.allocated_peak_bytes
     config = memscale.Config(memory_budget=int(0.8 * plain), enable_logging=False)
     memscale.wrap(model, config, sample_input=x, optimizer=optimizer)
-    executor: Executor = model._memscale_executor
+    executor: Executor = memscale.executor_of(model)
 
     def step() -> None:
         loss = model(x)

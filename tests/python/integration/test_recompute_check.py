@@ -225,7 +225,7 @@ def test_the_module_is_kept_for_the_rest_of_the_run() -> None:
             failed.add(error.module)
             continue
         break
-    plan = model._memscale_executor.plan
+    plan = memscale.executor_of(model).plan
     assert failed == {"0", "1", "2"}  # the last one is in no plan: its backward comes first
     assert not [choice for choice in plan.active if choice.module in failed]
     plain = model_of(ReadsGlobal)

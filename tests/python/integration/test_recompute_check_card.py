@@ -9,6 +9,7 @@ tests/python/gpu/test_gpu_recompute_check.py.
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from test_recompute_check import (
 from torch import Tensor, nn
 
 import memscale
+from calls import beside
 from card_table import Table, card_of_the_cpu
 from memscale.errors import MemScaleError, RecomputeError
 from memscale.optim import cards
@@ -93,7 +95,7 @@ def test_the_module_is_kept_for_the_rest_of_the_run(table: Table) -> None:
             continue
         break
     assert failed == ["2", "1", "0"]
-    assert not [choice for choice in model._memscale_executor.plan.active if choice.module in failed]
+    assert not [choice for choice in memscale.executor_of(model).plan.active if choice.module in failed]
 
 
 def test_modes(table: Table) -> None:
@@ -171,7 +173,7 @@ def test_a_difference_of_a_failed_backward_is_not_the_next_ones(table: Table) ->
     assert table.submitted and table.reads == 0
     model.zero_grad()
     step(model)
-    assert [path for path, _ in model._memscale_executor._to_keep] == ["2"]
+    assert [path for path, _ in memscale.executor_of(model)._to_keep] == ["2"]
 
 
 def test_another_number_of_saves_is_known_at_once(table: Table) -> None:
@@ -241,17 +243,16 @@ class HasScratch(Block):
         return SavesScratch.apply(h)  # type: ignore[no-any-return]
 
 
-def test_scratch_of_a_cards_kernels_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_of_a_cards_kernels_is_not_compared() -> None:
     with pytest.raises(RecomputeError):
         step(wrapped(model_of(HasScratch)))
-    made = Body.__init__
 
-    def with_cards(self: Body, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        self.has_cards = True
+    def has_cards(result: None, body: Body, *unused: Any) -> None:
+        body.has_cards = True
 
-    monkeypatch.setattr(Body, "__init__", with_cards)
-    step(wrapped(model_of(HasScratch)))
+    with beside(after={Body.__init__: has_cards}):
+        model = wrapped(model_of(HasScratch))
+        step(model)
 
 
 def test_nothing_is_while_a_graph_is_captured(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +264,7 @@ def test_nothing_is_while_a_graph_is_captured(table: Table, monkeypatch: pytest.
 def test_saves_beyond_the_slots(table: Table, caplog: pytest.LogCaptureFixture) -> None:
     table.slots = 3
     caplog.set_level("WARNING", "memscale")
-    card_check._LOGGER.propagate = True
+    logging.getLogger("memscale").propagate = True
     model = wrapped(model_of(Block))
     for _ in range(2):
         step(model)
@@ -289,7 +290,7 @@ def test_a_card_without_kernels(
 
     monkeypatch.setattr(cards, "fingerprint_table", refuse)
     caplog.set_level("WARNING", "memscale")
-    card_check._LOGGER.propagate = True
+    logging.getLogger("memscale").propagate = True
     backward_in_another_world(wrapped(model_of(ReadsGlobal)))
     told = [record.getMessage() for record in caplog.records if "not compared" in record.getMessage()]
     assert told == ["recomputes on cpu are not compared with their forwards: no compiler: install one"]

@@ -101,7 +101,7 @@ def trained(
         seen += [block.attribute for block in model] + [block.scale for block in model]
         model.zero_grad()
         if wrapped and step == 0:
-            assert model._memscale_executor.plan.active
+            assert memscale.executor_of(model).plan.active
     return seen
 
 

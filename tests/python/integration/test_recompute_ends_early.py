@@ -303,7 +303,7 @@ def trained(kind: type[Block], wraps: bool, with_sample: bool = True, forwards: 
         optimizer.step()
         optimizer.zero_grad()
     if wraps:
-        executor = model.__dict__["_memscale_executor"]
+        executor = memscale.executor_of(model)
         assert executor.plan is not None and executor.plan.active
         memscale.detach(model)
     return found

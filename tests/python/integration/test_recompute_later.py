@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 
 import memscale
-from memscale.core.wrapped import EXECUTOR
 
 WIDTH, STEPS, BEGINS = 16, 4, 2
 
@@ -196,7 +195,7 @@ def trained(kind: str, where: str, wrapped: bool) -> list[Any]:
         model(torch.randn(256, WIDTH)).square().mean().backward()
         seen += [parameter.grad.tolist() for parameter in model.parameters() if parameter.grad is not None]
     if wrapped and not (where == "attribute" and kind.startswith("iterator")):  # refused beforehand
-        assert getattr(model, EXECUTOR).plan.active
+        assert memscale.executor_of(model).plan.active
     return [*seen, look(place)]
 
 
@@ -230,7 +229,7 @@ def test_a_module_that_a_function_imports(monkeypatch: pytest.MonkeyPatch) -> No
     memscale.wrap(model, memscale.Config(memory_budget=1, enable_logging=False))
     for Block.step in range(STEPS):
         model(torch.randn(256, WIDTH)).square().mean().backward()
-    assert getattr(model, EXECUTOR).plan.active
+    assert memscale.executor_of(model).plan.active
     assert state.n == 3 * (STEPS - BEGINS)
 
 
@@ -284,7 +283,7 @@ def test_a_recompute_gets_what_its_forward_has_taken_from_a_generator(kind: str,
             loss.backward()
             seen += [value.grad.tolist() for value in model.parameters() if value.grad is not None]
         assert SOURCE is source
-        assert not wrapped or getattr(model, EXECUTOR).plan.active
+        assert not wrapped or memscale.executor_of(model).plan.active
         return [*seen, next(source, None)]
 
     assert trained(wrapped=False) == trained(wrapped=True)

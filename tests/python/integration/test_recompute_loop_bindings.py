@@ -152,7 +152,7 @@ def trained(binding: Callable[[], Any], is_wrapped: bool) -> list[Any]:
         assert after == present
         found.append(loss.item())
     if is_wrapped:
-        assert model._memscale_executor.plan.active
+        assert memscale.executor_of(model).plan.active
         memscale.detach(model)
     return found + [parameter.grad.tolist() for parameter in model.parameters()]  # type: ignore[union-attr]
 

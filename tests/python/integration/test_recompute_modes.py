@@ -94,7 +94,7 @@ def test_what_it_counts(kind: str, whole: bool) -> None:
             counts += [parameter.grad.tolist() for parameter in model.parameters()]
             model.zero_grad()
         if wrapped:
-            assert model._memscale_executor.plan.active
+            assert memscale.executor_of(model).plan.active
         return counts
 
     assert train(False) == train(True)

@@ -89,7 +89,7 @@ def trained(wrapped: bool, kind: type[Block], make: Any, turn: Any = None) -> tu
             setattr(block, f"n{number}", 0.5 + number)
     if wrapped:
         memscale.wrap(model, memscale.Config(memory_budget=1, enable_logging=False), sample_input=x)
-        assert model._memscale_executor.plan.choices  # type: ignore[union-attr]
+        assert memscale.executor_of(model).plan.choices
     found: list[Any] = []
     for _ in range(3):
         sum(model(x[:rows]).square().mean() for rows in (64, 32, 64, 16)).backward()  # type: ignore[union-attr]

@@ -75,7 +75,7 @@ def trained(wrapped: bool, prepare: Callable[[Net, Callable[[Change], Change]], 
     prepare(model, late)
     if wrapped:
         memscale.wrap(model, memscale.Config(memory_budget=1, enable_logging=False), sample_input=x)
-        assert model._memscale_executor.plan.choices  # type: ignore[union-attr]
+        assert memscale.executor_of(model).plan.choices
     found: list[Any] = []
     for step in range(4):
         steps.append(step)

@@ -205,7 +205,7 @@ def trained(build: Callable[[], nn.Module], wrapped: bool, clear: bool = False) 
         seen += [parameter.grad.tolist() for parameter in model.parameters() if parameter.grad is not None]
         model.zero_grad()
     if wrapped and Keeps not in map(type, model):  # what that one leaves behind is held anyway
-        assert model._memscale_executor.plan.active
+        assert memscale.executor_of(model).plan.active
     return seen
 
 
@@ -257,7 +257,7 @@ def test_forwards_without_backward_do_not_hold_one_another() -> None:
 def test_only_names_are_looked_at_where_nothing_changes() -> None:
     model = nn.Sequential(*(Block() for _ in range(4)))
     memscale.wrap(model, memscale.Config(memory_budget=1), sample_input=(torch.randn(256, WIDTH),))
-    places = model._memscale_executor.planned.trace.changes.in_process
+    places = memscale.executor_of(model).planned.trace.changes.in_process
     assert {type(place) for place in places} == {KeptBindings}
     tables = [table for place in places for table in place.tables()]
     assert all(map(operator.is_, tables, (table for place in places for table in place.tables())))

@@ -120,7 +120,7 @@ def test_what_is_registered_for_one_forward(kind: str, when: str) -> None:
             for block in model:
                 back(block)
             if wrapped:
-                assert model._memscale_executor.plan.active
+                assert memscale.executor_of(model).plan.active
                 before = registries(model)
             loss.backward()
             if wrapped:

@@ -56,7 +56,7 @@ def differing(
             seen += [loss.detach()] + [p.grad.clone() for p in model.parameters() if p.grad is not None]
             model.zero_grad()
         if wrapped:
-            plan = model._memscale_executor.plan
+            plan = memscale.executor_of(model).plan
             assert plan is not None
             assert plan.active or not planned
         return seen

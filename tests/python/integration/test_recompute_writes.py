@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.wrapped import EXECUTOR
 from memscale.techniques.checkpoint.written_tensors import tensors_beside
 from zoo.training import SMALLEST
 
@@ -100,7 +99,7 @@ def _run(kind: type, way: str, wrapped: bool) -> tuple[list[Tensor], list[Tensor
         gradients += [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
         optimizer.step()
         optimizer.zero_grad()
-    recomputed = len(getattr(model, EXECUTOR).plan.active) if wrapped else 0
+    recomputed = len(memscale.executor_of(model).plan.active) if wrapped else 0
     tensors = [tensor for block in list(model)[:3] for tensor in block.place.tensors()]
     contents = [tensor.detach().clone() for tensor in tensors]
     if wrapped:

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.wrapped import EXECUTOR
 from zoo.training import SMALLEST, peak_bytes, seed
 
 
@@ -69,7 +68,7 @@ def test_modules_that_the_first_forward_replaces_are_planned_for() -> None:
     model = Switching()
     memscale.wrap(model, SMALLEST, sample_input=x)
     assert all(map(torch.equal, _run(model, 4, x), expected))
-    active = model.__dict__[EXECUTOR].plan.active
+    active = memscale.executor_of(model).plan.active
     treated = [model.get_submodule(choice.module) for choice in active]
     assert treated and all("forward" in module.__dict__ for module in treated if isinstance(module, Block))
     assert peak_bytes(lambda: _run(model, 1, x)) < 0.8 * plain_peak
@@ -138,7 +137,7 @@ def test_a_model_with_a_scripted_part_is_planned() -> None:
     model = Mixed()
     memscale.wrap(model, SMALLEST, sample_input=x)
     assert all(map(torch.equal, _run(model, 3, x), expected))
-    assert model.__dict__[EXECUTOR].plan.active
+    assert memscale.executor_of(model).plan.active
 
 
 def test_a_module_that_is_replaced_is_given_back() -> None:
@@ -177,7 +176,7 @@ def test_a_forward_that_is_patched_on_the_class_after_wrap(where: str) -> None:
         model, x = Net(*(Own() for _ in range(4))), torch.randn(64, 128)
         if wrapped:
             memscale.wrap(model, SMALLEST, sample_input=(x,))
-            assert model.__dict__[EXECUTOR].plan.active
+            assert memscale.executor_of(model).plan.active
         seen: list[Tensor] = []
         for step in range(3):
             if where == "class of blocks":

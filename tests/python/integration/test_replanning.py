@@ -37,7 +37,7 @@ class Trainer:
 
     @property
     def plan(self) -> memscale.Plan:
-        executor: Executor = self.model._memscale_executor
+        executor: Executor = memscale.executor_of(self.model)
         assert executor.plan is not None
         return executor.plan
 
@@ -111,7 +111,7 @@ def test_the_first_large_batch_stays_within_the_budget() -> None:
             optimizer.step()
             optimizer.zero_grad()
         if config is not None:
-            plans.append(model._memscale_executor.plan)
+            plans.append(memscale.executor_of(model).plan)
 
     plain, plans = peak_bytes(lambda: work(None, [])), []
     budget = plain * 7 // 10
@@ -250,7 +250,7 @@ def test_training_in_evaluation_mode_is_planned_or_said(
     model = memscale.wrap(Stack().eval(), SMALLEST)
     for _ in range(3):
         model(rows(256)).mean().backward()
-    assert model._memscale_executor.plan is not None or "eval" in caplog.text
+    assert memscale.executor_of(model).plan is not None or "eval" in caplog.text
 
 
 def test_hooks_that_come_to_parts_of_a_block_are_planned_for(plans: list[object]) -> None:
@@ -375,7 +375,7 @@ class TestWhatStandsAboveTheForward:
         model.register_forward_hook(lambda *args: seen.append("post"))
         model(rows(256)).mean().backward()
         assert seen == ["pre", "post"]
-        assert model._memscale_executor.plan.active
+        assert memscale.executor_of(model).plan.active
 
 
 def test_every_optimizer_of_a_model_is_counted(plans: list[object]) -> None:
@@ -393,7 +393,7 @@ def test_every_optimizer_of_a_model_is_counted(plans: list[object]) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
         if config is not None:
-            found.append(model._memscale_executor.plan)
+            found.append(memscale.executor_of(model).plan)
 
     found: list[memscale.Plan] = []
     peak = peak_bytes(lambda: work(CONFIG, found))
@@ -499,7 +499,7 @@ def test_what_was_in_force_comes_back_when_a_technique_cannot_be_changed(
 ) -> None:
     trainer = Trainer(config=SMALLEST)
     trainer.step(rows(64))
-    executor = trainer.model._memscale_executor
+    executor = memscale.executor_of(trainer.model)
     assert isinstance(executor, Executor) and executor.planned is not None
     in_force, present = executor.in_force, Part(frozenset({"one"}))
     in_force.path, before = [present], list(in_force.attached)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from calls import beside
 from memscale.errors import AttachError
 from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 from zoo.blocks import DataDependent, Stack, inputs
@@ -72,7 +73,7 @@ def assert_equal(a: list[Tensor], b: list[Tensor]) -> None:
 
 def wrapped(case: Case = GPT2) -> nn.Module:
     model = memscale.wrap(built(case), SMALLEST, case.batch(0))
-    assert model._memscale_executor.plan.active
+    assert memscale.executor_of(model).plan.active
     return model
 
 
@@ -83,7 +84,7 @@ class TestDetach:
         model = built(case).train(training)
         before = image(model)
         memscale.wrap(model, SMALLEST, case.batch(0))
-        assert model._memscale_executor.plan.active
+        assert memscale.executor_of(model).plan.active
         memscale.detach(model)
         assert_as_before(before, image(model))
 
@@ -99,6 +100,8 @@ class TestDetach:
         before = image(model)
         with memscale.optimize(model, config=SMALLEST, sample_input=case.batch(0)) as executor:
             assert executor.plan is not None and executor.plan.active
+            assert memscale.executor_of(model) is executor
+        assert memscale.executor_of(model) is None
         assert_as_before(before, image(model))
         with (
             pytest.raises(KeyboardInterrupt),
@@ -118,25 +121,25 @@ def test_a_detached_model_trains_as_before(case: Case) -> None:
 
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["sample", "deferred"])
-def test_a_failed_attachment_undoes_the_others(monkeypatch: pytest.MonkeyPatch, deferred: bool) -> None:
-    attach, count = CheckpointAttachment.attach, []
+def test_a_failed_attachment_undoes_the_others(deferred: bool) -> None:
+    count: list[str] = []
 
-    def second_fails(self: CheckpointAttachment) -> None:
-        count.append(self.path)
+    def second_fails(attachment: CheckpointAttachment) -> None:
+        count.append(attachment.path)
         if len(count) == 2:
             raise AttachError("injected")
-        attach(self)
 
-    monkeypatch.setattr(CheckpointAttachment, "attach", second_fails)
     model = built(GPT2)
     before = image(model)
     if deferred:
         memscale.wrap(model, SMALLEST)
-        result = step(model, GPT2)  # runs as it is, with a warning
+        with beside({CheckpointAttachment.attach: second_fails}):
+            result = step(model, GPT2)  # runs as it is, with a warning
         assert_equal(step(built(GPT2), GPT2), result)
         memscale.detach(model)
     else:
-        with pytest.raises(AttachError, match="injected"):
+        fails = beside({CheckpointAttachment.attach: second_fails})
+        with fails, pytest.raises(AttachError, match="injected"):
             memscale.wrap(model, SMALLEST, GPT2.batch(0))
     assert len(count) == 2
     before["rng"] = torch.get_rng_state() if deferred else before["rng"]
@@ -148,17 +151,17 @@ def test_wrapping_a_wrapped_model_replaces_its_plan() -> None:
     before = image(model)
     for config in (SMALLEST, memscale.Config(memory_budget="1GiB", enable_logging=False), SMALLEST):
         memscale.wrap(model, config, GPT2.batch(0))
-        assert bool(model._memscale_executor.plan.active) == (config is SMALLEST)
+        assert bool(memscale.executor_of(model).plan.active) == (config is SMALLEST)
     memscale.detach(model)
     assert_as_before(before, image(model))
 
 
 def test_a_failed_second_wrap_keeps_the_first() -> None:
     model = wrapped()
-    plan, inside = model._memscale_executor.plan, image(model)
+    plan, inside = memscale.executor_of(model).plan, image(model)
     with pytest.raises(Exception):  # noqa: B017 - the model's own
         memscale.wrap(model, SMALLEST, torch.zeros(3))
-    assert model._memscale_executor.plan is plan
+    assert memscale.executor_of(model).plan is plan
     assert [key for key in inside if key.endswith(".forward")] == [
         k for k in image(model) if k.endswith(".forward")
     ]
@@ -251,7 +254,7 @@ class TestCopies:
             loaded = torch.load(tmp_path / "model.pt", weights_only=False)
         assert_equal(step(built(GPT2), GPT2), step(loaded, GPT2))
         memscale.wrap(loaded, SMALLEST, GPT2.batch(0))
-        assert loaded._memscale_executor.plan.active
+        assert memscale.executor_of(loaded).plan.active
         assert_equal(step(model, GPT2), step(loaded, GPT2))
         memscale.detach(loaded)
 
@@ -283,7 +286,7 @@ class TestCopies:
         gc.disable()
         try:
             output = model(*inputs(0))
-            assert model._memscale_executor.plan.profile == "empirical"
+            assert memscale.executor_of(model).plan.profile == "empirical"
             output.mean().backward()
             last, root = weakref.ref(output), weakref.ref(model)
             del output

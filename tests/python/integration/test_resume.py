@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -33,7 +34,10 @@ Runner = Callable[[Run], int]
 def run() -> Iterator[Runner]:
     """Runs in a process of its own; returns its status, 9 if it was killed."""
     command = [sys.executable, resume_runs.__file__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # with the folder of what tests share
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | paths
+    ) as server:
         assert server.stdin is not None and server.stdout is not None
         into, out = server.stdin, server.stdout
 

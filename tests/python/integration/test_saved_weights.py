@@ -94,7 +94,7 @@ def batch() -> Tensor:
 def wrapped(function: type[torch.autograd.Function]) -> nn.Module:
     config = memscale.Config(memory_budget=1, enable_logging=False)
     model = memscale.wrap(model_of(function), config, sample_input=(batch(),))
-    assert model._memscale_executor.plan.active
+    assert memscale.executor_of(model).plan.active
     return model
 
 

@@ -110,7 +110,7 @@ def trained(wrapped: str, around: Callable[[Seen], Any], where: str = "model") -
         found += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
         model.zero_grad()
         if wrapped:
-            assert model._memscale_executor.plan.active  # type: ignore[union-attr]
+            assert memscale.executor_of(model).plan.active
     return found, seen
 
 
@@ -133,7 +133,7 @@ def test_planning_under_them_is_nothing_for_them(around: Any) -> None:
         memscale.predict(model, sample_input=x)
         memscale.wrap(model, memscale.Config(memory_budget=1, enable_logging=False), sample_input=x)
         present = torch._C._autograd._top_saved_tensors_default_hooks(False)  # type: ignore[attr-defined]
-        assert model._memscale_executor.plan.active and not seen  # type: ignore[union-attr]
+        assert memscale.executor_of(model).plan.active and not seen
         assert (present is None) is (around is refused)
     plain, got = trained("", around), trained("under hooks", around)
     assert all(map(torch.equal, plain[0], got[0])) and plain[1] == got[1]
@@ -144,7 +144,7 @@ def test_a_real_step_of_planning_is_nothing_for_them() -> None:
     config = memscale.Config(memory_budget=1, use_static_profiling=False, enable_logging=False)
     with rounded(seen):
         memscale.wrap(model, config, sample_input=x)
-    assert not seen and model._memscale_executor.plan.active  # type: ignore[union-attr]
+    assert not seen and memscale.executor_of(model).plan.active
 
 
 def attachments(name: str, model: nn.Sequential, offload: Any) -> list[Any]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core.wrapped import EXECUTOR
 from memscale.torchkit.scripted import script_calls, uncounted_scripts
 from zoo.training import SMALLEST
 
@@ -93,7 +92,7 @@ def test_planning_and_recomputes_are_no_calls_of_a_script(script: Callable[[], A
     assert memscale.verify(model, sample_input=sample).equal
     for bits, plain_bits in zip(_bits(model), expected, strict=True):
         assert torch.equal(bits, plain_bits)
-    plan = model.__dict__[EXECUTOR].plan
+    plan = memscale.executor_of(model).plan
     rules = {choice.module: choice.rule for choice in plan.choices}
     assert plan.active
     assert not {"0", "2", "4"} & set(plan.active)

@@ -15,12 +15,9 @@ from torch import Tensor, nn
 import memscale
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import variants
-from memscale.core.executor import Executor
-from memscale.offload import limits
 from memscale.offload.engine import Offload, OffloadSettings, why_not
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
-from patched import use_disk_of, use_techniques
+from patched import use_disk_of, use_disk_with, use_only
 
 WHY_NOT = why_not(torch.device("cpu"))
 pytestmark = pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)
@@ -45,16 +42,15 @@ def on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    use_techniques(monkeypatch, rows)
+    use_only(monkeypatch, NAME)
 
 
 X = torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH)
 
 
-def model_of() -> nn.Module:
+def model_of(depth: int = DEPTH) -> nn.Module:
     torch.manual_seed(1)
-    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)]
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(depth)]
     return nn.Sequential(nn.Linear(WIDTH, WIDE), nn.Linear(WIDE, WIDTH), *layers)
 
 
@@ -74,12 +70,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) ->
     return found
 
 
-def executor_of(model: nn.Module) -> Executor:
-    found = model._memscale_executor
-    assert isinstance(found, Executor)
-    return found
-
-
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_budget_holds_and_every_bit_stays(name: str, tmp_path: Path) -> None:
@@ -96,7 +86,7 @@ def test_the_budget_holds_and_every_bit_stays(name: str, tmp_path: Path) -> None
     budget = plain_peak * (90 if name == "SGD" else 75) // 100
     peak = peak_bytes(partial(run, budget))
     (plain, expected, standard), (found, model, optimizer) = kept
-    plans = [planned.plan for planned in executor_of(model)._known.values()]
+    plans = memscale.executor_of(model).plans
     assert all(plan.fits and NAME in [choice.technique for choice in plan.steps] for plan in plans)
     predicted = max(plan.predicted.device_used_peak_bytes for plan in plans)
     assert 0.98 * predicted <= peak <= predicted <= budget
@@ -120,7 +110,7 @@ def test_all_that_is_offloaded_together(tmp_path: Path) -> None:
         budget = int(share * weights) + engines
         memscale.wrap(model, config(tmp_path, budget, **more), sample_input=X, optimizer=optimizer)
         found, expected = train(model, optimizer), train(other, standard)
-        plan = executor_of(model).plan
+        plan = memscale.executor_of(model).plan
         assert plan is not None and {"gradient_offload", NAME} <= {choice.technique for choice in plan.steps}
         assert is_offloaded(optimizer) and not is_offloaded(standard)
         assert all(map(torch.equal, expected, found))
@@ -145,7 +135,7 @@ def test_why_not(tmp_path: Path) -> None:
 
 def test_room_that_the_state_has_already_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is free is what the optimizer's own file has left."""
-    model = model_of()
+    model = model_of(depth=7)
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     train(model, optimizer, 1)
     weights = sum(value.nbytes for value in model.parameters())
@@ -154,7 +144,8 @@ def test_room_that_the_state_has_already_is_room(tmp_path: Path, monkeypatch: py
         settings = config(tmp_path, 1000)
         return "\n".join(memscale.plan(model, config=settings, sample_input=X, optimizer=optimizer).notes)
 
-    monkeypatch.setattr(limits, "_file_room", lambda _: 2 * weights + (1 << 20))
+    assert 2 * weights < 1 << 25 < 3 * weights
+    use_disk_with(monkeypatch, 1 << 25)
     assert f"{NAME}: the file may take" in notes()
     settings = OffloadSettings(torch.device("cpu"), file_bytes=64 << 20, directory=str(tmp_path))
     assert send(optimizer, Offload(settings)) == ""

@@ -22,7 +22,7 @@ from memscale.offload.engine import why_not as why_no_engine
 from memscale.optim.spent import SpentGradient
 from memscale.plans.plan import Plan
 from patched import use_disk_of
-from step_samples import Recurrent, plan_of, words
+from step_samples import Recurrent, words
 
 NAME = "step_in_backward"
 Batch = dict[str, Tensor]
@@ -142,7 +142,7 @@ QUIET = Config(enable_logging=False, memory_budget=1 << 34)
 def test_the_predicted_peak_is_the_measured_one(name: str, how: str) -> None:
     more: Any = {"use_8bit_optimizer": True} if how == "8 bits" else {}
     peaks, models = both(name, how, QUIET.replace(**more), QUIET.replace(step_in_backward=True, **more))
-    plan = plan_of(models[1])
+    plan = memscale.executor_of(models[1]).plan
     assert names_of(plan) == {NAME}
     predicted = plan.predicted.device_used_peak_bytes
     assert 0.98 * predicted <= peaks[1] <= predicted
@@ -161,7 +161,7 @@ def test_with_checkpoints(name: str) -> None:
     smallest, peak = whole.smallest_peak_bytes, whole.predicted.device_used_peak_bytes
     budget = smallest + (peak - smallest) // 3 + (1 << 18)
     peaks, models = both(name, "fused", QUIET, config.replace(memory_budget=budget))
-    plan = plan_of(models[1])
+    plan = memscale.executor_of(models[1]).plan
     assert plan.active and plan.fits and names_of(plan) == {NAME}
     assert peaks[1] <= plan.predicted.device_used_peak_bytes <= budget
     for item in models:
@@ -183,7 +183,7 @@ def test_with_state_offloaded(name: str, how: str, tmp_path: Path, monkeypatch: 
     whole = memscale.plan(model, config=config, sample_input=batch, optimizer=OPTIMIZERS[how](model))
     budget = whole.predicted.device_used_peak_bytes * (85 if more else 65) // 100
     peaks, models = both(name, how, QUIET.replace(**more), config.replace(memory_budget=budget))
-    plan = plan_of(models[1])
+    plan = memscale.executor_of(models[1]).plan
     assert plan.fits and names_of(plan) == {NAME, "state_offload"}
     assert not any("gradient_offload" in note for note in plan.notes)
     predicted = plan.predicted.device_used_peak_bytes
@@ -205,10 +205,10 @@ def test_without_the_optimizer() -> None:
     """Nothing is promised of one that nobody knows; from its first step on it is known, and not named."""
     build, batch = MODELS["mlp"]
     model: Any = memscale.wrap(build(), QUIET.replace(step_in_backward=True), batch)
-    assert not names_of(plan_of(model))
+    assert not names_of(memscale.executor_of(model).plan)
     assert (
         "step_in_backward: the optimizer is not known: pass it to wrap, or use optimize"
-        in plan_of(model).notes
+        in memscale.executor_of(model).plan.notes
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, batch)
@@ -241,7 +241,7 @@ def test_a_larger_batch_is_planned_anew() -> None:
         memscale.wrap(model, config, batch, optimizer=optimizer)
         found = [value for part in (batch, larger, batch) for value in train(model, optimizer, part, 2)]
         runs.append([*found, *model.parameters()])
-        assert names_of(plan_of(model)) == ({NAME} if config.step_in_backward else set())
+        assert names_of(memscale.executor_of(model).plan) == ({NAME} if config.step_in_backward else set())
         memscale.detach(model)
     assert all(map(torch.equal, *runs))
 

@@ -373,7 +373,7 @@ def run(loop: Loop, at: int | None = None) -> Ran:
             break
         finally:
             ran.count = failing.count if step == FAILS else ran.count
-    executor: Any = model.__dict__.get("_memscale_executor")
+    executor: Any = memscale.executor_of(model)
     ran.recoveries = 0 if executor is None else executor.oom.recoveries
     extra = getattr(model, "count", 0), getattr(model, "extra", None)
     ran.tensors += [*extra, *model.parameters(), *model.buffers(), torch.get_rng_state()]

@@ -10,7 +10,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import memscale
+from calls import beside
 from memscale import Config
 from memscale.techniques.checkpoint.checkpoint_state import State
 from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment, Region
@@ -138,7 +139,7 @@ def test_nothing_is_planned_beside_another_threads_step(
     """A larger batch would have its own plan, and the techniques of the other step would go."""
     model, plain = built(), built()
     memscale.wrap(model, Config(memory_budget=1), batch())
-    before = model.__dict__["_memscale_executor"].plan
+    before = memscale.executor_of(model).plan
     inside, go_on = threading.Event(), threading.Event()
 
     def hold(x: Tensor) -> None:
@@ -164,11 +165,11 @@ def test_nothing_is_planned_beside_another_threads_step(
     (beside,) = runs.ended()
     called.clear()
     assert same(found, gradients(plain, batch(16))) and same(beside, gradients(plain, batch()))
-    assert model.__dict__["_memscale_executor"].plan is before
+    assert memscale.executor_of(model).plan is before
     assert caplog.text.count("another thread is in the middle of one") == 1
     assert caplog.text.count("the model keeps its present plan") == 1
     gradients(model, batch(16))  # alone again
-    assert model.__dict__["_memscale_executor"].plan is not before
+    assert memscale.executor_of(model).plan is not before
 
 
 def test_steps_of_two_threads_are_no_accumulation() -> None:
@@ -176,40 +177,39 @@ def test_steps_of_two_threads_are_no_accumulation() -> None:
     model = built()
     memscale.wrap(model, QUIET, batch())
     held = model(batch())
-    before = model.__dict__["_memscale_executor"].plan
+    before = memscale.executor_of(model).plan
     runs = Runs()
     runs.start(lambda: gradients(model, batch()))
     runs.ended()
-    assert model.__dict__["_memscale_executor"].plan is before
+    assert memscale.executor_of(model).plan is before
     held.sum().backward()
 
 
-def meeting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+def meeting(*calls: Callable[..., Any]) -> AbstractContextManager[None]:
     """Has two threads meet before each call of a method, if nothing keeps them apart."""
-    barrier, original = threading.Barrier(2), getattr(owner, name)
+    barrier = threading.Barrier(2)
 
-    def met(*args: Any, **kwargs: Any) -> Any:
+    def met(*unused: Any) -> None:
         with suppress(threading.BrokenBarrierError):
             barrier.wait(A_MOMENT)
         barrier.reset()
-        return original(*args, **kwargs)
 
-    monkeypatch.setattr(owner, name, met)
+    return beside(dict.fromkeys(calls, met))
 
 
-def test_second_runs_at_once_leave_the_buffers_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_runs_at_once_leave_the_buffers_in_place() -> None:
     """Each has copies of the statistics for a while. The model's own are to be back in the end."""
     model = built(3)
     memscale.wrap(model, QUIET, batch(512))
-    choices = model.__dict__["_memscale_executor"].plan.choices
+    choices = memscale.executor_of(model).plan.choices
     assert any("checkpoint" in choice.techniques and not choice.kept for choice in choices)
     own = dict(model.named_buffers())
     outputs = [model(batch(512)).square().mean(), model(batch(512, seed=2)).square().mean()]
-    meeting(monkeypatch, Halting, "forward")
-    runs = Runs()
-    for output in outputs:
-        runs.start(output.backward)
-    runs.ended()
+    with meeting(Halting.forward):
+        runs = Runs()
+        for output in outputs:
+            runs.start(output.backward)
+        runs.ended()
     assert all(value is own[name] for name, value in model.named_buffers())
 
 
@@ -232,7 +232,7 @@ class Tiled(nn.Module):
         return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
-def test_tiles_of_two_threads_leave_the_parameters_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_two_threads_leave_the_parameters_in_place() -> None:
     """Tiles run on stand-ins for the parameters, which no other thread may take for them."""
     torch.manual_seed(0)
     model = Tiled()
@@ -244,13 +244,12 @@ def test_tiles_of_two_threads_leave_the_parameters_in_place(monkeypatch: pytest.
         tiles.attach()
     try:
         expected = [gradients(model, x) for x in inputs]
-        meeting(monkeypatch, row_run._Call, "_run_first")
-        meeting(monkeypatch, row_run._Call, "_backward_of")
-        runs = Runs()
-        for x in inputs:
-            # The parameters are listed before: tiles of another thread have stand-ins in their place.
-            runs.start(lambda x=x: gradients(model, x, list(own.values())))  # type: ignore[misc]
-        results = runs.ended()
+        with meeting(row_run.Call.run_first, row_run.Call.backward_of):
+            runs = Runs()
+            for x in inputs:
+                # The parameters are listed before: tiles of another thread have stand-ins in their place.
+                runs.start(lambda x=x: gradients(model, x, list(own.values())))  # type: ignore[misc]
+            results = runs.ended()
     finally:
         for tiles in reversed(found):
             tiles.undo()
@@ -274,27 +273,29 @@ class Parts(nn.Module):
 class Held:
     """Holds the first of some runs within the first tile that it runs or, in backward, runs again."""
 
-    def __init__(self, runs: Runs, patch: pytest.MonkeyPatch, method: str = "_run_first") -> None:
-        self.runs, self.original = runs, getattr(row_run._Call, method)
+    def __init__(
+        self, runs: Runs, arriving: Callable[..., Any], method: Callable[..., Any] = row_run.Call.run_first
+    ) -> None:
+        """`arriving`: what the recompute comes to."""
+        self.runs = runs
         self.inside, self.go_on, self.arrived = threading.Event(), threading.Event(), threading.Event()
-        patch.setattr(row_run._Call, method, lambda *args: self._held(*args))
+        self.watch = beside({method: self._held, arriving: self._arrives})
 
-    def _held(self, *args: Any) -> Any:
+    def __enter__(self) -> Held:
+        self.watch.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.watch.__exit__(*error)
+
+    def _held(self, *unused: Any) -> None:
         if self.runs.threads[:1] == [threading.current_thread()] and not self.inside.is_set():
             self.inside.set()
             assert self.go_on.wait(TIMEOUT)
-        return self.original(*args)
 
-    def arriving(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        """Notes when the recompute comes to a method."""
-        original = getattr(owner, name)
-
-        def noted(*args: Any) -> Any:
-            if self.runs.threads[1:] == [threading.current_thread()]:
-                self.arrived.set()
-            return original(*args)
-
-        patch.setattr(owner, name, noted)
+    def _arrives(self, *unused: Any) -> None:
+        if self.runs.threads[1:] == [threading.current_thread()]:
+            self.arrived.set()
 
     def beside(self, what: Callable[[], Any]) -> list[Any]:
         """Starts the recompute, which is to wait for the first, and then lets that go on."""
@@ -320,32 +321,29 @@ def attached(model: Tiled) -> list[Any]:
     return parts
 
 
-def test_a_planned_second_run_beside_tiles_leaves_the_parameters_in_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_planned_second_run_beside_tiles_leaves_the_parameters_in_place() -> None:
     """Tiles under a chain. The backward comes to tiles without a checkpoint around them first of all."""
     torch.manual_seed(0)
     model, x = nn.Sequential(Parts(), Parts(), Parts()), torch.randn(4, 1024, WIDTH)
     own = dict(model.named_parameters())
     expected = gradients(copy.deepcopy(model), x)
     memscale.wrap(model, Config(memory_budget=1, enable_tiling=True, enable_logging=False), x)
-    choices = model.__dict__["_memscale_executor"].plan.choices
+    choices = memscale.executor_of(model).plan.choices
     assert any("checkpoint" in choice.techniques for choice in choices)
     loss = model(x).square().mean()
     runs = Runs()
-    held = Held(runs, monkeypatch)
-    held.arriving(monkeypatch, row_run, "held_by")
-    runs.start(lambda: gradients(model, x + 1, list(own.values())))
-    held.beside(loss.backward)
+    with Held(runs, row_run.held_by) as held:
+        runs.start(lambda: gradients(model, x + 1, list(own.values())))
+        held.beside(loss.backward)
     assert own_parameters(model, own)
     for value, right in zip(own.values(), expected, strict=True):
         assert value.grad is not None
         torch.testing.assert_close(value.grad, right)
 
 
-@pytest.mark.parametrize("method", ["_run_first", "_backward_of"])
+@pytest.mark.parametrize("method", [row_run.Call.run_first, row_run.Call.backward_of])
 def test_a_second_run_beside_tiles_leaves_the_parameters_in_place(
-    method: str, monkeypatch: pytest.MonkeyPatch
+    method: Callable[..., Any],
 ) -> None:
     """It finds a tile's stand-ins: they are no state to come back to when it ends."""
     torch.manual_seed(0)
@@ -354,12 +352,11 @@ def test_a_second_run_beside_tiles_leaves_the_parameters_in_place(
     expected = gradients(copy.deepcopy(model), x)
     parts = attached(model)
     runs = Runs()
-    held = Held(runs, monkeypatch, method)
-    held.arriving(monkeypatch, Region, "run_again")
     try:
         loss = model(x).square().mean()
-        runs.start(lambda: gradients(model, x + 1, list(own.values())))
-        held.beside(loss.backward)
+        with Held(runs, Region.run_again, method) as held:
+            runs.start(lambda: gradients(model, x + 1, list(own.values())))
+            held.beside(loss.backward)
     finally:
         for part in reversed(parts):
             part.undo()
@@ -369,7 +366,7 @@ def test_a_second_run_beside_tiles_leaves_the_parameters_in_place(
         torch.testing.assert_close(value.grad, right)
 
 
-def test_a_first_run_beside_tiles_writes_down_no_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_run_beside_tiles_writes_down_no_stand_in() -> None:
     """Its recompute would put it back, and tiles of a third thread would take it for the parameter."""
     torch.manual_seed(0)
     model, x = Tiled(), torch.randn(2, 450, 16)
@@ -377,18 +374,11 @@ def test_a_first_run_beside_tiles_writes_down_no_stand_in(monkeypatch: pytest.Mo
     expected = gradients(copy.deepcopy(model), x)
     parts, states = attached(model), list[State]()
     runs = Runs()
-    held = Held(runs, monkeypatch)
-    held.arriving(monkeypatch, Region, "__init__")
-    noted = State.before.__func__  # type: ignore[attr-defined]
-
-    def before(cls: Any, *args: Any) -> State:
-        states.append(noted(cls, *args))
-        return states[-1]
-
-    monkeypatch.setattr(State, "before", classmethod(before))
+    noted = {State.before: lambda state, *unused: states.append(state)}
     try:
-        runs.start(lambda: gradients(model, x + 1, list(own.values())))
-        _, found = held.beside(lambda: gradients(model, x, list(own.values())))
+        with Held(runs, Region.__init__) as held, beside(after=noted):
+            runs.start(lambda: gradients(model, x + 1, list(own.values())))
+            _, found = held.beside(lambda: gradients(model, x, list(own.values())))
     finally:
         for part in reversed(parts):
             part.undo()
@@ -399,7 +389,7 @@ def test_a_first_run_beside_tiles_writes_down_no_stand_in(monkeypatch: pytest.Mo
         torch.testing.assert_close(value, right)
 
 
-def test_what_stands_aside_beside_tiles_has_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_aside_beside_tiles_has_its_gradients() -> None:
     """An input that tiles do not take runs as it is, which needs the parameters themselves."""
     torch.manual_seed(0)
     model, x, other = Tiled(), torch.randn(2, 450, 16), torch.randn(16)
@@ -409,16 +399,15 @@ def test_what_stands_aside_beside_tiles_has_its_gradients(monkeypatch: pytest.Mo
     for tiles in found:
         tiles.attach()
     runs = Runs()
-    held = Held(runs, monkeypatch)
-    held.arriving(monkeypatch, row_tiles.TiledForward, "_why_not")
     try:
-        runs.start(lambda: gradients(model, x, list(own.values())))
-        _, beside = held.beside(lambda: gradients(model, other, list(own.values())))
+        with Held(runs, row_tiles.TiledForward.why_not) as held:
+            runs.start(lambda: gradients(model, x, list(own.values())))
+            _, right = held.beside(lambda: gradients(model, other, list(own.values())))
         assert found[0].reason
     finally:
         for tiles in reversed(found):
             tiles.undo()
-    assert same(beside, expected)
+    assert same(right, expected)
 
 
 def test_a_head_called_beside_tiles_of_a_loss_keeps_its_parameters() -> None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.core import executor as executor_module
+from calls import beside
+from memscale.core.planner import make_plan
 from memscale.errors import ConfigError
 from trainer_samples import GPT2, Counted, Lines, Own, Stream, Trained, arguments, trained, weights
 from zoo.blocks import WIDTH, Block, Stack
@@ -65,22 +67,24 @@ def assert_same_run(plain: Trained, planned: Trained) -> None:
 def test_a_trainer_comes_back_and_its_model_is_wrapped() -> None:
     plain, trainer = FakeTrainer(built(GPT2)), FakeTrainer(built(GPT2))
     assert memscale.wrap(trainer, SMALLEST) is trainer
-    assert trainer.model._memscale_executor.plan is None
+    assert memscale.executor_of(trainer.model) is memscale.executor_of(trainer)
+    assert memscale.executor_of(trainer).plan is None
     torch.manual_seed(1)
     plain.train()
     torch.manual_seed(1)
     trainer.train()
-    assert trainer.model._memscale_executor.plan.active
+    assert memscale.executor_of(trainer.model).plan.active
     assert_equal(plain.model, trainer.model)
     memscale.detach(trainer)
-    assert "_memscale_executor" not in trainer.model.__dict__
+    assert memscale.executor_of(trainer.model) is None
 
 
 @pytest.mark.parametrize("bad", [{"model": 3}, {"model": None}, {}])
 def test_a_trainer_without_a_model(bad: dict[str, Any]) -> None:
     trainer = type("Trainer", (), {"train": lambda self: None, **bad})()
-    with pytest.raises(TypeError, match="trainer"):
-        memscale.wrap(trainer)
+    for function in (memscale.wrap, memscale.executor_of):
+        with pytest.raises(TypeError, match="trainer"):
+            function(trainer)
 
 
 @pytest.mark.usefixtures("transformers_trainer")
@@ -131,7 +135,7 @@ class TestTransformers:
         run = trained(tmp_path, SMALLEST)
         assert run.trainer.model_wrapped is run.trainer.model is run.model
         memscale.detach(run.trainer)
-        assert not any("_memscale_executor" in module.__dict__ for module in run.model.modules())
+        assert not any(memscale.executor_of(module) is not None for module in run.model.modules())
         assert not any("forward" in module.__dict__ for module in run.model.modules())
         names = [type(callback).__name__ for callback in run.trainer.callback_handler.callbacks]
         assert "MemScaleCallback" not in names
@@ -312,17 +316,10 @@ class TestRates:
     """What is logged as samples per second."""
 
     @pytest.fixture
-    def slow_plans(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_plans(self) -> Iterator[None]:
         pytest.importorskip("accelerate")
-        make = executor_module.make_plan
-
-        def slow(*args: Any, **kwargs: Any) -> Any:
-            import time
-
-            time.sleep(2.0)
-            return make(*args, **kwargs)
-
-        monkeypatch.setattr(executor_module, "make_plan", slow)
+        with beside({make_plan: lambda *unused: time.sleep(2.0)}):
+            yield
 
     def test_a_plan_at_wrap_costs_no_rate(self, tmp_path: Path) -> None:
         run = trained(tmp_path, SMALLEST)

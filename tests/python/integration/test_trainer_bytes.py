@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 import memscale
-from memscale.core.wrapped import EXECUTOR
 from trainer_samples import arguments
 from zoo.training import peak_bytes
 
@@ -56,12 +55,12 @@ def _held(trainer: Any) -> int:
 def test_the_logits_are_gone_in_backward(settings: dict[str, Any], tmp_path: Path) -> None:
     trainer = _trainer(tmp_path, **settings)
     memscale.wrap(trainer, memscale.Config(memory_budget="1GiB", enable_logging=False))
-    predicted = trainer.model.__dict__[EXECUTOR].plan.predicted.allocated_peak_bytes
+    predicted = memscale.executor_of(trainer.model).plan.predicted.allocated_peak_bytes
     held = _held(trainer)
     measured = held + peak_bytes(trainer.train)
     assert measured <= predicted * 1.001
     assert predicted <= measured * 1.02
-    assert trainer.model.__dict__[EXECUTOR].plan.predicted.allocated_peak_bytes == predicted
+    assert memscale.executor_of(trainer.model).plan.predicted.allocated_peak_bytes == predicted
 
 
 def test_a_loss_of_its_own_may_hold_them(tmp_path: Path) -> None:
@@ -78,5 +77,5 @@ def test_a_loss_of_its_own_may_hold_them(tmp_path: Path) -> None:
         batch = dict(torch.utils.data.default_collate([Texts()[index] for index in range(BATCH)]))
         config = memscale.Config(memory_budget="1GiB", enable_logging=False)
         memscale.wrap(trainer, config, sample_input=batch)
-        peaks.append(trainer.model.__dict__[EXECUTOR].plan.predicted.allocated_peak_bytes)
+        peaks.append(memscale.executor_of(trainer.model).plan.predicted.allocated_peak_bytes)
     assert peaks[1] - peaks[0] == LOGITS

@@ -87,7 +87,7 @@ def assert_same(plain: Any, planned: Any) -> None:
     assert logs[0] == logs[1] and len(logs[0]) == 2
     pairs = zip(plain.model.state_dict().values(), planned.model.state_dict().values(), strict=True)
     assert all(same_bits(*pair) for pair in pairs)
-    assert planned.model._memscale_executor.plan.active
+    assert memscale.executor_of(planned.model).plan.active
 
 
 PACKED = {"packing": True, "packing_strategy": "bfd", "gradient_accumulation_steps": 2}

@@ -54,13 +54,13 @@ def test_in_the_middle_of_training_the_state_of_the_loop_is_untouched(kind: str,
     called.clear()
     room = budget_for(plain_peak(model, optimizer, 4)) + 1
     before, objects = state_of(model, optimizer), objects_of(model, optimizer)
-    plan = model._memscale_executor.plan if wrapped else None
+    plan = memscale.executor_of(model).plan if wrapped else None
     result = tuned(model, optimizer, room, confirm=2)
     assert result.confirmed and result.out_of_memory == 0
     assert_same(before, state_of(model, optimizer))
     assert objects == objects_of(model, optimizer)
     assert called == []
-    assert (model._memscale_executor.plan if wrapped else None) is plan
+    assert (memscale.executor_of(model).plan if wrapped else None) is plan
     step(model, optimizer)  # and the loop goes on
     assert set(called) == {"step"}
 

@@ -131,7 +131,7 @@ def test_on_the_very_first_batch() -> None:
         patch.setattr(Failing, "forward", lambda self, x: self.look(x))
         subject(*inputs(0))
     assert_own(caught.value)
-    assert len(step(subject)) > 0 and subject._memscale_executor.plan is not None
+    assert len(step(subject)) > 0 and memscale.executor_of(subject).plan is not None
     memscale.detach(subject)
 
 

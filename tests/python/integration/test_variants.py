@@ -258,7 +258,7 @@ def test_training_is_as_planned_and_detach_restores(table: Any) -> None:
     assert torch.equal(loss, ours)
     for (name, mine), theirs in zip(plain.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, msg=name)  # summed over slices
-    executor = model._memscale_executor
+    executor = memscale.executor_of(model)
     assert executor.plan.steps and "forward" in model.first.__dict__
     with executor.bare(keep=("slices",)):
         assert isinstance(model.first.forward, _Again)
@@ -369,7 +369,7 @@ def test_a_model_that_differentiates_twice_is_planned_without_tiles() -> None:
     losses = [net(batch()) for net in (plain, model)]
     for loss in losses:
         loss.backward()
-    plan = model._memscale_executor.plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None and not plan.steps
     assert any(note.startswith("mlp_tile: the step cannot be traced with it (module") for note in plan.notes)
     assert torch.equal(*losses)

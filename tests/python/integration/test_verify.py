@@ -57,10 +57,10 @@ def test_verify_says_equal_and_leaves_the_model_alone(case: object) -> None:
 def test_a_wrapped_model_is_verified_with_its_own_plan() -> None:
     gpt2 = case("gpt2")
     model = memscale.wrap(built(gpt2), SMALLEST, gpt2.batch(0))
-    plan = model._memscale_executor.plan
+    plan = memscale.executor_of(model).plan
     report = memscale.verify(model, gpt2.batch(1))
     assert report.equal and report.checkpointed == len(plan.active)
-    assert model._memscale_executor.plan is plan
+    assert memscale.executor_of(model).plan is plan
     assert [path for path, module in model.named_modules() if "forward" in module.__dict__] == [
         "", *(choice.module for choice in plan.active)
     ]  # fmt: skip
@@ -114,7 +114,7 @@ class TestWhatCannotBeRunTwice:
         with pytest.raises((VerificationError, RecomputeError)):
             memscale.wrap(model, VERIFIED, inputs(0) if sample else None)
             model(*inputs(0)).mean().backward()
-        if "_memscale_executor" in model.__dict__:
+        if memscale.executor_of(model) is not None:
             with pytest.raises((VerificationError, RecomputeError)):  # nor does the next step train wrong
                 model(*inputs(0)).mean().backward()
             memscale.detach(model)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import memscale
 import tallies
+from calls import beside
 from memscale import Config
 from memscale.core import double_run, verification
 from memscale.core.double_run import BOUND, double_batch, errors_of, errors_of_each, in_double
@@ -25,6 +26,7 @@ from memscale.errors import VerificationError
 from memscale.techniques import step_table
 from memscale.techniques.step_table import StepTechnique
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn
+from patched import use_techniques
 from zoo.blocks import Block, Stack, inputs
 from zoo.models import case
 from zoo.training import built, seed
@@ -72,16 +74,25 @@ def rounding(factor: float = 1.0, exact: bool = False) -> Iterator[None]:
     row = StepTechnique("rounding", "rounds", exact, True, lambda config: True, find)
     before = step_table.STEP_TECHNIQUES
     patch = pytest.MonkeyPatch()
-    patch.setattr("memscale.core.variants.STEP_TECHNIQUES", (*before, row))
+    use_techniques(patch, (*before, row))
     try:
         yield
     finally:
         patch.undo()
 
 
-def model() -> nn.Module:
+class NoDouble(Block):
+    """Has a kernel that takes no float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is torch.float64:
+            raise RuntimeError('"addmm" not implemented for float64\nand more')
+        return super().forward(x)
+
+
+def model(kind: type[Block] = Block) -> nn.Module:
     seed()
-    return Stack(Block).train()
+    return Stack(kind).train()
 
 
 class _Slanted(_Rounding):
@@ -157,19 +168,13 @@ class TestInexactTechniques:
             memscale.verify(subject, inputs(0), config=FORCED)
         assert_as_before(before, image(subject))
 
-    def test_without_float64_the_plain_step_is_the_measure(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        @contextmanager
-        def refuses(_: nn.Module) -> Iterator[None]:
-            raise RuntimeError('"addmm" not implemented for float64\nand more')
-            yield
-
-        monkeypatch.setattr(verification, "in_double", refuses)
+    def test_without_float64_the_plain_step_is_the_measure(self) -> None:
         with rounding():
-            report = memscale.verify(model(), inputs(0), config=FORCED)
+            report = memscale.verify(model(NoDouble), inputs(0), config=FORCED)
         assert report.passed and report.no_float64 == 'RuntimeError: "addmm" not implemented for float64'
         assert "cannot be computed in float64" in report.table() and "32 roundings" in report.summary()
         with rounding(factor=1 + 1e-4):
-            assert not memscale.verify(model(), inputs(0), config=FORCED).passed
+            assert not memscale.verify(model(NoDouble), inputs(0), config=FORCED).passed
 
     def test_the_check_before_training(self, caplog: pytest.LogCaptureFixture) -> None:
         config = FORCED.replace(verify_correctness=True, enable_logging=True)
@@ -201,22 +206,19 @@ class TestPrecision:
             report = memscale.verify(built(gpt2), gpt2.batch(0))
         assert report.equal and "bfloat16 autocast" in report.summary()
 
-    def test_techniques_of_the_model_itself_are_part_of_the_check(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_techniques_of_the_model_itself_are_part_of_the_check(self) -> None:
         """On the first batch the model's forward is called beneath the watch: with what lies there now."""
         seen: list[tuple[bool, bool]] = []
-        step = verification._step
+        handles: list[Any] = []
 
-        def noted(executor: Executor, *rest: Any) -> Any:
-            handle = executor.model.register_forward_hook(lambda *_: None)
-            made = step(executor, *rest)
-            handle.remove()
+        def begun(executor: Executor, *rest: Any) -> None:
+            handles.append(executor.model.register_forward_hook(lambda *_: None))
+
+        def made(step: Any, executor: Executor, *rest: Any) -> None:
+            handles.pop().remove()
             checkpointed = any(item.name == "checkpoint" for item in executor.in_force.attached)
-            seen.append((checkpointed, made["loss", ""].dtype is torch.float32))
-            return made
+            seen.append((checkpointed, step["loss", ""].dtype is torch.float32))
 
-        monkeypatch.setattr(verification, "_step", noted)
         autocast_is_on = functools.partial(torch.is_autocast_enabled, "cpu")
         tallies.clear()  # what code reaches is put back after a check
         subject = model()
@@ -225,7 +227,8 @@ class TestPrecision:
             memory_budget=1, enable_logging=False, use_mixed_precision=True, verify_correctness=True
         )
         memscale.wrap(subject, config)
-        subject(*inputs(0)).mean().backward()
+        with beside({verification.one_step: begun}, after={verification.one_step: made}):
+            subject(*inputs(0)).mean().backward()
         assert len(seen) == 2 and seen == [(False, True), (True, True)]
         assert tallies.of("lowered") >= 3
         memscale.detach(subject)
@@ -300,11 +303,11 @@ class TestFloat64:
     def test_products_of_groups(self) -> None:
         rows, columns, offs = torch.randn(8, 16), torch.randn(3, 16, 4), torch.tensor([2, 2, 8])
         expected = torch.cat([rows[:2] @ columns[0], rows[2:8] @ columns[2]]).double()
-        made = double_run._grouped_product(rows.double(), columns.double(), offs.int())
+        made = double_run.grouped_product(rows.double(), columns.double(), offs.int())
         assert torch.allclose(made, expected, atol=1e-5)
-        gradient = double_run._grouped_product(rows.double().t(), made, offs.int())
+        gradient = double_run.grouped_product(rows.double().t(), made, offs.int())
         assert gradient.shape == (3, 16, 4) and torch.equal(gradient[1], torch.zeros(16, 4).double())
-        other = double_run._grouped_product(columns.double().transpose(1, 2), rows.double().t(), offs.int())
+        other = double_run.grouped_product(columns.double().transpose(1, 2), rows.double().t(), offs.int())
         assert torch.allclose(other.t(), made)
 
     def test_integers_of_a_batch_stay(self) -> None:

@@ -87,7 +87,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 
 def wrapped(model: nn.Module, x: Tensor) -> None:
     memscale.wrap(model, memory_budget=1, sample_input=x, force_optimize=True, enable_logging=False)
-    assert model._memscale_executor.plan.active  # type: ignore[union-attr]
+    assert memscale.executor_of(model).plan.active
 
 
 def trained(change: Callable[[Any], None], is_wrapped: bool, forwards: int) -> list[Any]:

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 import memscale
 from engine_samples import peak_bytes
 from memscale import AsyncOffloadConfig, Config
-from memscale.core import variants
-from memscale.core.executor import Executor
 from memscale.optim.offload.attach import is_offloaded
 from memscale.weights.saves import can_save
 from memscale.weights.stream import stream_of
-from patched import use_disk_of, use_techniques
+from patched import use_disk_of, use_only
 
 pytestmark = pytest.mark.skipif(not can_save(), reason="this PyTorch does not tell which hooks are in force")
 
@@ -37,8 +35,7 @@ def on_a_fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other techniques could meet the budgets, too."""
-    rows = tuple(technique for technique in variants.STEP_TECHNIQUES if technique.name == NAME)
-    use_techniques(monkeypatch, rows)
+    use_only(monkeypatch, NAME)
 
 
 def model_of() -> nn.Module:
@@ -65,12 +62,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2, pa
     return found
 
 
-def executor_of(model: nn.Module) -> Executor:
-    found = model._memscale_executor
-    assert isinstance(found, Executor)
-    return found
-
-
 def streamed_paths(model: nn.Module) -> list[str]:
     stream = stream_of(model)
     return [] if stream is None else list(stream.units)
@@ -93,7 +84,7 @@ def test_the_budget_holds_and_every_bit_stays(tmp_path: Path) -> None:
         budget = plain_peak * share // 100
         peak = peak_bytes(partial(run, budget))
         (plain, expected), (found, model) = kept[0], kept[-1]
-        plans = [planned.plan for planned in executor_of(model)._known.values()]
+        plans = memscale.executor_of(model).plans
         assert all(plan.fits and [choice.technique for choice in plan.steps] == [NAME] for plan in plans)
         predicted = max(plan.predicted.device_used_peak_bytes for plan in plans)
         assert 0.98 * predicted <= peak <= predicted <= budget
@@ -123,7 +114,7 @@ def test_it_is_the_last_one(share: float, tmp_path: Path) -> None:
 
     peak = peak_bytes(run)
     model, optimizer, found = kept[0]
-    plans = [planned.plan for planned in executor_of(model)._known.values()]
+    plans = memscale.executor_of(model).plans
     names = {choice.technique for choice in plans[-1].steps}
     assert plans[-1].fits and "state_offload" in names and is_offloaded(optimizer)
     assert (NAME in names) == streams == bool(streamed_paths(model))

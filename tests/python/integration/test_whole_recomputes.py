@@ -107,7 +107,7 @@ def test_nothing_stays_held(kind: Callable[[], nn.Module]) -> None:
         if wrapped:
             config = memscale.Config(memory_budget=1, enable_logging=False)
             memscale.wrap(model, config, sample_input=torch.ones(64, 16))
-            assert model._memscale_executor.plan.active
+            assert memscale.executor_of(model).plan.active
         seen = []
         for _ in range(2):
             model(torch.randn(64, 16)).square().mean().backward()

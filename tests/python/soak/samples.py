@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import AsyncOffloadConfig, Config
-from memscale.core.executor import Executor
-from memscale.core.wrapped import EXECUTOR
 from memscale.offload.engine import Offload
 
 WIDTH = 64
@@ -101,21 +99,14 @@ def wrapped(model: nn.Module, x: Tensor, folder: Path, percent: int = 65, **more
     """The model, under a budget that only offload meets."""
     budget = whole_bytes(model, x) * percent // 100
     memscale.wrap(model, config(folder, budget, **more), sample_input=x)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None and plan.fits and any(choice.offloads for choice in plan.choices)
     return model
 
 
-def executor_of(model: nn.Module) -> Executor:
-    """MemScale's, of a wrapped model."""
-    found = model.__dict__[EXECUTOR]
-    assert isinstance(found, Executor)
-    return found
-
-
 def engine_of(model: nn.Module) -> Offload:
     """The engine of a wrapped model's plan."""
-    engine = executor_of(model).in_force.offload
+    engine = memscale.executor_of(model).in_force.offload
     assert engine is not None
     return engine
 

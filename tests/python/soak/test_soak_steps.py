@@ -22,7 +22,6 @@ from soak.samples import (
     Network,
     batch,
     engine_of,
-    executor_of,
     files_in,
     is_empty,
     step,
@@ -93,7 +92,7 @@ def test_nothing_grows(tmp_path: Path) -> None:
     assert late.taken_bytes <= early.taken_bytes and late.file_bytes <= early.file_bytes
     assert late.resident_bytes <= early.resident_bytes + RESIDENT_BYTES
     assert engine_of(model) is engine, "plans of one run share an engine"
-    assert len(executor_of(model)._known) <= 1 + len(shapes)
+    assert len(memscale.executor_of(model).plans) <= 1 + len(shapes)
     assert is_empty(engine)
 
 

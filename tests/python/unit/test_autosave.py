@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 
 import memscale
-from memscale.saving import periodic as module
 
 STEPS = 5
 
@@ -67,7 +67,7 @@ def test_state_in_a_file(tmp_path: Path) -> None:
 
 def test_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     run = memscale.autosave(tmp_path / "run.pt", every="1.5min", model=nn.Linear(1, 1))
     assert not run.step()
     now[0] += 89.0

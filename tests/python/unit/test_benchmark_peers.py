@@ -42,7 +42,7 @@ def test_the_optimizer_is_fused_on_a_card_as_the_trainers_of_hugging_face_make_i
 ) -> None:
     monkeypatch.setattr(torch.optim, "AdamW", Needed)
     for device, expected in (("cuda", True), ("cpu", None)):
-        peers._save_on_cpu(job("save-on-cpu", device=device), nn.Linear(2, 2))
+        peers.prepare_peer(job("save-on-cpu", device=device), nn.Linear(2, 2))
         assert Needed.given == {"lr": peers.LEARNING_RATE, "weight_decay": 0.01, "fused": expected}
 
 
@@ -68,7 +68,7 @@ def test_trl_gets_accelerates_state_and_no_warning_of_a_head(
 def test_torchaos_offloading_comes_in_its_own_bf16_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.optim", SimpleNamespace(CPUOffloadOptimizer=Needed))
     for way, dtype in (("torchao-offload", torch.float32), ("torchao-offload-bf16", torch.bfloat16)):
-        run, _ = child._begin(job(way))
+        run, _ = child.begin(job(way))
         assert {parameter.dtype for parameter in run.loop.model.parameters()} == {dtype}
         assert run.loop.autocast == (dtype == torch.float32) and Needed.given["weight_decay"] == 0.01
         assert run.forward(run.data[0])[0].isfinite()
@@ -85,7 +85,7 @@ def test_deepspeed_checkpoints_and_decays_as_the_others(way: str, monkeypatch: p
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(initialize=initialize))
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")  # so that what it sets does not stay
-    child._begin(job(way))
+    child.begin(job(way))
     assert checkpoints(found["model"]) and found["config"]["optimizer"]["params"]["weight_decay"] == 0.01
 
 
@@ -98,11 +98,11 @@ def test_liger_gets_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
 
     kernels = SimpleNamespace(LigerFusedLinearCrossEntropyLoss=lambda: fused)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", kernels)
-    run, _ = child._begin(job("liger", BERT))
+    run, _ = child.begin(job("liger", BERT))
     run.forward(run.data[0])
     assert types == {torch.bfloat16}
 
 
 def test_the_commit_of_a_staged_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSCALE_COMMIT", "0123456789ab+")
-    assert machine._commit() == "0123456789ab+"
+    assert machine.commit() == "0123456789ab+"

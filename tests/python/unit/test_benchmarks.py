@@ -21,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from memscale.benchmarks import BENCHMARK_MODELS, Shape, child, loops, memory, peers, program, suite, table
+from memscale.benchmarks import BENCHMARK_MODELS, Shape, child, loops, memory, peers, suite, table
 from memscale.benchmarks.command import main
 from memscale.benchmarks.goals import goals
 from memscale.benchmarks.job import Job
+from memscale.benchmarks.program import Measure, Measuring
 from memscale.benchmarks.registry import WAYS, build, chosen
 from memscale.benchmarks.rows import COLUMNS, Rows, make_row
 from memscale.benchmarks.runner import run_job
@@ -157,7 +158,6 @@ def test_every_peer_names_its_settings_and_where_they_are_recommended() -> None:
 
 def test_a_peer_that_cannot_run_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(program, "run_job", lambda *_: dict(HASTY))
     settings = suite.Settings("tiny", "cpu", 3, 1, "", [])
     skipped = [
         task for task in suite.peers(settings, chosen(["gpt2-medium"])) if isinstance(task, suite.Skipped)
@@ -167,7 +167,7 @@ def test_a_peer_that_cannot_run_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert reasons["save-on-cpu"].startswith("not on a CPU host")
     assert {"torch-checkpoint", "torch-fused"}.isdisjoint(reasons)
     rows = Rows(tmp_path / "a.csv", tmp_path / "a.json")
-    row = program._one(skipped[0], 1.0, tmp_path / "logs", rows)
+    row = Measuring(rows, tmp_path / "logs").row(skipped[0], 1.0)
     assert (row["status"], row["model"]) == ("skipped", "all") and row["documentation"]
 
 
@@ -176,7 +176,7 @@ def test_peers_train_on_the_same_work(name: str) -> None:
     pytest.importorskip({"accelerate": "accelerate"}.get(name, "torch"))
     losses = []
     for way in ("plain-bf16", name):
-        run, _ = child._begin(job(way, precision="bf16-amp"))
+        run, _ = child.begin(job(way, precision="bf16-amp"))
         run.train(2)
         losses.append([loss.item() for loss in run.losses])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
@@ -192,7 +192,7 @@ def test_liger_gets_the_head_of_the_model(monkeypatch: pytest.MonkeyPatch, shape
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", kernels)
     values = []
     for way in ("plain-bf16", "liger"):
-        run, _ = child._begin(job(way, shape, precision="bf16-amp"))
+        run, _ = child.begin(job(way, shape, precision="bf16-amp"))
         torch.manual_seed(0)
         values.append(run.forward(run.data[0])[0].item())
     assert values[0] == pytest.approx(values[1], rel=2e-3)
@@ -331,27 +331,29 @@ def test_rows_of_other_settings_do_not_count(tmp_path: Path) -> None:
     assert not rows.has(job()) and not rows.of("tiny", "cpu")
 
 
-def test_without_a_plain_run_nothing_runs_without_its_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_plain_run_nothing_runs_without_its_budget(tmp_path: Path) -> None:
     begun: list[str] = []
 
     def out_of_memory(asked: Job, log: Path) -> dict[str, Any]:
         begun.append(asked.way)
         return {"status": "oom", "reason": "too large"}
 
-    monkeypatch.setattr(program, "run_job", out_of_memory)
-    assert run(tmp_path, "--ways", "resident,wrap", "--frontier", "--sweep", "--points", "1") == 0
+    asked_for = ("--ways", "resident,wrap", "--frontier", "--sweep", "--points", "1")
+    assert run(tmp_path, *asked_for, measure=out_of_memory) == 0
     assert begun[0] == "plain-fp32" and all(way.startswith("plain") for way in begun) and len(begun) == 2
     rows = json.loads((tmp_path / "benchmarks.json").read_text())["rows"]
     skipped = [row["suite"] for row in rows if row["status"] == "skipped"]
     assert skipped == ["registry"] * 2 + ["frontier"] * len(suite.FRONTIER) + ["sweep"]
 
 
-def test_sigterm_is_an_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sigterm_is_an_interrupt(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(program, "run_job", lambda *_: signal.raise_signal(signal.SIGTERM))
-    assert run(tmp_path, "--ways", "plain-fp32,wrap") == 130
+
+    def terminated(asked: Job, log: Path) -> dict[str, Any]:
+        signal.raise_signal(signal.SIGTERM)
+        return dict(HASTY)
+
+    assert run(tmp_path, "--ways", "plain-fp32,wrap", measure=terminated) == 130
     assert signal.getsignal(signal.SIGTERM) == before
     left = json.loads((tmp_path / "benchmarks.json").read_text())["left_out"]
     assert [label.rpartition(", ")[2] for label in left] == ["plain-fp32", "wrap"]
@@ -397,12 +399,12 @@ def test_a_file_with_other_columns_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_text() == "date,something\n"
 
 
-def run(tmp_path: Path, *more: str) -> int:
-    return main(["--quick", "--out", str(tmp_path), "--models", "gpt2-medium", *more])
+def run(tmp_path: Path, *more: str, measure: Measure | None = None) -> int:
+    return main(["--quick", "--out", str(tmp_path), "--models", "gpt2-medium", *more], measure)
 
 
 def test_an_interrupted_run_keeps_its_rows_and_goes_on_with_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun: list[str] = []
 
@@ -412,24 +414,23 @@ def test_an_interrupted_run_keeps_its_rows_and_goes_on_with_resume(
             raise KeyboardInterrupt
         return dict(HASTY)
 
-    monkeypatch.setattr(program, "run_job", second_is_interrupted)
-    assert run(tmp_path) == 130
+    assert run(tmp_path, measure=second_is_interrupted) == 130
     document = json.loads((tmp_path / "benchmarks.json").read_text())
     assert document["interrupted"] and [row["way"] for row in document["rows"]] == ["plain-fp32"]
     with (tmp_path / "benchmarks.csv").open() as file:
         assert next(csv.reader(file)) == list(COLUMNS)
-    assert run(tmp_path, "--resume", "--json") == 0
+    assert run(tmp_path, "--resume", "--json", measure=second_is_interrupted) == 0
     assert begun == ["plain-fp32", "plain-bf16", *WAYS[1:]]
     assert len((tmp_path / "benchmarks.csv").read_text().splitlines()) == 1 + len(WAYS)
     printed = capsys.readouterr().out
     assert [row["way"] for row in json.loads(printed[printed.index("{\n") :])["rows"]] == list(WAYS)
 
 
-def test_without_time_the_rest_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(program, "run_job", lambda *_: pytest.fail("nothing may begin"))
-    assert run(tmp_path, "--minutes", "0", "--ways", "plain-fp32,wrap") == 0
+def test_without_time_the_rest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def begins(asked: Job, log: Path) -> dict[str, Any]:
+        pytest.fail("nothing may begin")
+
+    assert run(tmp_path, "--minutes", "0", "--ways", "plain-fp32,wrap", measure=begins) == 0
     assert (
         "Not measured, for want of time: gpt2-medium 2×64, plain-fp32; gpt2-medium 2×64, wrap"
         in capsys.readouterr().out
@@ -437,12 +438,14 @@ def test_without_time_the_rest_is_named(
 
 
 def test_what_the_end_of_the_time_cuts_off_is_named_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "run_job", lambda *_: {"status": "timeout", "reason": "not done"})
-    assert run(tmp_path, "--ways", "plain-fp32") == 0
+    def too_slow(asked: Job, log: Path) -> dict[str, Any]:
+        return {"status": "timeout", "reason": "not done"}
+
+    assert run(tmp_path, "--ways", "plain-fp32", measure=too_slow) == 0
     assert json.loads((tmp_path / "benchmarks.json").read_text())["rows"][0]["status"] == "timeout"
-    assert run(tmp_path, "--ways", "plain-fp32", "--minutes", "1") == 0
+    assert run(tmp_path, "--ways", "plain-fp32", "--minutes", "1", measure=too_slow) == 0
     assert json.loads((tmp_path / "benchmarks.json").read_text())["rows"] == []
     assert "for want of time: gpt2-medium 2×64, plain-fp32" in capsys.readouterr().out
 

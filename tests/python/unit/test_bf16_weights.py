@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from calls import beside, failing
 from memscale.hardware.detect import Hardware, card_hardware, detect
 from memscale.offload.engine import Offload, OffloadSettings
 from memscale.optim import is_patched, moments_of
-from memscale.optim.masters import is_half
+from memscale.optim.masters import is_half, to_bf16
 from memscale.optim.offload.attach import is_offloaded, offloaded_bytes, send, take_back
 from memscale.techniques.base import Surroundings
 from memscale.techniques.precision import bf16_weights, mixed_precision
@@ -300,21 +301,13 @@ class TestDetach:
             assert value.grad is not None and value.grad.dtype is value.dtype
             assert torch.equal(value.grad, before[name].to(value.dtype)), name
 
-    def test_a_failing_conversion_leaves_everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failing_conversion_leaves_everything(self) -> None:
         model = net()
         optimizer, before = adamw(model), image(model)
-        original, calls = bf16_weights.masters.to_bf16, [0]
-
-        def failing(*args: Any) -> None:
-            calls[0] += 1
-            if calls[0] == 3:
-                raise MemoryError
-            original(*args)
-
-        monkeypatch.setattr(bf16_weights.masters, "to_bf16", failing)
-        with pytest.raises(MemoryError):
+        fails = beside({to_bf16: failing(MemoryError, at=3)})
+        with fails, pytest.raises(MemoryError):
             memscale.wrap(model, SMALLEST, sample_input=words(), optimizer=optimizer)
-        assert calls == [3] and not has_half(model) and not is_patched(optimizer)
+        assert not has_half(model) and not is_patched(optimizer)
         assert_same(image(model), before)
 
 
@@ -328,7 +321,7 @@ class TestPlans:
         (first + second).backward()
         optimizer.step()
         assert model.get_submodule("up").weight.data_ptr() == data
-        plan = model.__dict__["_memscale_executor"].plan
+        plan = memscale.executor_of(model).plan
         assert "bf16_weights" in [step.technique for step in plan.steps]
         assert plan.plain.allocated_peak_bytes > plan.predicted.allocated_peak_bytes
 
@@ -487,7 +480,7 @@ def test_the_predicted_peak_is_the_measured_one(config: memscale.Config, checkpo
         model, x = net(words=400, width=192), words(rows=16)
         optimizer = adamw(model)
         memscale.wrap(model, config, sample_input=x, optimizer=optimizer)
-        predicted.append(model.__dict__["_memscale_executor"].plan.predicted.allocated_peak_bytes)
+        predicted.append(memscale.executor_of(model).plan.predicted.allocated_peak_bytes)
         for _ in range(2):
             loss = model(x)
             loss.backward()
@@ -623,7 +616,7 @@ class TestRefusals:
         train(model, optimizer)
         model(words(rows=9)).backward()  # is planned for the optimizer that has stepped
         assert not has_half(model) and type(optimizer) is torch.optim.AdamW
-        notes = model.__dict__["_memscale_executor"].plan.notes
+        notes = memscale.executor_of(model).plan.notes
         assert any("bf16_weights: the optimizer is not known" in note for note in notes)
 
     def test_exact_plans_do_without(self) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from torch import nn
 import memscale
 from memscale import _core
 from memscale.core import calibration
-from memscale.core.calibration import calibrated, measures
+from memscale.core.calibration import Patience, Rates, calibrated, measured, measures
 from memscale.core.decision_engine import DecisionEngine
 from memscale.core.devices import resolve_device
 from memscale.errors import ConfigError
@@ -38,51 +38,60 @@ def rates(base: int = 1000) -> CostRates:
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Calibration on, with a cache folder of its own and nothing known. Returns the file."""
     monkeypatch.setenv(SWITCH, "auto")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(calibration, "_known", {})
-    return tmp_path / "memscale" / "rates.json"
+    calibration.forget()
+    yield tmp_path / "memscale" / "rates.json"
+    calibration.forget()
+
+
+class Measured(Rates):
+    """Measuring gives `rates()` at once, and others at each further call."""
+
+    def __init__(self) -> None:
+        super().__init__(self.measure)
+        self.count = 0
+
+    def measure(self, hardware: Hardware) -> CostRates:
+        self.count += 1
+        return rates(1000 * self.count)
+
+    def cost(self) -> CostRates:
+        """Of this machine's processor."""
+        return self.calibrated(detect(CPU)).cost
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
-    """Measuring gives `rates()` at once; the calls."""
-    calls: list[Hardware] = []
-
-    def measure(hardware: Hardware) -> CostRates:
-        calls.append(hardware)
-        return rates(1000 * len(calls))
-
-    monkeypatch.setattr(calibration, "_measured", measure)
-    return calls
+def known(fresh: Path) -> Measured:
+    return Measured()
 
 
-def test_measured_once_and_kept(fresh: Path, measured: list[Hardware]) -> None:
+def test_measured_once_and_kept(fresh: Path, known: Measured) -> None:
     assert calibration.cache_file() == fresh
     hardware = detect(CPU)
-    found = calibrated(hardware)
+    found = known.calibrated(hardware)
     assert found == dataclasses.replace(hardware, cost=rates())
-    assert calibrated(hardware) == found and len(measured) == 1
-    calibration.forget()
-    assert calibrated(hardware) == found and len(measured) == 1, "the file was not read"
+    assert known.calibrated(hardware) == found and known.count == 1
+    known.forget()
+    assert known.calibrated(hardware) == found and known.count == 1, "the file was not read"
     fresh.unlink()
-    calibration.forget()
-    assert calibrated(hardware).cost == rates(2000) and len(measured) == 2
+    known.forget()
+    assert known.calibrated(hardware).cost == rates(2000) and known.count == 2
 
 
-def test_other_threads_are_another_entry(fresh: Path, measured: list[Hardware]) -> None:
+def test_other_threads_are_another_entry(fresh: Path, known: Measured) -> None:
     before = torch.get_num_threads()
-    one = calibrated(detect(CPU)).cost
+    one = known.cost()
     try:
         torch.set_num_threads(before + 1)
-        assert calibrated(detect(CPU)).cost != one
+        assert known.cost() != one
     finally:
         torch.set_num_threads(before)
-    calibration.forget()
-    assert calibrated(detect(CPU)).cost == one
-    assert len(measured) == 2 and len(json.loads(fresh.read_text())["entries"]) == 2
+    known.forget()
+    assert known.cost() == one
+    assert known.count == 2 and len(json.loads(fresh.read_text())["entries"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -102,48 +111,41 @@ def test_other_threads_are_another_entry(fresh: Path, measured: list[Hardware]) 
         lambda text: "[" * 100_000,
     ],
 )
-def test_a_damaged_file_is_measured_anew(
-    fresh: Path, measured: list[Hardware], damage: Callable[[str], str]
-) -> None:
-    calibrated(detect(CPU))
+def test_a_damaged_file_is_measured_anew(fresh: Path, known: Measured, damage: Callable[[str], str]) -> None:
+    known.cost()
     damaged = damage(fresh.read_text())
     assert damaged != fresh.read_text()
     fresh.write_text(damaged, errors="surrogateescape")
-    calibration.forget()
-    assert calibrated(detect(CPU)).cost == rates(2000)
-    calibration.forget()
-    assert calibrated(detect(CPU)).cost == rates(2000) and len(measured) == 2, "the file was not replaced"
+    known.forget()
+    assert known.cost() == rates(2000)
+    known.forget()
+    assert known.cost() == rates(2000) and known.count == 2, "the file was not replaced"
 
 
-def test_a_good_entry_survives_a_bad_one(fresh: Path, measured: list[Hardware]) -> None:
-    good = calibrated(detect(CPU)).cost
+def test_a_good_entry_survives_a_bad_one(fresh: Path, known: Measured) -> None:
+    good = known.cost()
     data = json.loads(fresh.read_text())
     data["entries"]["another machine"] = {"launch_ns": -1}
     fresh.write_text(json.dumps(data))
-    calibration.forget()
-    assert calibrated(detect(CPU)).cost == good and len(measured) == 1
+    known.forget()
+    assert known.cost() == good and known.count == 1
 
 
 def test_a_folder_that_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: Path, measured: list[Hardware]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh: Path, known: Measured
 ) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocker))
-    assert calibrated(detect(CPU)).cost == rates()
-    assert calibrated(detect(CPU)).cost == rates() and len(measured) == 1
+    assert known.cost() == rates()
+    assert known.cost() == rates() and known.count == 1
     assert blocker.read_text() == "no folder"
 
 
-def test_nothing_half_written_is_left(
-    monkeypatch: pytest.MonkeyPatch, fresh: Path, measured: list[Hardware]
-) -> None:
-    def fails(*_: object) -> None:
-        raise OSError("no room")
-
-    monkeypatch.setattr(calibration.os, "replace", fails)
-    assert calibrated(detect(CPU)).cost == rates()
-    assert list(fresh.parent.iterdir()) == []
+def test_nothing_half_written_is_left(fresh: Path, known: Measured) -> None:
+    fresh.mkdir(parents=True)  # which no file can replace
+    assert known.cost() == rates()
+    assert list(fresh.parent.iterdir()) == [fresh] and list(fresh.iterdir()) == []
 
 
 def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,35 +156,33 @@ def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_writers_at_once_leave_a_whole_file(fresh: Path) -> None:
     writers = [
-        threading.Thread(target=calibration._write, args=(fresh, f"machine {i}", rates(1000 + i)))
+        threading.Thread(target=calibration.write_entry, args=(fresh, f"machine {i}", rates(1000 + i)))
         for i in range(8)
     ]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    kept = calibration._read(fresh)
+    kept = calibration.read_entries(fresh)
     assert kept and all(kept[key] == rates(1000 + int(key.split()[1])) for key in kept)
     assert list(fresh.parent.iterdir()) == [fresh]
 
 
-def test_threads_measure_once(fresh: Path, measured: list[Hardware]) -> None:
-    threads = [threading.Thread(target=calibrated, args=(detect(CPU),)) for _ in range(4)]
+def test_threads_measure_once(fresh: Path, known: Measured) -> None:
+    threads = [threading.Thread(target=known.calibrated, args=(detect(CPU),)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(measured) == 1
+    assert known.count == 1
 
 
 @pytest.mark.parametrize("value", ["off", " OFF "])
-def test_the_switch(
-    monkeypatch: pytest.MonkeyPatch, fresh: Path, measured: list[Hardware], value: str
-) -> None:
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, fresh: Path, known: Measured, value: str) -> None:
     monkeypatch.setenv(SWITCH, value)
     hardware = detect(CPU)
-    assert calibrated(hardware) is hardware and hardware.cost.source == TABLE
-    assert measured == [] and not fresh.exists()
+    assert known.calibrated(hardware) is hardware and hardware.cost.source == TABLE
+    assert known.count == 0 and not fresh.exists()
 
 
 def test_a_wrong_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,24 +191,21 @@ def test_a_wrong_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         calibrated(detect(CPU))
 
 
-def test_only_what_is_here_is_measured(fresh: Path, measured: list[Hardware]) -> None:
-    assert resolve_device("RTX 3090").cost.source == TABLE
-    assert resolve_device("24GiB").cost.source == TABLE
+def test_only_what_is_here_is_measured(known: Measured) -> None:
     card = resolve_device("RTX 3090")
-    assert not torch.cuda.is_initialized() and calibrated(card) is card
-    assert measured == []
-    assert resolve_device("cpu").cost.source == MEASURED
+    assert not torch.cuda.is_initialized() and known.calibrated(card) is card
+    assert known.count == 0
+    assert card.cost.source == resolve_device("24GiB").cost.source == TABLE
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no such operator"), MemoryError()])
-def test_what_cannot_be_measured_is_looked_up(
-    monkeypatch: pytest.MonkeyPatch, fresh: Path, error: Exception
-) -> None:
-    def fails(*_: object) -> None:
-        raise error
+def test_a_device_that_is_here_has_the_rates_of_the_file(known: Measured) -> None:
+    assert known.cost() == resolve_device("cpu").cost  # which has read the file
 
-    monkeypatch.setattr(calibration, "_measure", fails)
-    assert calibrated(detect(CPU)).cost.source == TABLE
+
+def test_what_cannot_be_measured_is_looked_up(fresh: Path) -> None:
+    no_card = dataclasses.replace(detect(CPU), device_kind="cuda", device_index=99)
+    assert calibration.measured(no_card) is None
+    assert Rates(lambda _: None).calibrated(detect(CPU)).cost.source == TABLE
     assert not fresh.exists()
 
 
@@ -228,34 +225,27 @@ def test_noise_seldom_matters() -> None:
 # ---- measuring ---------------------------------------------------------------------------------------
 
 
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measures with the fewest repetitions, however busy the machine is."""
-    monkeypatch.setattr(measures, "_REPEATS", 1)
-    monkeypatch.setattr(calibration, "_LIMIT_S", 300)
-    monkeypatch.setattr(calibration, "_DISTURBED_SPREAD", 1e9)
+def rates_of_host(**patience: float) -> CostRates:
+    """With the fewest repetitions, however busy the machine is."""
+    chosen = {"repeats": 1, "limit_s": 300.0, "spread": 1e9, **patience}
+    return Rates(lambda hardware: measured(hardware, Patience(**chosen))).calibrated(detect(CPU)).cost
 
 
-def test_measuring_changes_nothing(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
-    quick(monkeypatch)
+def test_measuring_changes_nothing(fresh: Path) -> None:
     state = torch.get_rng_state()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        cost = calibrated(detect(CPU)).cost
+        cost = rates_of_host()
         assert torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
     assert torch.equal(state, torch.get_rng_state())
     assert cost.source == MEASURED
-    assert calibration._read(fresh) == {next(iter(calibration._known)): cost}
+    assert list(calibration.read_entries(fresh).values()) == [cost]
     numbers = (*cost.flops_per_us, *cost.moved_bytes_per_us, cost.launch_ns, cost.recompute_ns)
     assert all(type(number) is int and number > 0 for number in numbers)
 
 
-def test_a_busy_machine_is_not_measured(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
-    quick(monkeypatch)
-    monkeypatch.setattr(calibration, "_LIMIT_S", 0)
-    assert calibrated(detect(CPU)).cost.source == TABLE
-    calibration.forget()
-    monkeypatch.setattr(calibration, "_LIMIT_S", 300)
-    monkeypatch.setattr(calibration, "_DISTURBED_SPREAD", 0)
-    assert calibrated(detect(CPU)).cost.source == TABLE
+@pytest.mark.parametrize("patience", [{"limit_s": 0.0}, {"spread": 0.0}])
+def test_a_busy_machine_is_not_measured(fresh: Path, patience: dict[str, float]) -> None:
+    assert rates_of_host(**patience).source == TABLE
     assert not fresh.exists()
 
 
@@ -264,8 +254,8 @@ def test_every_class_is_measured() -> None:
     assert {name for name, _ in samples.by_class()} == set(CLASSES) - {"other"}
 
 
-def test_measured_rates_reach_the_core(fresh: Path, measured: list[Hardware]) -> None:
-    hardware = calibrated(detect(CPU))
+def test_measured_rates_reach_the_core(known: Measured) -> None:
+    hardware = known.calibrated(detect(CPU))
     config = memscale.Config(memory_budget="1GiB")
     engine = DecisionEngine(config.effective(), hardware, budget_bytes(config, hardware))
     g = _core.Graph()
@@ -275,9 +265,8 @@ def test_measured_rates_reach_the_core(fresh: Path, measured: list[Hardware]) ->
     assert times == [1002 + 10**9 // (1000 + kind)]
 
 
-def test_a_plan_says_where_its_times_come_from(
-    monkeypatch: pytest.MonkeyPatch, fresh: Path, measured: list[Hardware]
-) -> None:
+def test_a_plan_says_where_its_times_come_from(monkeypatch: pytest.MonkeyPatch, known: Measured) -> None:
+    known.cost()  # which writes the file
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     config = memscale.Config(memory_budget="1GiB", enable_logging=False)
     with memscale.optimize(model, config=config, sample_input=torch.randn(2, 4)) as executor:

@@ -6,9 +6,11 @@ What needs a card, or the stand-in for one, is in tests/python/gpu/test_gpu_opti
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import logging
+import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from card_table import forget_cards
-from memscale import _core
 from memscale.errors import MemScaleError
 from memscale.optim import arrays, cards, give_back, take_over
 
 CARD = torch.device("cuda", 3)
-
-
-@pytest.fixture(autouse=True)
-def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    forget_cards(monkeypatch)
-    cards._on_stream.cache_clear()
-    yield
-    cards._on_stream.cache_clear()
 
 
 class Card:
@@ -43,16 +35,19 @@ class Card:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """A driver with cards; what is asked of it."""
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(Card, "made", asked, raising=False)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is asked of a driver with cards."""
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Card, "made", made, raising=False)
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(_core, "Card", Card)
-    monkeypatch.setattr(_core, "Optim", lambda **options: types.SimpleNamespace(**options))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0x50 + index, raising=False)
-    return asked
+    return made
+
+
+def opened(card: Any = Card) -> Any:
+    """The cards of a process that has opened none."""
+    return cards.Cards(card, lambda **options: types.SimpleNamespace(**options), lambda *made: made)
 
 
 def test_the_cpu_needs_none() -> None:
@@ -64,35 +59,35 @@ def test_other_devices_have_none() -> None:
     assert cards.why_not(torch.device("meta")).startswith("parameters on meta: its steps run on the CPU")
 
 
-def test_a_card_is_opened_once(card: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_is_opened_once(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSCALE_NVRTC", "/there/libnvrtc.so")
-    assert [cards.why_not(CARD) for _ in range(3)] == [""] * 3
-    first = cards.worker(CARD)
-    assert cards.worker(CARD) is first and (first.card.name, first.stream) == ("a card", 0x53)
+    mine = opened()
+    assert [mine.why_not(CARD) for _ in range(3)] == [""] * 3
+    first = mine.worker(CARD)
+    assert mine.worker(CARD) is first and (first.card.name, first.stream) == ("a card", 0x53)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0x70, raising=False)
-    assert cards.worker(CARD) is not first
-    assert card == [(3, "/there/libnvrtc.so")]
+    assert mine.worker(CARD) is not first
+    assert asked == [(3, "/there/libnvrtc.so")]
 
 
-def test_fingerprints_have_the_same_card(
-    card: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_core, "FingerprintTable", lambda *made: made)
-    table: Any = cards.fingerprint_table(CARD, 7)
-    assert table[1] == 7 and cards.worker(CARD).card is table[0]  # type: ignore[attr-defined]
-    assert len(card) == 1
+def test_fingerprints_have_the_same_card(asked: list[tuple[Any, ...]]) -> None:
+    mine = opened()
+    table = mine.fingerprint_table(CARD, 7)
+    assert table[1] == 7 and mine.worker(CARD).card is table[0]
+    assert len(asked) == 1
     with pytest.raises(RuntimeError, match="not for cpu"):
-        cards.fingerprint_table(torch.device("cpu"), 7)
+        mine.fingerprint_table(torch.device("cpu"), 7)
 
 
 def test_a_slow_compiler_is_told_once(
-    card: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     times = iter((10.0, 12.5))
-    monkeypatch.setattr(cards.time, "perf_counter", lambda: next(times))
-    cards._LOGGER.propagate = True
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    logging.getLogger("memscale").propagate = True
     caplog.set_level("INFO", "memscale")
-    assert [cards.why_not(CARD) for _ in range(2)] == ["", ""]
+    mine = opened()
+    assert [mine.why_not(CARD) for _ in range(2)] == ["", ""]
     assert [record.getMessage() for record in caplog.records] == [
         "optimizer state: its kernels for a card were compiled in 2.5 s"
     ]
@@ -106,31 +101,35 @@ def test_what_fails_is_one_line_and_not_tried_again(monkeypatch: pytest.MonkeyPa
         raise MemScaleError("cannot compile the kernels:\n  line 1: no\n" + "x" * 1000)
 
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(_core, "Card", refuse)
-    reasons = {cards.why_not(CARD) for _ in range(3)}
+    mine = opened(refuse)
+    reasons = {mine.why_not(CARD) for _ in range(3)}
     assert len(tried) == 1 and len(reasons) == 1
     (reason,) = reasons
     assert reason.startswith("no kernels for cuda:3: cannot compile the kernels: line 1: no xxx")
     assert len(reason) < 350 and "\n" not in reason
     with pytest.raises(RuntimeError, match="no kernels for cuda:3"):
-        cards.worker(CARD)
+        mine.worker(CARD)
 
 
-def test_no_memory_says_nothing_of_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*options: Any) -> None:
-        raise MemoryError
+def test_no_memory_says_nothing_of_the_next_time(asked: list[tuple[Any, ...]]) -> None:
+    full = [True]
 
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(_core, "Card", refuse)
+    def refuse(*options: Any) -> Card:
+        if full:
+            raise MemoryError
+        return Card(*options)
+
+    mine = opened(refuse)
     with pytest.raises(MemoryError):
-        cards.why_not(CARD)
-    assert cards._opened == {}
+        mine.why_not(CARD)
+    full.clear()
+    assert mine.why_not(CARD) == "" and not mine.has_refused()
 
 
-def test_a_graph_is_refused(card: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_refused(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="CUDA graph"):
-        cards.worker(CARD)
+        opened().worker(CARD)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_the_compiler_is_pytorchs(
     monkeypatch.delenv("MEMSCALE_NVRTC", raising=False)
     monkeypatch.setattr(torch.version, "cuda", version)
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch/__init__.py"))
-    monkeypatch.setattr(cards.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert cards.compiler() == (None if chosen is None else str(tmp_path / files[chosen]))
 
 

@@ -478,7 +478,7 @@ def wrapped(build: Callable[[], nn.Module], choices: Sequence[Choice], sample: b
     """A wrapped model whose plan, whatever it was, is `choices` from now on."""
     model = seeded(build)
     memscale.wrap(model, SMALLEST, (batch(),))
-    executor = model._memscale_executor
+    executor = memscale.executor_of(model)
     plan = dataclasses.replace(executor.planned.plan, choices=tuple(choices))
     planned = dataclasses.replace(executor.planned, plan=plan)
     executor.in_force.undo()
@@ -514,7 +514,7 @@ def test_a_plan_with_runs_and_kept_operations(inner: bool) -> None:
     assert [type(child.__dict__.get("forward")).__name__ for child in chain] == [
         "CheckpointedForward", "NoneType", "NoneType", "CheckpointedForward", "NoneType",
     ]  # fmt: skip
-    executor = model._memscale_executor
+    executor = memscale.executor_of(model)
     assert [type(part).__name__ for part in executor.in_force.attached][-1] == "ChainAttachment"
 
     twin = copy.deepcopy(model)
@@ -561,4 +561,4 @@ def test_a_model_that_is_a_chain_has_runs(sample: bool) -> None:
     batch = torch.ones(512, WIDTH)
     memscale.wrap(model, memscale.Config(memory_budget=1, enable_logging=False), batch if sample else None)
     model(batch).sum().backward()
-    assert any(choice.joined for choice in model._memscale_executor.plan.active)
+    assert any(choice.joined for choice in memscale.executor_of(model).plan.active)

@@ -92,7 +92,7 @@ def test_choices_are_what_is_implemented() -> None:
     model = nn.Linear(2, 2)
     for name in OPTIMIZERS:
         assert make_optimizers(name, model)
-    assert set(workload._WEIGHTS) | set(workload._AUTOCAST) == set(DTYPES)
+    assert set(workload.WEIGHTS) | set(workload.AUTOCAST) == set(DTYPES)
 
 
 def test_help_is_fast_because_it_imports_nothing_slow() -> None:

@@ -14,6 +14,7 @@ from memscale import __version__
 from memscale.cli import env
 from memscale.core import calibration
 from memscale.hardware.present_gpu import PresentGpu
+from processors import use_gpu
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_it_says_what_there_is(run: Runner, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_card_is_told_with_its_memory(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     card = PresentGpu("NVIDIA T4", 16 << 30, (7, 5))
-    monkeypatch.setattr(env, "present_gpu", lambda: card)
+    use_gpu(monkeypatch, card)
     assert "NVIDIA T4, 16.00 GiB, compute capability 7.5" in run("env").out
 
 

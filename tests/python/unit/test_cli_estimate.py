@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import memscale
+from calls import beside
 from cli_samples import Runner, sized
 from core_samples import chain
+from memscale.core.profiler import MemoryProfiler
 from memscale.units import format_bytes
 
 SIZED = "cli_samples:sized"
@@ -103,20 +105,13 @@ def test_cards_share_what_is_the_same(run: Runner) -> None:
     assert all(case["plain"]["context_bytes"] > 0 for case in found["cases"])
 
 
-def test_cards_of_one_kind_share_their_traces(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memscale.core.profiler import MemoryProfiler
+def test_cards_of_one_kind_share_their_traces(run: Runner) -> None:
 
     traced: list[object] = []
-    profile = MemoryProfiler.profile
-
-    def counted(self: MemoryProfiler, *arguments: object) -> object:
-        traced.append(arguments)
-        return profile(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(MemoryProfiler, "profile", counted)
-    assert run("estimate", SIZED, "--gpu", "24GiB").code == 0
-    alone = len(traced)
-    assert run("estimate", SIZED, "--gpu", "24GiB,48GiB,80GiB").code == 0
+    with beside({MemoryProfiler.profile: lambda *given: traced.append(given)}):
+        assert run("estimate", SIZED, "--gpu", "24GiB").code == 0
+        alone = len(traced)
+        assert run("estimate", SIZED, "--gpu", "24GiB,48GiB,80GiB").code == 0
     assert len(traced) == 2 * alone
 
 

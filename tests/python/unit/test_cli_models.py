@@ -22,7 +22,7 @@ from memscale.cli import hf
 @pytest.fixture(autouse=True)
 def without_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(hub, "_from_cache", lambda name: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
 
 
 @pytest.fixture

@@ -85,9 +85,9 @@ class TestDefaults:
         assert {name: parameter.default for name, parameter in parameters.items()} == DEFAULTS
 
     def test_every_field_is_checked(self) -> None:
-        assert set(Config._CHECKS) == set(DEFAULTS)
+        assert set(Config.CHECKS) == set(DEFAULTS)
         names = {field.name for field in dataclasses.fields(AsyncOffloadConfig)}
-        assert set(AsyncOffloadConfig._CHECKS) == names
+        assert set(AsyncOffloadConfig.CHECKS) == names
 
     def test_every_field_is_documented(self) -> None:
         for cls in (Config, AsyncOffloadConfig):

@@ -120,7 +120,7 @@ def test_a_new_mode_means_the_same_after_a_round_trip(config: Config, mode: Opti
 
 @given(
     st.dictionaries(
-        st.sampled_from([*Config._CHECKS, "version", "bogus"]), st.none() | st.integers() | st.text()
+        st.sampled_from([*Config.CHECKS, "version", "bogus"]), st.none() | st.integers() | st.text()
     )
 )
 def test_any_mapping_is_a_config_or_a_config_error(data: dict[str, object]) -> None:

@@ -145,7 +145,7 @@ def test_the_type_is_closed() -> None:
     with pytest.raises(TypeError):
         type("Sub", (_core.Graph,), {})
     with pytest.raises(TypeError):
-        _core.Graph.extra = 1  # type: ignore[attr-defined]
+        type.__setattr__(_core.Graph, "extra", 1)
     with pytest.raises(TypeError):
         _core.Graph(1)  # type: ignore[call-arg]
     with pytest.raises(TypeError):

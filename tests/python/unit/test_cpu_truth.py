@@ -114,7 +114,7 @@ def test_small_buffers_that_a_checkpoint_copies_are_counted() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     memscale.wrap(model, config, sample_input=batch, optimizer=optimizer)
     step()
-    plan = model.__dict__["_memscale_executor"].planned.plan
+    plan = memscale.executor_of(model).planned.plan
     measured = before + peak_bytes(step)
     assert len(plan.active) > 4
     assert 0 <= plan.predicted.allocated_peak_bytes - measured < 96 * 4  # one table of one block

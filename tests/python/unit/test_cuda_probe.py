@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from memscale.cuda import probe
@@ -34,21 +33,19 @@ def test_a_record_becomes_blocks_with_phases() -> None:
         event("free_completed", 99, 3),  # from before
         event("free_completed", 16384, 1),
     ]
-    assert probe._lives(trace) == ((1024, 0, 0), (5120, 1, 1), (512, 1, 1))
+    assert probe.lives(trace) == ((1024, 0, 0), (5120, 1, 1), (512, 1, 1))
 
 
-def test_a_signature_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signature_is_measured_once() -> None:
     asked = []
 
     def measured(call: Any, device: torch.device) -> Any:
         asked.append((call.args[0].size, device))
         return ((4096, 0, 0),)
 
-    monkeypatch.setattr(probe, "_measured", measured)
-    monkeypatch.setattr(probe, "_known", {})
-    kernels, mode = CudaKernels(Target.cuda((9, 0), 132)), mode_of_fakes()
+    kernels, mode = CudaKernels(Target.cuda((9, 0), 132), measured), mode_of_fakes()
 
-    def scratch(batch: int, device: str) -> Any:
+    def scratch(batch: int, device: str, kernels: CudaKernels = kernels) -> Any:
         def fake(*shape: int) -> torch.Tensor:
             like = torch.empty(shape, device="meta")
             form = (shape, like.stride(), torch.float32, torch.device(device), 0)
@@ -60,6 +57,5 @@ def test_a_signature_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scratch(4, "cuda:0") == scratch(4, "cuda:0") == ((4096, 0, 0),)
     scratch(8, "cuda:0")
     assert asked == [((4, 8, 6, 6), torch.device("cuda:0")), ((8, 8, 6, 6), torch.device("cuda:0"))]
-    monkeypatch.setattr(probe, "_measured", lambda call, device: None)
-    by_rule = scratch(4, "cpu")
-    assert scratch(16, "cuda:0") != [] and by_rule != [] and by_rule != ((4096, 0, 0),)
+    by_rule, refused = scratch(4, "cpu"), CudaKernels(Target.cuda((9, 0), 132), lambda call, device: None)
+    assert scratch(16, "cuda:0", refused) != [] and by_rule != [] and by_rule != ((4096, 0, 0),)

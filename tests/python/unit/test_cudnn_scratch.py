@@ -95,7 +95,7 @@ def test_recurrent_layers(part: str) -> None:
             for columns in both * (width if layer == 0 else both * width, width, 1, 1)
         ]
         sizes = [int(size) for size in re.findall(r"(\d+)(?!\+|\d)", row["blocks"])]
-        workspace = scratch._recurrent_workspace(weights, output, layers, both == 2)
+        workspace = scratch.recurrent_workspace(weights, output, layers, both == 2)
         assert max(sizes) <= workspace + 512 <= 2 * max(sizes), row["call"]
         if part == "forward":
             reserve = int(row["blocks"].split()[-1].removesuffix("+"))

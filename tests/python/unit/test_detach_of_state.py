@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import memscale
+from calls import beside, failing
 from memscale import AsyncOffloadConfig, Config
 from memscale.core import variants
-from memscale.optim.offload.attach import offloaded_bytes
+from memscale.optim.offload.attach import offloaded_bytes, take_back
 from memscale.techniques.optimizer import state_offload
 from patched import use_disk_of, use_techniques
 
@@ -79,14 +79,10 @@ def test_what_cannot_come_back_stays_and_works_once_it_can(
     model, optimizer = wrapped
     offloaded = offloaded_bytes(optimizer)
 
-    def fails(*args: Any) -> None:
-        raise OSError("the disk is gone")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(state_offload, "take_back", fails)
+    with beside({take_back: failing(OSError("the disk is gone"))}):
         memscale.detach(model)
     assert warnings_of(caplog, "cannot be brought back: the disk is gone") == 1
-    assert "_memscale_executor" not in vars(model) and offloaded_bytes(optimizer) == offloaded
+    assert memscale.executor_of(model) is None and offloaded_bytes(optimizer) == offloaded
     plain, standard = made()
     train(plain, standard)
     assert all(map(torch.equal, train(plain, standard), train(model, optimizer)))

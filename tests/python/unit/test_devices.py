@@ -14,6 +14,7 @@ from memscale.hardware import present_gpu
 from memscale.hardware.cards import CARDS
 from memscale.hardware.present_gpu import PresentGpu
 from memscale.hardware.target import LARGE_WORKSPACE_BYTES, SMALL_WORKSPACE_BYTES
+from processors import use_gpu
 
 GIB = 1 << 30
 
@@ -129,14 +130,14 @@ class TestPresentCard:
     def test_it_is_matched_against_the_table(
         self, gpu: PresentGpu, total: devices.Card, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(devices, "present_gpu", lambda index: gpu)
+        use_gpu(monkeypatch, gpu)
         hardware = resolve_device("cuda")
         assert hardware.total_bytes == total.total_bytes and hardware.name == gpu.name
         assert not torch.cuda.is_initialized()
 
     def test_one_that_the_table_has_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         gpu = PresentGpu("NVIDIA Thing 9000", 77 * GIB, (9, 0))
-        monkeypatch.setattr(devices, "present_gpu", lambda index: gpu)
+        use_gpu(monkeypatch, gpu)
         hardware = resolve_device("cuda:1")
         assert hardware.total_bytes == 77 * GIB and hardware.device_index == 1
 
@@ -158,7 +159,7 @@ class TestPresentCard:
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert present_gpu._identity(index) == expected
+        assert present_gpu.identity(index) == expected
 
     @pytest.mark.parametrize(("visible", "index"), [("", 0), ("0", 1), ("1,-1,2", 1), ("MIG-x", 0)])
     def test_cards_that_are_hidden_or_divided(
@@ -166,4 +167,4 @@ class TestPresentCard:
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         with pytest.raises(MemScaleError):
-            present_gpu._identity(index)
+            present_gpu.identity(index)

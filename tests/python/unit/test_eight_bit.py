@@ -107,7 +107,7 @@ def install(patch: pytest.MonkeyPatch, package: str, *names: str) -> ModuleType:
 @pytest.fixture
 def none(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Neither package is installed, and "auto" asks as on a card."""
-    monkeypatch.setattr(eight_bit, "_backends", lambda optimizer: ("bitsandbytes", "torchao"))
+    monkeypatch.setattr(eight_bit, "backends_of", lambda optimizer: ("bitsandbytes", "torchao"))
     for package in ("bitsandbytes", "torchao"):
         for name in [name for name in sys.modules if name.partition(".")[0] == package]:
             monkeypatch.delitem(sys.modules, name)
@@ -240,7 +240,7 @@ class TestOwn:
         optimizer = torch.optim.AdamW([weight])
         same, line = with_8bit_state(optimizer, "memscale")
         assert same is optimizer and "memscale: parameters on meta: its steps run on the CPU" in line
-        assert eight_bit._backends(optimizer) == ("bitsandbytes", "torchao")
+        assert eight_bit.backends_of(optimizer) == ("bitsandbytes", "torchao")
 
 
 def test_a_namesake_of_adamw_is_planned_for_on_its_own(none: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class Compare(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         info = op_facts.facts(func)
-        wanted = info.name in op_facts._MENDS
+        wanted = info.name in op_facts.MENDS
         if wanted:
             with FakeTensorMode():
                 likes = tree_map_only(Tensor, fake, (args, kwargs))

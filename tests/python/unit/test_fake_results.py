@@ -22,9 +22,9 @@ aten = torch.ops.aten
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    fake_results._known.clear()
+    fake_results.forget()
     yield
-    fake_results._known.clear()
+    fake_results.forget()
 
 
 class Forgets(dict[Any, Any]):
@@ -40,17 +40,9 @@ class Remembering(TorchDispatchMode):
         self.ran: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._is_known(func, args, kwargs or {}):
+        if not fake_results.knows(func, args, kwargs or {}):
             self.ran.append(func._schema.name)
         return fake_results.run(func, args, kwargs or {})
-
-    @staticmethod
-    def _is_known(func: Any, args: Any, kwargs: Any) -> bool:
-        try:
-            key, _ = fake_results._key(func, args, kwargs)
-            return fake_results._known.get(key) is not None
-        except (fake_results._UnusualError, TypeError):
-            return False
 
 
 def form(value: Any, given: list[Tensor]) -> Any:
@@ -125,7 +117,7 @@ UNUSUAL: dict[str, Call] = {
 
 def tensors(values: Any) -> list[Tensor]:
     found: list[Tensor] = []
-    fake_results._collect(values, found)
+    fake_results.collect(values, found)
     return found
 
 
@@ -137,9 +129,7 @@ def outcome(run: Callable[..., Any], call: Call) -> Any:
 
 
 def plainly(func: Any, args: Any, kwargs: Any) -> Any:
-    try:
-        fake_results._key(func, args, kwargs)
-    except (fake_results._UnusualError, TypeError):
+    if not fake_results.is_usual(func, args, kwargs):
         return func(*args, **kwargs)
     return fake_results.laid_out(func, args, kwargs)
 
@@ -232,7 +222,7 @@ def test_each_mode_gets_its_own_fakes() -> None:
 
 def test_real_tensors_are_computed() -> None:
     assert fake_results.run(aten.add.Tensor, (torch.ones(2), 2), {}).tolist() == [3, 3]
-    assert not fake_results._known
+    assert not fake_results.remembered_count()
 
 
 def test_memory_of_its_own_has_the_size_that_is_asked_for() -> None:
@@ -248,7 +238,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode():
         for size in range(1, 40):
             fake_results.run(aten.relu.default, (x(size),), {})
-            assert len(fake_results._known) <= 10
+            assert fake_results.remembered_count() <= 10
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "convnet", "lstm", "mixtral", "mamba"])

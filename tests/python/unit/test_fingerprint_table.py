@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from card_memory import COMPILER, DRIVER, IS_BUILT, Memory
-from card_table import forget_cards
 from memscale import _core
 from memscale._core import fingerprint
 from memscale.optim import cards
@@ -118,15 +117,12 @@ def test_a_card_without_room(call: str, card: _core.Card) -> None:
 
 def test_kernels_without_room_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card that was full is none without kernels."""
-    real = _core.Card
-    forget_cards(monkeypatch)
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(_core, "Card", lambda ordinal, compiler: real(ordinal, str(COMPILER), str(DRIVER)))
     fail = ctypes.CDLL(str(DRIVER)).fake_cuda_fail
-    for call in ("cuModuleLoadData", "cuDevicePrimaryCtxRetain"):
-        cards._cards.clear()
+    mine = cards.Cards(lambda ordinal, compiler: _core.Card(ordinal, str(COMPILER), str(DRIVER)))
+    for call in ("cuDevicePrimaryCtxRetain", "cuModuleLoadData"):
         fail(call.encode(), 1, OUT_OF_MEMORY)
         with pytest.raises(torch.cuda.OutOfMemoryError):
-            cards.why_not(torch.device("cuda", 0))
-        assert not cards.has_refused()
-    assert cards.why_not(torch.device("cuda", 0)) == ""
+            mine.why_not(torch.device("cuda", 0))
+        assert not mine.has_refused()
+    assert mine.why_not(torch.device("cuda", 0)) == ""

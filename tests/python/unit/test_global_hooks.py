@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from torch.nn.modules import module as torch_modules
 
 import memscale
 from amounts import also
+from calls import beside, failing
 from memscale.techniques.checkpoint import global_hooks
 from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 
@@ -83,7 +83,7 @@ def train(watch: Watch, wrapped: bool, chain: bool = False) -> list[Tensor]:
     x = torch.randn(ROWS, 16, generator=torch.Generator().manual_seed(1))
     if wrapped:
         memscale.wrap(model, CONFIG, sample_input=(x,))
-        assert model.__dict__["_memscale_executor"].plan.active
+        assert memscale.executor_of(model).plan.active
     for step in range(3):
         torch.manual_seed(step)
         watch.at("forward")
@@ -456,11 +456,6 @@ def test_planning_fires_none() -> None:
             handle.remove()
 
 
-def test_nothing_is_done_where_there_are_no_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def fails(*unused: Any) -> Iterator[None]:
-        raise AssertionError
-        yield
-
-    monkeypatch.setattr(global_hooks, "_in_force", fails)
-    train(Watch(lambda fired: []), wrapped=True)
+def test_nothing_is_done_where_there_are_no_hooks() -> None:
+    with beside({global_hooks._in_force: failing(AssertionError)}):
+        train(Watch(lambda fired: []), wrapped=True)

@@ -21,7 +21,8 @@ from memscale.hardware import detect as hardware
 from memscale.hardware import host
 from memscale.hardware.cost_rates import KINDS, NEVER, TABLE, CostRates, card_cost, host_cost
 from memscale.hardware.detect import Budget, Hardware, budget_bytes, card_hardware, detect
-from memscale.hardware.rates import _CARDS, _CLASSES, cpu_rates, gpu_rates
+from memscale.hardware.rates import CARDS, CLASS_RATES, cpu_rates, gpu_rates
+from processors import use_flags
 
 GIB = 1 << 30
 UNLIMITED_V1 = "9223372036854771712"
@@ -193,7 +194,7 @@ class TestRates:
         ],
     )
     def test_cards_by_name(self, name: str, key: str) -> None:
-        assert gpu_rates(name, (1, 0)) == _CARDS[key].rates()
+        assert gpu_rates(name, (1, 0)) == CARDS[key].rates()
 
     @pytest.mark.parametrize(
         ("capability", "key"),
@@ -212,14 +213,14 @@ class TestRates:
         ],
     )
     def test_unknown_cards_by_generation(self, capability: tuple[int, int], key: str) -> None:
-        assert gpu_rates("NVIDIA Graphics Device", capability) == _CARDS[key].rates()
+        assert gpu_rates("NVIDIA Graphics Device", capability) == CARDS[key].rates()
 
     def test_classes_fall(self) -> None:
-        lowest = [capability for capability, _ in _CLASSES]
+        lowest = [capability for capability, _ in CLASS_RATES]
         assert lowest == sorted(lowest, reverse=True)
 
     def test_rates_are_positive_integers_in_order(self) -> None:
-        for key, card in _CARDS.items():
+        for key, card in CARDS.items():
             rates = card.rates()
             assert all(type(value) is int and value > 0 for value in dataclasses.astuple(rates)), key
             assert rates.flops_per_us <= rates.tf32_flops_per_us <= rates.half_flops_per_us, key
@@ -262,7 +263,7 @@ class TestRates:
         )
 
     def test_rates_per_class_of_every_card(self) -> None:
-        for key, card in _CARDS.items():
+        for key, card in CARDS.items():
             cost = card_cost(card.rates(), card.rates().flops_per_us)
             numbers = (*cost.flops_per_us, *cost.moved_bytes_per_us)
             assert len(numbers) == 2 * len(KINDS) and all(type(n) is int and n > 0 for n in numbers), key
@@ -307,7 +308,7 @@ class TestDetectCpu:
     def test_half_precision(
         self, flags: set[str], bf16: bool, fp16: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host, "cpu_flags", lambda: frozenset(flags))
+        use_flags(monkeypatch, flags)
         found = detect(torch.device("cpu"))
         assert (found.supports_bf16, found.supports_fp16) == (bf16, fp16)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -67,24 +68,22 @@ def test_the_state_of_another_optimizer_is_stepped_by_the_card_and_that_is_said(
     assert "it passes the card piece by piece" in found and "only 8-bit state has the same bits" in found
 
 
-def _around(**more: Any) -> tuple[torch.optim.Optimizer, Link, Surroundings]:
+def _around(threads: int = 8, **more: Any) -> tuple[torch.optim.Optimizer, Link, Surroundings]:
     model = Chain()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assert take_over(optimizer) == ""
     settings = OffloadSettings(torch.device("cuda", 0), pinned_bytes=1 << 30)
     link = Link(settings, 25_000, 25_000, 1 << 30, state_bytes=(1 << 30, 0, 0))
-    card = resolve_device(CARD)
+    card = replace(resolve_device(CARD), cpu_threads=threads)
     return optimizer, link, Surroundings(card, Config(**more).effective(), optimizer, link)
 
 
-@pytest.mark.parametrize("rate", [100, 1_000_000])
+@pytest.mark.parametrize("threads", [1, 4000])
 @pytest.mark.parametrize("asked", [None, True, False])
-def test_who_steps_depends_on_rates_unless_it_is_told(
-    asked: bool | None, rate: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_offload, "elements_per_us", lambda *_: rate)
-    optimizer, link, around = _around(step_on_host=asked, use_mixed_precision=True)
-    ns = state_offload._host_ns(optimizer, link, around)
+def test_who_steps_depends_on_rates_unless_it_is_told(asked: bool | None, threads: int) -> None:
+    optimizer, link, around = _around(threads, step_on_host=asked, use_mixed_precision=True)
+    rate = host_rate.USUAL_PER_THREAD * threads
+    ns = state_offload.host_ns_of(optimizer, link, around)
     assert (ns > 0) == (asked if asked is not None else rate > 1000)
     if ns:
         assert ns == max(1, 1_024_000 // rate)
@@ -92,9 +91,9 @@ def test_who_steps_depends_on_rates_unless_it_is_told(
 
 def test_without_room_on_the_host_the_card_steps() -> None:
     optimizer, link, around = _around(step_on_host=True)
-    assert state_offload._host_ns(optimizer, link, around) > 0
+    assert state_offload.host_ns_of(optimizer, link, around) > 0
     short = replace(link, state_bytes=(48 << 20, 0, 1 << 30))
-    assert state_offload._host_ns(optimizer, short, around) == 0
+    assert state_offload.host_ns_of(optimizer, short, around) == 0
     assert "host memory may take" in state_offload.why_not_on_host(optimizer, short)
 
 
@@ -102,7 +101,7 @@ def test_a_host_steps_its_own_parameters_without_being_asked() -> None:
     optimizer, link, around = _around(step_on_host=True)
     settings = OffloadSettings(torch.device("cpu"), file_bytes=1 << 30, directory="/tmp")
     own = replace(link, settings=settings)
-    assert state_offload._host_ns(optimizer, own, around) == 0
+    assert state_offload.host_ns_of(optimizer, own, around) == 0
 
 
 @pytest.mark.parametrize("bad", [1, "yes", 0.0])
@@ -128,18 +127,18 @@ def test_a_measurement_steps_no_optimizer_that_hooks_would_see() -> None:
     seen: list[Any] = []
     handle = register_optimizer_step_pre_hook(lambda *told: seen.append(told))
     try:
-        host_rate._measured.cache_clear()
-        assert host_rate._measured("code8", torch.float32, 1) > 1 and not seen
-        usual = host_rate._USUAL_PER_THREAD
-        assert host_rate._measured("code8", torch.float64, 1) == usual  # our step does not take it
+        host_rate.measured.cache_clear()
+        assert host_rate.measured("code8", torch.float32, 1) > 1 and not seen
+        usual = host_rate.USUAL_PER_THREAD
+        assert host_rate.measured("code8", torch.float64, 1) == usual  # our step does not take it
     finally:
         handle.remove()
 
 
-def test_a_card_that_is_not_there_is_judged_by_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_rate, "_measured", lambda *_: 12345)
+def test_a_card_that_is_not_there_is_judged_by_no_machine() -> None:
+    rate = functools.partial(host_rate.elements_per_us, "code8", torch.float32, measure=lambda *_: 12345)
     card = resolve_device(CARD)
-    usual = host_rate._USUAL_PER_THREAD * card.cpu_threads
-    assert host_rate.elements_per_us("code8", torch.float32, card) == usual
+    usual = host_rate.USUAL_PER_THREAD * card.cpu_threads
+    assert rate(card) == usual
     there = replace(card, cost=replace(card.cost, source=MEASURED))
-    assert host_rate.elements_per_us("code8", torch.float32, there) == 12345
+    assert rate(there) == 12345

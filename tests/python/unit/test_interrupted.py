@@ -7,32 +7,36 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import memscale
+import tallies
 from backward_step_samples import stepped
+from calls import beside, failing
 from gradient_samples import loss_of as loss
 from gradient_samples import net
 from memscale import Config
 from memscale.offload.engine import why_not as why_no_engine
-from memscale.optim import backward_step
+from memscale.optim.backward_step import step_one
 from memscale.optim.offload import attach
-from memscale.optim.offload import step as offloaded_step
+from memscale.optim.offload.state import copied
+from memscale.optim.offload.step import step_group
 from memscale.optim.patched import give_back, take_over
-from memscale.state import model_state
 from memscale.uninterrupted import uninterrupted
-from memscale.weights import blocks
+from memscale.weights.backing import FileStore
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.saves import can_save
 from memscale.weights.stepping import Steps
 from memscale.weights.unit import Place, Unit, Weight
-from offloaded_state_samples import CUT, WHOLE, equal, opened, parameters, step
+from offloaded_state_samples import CUT, WHOLE, equal, opened, parameters, step, with_small_ones
 from weight_samples import Stack, built, loss_of, same, streamed, trained
 
 TIMEOUT = 60
@@ -48,49 +52,42 @@ def interrupt() -> None:
 
 
 @streams
-def test_a_block_is_not_given_away_while_it_is_being_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_not_given_away_while_it_is_being_filled() -> None:
     """Ctrl-C falls into the wait for a block, mostly: that is where the time goes."""
-    read, give, end, wait_for = blocks._read, HostBlocks.give, HostBlocks.end, blocks.wait_for
     begins, interrupted, go_on, ended = (threading.Event() for _ in range(4))
     filled, given_early = list[int](), list[int]()
 
-    def slow(backing: Any, block: list[Tensor]) -> None:
-        if begins.is_set():
-            read(backing, block)
-            return
-        address = block[0].data_ptr()
-        begins.set()
-        assert go_on.wait(TIMEOUT)
-        read(backing, block)
-        filled.append(address)
-        ended.set()
+    class Watching(HostBlocks):
+        def give(self, unit: Unit, memory: Tensor) -> None:
+            if begins.is_set() and not ended.is_set():
+                given_early.append(memory.data_ptr())
+            super().give(unit, memory)
 
-    def watched(self: HostBlocks, unit: Unit, memory: Tensor) -> None:
-        if begins.is_set() and not ended.is_set():
-            given_early.append(memory.data_ptr())
-        give(self, unit, memory)
+        def end(self, unit: Unit) -> None:
+            if interrupted.is_set() and unit.pending is not None:
+                go_on.set()  # it is waited for
+            super().end(unit)
 
-    def ending(self: HostBlocks, unit: Unit) -> None:
-        if interrupted.is_set() and unit.pending is not None:
-            go_on.set()  # it is waited for
-        end(self, unit)
+    def slow(*unused: Any) -> None:
+        if not begins.is_set():
+            begins.set()
+            assert go_on.wait(TIMEOUT)
 
-    def result() -> None:  # in the thread that waits: from another one Ctrl-C may come just before the wait
-        assert begins.wait(TIMEOUT)
-        interrupted.set()
-        interrupt()
+    def read(result: None, store: FileStore, address: int, *unused: int) -> None:
+        if not ended.is_set():
+            filled.append(address)
+            ended.set()
 
-    def waiting(unit: Unit, pending: Any) -> bool:
-        waits_long = SimpleNamespace(done=pending.done, result=result)
-        return wait_for(unit, pending if interrupted.is_set() else waits_long)  # type: ignore[arg-type]
+    def waiting(*unused: Any) -> None:  # in the thread that waits, or Ctrl-C might come before the wait
+        if threading.current_thread() is threading.main_thread():
+            assert begins.wait(TIMEOUT)
+            interrupted.set()
+            interrupt()
 
     models = built(Stack), built(Stack)
-    with streamed(models[0]):
-        monkeypatch.setattr(blocks, "_read", slow)
-        monkeypatch.setattr(blocks, "wait_for", waiting)
-        monkeypatch.setattr(HostBlocks, "give", watched)
-        monkeypatch.setattr(HostBlocks, "end", ending)
-        with pytest.raises(KeyboardInterrupt):
+    with streamed(models[0], blocks=Watching):
+        calls = {FileStore.read: slow, Future.result: waiting}
+        with beside(calls, after={FileStore.read: read}), pytest.raises(KeyboardInterrupt):
             loss_of(models[0], 0).backward()
         go_on.set()  # if nobody has waited
         assert ended.wait(TIMEOUT)
@@ -102,40 +99,27 @@ def test_a_block_is_not_given_away_while_it_is_being_filled(monkeypatch: pytest.
 @streams
 @pytest.mark.parametrize("kind", [torch.cuda.OutOfMemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("which", [1, 2])
-def test_weights_return_to_their_store_if_a_use_did_not_begin(
-    kind: type[BaseException], which: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    come, calls = Unit._come, [0]
-
-    def failing(self: Unit, weight: Weight) -> None:
-        calls[0] += 1
-        if calls[0] == which:
-            raise kind
-        come(self, weight)
-
+def test_weights_return_to_their_store_if_a_use_did_not_begin(kind: type[BaseException], which: int) -> None:
     models = built(Stack), built(Stack)
-    with streamed(models[0]):
-        monkeypatch.setattr(Unit, "_come", failing)
-        with pytest.raises(kind):
+    with streamed(models[0]) as stream:
+        with beside({Weight.view: failing(kind, which)}), pytest.raises(kind):
             loss_of(models[0], 0).backward()
-        monkeypatch.setattr(Unit, "_come", come)
+        assert not any(weight.in_block for unit in stream.units.values() for weight in unit.weights)
         models[0].zero_grad()
         assert same(trained(models[0]), trained(models[1]))
 
 
 @streams
-def test_a_block_that_nobody_could_begin_to_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    start, calls = HostBlocks.start, [0]
+def test_a_block_that_nobody_could_begin_to_fill() -> None:
+    fails = failing(RuntimeError("can't start new thread"), at=2)
 
-    def failing(self: HostBlocks, unit: Unit) -> None:
-        calls[0] += 1
-        if calls[0] == 2:
-            raise RuntimeError("can't start new thread")
-        start(self, unit)
+    class Failing(HostBlocks):
+        def start(self, unit: Unit) -> None:
+            fails()
+            super().start(unit)
 
-    monkeypatch.setattr(HostBlocks, "start", failing)
     models = built(Stack), built(Stack)
-    with streamed(models[0]):
+    with streamed(models[0], blocks=Failing):
         with pytest.raises(RuntimeError, match="new thread"):
             loss_of(models[0], 0).backward()
         models[0].zero_grad()
@@ -145,15 +129,11 @@ def test_a_block_that_nobody_could_begin_to_fill(monkeypatch: pytest.MonkeyPatch
 # ---- planning ------------------------------------------------------------------------------------------
 
 
-def _fail(*unused: Any) -> None:
+def _fail() -> None:
     raise ValueError("a list has changed meanwhile")
 
 
-def _interrupted(*unused: Any) -> None:
-    interrupt()
-
-
-@pytest.mark.parametrize(("what", "error"), [(_fail, ValueError), (_interrupted, KeyboardInterrupt)])
+@pytest.mark.parametrize(("what", "error"), [(_fail, ValueError), (interrupt, KeyboardInterrupt)])
 def test_a_model_is_put_back_whatever_happens_meanwhile(
     what: Callable[..., None], error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,12 +144,21 @@ def test_a_model_is_put_back_whatever_happens_meanwhile(
 
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
+            tallies.add("forwards")
             return torch.dropout(self.inner(x), 0.1, True)
 
     model = Counting()
     model.inner.weight.grad = gradient = torch.ones(8, 8)
     own, kept, generator = dict(model.named_parameters()), model.kept, torch.get_rng_state()
-    monkeypatch.setattr(model_state, "_keep_lasting", what)
+    get_state = np.random.get_state
+
+    def disturbed(*args: Any, **kwargs: Any) -> Any:
+        if tallies.of("forwards"):
+            what()
+        return get_state(*args, **kwargs)
+
+    tallies.clear()
+    monkeypatch.setattr(np.random, "get_state", disturbed)  # which what is put back is looked at with
     with pytest.raises(error):
         memscale.plan(
             model, config=Config(memory_budget=1, enable_logging=False), sample_input=torch.ones(2, 8)
@@ -197,13 +186,12 @@ def test_ctrl_c_waits_for_the_end() -> None:
 @offloads
 def test_a_step_waits_for_a_checkpoint_that_another_thread_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state has another form while it is saved: a step then would lose what it does."""
-    monkeypatch.setattr("memscale.optim.offload.state.LEAST_BYTES", 1)
-    saves, go_on, original = threading.Event(), threading.Event(), attach.copied
+    with_small_ones(monkeypatch)
+    saves, go_on = threading.Event(), threading.Event()
 
-    def slow(*args: Any) -> Any:
+    def slow(*unused: Any) -> None:
         saves.set()
         assert go_on.wait(TIMEOUT)
-        return original(*args)
 
     found = []
     for sent in (False, True):
@@ -212,9 +200,9 @@ def test_a_step_waits_for_a_checkpoint_that_another_thread_writes(monkeypatch: p
         assert not sent or attach.send(optimizer, opened(), 1 << 12) == ""
         step(values, optimizer)
         if sent:
-            monkeypatch.setattr(attach, "copied", slow)
             saver = threading.Thread(target=optimizer.state_dict)
-            saver.start()
+            with beside({copied: slow}):
+                saver.start()
             assert saves.wait(TIMEOUT)
             stepper = threading.Thread(target=step, args=(values, optimizer))
             stepper.start()
@@ -223,27 +211,11 @@ def test_a_step_waits_for_a_checkpoint_that_another_thread_writes(monkeypatch: p
             go_on.set()
             saver.join(TIMEOUT)
             stepper.join(TIMEOUT)
-            monkeypatch.setattr(attach, "copied", original)
         else:
             step(values, optimizer)
         step(values, optimizer)
         found.append((values, optimizer.state_dict()["state"]))
     assert equal(found[0], found[1])
-
-
-class Watched:
-    """A lock that tells when somebody has to wait for it."""
-
-    def __init__(self, lock: Any, waits: threading.Event) -> None:
-        self.lock, self.waits = lock, waits
-
-    def __enter__(self) -> None:
-        if not self.lock.acquire(blocking=False):
-            self.waits.set()
-            self.lock.acquire()
-
-    def __exit__(self, *unused: object) -> None:
-        self.lock.release()
 
 
 def in_two_groups(kind: str) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
@@ -253,36 +225,24 @@ def in_two_groups(kind: str) -> tuple[list[nn.Parameter], torch.optim.Optimizer]
     return values, {**CUT, **WHOLE}[kind](groups)
 
 
-def saved_within(
-    optimizer: torch.optim.Optimizer, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> tuple[bool, Any]:
+def saved_within(optimizer: torch.optim.Optimizer, work: Callable[[], object]) -> tuple[bool, Any]:
     """Has another thread ask for the state dict when what is offloaded of a step's first group has been
     stepped.
 
     Returns:
         Whether it has to wait then, and what it gets.
     """
-    original, store, asked = attach.step_offloaded, attach._stores[optimizer], threading.Event()
-    store._lock = Watched(store._lock, asked)  # type: ignore[assignment]
     found: list[Any] = []
     waits: list[bool] = []
+    saver = threading.Thread(target=lambda: found.append(optimizer.state_dict()))
 
-    def save() -> None:
-        found.append(optimizer.state_dict())
-        asked.set()
-
-    saver = threading.Thread(target=save)
-
-    def disturbed(*args: Any) -> Any:
-        left = original(*args)
+    def disturbed(*unused: Any) -> None:
         if not waits:
             saver.start()
-            assert asked.wait(TIMEOUT)
-            waits.append(not found)
-        return left
+            saver.join(0.2)
+            waits.append(saver.is_alive())
 
-    with monkeypatch.context() as patch:
-        patch.setattr(attach, "step_offloaded", disturbed)
+    with beside(after={attach.step_offloaded: disturbed}):
         work()
     saver.join(TIMEOUT)
     return waits[0], found[0]
@@ -291,9 +251,7 @@ def saved_within(
 @offloads
 @pytest.mark.parametrize("scheduled", ["no", "before", "afterwards"])
 @pytest.mark.parametrize("kind", ["adamw", "lion"])
-def test_a_checkpoint_waits_for_the_end_of_a_step(
-    kind: str, scheduled: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_waits_for_the_end_of_a_step(kind: str, scheduled: str) -> None:
     """Not only for a group's, or it has half a step; nor only for what is stepped in pieces."""
     values, optimizer = in_two_groups(kind)
     for when in ("before", "afterwards"):
@@ -302,20 +260,18 @@ def test_a_checkpoint_waits_for_the_end_of_a_step(
         if when == "before":
             assert attach.send(optimizer, opened(), 1 << 12) == ""
     step(values, optimizer)
-    waits, saved = saved_within(optimizer, lambda: step(values, optimizer, 1, seed=2), monkeypatch)
+    waits, saved = saved_within(optimizer, lambda: step(values, optimizer, 1, seed=2))
     assert waits and equal(saved, optimizer.state_dict())
 
 
 @offloads
-def test_a_checkpoint_waits_for_a_group_where_the_class_is_asked_to_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_checkpoint_waits_for_a_group_where_the_class_is_asked_to_step() -> None:
     """By somebody who has had its step from before; what the others of the group have is made meanwhile."""
     values, optimizer = in_two_groups("adamw")
     assert attach.send(optimizer, opened(), 1 << 12) == ""
     for value in values:
         value.grad = torch.ones_like(value)
-    waits, _ = saved_within(optimizer, lambda: torch.optim.AdamW.step(optimizer), monkeypatch)  # type: ignore[arg-type]
+    waits, _ = saved_within(optimizer, lambda: torch.optim.AdamW.step(optimizer))  # type: ignore[arg-type]
     assert waits
     assert all(float(entry["step"]) == 1 for entry in optimizer.state_dict()["state"].values())
 
@@ -374,20 +330,11 @@ def test_hooks_and_closures_of_a_step_may_save(kind: str) -> None:
 
 @offloads
 @pytest.mark.parametrize("kind", ["adamw", "lion"])
-def test_nobody_waits_for_a_step_that_has_failed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_step_that_has_failed(kind: str) -> None:
     values, optimizer = in_two_groups(kind)
     assert attach.send(optimizer, opened(), 1 << 12) == ""
     step(values, optimizer)
-    original, calls = offloaded_step.step_group, [0]
-
-    def failing(*args: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 2:
-            raise MemoryError
-        return original(*args)
-
-    monkeypatch.setattr(attach, "step_group", failing)
-    with pytest.raises(MemoryError):
+    with beside({step_group: failing(MemoryError, at=2)}), pytest.raises(MemoryError):
         optimizer.step()
     found: list[Any] = []
     saver = threading.Thread(target=lambda: found.append(optimizer.state_dict()), daemon=True)
@@ -519,23 +466,20 @@ def test_what_backward_has_borrowed_returns_with_the_step() -> None:
     steps.close()
 
 
-def test_a_signals_handler_within_a_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signals_handler_within_a_step_is_refused() -> None:
     """It would wait for ever for what it has interrupted."""
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
-    original = backward_step.step_one
     errors: list[BaseException] = []
 
-    def disturbed(*args: Any) -> None:
+    def disturbed(*unused: Any) -> None:
         if not errors:
             try:
                 technique.steps.give_up()  # type: ignore[union-attr]
             except RuntimeError as error:
                 errors.append(error)
-        original(*args)
 
-    monkeypatch.setattr(backward_step, "step_one", disturbed)
-    with stepped(model, optimizer) as technique:
+    with stepped(model, optimizer) as technique, beside({step_one: disturbed}):
         loss(model, 0).backward()
         optimizer.step()
     assert "a signal's handler" in str(errors[0])

@@ -32,10 +32,10 @@ def test_every_function_takes_fields() -> None:
     with memscale.optimize(model, optimizer, sample_input=ids, **QUIET) as executor:
         assert executor.config.memory_budget == "1GiB"
     assert memscale.wrap(model, sample_input=ids, **QUIET) is model
-    assert model._memscale_executor.config.memory_budget == "1GiB"  # type: ignore[union-attr]
+    assert memscale.executor_of(model).config.memory_budget == "1GiB"
     memscale.detach(model)
     memscale.apply_all_optimizations(model, optimizer, sample_input=ids, enable_logging=False)
-    assert model._memscale_executor.config.mode is memscale.OptimizationMode.AGGRESSIVE  # type: ignore[union-attr]
+    assert memscale.executor_of(model).config.mode is memscale.OptimizationMode.AGGRESSIVE
     memscale.detach(model)
 
 

@@ -176,7 +176,7 @@ class TestTypos:
     def test_a_wrapped_model_keeps_its_plan(self) -> None:
         model = Model()
         memscale.wrap(model, Config(memory_budget=1, enable_logging=False), X)
-        plan = model._memscale_executor.plan  # type: ignore[union-attr]
+        plan = memscale.executor_of(model).plan
         with pytest.raises(ValueError, match="matches no module"):
             memscale.wrap(model, Config(only="x"), X)
-        assert model._memscale_executor.plan is plan  # type: ignore[union-attr]
+        assert memscale.executor_of(model).plan is plan

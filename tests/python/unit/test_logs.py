@@ -93,7 +93,7 @@ def test_logging_configured_later_silences_our_handler(
 
 def test_root_handlers_do_not_count_without_propagation(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger().addHandler(_Collect())
-    log.LOGGER.propagate = False
+    logging.getLogger("memscale").propagate = False
     log.setup(Config())
     log.LOGGER.info("hello")
     assert capsys.readouterr().err == "memscale: hello\n"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import gc
 import logging
 import weakref
@@ -58,13 +59,12 @@ def opened() -> Iterator[Callable[..., LossScale]]:
 
 class TestRules:
     @pytest.mark.parametrize("seed", [0, 1])
-    def test_as_gradscaler(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-        monkeypatch.setattr(loss_scale, "_GROWTH_INTERVAL", 5)
+    def test_as_gradscaler(self, seed: int) -> None:
         torch.manual_seed(seed)
         weight = nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([weight], lr=0.0)
         scaler = torch.amp.GradScaler("cpu", growth_interval=5)
-        mine = LossScale(nn.Linear(1, 1), optimizer)
+        mine = LossScale(nn.Linear(1, 1), optimizer, growth_interval=5)
         values = []
         for good in (torch.rand(60) < 0.85).tolist():
             (scaler.scale(weight.sum() if good else weight.sum() * INF)).backward()
@@ -82,7 +82,7 @@ class TestRules:
         optimizer = torch.optim.SGD(small().parameters())
         scaler, mine = torch.amp.GradScaler("cpu"), LossScale(small(), optimizer)
         assert mine.value == scaler.get_scale()
-        assert scaler.get_growth_interval() == loss_scale._GROWTH_INTERVAL
+        assert scaler.get_growth_interval() == mine.growth_interval
         assert (scaler.get_growth_factor(), scaler.get_backoff_factor()) == (2.0, 0.5)
 
     @pytest.mark.parametrize("verdicts", [(True, False), (False, True), (False, False)])
@@ -96,11 +96,10 @@ class TestRules:
             scale.judge(optimizer, finite)
         assert (scale.value, scale.good_steps) == (32768.0, 0)
 
-    def test_it_stays_a_normal_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_stays_a_normal_number(self) -> None:
         """So that S and 1/S are both exact."""
-        monkeypatch.setattr(loss_scale, "_GROWTH_INTERVAL", 1)
         optimizer = torch.optim.SGD(small().parameters())
-        scale = LossScale(small(), optimizer)
+        scale = LossScale(small(), optimizer, growth_interval=1)
         for finite, bound in ((True, 2.0**126), (False, 2.0**-126)):
             for _ in range(300):
                 scale.count_backward()
@@ -351,15 +350,16 @@ class TestSkippedSteps:
 
     @pytest.mark.parametrize("has_kernel", [True, False])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
-    def test_finite(self, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, has_kernel: bool) -> None:
+    def test_finite(self, dtype: torch.dtype, has_kernel: bool) -> None:
+        are_finite = loss_scale_step.are_finite
         if not has_kernel:
-            monkeypatch.setattr(loss_scale_step, "_CHECK", "_there_is_no_such_function")
+            are_finite = functools.partial(are_finite, check="_there_is_no_such_function")
         grads = [torch.rand(3, 4).to(dtype), torch.rand(5, 2).to(dtype).t(), torch.rand(())]
         kept = [grad.clone() for grad in grads]
-        assert loss_scale_step.are_finite(grads)
+        assert are_finite(grads)
         assert all(torch.equal(a, b) for a, b in zip(grads, kept, strict=True))
         grads[1][1, 3] = NAN
-        assert not loss_scale_step.are_finite(grads)
+        assert not are_finite(grads)
 
 
 # ---- saved, loaded, forgotten ------------------------------------------------------------------------
@@ -398,7 +398,7 @@ class TestState:
             attachment.undo()
             assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
             assert torch.autograd._engine_run_backward is original
-            assert not loss_scale_step._watch and STATE_KEY not in optimizer.state_dict()
+            assert not loss_scale_step.is_installed() and STATE_KEY not in optimizer.state_dict()
             assert model.weight._backward_hooks is None and "forward" not in model.__dict__
 
     def test_model_and_optimizer_are_let_go(self) -> None:
@@ -413,7 +413,7 @@ class TestState:
         gc.collect()
         assert [ref() for ref in watched] == [None, None, None]
         assert torch.autograd._engine_run_backward is backward_calls.run_backward
-        assert not loss_scale_step._watch
+        assert not loss_scale_step.is_installed()
 
     def test_what_somebody_else_has_put_on_top_stays(self) -> None:
         model, optimizer = stepped(torch.optim.SGD)

@@ -163,7 +163,7 @@ class TestStandsAside:
         for rows in (3, 5):
             assert not is_from_half(model(tiny_batch(rows)))
             optimizer.step()  # seen, and still not named
-        notes = model._memscale_executor.plan.notes
+        notes = memscale.executor_of(model).plan.notes
         assert any("optimizer=optimizer" in note for note in notes) and not loss_scale.active()
 
     def test_the_loops_own_autocast_and_scaler(self) -> None:
@@ -212,13 +212,13 @@ class TestLife:
         model = tiny()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         memscale.wrap(model, ROOMY, sample_input=tiny_batch(), optimizer=optimizer)
-        scale = model._memscale_executor.loss_scale
+        scale = memscale.executor_of(model).loss_scale
         scale.value = 512.0
         assert is_from_half(model(tiny_batch(5)))  # re-planned
         assert loss_scale.active() == [scale] and scale.value == 512.0
         memscale.wrap(model, SMALLEST, sample_input=tiny_batch(), optimizer=optimizer)
         (scale,) = loss_scale.active()
-        assert scale is model._memscale_executor.loss_scale and scale.value == 512.0
+        assert scale is memscale.executor_of(model).loss_scale and scale.value == 512.0
         state = copy.deepcopy(optimizer.state_dict())
         assert state[STATE_KEY]["scale"] == 512.0
         scale.value = 1.0

@@ -195,7 +195,7 @@ class TestAsByHand:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         config = SMALLEST.replace(exact=False, enable_tiling=True)
         memscale.wrap(model, config, sample_input=batch, optimizer=optimizer)
-        plan = model._memscale_executor.plan
+        plan = memscale.executor_of(model).plan
         assert [step.technique for step in plan.steps] == ["autocast", "loss_tile"]
         report = memscale.verify(model, batch)
         assert report.passed and not report.equal

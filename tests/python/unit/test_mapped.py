@@ -7,10 +7,8 @@ import copy
 import errno
 import os
 import pickle
-import resource
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from disks import files_up_to
 from memscale.optim import take_over
 from memscale.optim.mapped import mapped_in
 from memscale.optim.master_hooks import hooks_for
@@ -99,17 +98,6 @@ def _target(link: Path) -> str:
         return os.readlink(link)
     except OSError:  # that of the listing
         return ""
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """The system refuses larger ones, as it would on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # ---- state dicts -------------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from calls import beside, failing
 from memscale.errors import MemScaleError
 from memscale.optim.alone import Alone
 from memscale.optim.offload import store
 from memscale.optim.offload.attach import keep_resident, send, take_back
 from memscale.optim.offload.pieces import OFFLOADED
+from memscale.optim.offload.store import StateStore
 from offloaded_state_samples import CUT, PIECE, equal, opened, pair, parameters, step
 
 
@@ -94,25 +96,14 @@ def test_reading_fails() -> None:
 
 
 @pytest.mark.parametrize(("stepped", "fails_at"), [(0, 1), (0, 2), (1, 1), (1, 2)])
-def test_an_exception_in_the_step(stepped: int, fails_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_the_step(stepped: int, fails_at: int) -> None:
     """In the first piece, it is as PyTorch's; in a later one, the parameter is known to be of no use."""
     values = parameters()
     optimizer = CUT["adamw"](values)
     assert send(optimizer, opened(), PIECE) == ""
     step(values, optimizer, stepped)
-    inner, calls = Alone.step, 0
-
-    def failing(self: Alone, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-        nonlocal calls
-        calls += 1
-        if calls == fails_at:
-            raise ArithmeticError("on purpose")
-        return inner(self, parameter, state)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Alone, "step", failing)
-        with pytest.raises(ArithmeticError):
-            step(values, optimizer, 1, seed=2)
+    with beside({Alone.step: failing(ArithmeticError, fails_at)}), pytest.raises(ArithmeticError):
+        step(values, optimizer, 1, seed=2)
     if fails_at == 1:
         step(values, optimizer, 1, seed=3)
     else:
@@ -129,28 +120,27 @@ ASKED: dict[str, Callable[[torch.optim.Optimizer], object]] = {
 
 
 @pytest.mark.parametrize("what", ASKED)
-def test_a_signals_handler_that_saves_within_a_step(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signals_handler_that_saves_within_a_step(what: str) -> None:
     """It is told that a step runs, and to save later; the step goes on, and nothing is lost."""
     both, optimizers = pair(CUT["adamw"])
     step(both[0], optimizers[0], 1)
-    inner, calls, errors = Alone.step, 0, list[BaseException]()
+    calls, errors = 0, list[BaseException]()
 
     def handler(*unused: Any) -> None:
         with pytest.raises(RuntimeError) as caught:
             ASKED[what](optimizers[1])
         errors.append(caught.value)
 
-    def disturbed(self: Alone, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    def disturbed(*unused: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == 4:  # in the middle of a parameter
             os.kill(os.getpid(), signal.SIGUSR1)
-        return inner(self, parameter, state)
 
-    monkeypatch.setattr(Alone, "step", disturbed)
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        step(both[1], optimizers[1], 1)
+        with beside({Alone.step: disturbed}):
+            step(both[1], optimizers[1], 1)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert what in str(errors[0]) and "in the middle of a step of the same optimizer" in str(errors[0])
@@ -192,17 +182,14 @@ def test_ctrl_c_waits_for_the_end_of_the_step(monkeypatch: pytest.MonkeyPatch) -
     for value in both[1]:
         value.grad = torch.empty_like(value).copy_(torch.randn(value.shape, generator=generator))
     asked: list[bool] = []
-    put = store.StateStore.put
 
-    def interrupted(self: store.StateStore, piece: Tensor) -> Any:
+    def interrupted(*unused: Any) -> None:
         if not asked:
             asked.append(True)
             os.kill(os.getpid(), signal.SIGINT)
-        return put(self, piece)
 
-    monkeypatch.setattr(store.StateStore, "put", interrupted)
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
+    with beside({StateStore.put: interrupted}), pytest.raises(KeyboardInterrupt):
         optimizers[1].step()
     assert signal.getsignal(signal.SIGINT) is before
     large = [index for index, value in enumerate(both[1]) if value.numel() > 77]
@@ -244,18 +231,17 @@ def test_nothing_is_left_on_the_disk(tmp_path: Path) -> None:
     take_back(optimizer)
 
 
-def test_ctrl_c_is_not_lost_when_the_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_not_lost_when_the_step_fails() -> None:
     values = parameters()
     optimizer = CUT["adamw"](values)
     assert send(optimizer, opened(), PIECE) == ""
 
-    def fails(*_: Any) -> Any:
+    def fails(*unused: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         raise ValueError("in the step")
 
-    monkeypatch.setattr(Alone, "step", fails)
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with beside({Alone.step: fails}), pytest.raises(KeyboardInterrupt) as caught:
         step(values, optimizer, 1)
     assert isinstance(caught.value.__context__, ValueError)
     assert signal.getsignal(signal.SIGINT) is before

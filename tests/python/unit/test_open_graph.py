@@ -64,7 +64,7 @@ def test_a_backward_that_failed_is_over() -> None:
     """Though it does not say so: whoever looks at the model then need not wait for another forward."""
     model = nn.Linear(4, 4)
     memscale.wrap(model, CONFIG, torch.ones(2, 4))
-    graphs = model.__dict__["_memscale_executor"].open
+    graphs = memscale.executor_of(model).open
     x = torch.ones(2, 4, requires_grad=True)
     handle = x.register_hook(lambda gradient: 1 / 0)
     output = model(x)
@@ -119,7 +119,7 @@ def test_what_another_thread_holds_is_no_part_of_this_ones_step(waits: bool) -> 
     """Neither an output that waits for its backward, nor one that has had it."""
     model, x = nn.Linear(256, 256), torch.ones(256, 256)  # an output is 256 KiB
     memscale.wrap(model, CONFIG, x)
-    executor = model.__dict__["_memscale_executor"]
+    executor = memscale.executor_of(model)
     before, held = executor.plan, []
 
     def other() -> None:
@@ -165,7 +165,7 @@ def test_more_forwards_than_are_counted_are_said_once(
     for _ in range(3):
         losses = [model(torch.ones(2, 4)).sum() for _ in range(forwards)]
         torch.stack(losses).sum().backward()
-    assert model.__dict__["_memscale_executor"].open.planned == min(forwards, 8)
+    assert memscale.executor_of(model).open.planned == min(forwards, 8)
     memscale.detach(model)
     assert len(warnings_of(caplog)) == (forwards > 8)
 
@@ -218,7 +218,7 @@ def test_all_forwards_before_a_backward_are_in_the_plan(
     assert all(map(torch.equal, expected, train(model, batches, 2)))
     model.zero_grad()
     peak = peak_bytes(lambda: train(model, batches, 2)) + before
-    plan = model.__dict__["_memscale_executor"].plan
+    plan = memscale.executor_of(model).plan
     assert plan.fits and plan.active
     assert peak <= plan.predicted.allocated_peak_bytes < plan.budget_bytes
     if len(set(rows)) == 1:

@@ -141,7 +141,7 @@ def test_a_class_with_a_deepcopy_and_a_reduce_of_its_own() -> None:
     plain = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))).train()
     keys = dict(attributes(copy.deepcopy(plain)))
     model = memscale.wrap(plain, SMALLEST, torch.ones(2, 4))
-    assert "_memscale_executor" in vars(model)
+    assert memscale.executor_of(model) is not None
     for way in WAYS:
         twin = way(model)
         assert "forward" not in vars(twin) and not any(

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale.hardware import host as hardware_host
 from memscale.hardware.detect import Hardware, card_hardware, detect
 from memscale.techniques.precision import loss_scale_backward, mixed_precision
 from memscale.techniques.precision.autocast import AutocastAttachment, AutocastForward
 from memscale.techniques.precision.loss_scale import entered
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn
-from processors import why_no_bf16_lstm
+from processors import use_flags, why_no_bf16_lstm
 from zoo.models import MAIN, Case, numbers
 from zoo.models import case as find_case
 from zoo.training import Loop, assert_checkpointed, assert_same, built, reference, same_bits, train
@@ -32,7 +31,7 @@ SMALLEST = ROOMY.replace(memory_budget=1)
 
 pytestmark = pytest.mark.usefixtures("bf16_host")
 
-ONEDNN_HAS_BF16 = mixed_precision._onednn_has_bf16
+ONEDNN_HAS_BF16 = mixed_precision.onednn_has_bf16
 """As it is without that fixture."""
 
 
@@ -78,7 +77,7 @@ class TestFind:
         assert all(word in mixed_precision.why_not(small(), hardware()) for word in words)
 
     def test_refused_where_onednn_cannot(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mixed_precision, "_onednn_has_bf16", lambda: False)
+        monkeypatch.setattr(mixed_precision, "onednn_has_bf16", lambda: False)
         assert mixed_precision.find(small(), host()) == []
         assert "oneDNN" in mixed_precision.why_not(small(), host())
         assert mixed_precision.find(small(), card((8, 0)))  # a card does not care
@@ -298,7 +297,7 @@ class TestStandsAside:
             memscale.wrap(model, ROOMY)
             output = model(x)
         assert output.dtype is dtype and same_bits(expected, output)
-        plan = model._memscale_executor.plan
+        plan = memscale.executor_of(model).plan
         assert plan is not None and not plan.steps
         assert any("opens autocast itself" in note for note in plan.notes)
 
@@ -352,7 +351,7 @@ class TestStandsAside:
     def test_without_the_hardware_the_step_is_plain(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(hardware_host, "cpu_flags", frozenset)
+        use_flags(monkeypatch, ())
         torch.manual_seed(0)
         model, x = small(), torch.randn(3, 4)
         expected = model(x)

@@ -161,6 +161,6 @@ def test_peers_are_judged_as_memscale_bench_judges_them() -> None:
     numbers = ("allocated_bytes", "engine_bytes", "step_ms", "loss_off_percent")
     typed = [{**row, **{name: float(row[name] or 0) for name in numbers}} for row in ran]
     theirs = [row for row in typed if row["suite"] == "peers" and not is_ours(row["way"])]
-    figures = {name: figure.text for name, figure in measured._peers(found)}
+    figures = {name: figure.text for name, figure in measured.rows_of_peers(found)}
     assert figures["peers_runs"] == str(len(theirs)) != "0"
     assert figures["peers_beaten"] == str(sum(bool(beaten(row, typed)) for row in theirs))

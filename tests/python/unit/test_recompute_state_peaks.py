@@ -58,6 +58,6 @@ def test_the_peak_inside_a_second_run_is_predicted(norm: bool) -> None:
 
     train()
     before = sum(tensor.untyped_storage().nbytes() for tensor in (*model.parameters(), *model.buffers(), x))
-    plan = model.__dict__["_memscale_executor"].plan
+    plan = memscale.executor_of(model).plan
     assert "blocks.0" in [choice.module for choice in plan.active]
     assert peak_bytes(train) + before == plan.predicted.allocated_peak_bytes

@@ -181,9 +181,9 @@ def test_units_and_ticks() -> None:
     assert ticks(10) == [0, 2, 4, 6, 8, 10]
     assert ticks(0) == [0]
     assert ticks(108, least=99) == [100, 102, 104, 106, 108]
-    assert report_charts._time_axis([100.0, 120.0]) == (95.0, 125.0)
-    assert report_charts._time_axis([100.0, 250.0]) == (0.0, 270.0)
-    assert report_charts._time_axis([100.0]) == (0.0, 108.0)
+    assert report_charts.time_axis([100.0, 120.0]) == (95.0, 125.0)
+    assert report_charts.time_axis([100.0, 250.0]) == (0.0, 270.0)
+    assert report_charts.time_axis([100.0]) == (0.0, 108.0)
     assert len(ticks(7.3e-7)) <= 8
 
 
@@ -216,13 +216,13 @@ def test_detail_is_optional_in_all_its_parts(on_card: Predicted, tmp_path: Path)
 
 
 def test_a_region_stays_whole_when_parts_are_added_one_by_one() -> None:
-    from memscale.observability.report_detail import _parts
+    from memscale.observability.report_detail import parts_of
     from plan_samples import choice
 
     conv = choice("f.0", "checkpoint", type="Conv")
     relu = choice("f.1", "checkpoint", type="ReLU", joined=True)
     alone = choice("f.2", "checkpoint", type="ReLU")
-    assert _parts([conv, relu, alone]) == [
+    assert parts_of([conv, relu, alone]) == [
         ("checkpoint as one 2 modules", [conv, relu]),
         ("checkpoint 1 × ReLU", [alone]),
     ]

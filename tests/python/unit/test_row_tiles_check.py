@@ -147,7 +147,7 @@ def test_a_run_goes_on_without_the_module() -> None:
     model = Net(Mlp())
     config = memscale.Config(memory_budget=1, mode="aggressive", enable_logging=False)
     memscale.wrap(model, config, sample_input=(batch(),))
-    executor: Any = model._memscale_executor
+    executor: Any = memscale.executor_of(model)
     assert "mlp_tile" in executor.plan.explain()
     loss = model(batch())
     with other_world(), pytest.raises(RecomputeError) as caught:

@@ -7,11 +7,9 @@ import errno
 import fcntl
 import os
 import random
-import resource
 import signal
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import pytest
 import torch
 
 import memscale
-from memscale.saving import atomic as saving
+from disks import files_up_to
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -153,32 +151,20 @@ def test_what_cannot_be_saved(value: Any, error: type[BaseException], target: Pa
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_writing_fails(nth: int, error: BaseException, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is the one that there was, not what PyTorch's writer says about it."""
-    calls = 0
+    calls, real = 0, os.write
 
-    def write(self: Any, data: Any) -> Any:
+    def write(descriptor: int, data: Any) -> int:
         nonlocal calls
         calls += 1
         if calls == nth:
-            self.failure = error
             raise error
-        return super(saving._File, self).write(data)
+        return real(descriptor, data)
 
-    monkeypatch.setattr(saving._File, "write", write)
+    monkeypatch.setattr(os, "write", write)
     with pytest.raises(type(error)) as caught:
         memscale.save({"a": torch.ones(100_000), "b": torch.ones(100_000)}, target)
     assert caught.value is error
     assert names(target.parent) == ["run.pt"] and number(target) == 0
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """The system refuses larger ones, as it would on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [0, 1000, 10_000])
@@ -216,38 +202,36 @@ def test_the_file_of_a_living_process_stays(target: Path) -> None:
 
 
 def test_taken_for_a_leftover_before_it_was_locked(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, seen = saving._lock, list[int]()
+    real, seen = fcntl.flock, list[int]()
 
-    def late(descriptor: int) -> bool | None:
+    def late(descriptor: int, operation: int) -> None:
         if not seen:
             Path(os.readlink(f"/proc/self/fd/{descriptor}")).unlink()
         seen.append(descriptor)
-        return real(descriptor)
+        real(descriptor, operation)
 
-    monkeypatch.setattr(saving, "_lock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     memscale.save(NEW, target)
     assert len(seen) == 2 and number(target) == 1 and names(target.parent) == ["run.pt"]
 
 
 def test_another_save_holds_it_before_it_was_locked(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be removed at any moment until the other has closed it, so it is not the one to write."""
-    real, held = saving._lock, list[int]()
+    real, write, held = fcntl.flock, os.write, list[int]()
 
-    def late(descriptor: int) -> bool | None:
+    def late(descriptor: int, operation: int) -> None:
         if not held:
             other = os.open(os.readlink(f"/proc/self/fd/{descriptor}"), os.O_RDWR)
             held.append(other)
-            assert real(other)
-        return real(descriptor)
+            real(other, operation)
+        real(descriptor, operation)
 
-    real_write = saving._write
-
-    def removed_meanwhile(*args: Any) -> None:
+    def removed_meanwhile(descriptor: int, data: Any) -> int:
         Path(os.readlink(f"/proc/self/fd/{held[0]}")).unlink(missing_ok=True)
-        real_write(*args)
+        return write(descriptor, data)
 
-    monkeypatch.setattr(saving, "_lock", late)
-    monkeypatch.setattr(saving, "_write", removed_meanwhile)
+    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr(os, "write", removed_meanwhile)
     memscale.save(NEW, target)
     os.close(held[0])
     assert number(target) == 1 and names(target.parent) == ["run.pt"]
@@ -302,10 +286,20 @@ def saved_with_a_kill(target: Path, position: int, after: bool) -> None:
 
         return call
 
-    for name in ("open", "close", "fsync", "fchmod", "fchown", "replace", "unlink", "listdir", "fstat"):
+    for name in (
+        "open",
+        "close",
+        "write",
+        "fsync",
+        "fchmod",
+        "fchown",
+        "replace",
+        "unlink",
+        "listdir",
+        "fstat",
+    ):
         setattr(os, name, deadly(getattr(os, name)))
     fcntl.flock = deadly(fcntl.flock)
-    saving._File.write = deadly(saving._File.write)  # type: ignore[method-assign]
     memscale.save(NEW, target)
 
 
@@ -326,21 +320,21 @@ def test_killed_at_any_call(after: bool, target: Path) -> None:
 
 def test_killed_at_any_byte(target: Path) -> None:
     draw = random.Random(5)
-    real = saving._File.write
+    real = os.write
 
-    def partly(self: saving._File, data: Any, most: int) -> Any:
-        written = self.tell()
+    def partly(descriptor: int, data: Any, most: int) -> int:
+        written = os.lseek(descriptor, 0, os.SEEK_CUR)
         if written + len(data) > most:
-            real(self, memoryview(data)[: most - written])
+            real(descriptor, memoryview(data)[: most - written])
             die()
-        return real(self, data)
+        return real(descriptor, data)
 
     size = target.stat().st_size + 4000 * 4  # of the new one
     for _ in range(10):
         most = draw.randrange(size)
 
         def work(most: int = most) -> None:
-            saving._File.write = lambda self, data: partly(self, data, most)  # type: ignore[method-assign]
+            os.write = lambda descriptor, data: partly(descriptor, data, most)  # type: ignore[assignment]
             memscale.save(NEW, target)
 
         assert not ends(work)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import memscale
 import tallies
+from calls import beside, failing
 from cli_samples import Net, Runner
 from memscale.core.devices import resolve_device
 from memscale.core.savings_build import Asked, Terms, savings_of
@@ -400,15 +402,12 @@ def test_the_command_line_refuses_in_a_line(capsys: pytest.CaptureFixture[str]) 
 def test_only_what_the_model_raises_is_a_step_of_another_size(
     ours: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def raising(*_: Any) -> None:
-        raise IndexError("of the model")
-
     if ours:
         monkeypatch.setattr("memscale.core.savings_build._plan_at", None)
-    else:
-        monkeypatch.setattr("memscale.core.savings_build.savings_of", raising)
     words = ("--batch", 64, "--seq", 64, "--device", "cpu", "--budget", "50MiB", "--savings")
-    said = Runner(capsys)("estimate", "cli_samples:sized", *words)
+    fails = nullcontext() if ours else beside({savings_of: failing(IndexError("of the model"))})
+    with fails:
+        said = Runner(capsys)("estimate", "cli_samples:sized", *words)
     assert said.code == 2
     assert ("a step of another size" in said.err) == (not ours)
     assert ("--debug shows where" in said.err) == ours

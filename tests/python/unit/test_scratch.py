@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import memscale
+from calls import beside
 from memscale.ops import op_facts, scratch, scratch_convolution, scratch_probe, scratch_run
 from memscale.ops.scratch_probe import measured_scratch
 from memscale.plans.error_band import error_band
 from memscale.torchkit.described_calls import Shape, describe
-from memscale.trace.fake_optimizer import _each_pair
+from memscale.trace.fake_optimizer import each_pair
 from processors import why_no_bf16_lstm
 from zoo.training import peak_bytes
 
@@ -26,10 +28,14 @@ BF16 = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
-def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is less measured on processors that are slow in BF16."""
-    scratch_run._known.clear()
-    monkeypatch.setattr(scratch_run, "_SLOW_FLOPS", scratch_convolution._FLOPS)
+def _nothing_known() -> None:
+    scratch_run.forget()
+
+
+LIMITS = scratch_convolution.Limits(slow=scratch_convolution.Limits().part)
+"""No less is measured on processors that are slow in BF16."""
+
+FORWARD = functools.partial(scratch_convolution.forward, limits=LIMITS)
 
 
 def convolution(batch: int, channels: int = 64, side: int = 28, dtype: torch.dtype = torch.float32) -> Any:
@@ -56,7 +62,7 @@ def test_measured_is_what_the_profiler_sees(dtype: torch.dtype) -> None:
     args = convolution(2, dtype=dtype)
     func = aten.convolution.default
     outputs = outputs_of(func, args)
-    found = measured_scratch(scratch_probe.MEASURES["aten::convolution"], func, args, {}, outputs)
+    found = measured_scratch(FORWARD, func, args, {}, outputs)
     assert found == seen_by_profiler(func, args) - outputs
 
 
@@ -72,20 +78,16 @@ def test_product_is_what_the_profiler_sees() -> None:
 
 
 def test_batch_beyond_the_limit_follows_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    measure, func, args = (
-        scratch_probe.MEASURES["aten::convolution"],
-        aten.convolution.default,
-        convolution(32),
-    )
+    func, args = aten.convolution.default, convolution(32)
     outputs = outputs_of(func, args)
-    whole = measured_scratch(measure, func, args, {}, outputs)
+    whole = measured_scratch(FORWARD, func, args, {}, outputs)
     flops = 2 * 64 * 9 * outputs // 4
-    monkeypatch.setattr(scratch_convolution, "_FLOPS", flops // 4)
-    monkeypatch.setattr(scratch_convolution, "_MOST_FLOPS", flops // 4)
+    limits = LIMITS._replace(part=flops // 4, whole=flops // 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # as many images are enough for one each
-    scratch_run._known.clear()
-    assert measured_scratch(measure, func, args, {}, outputs) == whole
-    sizes = {key[0][1][0].size[0] for key in scratch_run._known}
+    scratch_run.forget()
+    parts = functools.partial(scratch_convolution.forward, limits=limits)
+    assert measured_scratch(parts, func, args, {}, outputs) == whole
+    sizes = {given[0].size[0] for _, given, _ in scratch_run.remembered()}
     assert sizes == {8, 4}
 
 
@@ -121,74 +123,60 @@ def large_image(name: str, backward: bool) -> tuple[Any, tuple[Any, ...], int, i
 
 @pytest.mark.parametrize("name", [*LARGE_IMAGES])
 @pytest.mark.parametrize("backward", [False, True])
-def test_parts_of_an_image_that_is_too_large(
-    name: str, backward: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_an_image_that_is_too_large(name: str, backward: bool) -> None:
     func, args, outputs, flops = large_image(name, backward)
-    measure = scratch_probe.MEASURES[func._schema.name]
-    whole = measured_scratch(measure, func, args, {}, outputs)
-    scratch_run._known.clear()
-    monkeypatch.setattr(scratch_run, "_SLOW_FLOPS", flops // 2)
-    for limit in ("_FLOPS", "_IMAGE_FLOPS", "_MOST_FLOPS"):
-        monkeypatch.setattr(scratch_convolution, limit, flops // 2)
-    found = measured_scratch(measure, func, args, {}, outputs)
+    measure = scratch_convolution.backward if backward else scratch_convolution.forward
+    whole = measured_scratch(functools.partial(measure, limits=LIMITS), func, args, {}, outputs)
+    scratch_run.forget()
+    limits = scratch_convolution.Limits(*[flops // 2] * 4)
+    found = measured_scratch(functools.partial(measure, limits=limits), func, args, {}, outputs)
     assert whole is not None and found is not None
     assert whole + outputs <= 1.005 * (found + outputs)
     assert found + outputs <= 1.1 * (whole + outputs)
 
 
-def test_an_image_that_is_far_too_large_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("_FLOPS", "_IMAGE_FLOPS", "_MOST_FLOPS"):
-        monkeypatch.setattr(scratch_convolution, limit, 1000)
-    args = convolution(2)
-    func = aten.convolution.default
-    assert measured_scratch(scratch_probe.MEASURES["aten::convolution"], func, args, {}, 1 << 20) is None
-    assert scratch_run._known == {}
+def test_an_image_that_is_far_too_large_is_not_measured() -> None:
+    measure = functools.partial(scratch_convolution.forward, limits=scratch_convolution.Limits(*[1000] * 3))
+    assert measured_scratch(measure, aten.convolution.default, convolution(2), {}, 1 << 20) is None
+    assert not scratch_run.remembered()
 
 
-def test_large_product_runs_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, limit in ((scratch_probe, "_PRODUCT_FLOPS"), (scratch_run, "_SLOW_FLOPS")):
-        monkeypatch.setattr(module, limit, 2 * 64 * 64 * 128)
+def test_large_product_runs_smaller() -> None:
+    most = 2 * 64 * 64 * 128
+    measure = functools.partial(scratch_probe.product, flops=most, slow=most)
     bias = torch.empty(512, dtype=BF16, device="meta")
     args = (
         bias,
         *(torch.empty(256, 128, dtype=BF16, device="meta"), torch.empty(128, 512, dtype=BF16, device="meta")),
     )
-    found = measured_scratch(
-        scratch_probe.MEASURES["aten::addmm"], aten.addmm.default, args, {}, 256 * 512 * 2
-    )
-    (key,) = scratch_run._known
-    shapes = [value.size for value in key[0][1] if isinstance(value, Shape)]
+    found = measured_scratch(measure, aten.addmm.default, args, {}, 256 * 512 * 2)
+    ((_, given, _),) = scratch_run.remembered()
+    shapes = [value.size for value in given if isinstance(value, Shape)]
     assert shapes == [(64,), (64, 128), (128, 64)]
-    assert found is not None and found >= scratch_probe._SHRUNK_MARGIN_BYTES
+    assert found is not None and found >= scratch_probe.SHRUNK_MARGIN_BYTES
 
 
 def test_fp32_products_are_not_run() -> None:
     args = (torch.empty(64, 64, device="meta"), torch.empty(64, 64, device="meta"))
     assert measured_scratch(scratch_probe.MEASURES["aten::mm"], aten.mm.default, args, {}, 64 * 64 * 4) == 0
-    assert scratch_run._known == {}
+    assert not scratch_run.remembered()
 
 
-def test_same_signature_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_signature_runs_once() -> None:
     runs: list[Any] = []
-    aside = scratch_run._run_aside
-    monkeypatch.setattr(scratch_run, "_run_aside", lambda *call: runs.append(call) or aside(*call))
     args = convolution(2)
-    for _ in range(2):
-        measured_scratch(
-            scratch_probe.MEASURES["aten::convolution"], aten.convolution.default, args, {}, 1 << 20
-        )
-    assert len(runs) == 1
     transposed = (args[0].transpose(2, 3), *args[1:])
-    measured_scratch(
-        scratch_probe.MEASURES["aten::convolution"], aten.convolution.default, transposed, {}, 1 << 20
-    )
+    with beside({scratch_run.run_aside: lambda *call: runs.append(call)}):
+        for _ in range(2):
+            measured_scratch(FORWARD, aten.convolution.default, args, {}, 1 << 20)
+        assert len(runs) == 1
+        measured_scratch(FORWARD, aten.convolution.default, transposed, {}, 1 << 20)
     assert len(runs) == 2
 
 
 def test_refused_call_is_not_measured() -> None:
     args = (torch.empty(3, 4, dtype=BF16, device="meta"), torch.empty(5, 6, dtype=BF16, device="meta"))
-    assert measured_scratch(scratch_probe._light, aten.mm.default, args, {}, 0) is None
+    assert measured_scratch(scratch_probe.light, aten.mm.default, args, {}, 0) is None
 
 
 def test_measuring_leaves_the_caller_alone() -> None:
@@ -203,7 +191,7 @@ def test_measuring_leaves_the_caller_alone() -> None:
             scratch_probe.MEASURES["aten::convolution"], aten.convolution.default, args, {}, 1 << 20
         )
         assert torch.is_autocast_enabled("cpu")
-    assert len(scratch_run._known) == 1
+    assert len(scratch_run.remembered()) == 1
     assert torch.equal(torch.get_rng_state(), state)
     assert threading.active_count() == threads
     assert all("conv" not in event.name for event in profiled.events())  # type: ignore[union-attr]
@@ -288,11 +276,11 @@ def test_what_zeros_would_not_tell_is_not_measured() -> None:
 
 def test_every_pair_of_neighbours_is_chosen() -> None:
     keys = ["a", "b", "c", "a", "b", "c", "a", "c"]
-    chosen = sorted(_each_pair(keys))
+    chosen = sorted(each_pair(keys))
     pairs = {(keys[i - 1], keys[i]) for i in range(1, len(keys))}
     kept = {(keys[i - 1], keys[i]) for i in chosen if i - 1 in chosen}
     assert kept == pairs
-    assert len(_each_pair(["w", "b"] * 50)) < 6
+    assert len(each_pair(["w", "b"] * 50)) < 6
 
 
 def test_backward_is_traced_outside_autocast() -> None:

@@ -41,17 +41,17 @@ def test_a_module_of_pytorch_counts_where_there_is_no_other() -> None:
     first = GraphRecorder(_core.Graph())
     assert HERE in recorded(lambda: layer(x), first)["addmm"]  # the test's own line is better than PyTorch's
     second = GraphRecorder(_core.Graph())
-    files = first.origins.lines._files
-    second.origins.lines._files = {code: "" for code in files if HERE in code.co_filename}
+    files = first.origins.lines.files
+    second.origins.lines.files = {code: "" for code in files if HERE in code.co_filename}
 
     def here() -> None:
         layer(x)
 
-    second.origins.lines._files[here.__code__] = ""
-    second.origins.lines._files[recorded.__code__] = ""
+    second.origins.lines.files[here.__code__] = ""
+    second.origins.lines.files[recorded.__code__] = ""
     frame = sys._getframe()
     while frame.f_back is not None:
-        second.origins.lines._files[frame.f_code] = ""
+        second.origins.lines.files[frame.f_code] = ""
         frame = frame.f_back
     assert "torch/nn/modules/linear.py:" in recorded(here, second)["addmm"]
 

@@ -111,7 +111,7 @@ def test_graphs_train_equal_and_their_peak_is_known(layout: str, where: str, sta
     config = Config(memory_budget=whole * 6 // 10, use_static_profiling=static, enable_logging=False)
     memscale.wrap(model, config, args, optimizer=optimizer)
     assert all(map(torch.equal, plain, train(model, optimizer, args)))
-    plan = model._memscale_executor.plan  # type: ignore[union-attr]
+    plan = memscale.executor_of(model).plan
     assert plan.profile == ("static" if static else "empirical") and plan.active
     held = [*model.parameters(), *model.buffers(), *args]
     held += [
@@ -136,7 +136,7 @@ def test_who_asks_for_elements_is_traced_by_a_real_step(where: str) -> None:
     model, optimizer = made(lambda: Network(torch.sparse_coo, where, True))
     memscale.wrap(model, Config(memory_budget=1, enable_logging=False), args, optimizer=optimizer)
     assert all(map(torch.equal, plain, train(model, optimizer, args)))
-    plan = model._memscale_executor.plan  # type: ignore[union-attr]
+    plan = memscale.executor_of(model).plan
     assert plan.profile == "empirical" and "sparse tensor" in " ".join(plan.notes)
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import memscale
+from calls import beside
 from memscale.optim import give_back, take_over
-from memscale.optim.offload import store
 from memscale.optim.offload.attach import send, take_back
+from memscale.optim.offload.store import Run, StateStore
 from offloaded_state_samples import CUT, PIECE, equal, opened, pair, parameters, step
 from zoo.training import memory_changes
 
@@ -30,9 +31,9 @@ def weights(values: list[nn.Parameter]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("moments", [None, "code8"])
-def test_no_memory_for_a_piece(moments: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_a_piece(moments: str | None) -> None:
     """Each parameter is stepped or not, with its state; or the optimizer says that one is of no use."""
-    real, failed, torn = store._Run._buffer, 0, 0
+    failed = torn = 0
 
     def stepped(fails_at: int) -> tuple[list[Tensor], Any]:
         """Weights and states after two steps; the second one's allocation of that number fails."""
@@ -45,20 +46,18 @@ def test_no_memory_for_a_piece(moments: str | None, monkeypatch: pytest.MonkeyPa
         step(values, optimizer, 1)
         calls = 0
 
-        def short(run: Any, size: int, device: torch.device) -> Tensor:
+        def short(*unused: Any) -> None:
             nonlocal calls, failed
             calls += 1
             if calls == fails_at:
                 failed += 1
                 raise MemoryError
-            return real(run, size, device)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(store._Run, "_buffer", short)
-            try:
+        try:
+            with beside({Run.buffer: short}):
                 step(values, optimizer, 1, seed=2)
-            except MemoryError:
-                assert calls == fails_at
+        except MemoryError:
+            assert calls == fails_at
         return weights(values), states(optimizer)
 
     after = stepped(0)
@@ -85,8 +84,8 @@ def test_a_piece_goes_before_more_comes(monkeypatch: pytest.MonkeyPatch) -> None
     """A plan counts the pieces in use and the parts of gradients, and not what a piece of before had."""
     seen: list[bool] = []
 
-    def watched(self: store.StateStore, jobs: Any) -> None:
-        run = store._Run(self, [])
+    def watched(self: StateStore, jobs: Any) -> None:
+        run = Run(self, [])
 
         def seeing(call: Any) -> Any:
             def seen_call(*arguments: Any) -> Any:
@@ -102,7 +101,7 @@ def test_a_piece_goes_before_more_comes(monkeypatch: pytest.MonkeyPatch) -> None
     optimizer = CUT["adamw"](values)
     assert send(optimizer, opened(), PIECE) == ""
     step(values, optimizer, 1)
-    monkeypatch.setattr(store.StateStore, "run", watched)
+    monkeypatch.setattr(StateStore, "run", watched)
     step(values, optimizer, 2)
     assert len(seen) > 8 and all(seen)
 

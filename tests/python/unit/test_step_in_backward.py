@@ -23,7 +23,7 @@ from memscale.optim import take_over
 from memscale.optim.offload.attach import send
 from memscale.optim.spent import SpentGradient
 from memscale.techniques.optimizer.step_in_backward import find
-from offloaded_state_samples import CUT, WHOLE, equal, opened
+from offloaded_state_samples import CUT, WHOLE, equal, opened, with_small_ones
 from optim_samples import OPTIMIZERS, OUR_ADAMW
 
 EVERY: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -58,7 +58,7 @@ def test_every_bit_of_our_state_stays(name: str, moments: str) -> None:
 @pytest.mark.skipif(why_no_engine(torch.device("cpu")) != "", reason="no offload here")
 @pytest.mark.parametrize("ours", [False, True])
 def test_every_bit_stays_with_the_state_offloaded(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memscale.optim.offload.state.LEAST_BYTES", 1)
+    with_small_ones(monkeypatch)
 
     def prepare(optimizer: Any) -> None:
         assert not ours or take_over(optimizer) == ""

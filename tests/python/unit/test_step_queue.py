@@ -7,7 +7,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import memscale
 from backward_step_samples import stepped
+from calls import beside
 from engine_samples import peak_bytes
 from memscale import Config
 from memscale.optim import take_over
@@ -48,44 +50,34 @@ X = torch.linspace(-1, 1, 2400).view(4, 600)
 
 
 @pytest.fixture(params=["late", "early", "at random"])
-def when(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def when(request: pytest.FixtureRequest) -> Iterator[str]:
     """When steps run: one each time that backward cannot go on without it; at once; somewhere between."""
-    go, run, put = threading.Semaphore(0), CoreStep.run, StepQueue.put
-    generator = random.Random(5)
-    make = StepQueue.__init__
+    go, generator = threading.Semaphore(0), random.Random(5)
 
-    class Asks(threading.Condition):
-        def wait(self, timeout: float | None = None) -> bool:
-            if threading.current_thread().name != NAME:
-                go.release()
-            return super().wait(timeout)
-
-    def made(self: StepQueue, most_bytes: int) -> None:
-        make(self, most_bytes)
-        self._changed = Asks()
+    def asks(condition: threading.Condition, *unused: Any) -> None:
+        of_a_queue = "RLock" in repr(condition)  # that of a thread's start has a plain lock
+        if of_a_queue and threading.current_thread().name != NAME:
+            go.release()
 
     def late(step: CoreStep, core: Any = None) -> None:
         if core is not None:
             go.acquire()
-        run(step, core)
 
-    def early(self: StepQueue, step: CoreStep) -> None:
-        put(self, step)
-        self._await()
+    def early(result: None, queue: StepQueue, step: CoreStep) -> None:
+        with suppress(Exception):  # the next call of the queue says so
+            queue.drain()
 
     def at_random(step: CoreStep, core: Any = None) -> None:
         if core is not None:
             time.sleep(generator.choice((0, 0, 0.001, 0.004)))
-        run(step, core)
 
-    if request.param == "late":
-        monkeypatch.setattr(StepQueue, "__init__", made)
-        monkeypatch.setattr(CoreStep, "run", late)
-    elif request.param == "early":
-        monkeypatch.setattr(StepQueue, "put", early)
-    else:
-        monkeypatch.setattr(CoreStep, "run", at_random)
-    return str(request.param)
+    watch = {
+        "late": beside({threading.Condition.wait: asks, CoreStep.run: late}),
+        "early": beside(after={StepQueue.put: early}),
+        "at random": beside({CoreStep.run: at_random}),
+    }[request.param]
+    with watch:
+        yield str(request.param)
 
 
 def run_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4) -> list[Tensor]:
@@ -99,22 +91,10 @@ def run_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4
     return [*found, *(value.detach() for value in model.parameters())]
 
 
-def seen_in(queue: StepQueue) -> list[int]:
-    """Bytes that wait, noted each time that a step is put there."""
-    put, seen = queue.put, []
-
-    def noted(step: CoreStep) -> None:
-        put(step)
-        seen.append(queue._bytes)
-
-    queue.put = noted  # type: ignore[method-assign]
-    return seen
-
-
 @pytest.mark.parametrize("moments", ["code8", "fp32"])
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lion"])
 def test_every_bit_stays_whenever_steps_run(name: str, moments: str, when: str) -> None:
-    runs = []
+    runs, seen = [], list[int]()
     for in_backward in (False, True):
         model = Deep()
         optimizer = OPTIMIZERS[name](model.parameters())
@@ -124,9 +104,9 @@ def test_every_bit_stays_whenever_steps_run(name: str, moments: str, when: str) 
             continue
         with stepped(model, optimizer) as made:
             assert made.steps is not None
-            queue = made.steps._queue
-            seen = seen_in(queue)
-            runs.append((run_steps(model, optimizer), optimizer.state_dict()))
+            queue = made.steps.queue
+            with beside(after={StepQueue.put: lambda result, queue, step: seen.append(queue.waiting_bytes)}):
+                runs.append((run_steps(model, optimizer), optimizer.state_dict()))
         assert len(seen) == 4 * (2 * DEPTH + 1) and max(seen) <= queue.most_bytes
         assert when != "late" or max(seen) > queue.most_bytes - 4 * WIDTH * WIDTH
         assert when != "early" or max(seen) == 0
@@ -146,8 +126,8 @@ def test_the_predicted_peak_holds_whenever_steps_run(when: str) -> None:
         kept.append(model)
 
     peak = peak_bytes(run)
-    executor = kept[0]._memscale_executor
-    assert executor.in_force.path[-1].steps._queue.most_bytes == executor.planned.trace.path.step_window_bytes
+    executor = memscale.executor_of(kept[0])
+    assert executor.in_force.path[-1].steps.queue.most_bytes == executor.planned.trace.path.step_window_bytes
     predicted = executor.plan.predicted.device_used_peak_bytes
     assert 0.98 * predicted <= peak <= predicted
     memscale.detach(kept[0])
@@ -184,25 +164,30 @@ def test_weights_are_stepped_when_backward_ends(when: str) -> None:
             optimizer.step()
 
 
-def core_step(run: Callable[[], None] = lambda: None) -> Any:
+def core_step(run: Callable[[], object] = lambda: None) -> Any:
     """A step that does something else."""
     made = CoreStep(parameters=[torch.ones(1)], gradients=[torch.ones(4)])
     made.run = lambda core=None: run()  # type: ignore[method-assign]
     return made
 
 
-def test_a_child_of_fork_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = StepQueue(64)
+def test_a_child_of_fork_has_no_thread() -> None:
+    queue, go = StepQueue(64), threading.Event()
     queue.put(core_step())
     queue.drain()
     assert queue.takes(torch.ones(4)) and not queue.takes(torch.ones(17))
-    parent = os.getpid()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: parent + 1)
-        queue._open = 1  # of the parent's
-        assert not queue.takes(torch.ones(4)) and queue.failed() is None
-        queue.end()
-    queue._open = 0
+    queue.put(core_step(partial(go.wait, 60)))
+    child = os.fork()
+    if child == 0:
+        try:
+            right = not queue.takes(torch.ones(4)) and queue.failed() is None
+            queue.end()
+            os._exit(0 if right else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    go.set()
+    queue.drain()
     queue.end()
 
 

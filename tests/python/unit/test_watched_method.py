@@ -72,7 +72,7 @@ def test_training_is_bit_equal_and_the_model_left_as_it_was(method: str) -> None
     before = dict(vars(model))
     begin(model, SMALLEST, None, method=method)
     expected, found = trained(plain, method), trained(model, method)
-    executor: Executor = model._memscale_executor
+    executor: Executor = memscale.executor_of(model)
     assert executor.plan is not None and executor.plan.active
     assert all(map(same_bits, expected, found)) and model.seen == plain.seen
     memscale.detach(model)

@@ -6,9 +6,10 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import torch
 from torch import nn
 
+from calls import beside
+from memscale.weights.blocks import HostBlocks
 from memscale.weights.saves import can_save
 from memscale.weights.unit import Unit
 from memscale.weights.units import units_of
@@ -18,36 +19,30 @@ from weight_samples import Loop, Stack, built, loss_of, same, streamed, trained
 pytestmark = pytest.mark.skipif(not can_save(), reason="this PyTorch does not tell which hooks are in force")
 
 
-def test_nothing_is_read_ahead_in_an_order_from_before_a_unit_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_ahead_in_an_order_from_before_a_unit_joined() -> None:
     """It told that the last layer's follower is the one of backward, whose block may be the larger one."""
-    start, fetch = Window._start, Window.fetch
     used: list[Unit] = []
     ahead: list[str] = []
 
-    def fetched(self: Window, unit: Unit) -> None:
-        used.append(unit)
-        fetch(self, unit)
-
-    def started(self: Window, unit: Unit, memory: torch.Tensor | None) -> None:
-        if memory is not None and unit is not used[-1]:
-            ahead.append(unit.path)
-        start(self, unit, memory)
-
-    monkeypatch.setattr(Window, "fetch", fetched)
-    monkeypatch.setattr(Window, "_start", started)
+    class Watching(HostBlocks):
+        def start(self, unit: Unit) -> None:
+            if unit is not used[-1]:
+                ahead.append(unit.path)
+            super().start(unit)
 
     def passes(model: nn.Module) -> list[bool]:
         """Of two passes, whether anything is read ahead."""
         seen = []
         for _ in range(2):
             ahead.clear()
-            loss_of(model, 0).backward()
+            with beside({Window.fetch: lambda window, unit: used.append(unit)}):
+                loss_of(model, 0).backward()
             seen.append(bool(ahead))
         return seen
 
     model = built(partial(Stack, depth=4))
     found = {unit.path: unit for unit in units_of(model, 1)[0]}
-    with streamed(model) as stream:
+    with streamed(model, blocks=Watching) as stream:
         last = [path for path in stream.units if path.startswith("blocks")][-1]
         stream.remove(last)
         assert passes(model) == [False, True]

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from calls import beside
 from memscale.techniques.tiles import attention_tiles, loss_tiles, row_search
-from memscale.weights import backing
+from memscale.weights.backing import FileStore
 from memscale.weights.blocks import HostBlocks
 from memscale.weights.saves import can_save
 from memscale.weights.stream import stream_of, window_bytes
@@ -227,21 +228,14 @@ def test_every_bit_whatever_the_window(name: str, window: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["stack", "torch's checkpoints"])
-def test_every_bit_with_late_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = backing.FileStore.read
-
-    def late(self: backing.FileStore, *args: int) -> None:
-        time.sleep(0.003)
-        read(self, *args)
-
-    monkeypatch.setattr(backing.FileStore, "read", late)
+def test_every_bit_with_late_reads(name: str) -> None:
     model = built(MODELS[name])
-    with streamed(model) as stream:
+    with beside({FileStore.read: lambda *unused: time.sleep(0.003)}), streamed(model) as stream:
         assert same(trained(model, Loop(steps=2)), trained(built(MODELS[name]), Loop(steps=2)))
         assert stream.window.counters["waited_for"] > 4
 
 
-def test_a_block_does_not_leave_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_does_not_leave_while_it_is_read() -> None:
     """One was asked for that is not used this time: whoever has its memory next must not see the read."""
 
     class Choosing(Stack):
@@ -254,42 +248,36 @@ def test_a_block_does_not_leave_while_it_is_read(monkeypatch: pytest.MonkeyPatch
             self.last = 3 - self.last
             return self.head(x)  # type: ignore[no-any-return]
 
-    read, give, pending = backing.FileStore.read, HostBlocks.give, []
+    pending: list[bool] = []
 
-    def late(self: backing.FileStore, *args: int) -> None:
-        time.sleep(0.02)
-        read(self, *args)
+    class Watching(HostBlocks):
+        def give(self, unit: Unit, memory: Tensor) -> None:
+            pending.append(unit.pending is not None)
+            super().give(unit, memory)
 
-    def watched(self: HostBlocks, unit: Unit, memory: Tensor) -> None:
-        pending.append(unit.pending is not None)
-        give(self, unit, memory)
-
-    monkeypatch.setattr(backing.FileStore, "read", late)
-    monkeypatch.setattr(HostBlocks, "give", watched)
     model = built(Choosing)
-    with streamed(model):
+    late = {FileStore.read: lambda *unused: time.sleep(0.02)}
+    with beside(late), streamed(model, blocks=Watching):
         assert same(trained(model, Loop(steps=2)), trained(built(Choosing), Loop(steps=2)))
     assert pending and not any(pending)
 
 
-def test_a_block_of_another_size_goes_before_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_of_another_size_goes_before_the_next_one_is_made() -> None:
     given: list[weakref.ref[Tensor]] = []
     alive: list[bool] = []
-    give, beyond = HostBlocks.give, HostBlocks.beyond
 
-    def watched(self: HostBlocks, unit: Unit, memory: Tensor) -> None:
-        given.append(weakref.ref(memory))
-        give(self, unit, memory)
+    class Watching(HostBlocks):
+        def give(self, unit: Unit, memory: Tensor) -> None:
+            given.append(weakref.ref(memory))
+            super().give(unit, memory)
 
-    def made(self: HostBlocks, nbytes: int) -> Tensor:
-        alive.extend(past() is not None for past in given)
-        return beyond(self, nbytes)
+        def beyond(self, nbytes: int) -> Tensor:
+            alive.extend(past() is not None for past in given)
+            return super().beyond(nbytes)
 
-    monkeypatch.setattr(HostBlocks, "give", watched)
-    monkeypatch.setattr(HostBlocks, "beyond", made)
     layers = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, 2 * WIDTH)]
     model = built(lambda: nn.Sequential(*layers, nn.Linear(2 * WIDTH, 4)))
-    with streamed(model, window=16 * WIDTH * WIDTH) as stream:
+    with streamed(model, window=16 * WIDTH * WIDTH, blocks=Watching) as stream:
         model(torch.randn(3, WIDTH)).sum().backward()
         assert stream.window.here_bytes <= stream.window.most_bytes
     assert alive and not any(alive)

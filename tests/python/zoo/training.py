@@ -56,7 +56,7 @@ class Run:
 
     @property
     def executor(self) -> Executor:
-        return self.model._memscale_executor
+        return memscale.executor_of(self.model)
 
     @property
     def plan(self) -> memscale.Plan:

@@ -93,7 +93,7 @@ def planned(name: str, recipe: Any, peak: int, share: float) -> dict[str, Any]:
         found.errors.append((f"after {len(loop.steps)} records", one_line(error)))
     found.steps = loop.steps
     for model in wrapped:
-        plan = getattr(model.__dict__.get("_memscale_executor"), "plan", None)
+        plan = getattr(memscale.executor_of(model), "plan", None)
         if plan is not None:
             found.fits, found.method, found.active = plan.fits, plan.profile, len(plan.active)
         try:

@@ -21,9 +21,9 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,19 +36,76 @@ if TYPE_CHECKING:
 
     from memscale.hardware.detect import Hardware
 
-__all__ = ["cache_file", "calibrated", "forget"]
+__all__ = [
+    "Patience",
+    "Rates",
+    "cache_file",
+    "calibrated",
+    "forget",
+    "measured",
+    "read_entries",
+    "write_entry",
+]
 
 _FORMAT: Final = 2
-_DISTURBED_SPREAD: Final = 1.6
 _DISTURBED_SHARE: Final = 0.4
 _HOPELESS_SHARE: Final = 0.75  # of the measurements so far: the rest can be resident
 _CUDA_SCALE: Final = 4
 _CUDA_FILL: Final = 8
-_LIMIT_S: Final = 4.0
-"""After so long a machine is too busy to be measured. Undisturbed, all of it takes a second or so."""
 
-_known: dict[str, CostRates | None] = {}
-_lock = threading.Lock()
+
+@dataclass(frozen=True)
+class Patience:
+    """How long measuring may take, and how much it may be disturbed.
+
+    Attributes:
+        repeats: runs of one operator, at most.
+        limit_s: after so long a machine is too busy. Undisturbed, all of it takes a second or so.
+        spread: a measurement's middle time over its shortest, from which on it is disturbed.
+    """
+
+    repeats: int = 9
+    limit_s: float = 4.0
+    spread: float = 1.6
+
+
+class Rates:
+    """What a process knows of its devices, with the file behind it.
+
+    Args:
+        measure: a device's rates, or None where they cannot be measured.
+    """
+
+    def __init__(self, measure: Callable[[Hardware], CostRates | None] | None = None) -> None:
+        self._measure = measured if measure is None else measure
+        self._known: dict[str, CostRates | None] = {}
+        self._lock = threading.Lock()
+
+    def calibrated(self, hardware: Hardware) -> Hardware:
+        """See the function of that name."""
+        import torch
+
+        if not is_on() or (hardware.device_kind == "cuda" and not torch.cuda.is_initialized()):
+            return hardware
+        rates = self._of(hardware)
+        return hardware if rates is None else replace(hardware, cost=rates)
+
+    def forget(self) -> None:
+        """The next call reads the file. The file stays."""
+        with self._lock:
+            self._known.clear()
+
+    def _of(self, hardware: Hardware) -> CostRates | None:
+        key = _key(hardware)
+        with self._lock:  # two threads must not measure at once: each would disturb the other
+            if key not in self._known:
+                found = read_entries(cache_file()).get(key)
+                if found is None:
+                    found = self._measure(hardware)
+                    if found is not None:
+                        write_entry(cache_file(), key, found)
+                self._known[key] = found
+            return self._known[key]
 
 
 def calibrated(hardware: Hardware) -> Hardware:
@@ -60,18 +117,12 @@ def calibrated(hardware: Hardware) -> Hardware:
     Args:
         hardware: of a device of this machine, as `detect` describes it.
     """
-    import torch
-
-    if not is_on() or (hardware.device_kind == "cuda" and not torch.cuda.is_initialized()):
-        return hardware
-    rates = _rates(hardware)
-    return hardware if rates is None else replace(hardware, cost=rates)
+    return _RATES.calibrated(hardware)
 
 
 def forget() -> None:
     """Drops what this process knows, so that the next call reads the file. The file stays."""
-    with _lock:
-        _known.clear()
+    _RATES.forget()
 
 
 def cache_file() -> Path:
@@ -80,19 +131,6 @@ def cache_file() -> Path:
     # By the standard, a relative path there is to be ignored.
     folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
     return folder / "memscale" / "rates.json"
-
-
-def _rates(hardware: Hardware) -> CostRates | None:
-    key = _key(hardware)
-    with _lock:  # two threads must not measure at once: each would disturb the other
-        if key not in _known:
-            found = _read(cache_file()).get(key)
-            if found is None:
-                found = _measured(hardware)
-                if found is not None:
-                    _write(cache_file(), key, found)
-            _known[key] = found
-        return _known[key]
 
 
 def _key(hardware: Hardware) -> str:
@@ -107,7 +145,7 @@ def _key(hardware: Hardware) -> str:
 # ---- the file ------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[str, CostRates]:
+def read_entries(path: Path) -> dict[str, CostRates]:
     """The entries of a file that can be trusted; none of a file that is missing or damaged."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -132,9 +170,9 @@ def _from_json(value: Any) -> CostRates | None:
     return CostRates(tuple(flops), tuple(moved), **numbers, source=MEASURED)
 
 
-def _write(path: Path, key: str, rates: CostRates) -> None:
+def write_entry(path: Path, key: str, rates: CostRates) -> None:
     """Adds an entry. The file is replaced as a whole: a reader sees the old one or the new one."""
-    entries = {name: entry.for_core for name, entry in _read(path).items()}
+    entries = {name: entry.for_core for name, entry in read_entries(path).items()}
     entries[key] = rates.for_core
     text = json.dumps({"format": _FORMAT, "entries": entries}, indent=1, sort_keys=True)
     temporary = None
@@ -152,7 +190,7 @@ def _write(path: Path, key: str, rates: CostRates) -> None:
 # ---- measuring -----------------------------------------------------------------------------------------
 
 
-def _measured(hardware: Hardware) -> CostRates | None:
+def measured(hardware: Hardware, patience: Patience = Patience()) -> CostRates | None:
     """Measures; None where it fails, or the machine is too busy for the result to mean anything."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
@@ -170,19 +208,19 @@ def _measured(hardware: Hardware) -> CostRates | None:
             if device.type == "cuda":
                 stack.enter_context(torch.cuda.device(device))
                 stack.callback(torch.cuda.empty_cache)
-            return _measure(device)
+            return _measure(device, patience)
     except Exception:  # no operator, no memory: a plan must not fail for want of a stop-watch
         return None
 
 
-def _measure(device: torch.device) -> CostRates | None:
+def _measure(device: torch.device, patience: Patience) -> CostRates | None:
     import torch
 
     from memscale.core.calibration import measures
 
-    clock = measures.Clock(device)
+    clock = measures.Clock(device, patience.repeats)
     scale, fill = (_CUDA_SCALE, _CUDA_FILL) if device.type == "cuda" else (1, 1)
-    latest = time.monotonic() + _LIMIT_S
+    latest = time.monotonic() + patience.limit_s
     reached: dict[str, float] = {}
     with torch.no_grad():
         for suffix, dtype in (("", torch.float32), ("_half", torch.bfloat16)):
@@ -191,12 +229,12 @@ def _measure(device: torch.device) -> CostRates | None:
             for name, make in samples.by_class():
                 best = reached.get(name + suffix, 0.0)
                 reached[name + suffix] = max(best, measures.rates_of(make(), clock))
-                if time.monotonic() > latest or _is_disturbed(clock.spreads, _HOPELESS_SHARE):
+                if time.monotonic() > latest or _is_disturbed(clock.spreads, patience, _HOPELESS_SHARE):
                     return None
         fresh = measures.fresh_bytes_per_us(device, clock) if device.type == "cpu" else 1.0
     with torch.enable_grad():
-        launch, recompute, intercept = measures.fixed_costs_ns(device)
-    if _is_disturbed(clock.spreads, _DISTURBED_SHARE):
+        launch, recompute, intercept = measures.fixed_costs_ns(device, patience.repeats)
+    if _is_disturbed(clock.spreads, patience, _DISTURBED_SHARE):
         return None
     flops, moved = _tables(reached)
     return CostRates(
@@ -211,9 +249,9 @@ def _measure(device: torch.device) -> CostRates | None:
     )
 
 
-def _is_disturbed(spreads: Sequence[float], share: float) -> bool:
+def _is_disturbed(spreads: Sequence[float], patience: Patience, share: float) -> bool:
     """Whether more than a share of some measurements, at least six, varied too much to be believed."""
-    disturbed = sum(spread > _DISTURBED_SPREAD for spread in spreads)
+    disturbed = sum(spread > patience.spread for spread in spreads)
     return len(spreads) >= 6 and disturbed > share * len(spreads)
 
 
@@ -232,3 +270,7 @@ def _tables(reached: dict[str, float]) -> tuple[list[float], list[float]]:
             flops.append(own if is_product else reached["matrix" + suffix])
             moved.append(reached["move" + suffix] if is_product else own)
     return flops, moved
+
+
+_RATES: Final = Rates()
+"""Of this process."""

@@ -24,7 +24,6 @@ from memscale.hardware.cost_rates import PRODUCTS
 
 aten = torch.ops.aten
 
-_REPEATS: Final = 9
 _ENOUGH_S: Final = 0.007
 _QUEUED: Final = 4
 _HEAD_START_CYCLES: Final = 1_000_000
@@ -63,13 +62,14 @@ class Clock:
 
     Args:
         device: where they run.
+        repeats: of one of them, at most.
 
     Attributes:
         spreads: of every measurement, how many times its shortest time the middle one was.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
+    def __init__(self, device: torch.device, repeats: int) -> None:
+        self.cuda, self.repeats = device.type == "cuda", repeats
         self.held: deque[object] = deque(maxlen=_HELD)
         self.spreads: list[float] = []
 
@@ -85,7 +85,7 @@ class Clock:
         """The shortest time of a few runs, after one that does not count."""
         self.held.append(run(0))  # results held from before stay, or their memory would have to be made again
         times: list[float] = []
-        while len(times) < _REPEATS and (len(times) < _AT_LEAST or sum(times) < _ENOUGH_S):
+        while len(times) < self.repeats and (len(times) < _AT_LEAST or sum(times) < _ENOUGH_S):
             times.append(self._once(run, len(times) + 1))
             if times[-1] > 8 * _ENOUGH_S:
                 break
@@ -327,20 +327,20 @@ def _chain() -> nn.Sequential:
     return nn.Sequential(*[_Link() for _ in range(_CHAIN)])
 
 
-def _step_seconds(run: Callable[[Tensor], Tensor], device: torch.device) -> float:
+def _step_seconds(run: Callable[[Tensor], Tensor], device: torch.device, repeats: int) -> float:
     """Forward and backward of something small. The host's own time, whatever the device."""
     small = torch.ones(16, device=device, requires_grad=True)
 
     def step(turn: int) -> None:
         run(small).sum().backward()
 
-    seconds = Clock(torch.device("cpu")).seconds(step)
+    seconds = Clock(torch.device("cpu"), repeats).seconds(step)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return seconds
 
 
-def fixed_costs_ns(device: torch.device) -> tuple[float, float, float]:
+def fixed_costs_ns(device: torch.device, repeats: int) -> tuple[float, float, float]:
     """Nanoseconds of one operation, one checkpointed call, and one operation inside a selective one.
 
     An operation is one of a chain of the smallest modules, forward and backward alike, so that calling
@@ -349,7 +349,7 @@ def fixed_costs_ns(device: torch.device) -> tuple[float, float, float]:
     from memscale.techniques.checkpoint.checkpointing import CheckpointAttachment
 
     plain = _chain()
-    launch = _step_seconds(plain, device) / (2 * _CHAIN)
+    launch = _step_seconds(plain, device, repeats) / (2 * _CHAIN)
 
     def attached(modules: Sequence[nn.Module], **settings: Any) -> None:
         for module in modules:
@@ -357,9 +357,9 @@ def fixed_costs_ns(device: torch.device) -> tuple[float, float, float]:
 
     calls = _chain()
     attached(list(calls))
-    recompute = _step_seconds(calls, device) / _CHAIN - 3 * launch
+    recompute = _step_seconds(calls, device, repeats) / _CHAIN - 3 * launch
     whole, selective = _chain(), _chain()
     attached([whole])
     attached([selective], kept=frozenset({("relu", 0)}))
-    looked = _step_seconds(selective, device) - _step_seconds(whole, device)
+    looked = _step_seconds(selective, device, repeats) - _step_seconds(whole, device, repeats)
     return launch * 1e9, recompute * 1e9, looked / (2 * _CHAIN) * 1e9

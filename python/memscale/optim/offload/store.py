@@ -175,7 +175,7 @@ class StateStore:
             OSError: a piece could not be read. Those before it are stepped and offloaded.
         """
         with nullcontext() if all(map(_is_here, jobs)) else self._running:
-            _Run(self, jobs).run()
+            Run(self, jobs).run()
 
     def put(self, piece: Tensor) -> _core.Block | None:
         """Starts to write a piece; None where there is no room."""
@@ -199,7 +199,9 @@ def _is_here(job: Job) -> bool:
     return job.offloaded.where is Where.HERE and not isinstance(job.offloaded.pieces[job.number], _core.Block)
 
 
-class _Run:
+class Run:
+    """Does jobs: one piece in use, the next on its way in, the last one on its way out."""
+
     def __init__(self, store: StateStore, jobs: Sequence[Job]) -> None:
         self.store = store
         self.jobs = jobs
@@ -208,6 +210,7 @@ class _Run:
         self.leaving: deque[tuple[Job, _core.Block, Tensor]] = deque()
 
     def run(self) -> None:
+        """Does them in turn."""
         self.store.offload.engine.step()
         try:
             for index, job in enumerate(self.jobs):
@@ -217,7 +220,7 @@ class _Run:
                     self._fetch(self.jobs[index + 1])
                 else:
                     self.free = None  # nothing comes into it
-                self._do(job)
+                self.do(job)
             self._settle(0)
         except BaseException:
             self._leave_in_order()
@@ -226,7 +229,7 @@ class _Run:
     def _fetch(self, job: Job) -> None:
         piece, place = job.offloaded.pieces[job.number], job.offloaded.place
         size = piece.nbytes if isinstance(piece, _core.Block) else 0
-        buffer = self._buffer(size, place)  # frees the last one, before `begin` takes memory
+        buffer = self.buffer(size, place)  # frees the last one, before `begin` takes memory
         if job.begin is not None:
             job.begin()
         if isinstance(piece, _core.Block):
@@ -236,7 +239,8 @@ class _Run:
             piece = piece.to(place)
         self.ahead.append(piece)
 
-    def _do(self, job: Job) -> None:
+    def do(self, job: Job) -> None:
+        """Does one, whose piece has been asked for."""
         offloaded, index = job.offloaded, job.number
         before = offloaded.pieces[index]
         if isinstance(before, _core.Block):
@@ -266,7 +270,7 @@ class _Run:
                 self.free = buffer
             self.leaving.popleft()
 
-    def _buffer(self, size: int, device: torch.device) -> Tensor:
+    def buffer(self, size: int, device: torch.device) -> Tensor:
         """One of this size. What is here is the pieces in use, and no more."""
         free, self.free = self.free, None
         if free is not None and free.numel() == size and same_place(free.device, device):

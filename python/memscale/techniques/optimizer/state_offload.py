@@ -70,7 +70,7 @@ def find(model: nn.Module, around: Surroundings) -> Sequence[StateOffload]:
     if optimizer is None or isinstance(link, str) or _reason(optimizer, link):
         return ()
     resident = around.resident.get(NAME, frozenset()) | around.left_out.parameters
-    host_ns = _host_ns(optimizer, link, around)
+    host_ns = host_ns_of(optimizer, link, around)
     made = StateOffload(model, optimizer, link, around.hardware, resident, host_ns)
     made.why_by_card = why_not_on_host(optimizer, link) if around.config.step_on_host else ""
     return (made,)
@@ -120,7 +120,7 @@ def why_not_on_host(optimizer: torch.optim.Optimizer, link: Link) -> str:
     return "" if there or needed <= room else f"host memory may take {max(0, room)} bytes, less than {needed}"
 
 
-def _host_ns(optimizer: torch.optim.Optimizer, link: Link, around: Surroundings) -> int:
+def host_ns_of(optimizer: torch.optim.Optimizer, link: Link, around: Surroundings) -> int:
     """Nanoseconds of the host's step of 1,024 elements, where it is to step a card's parameters; else 0."""
     inner, asked = inner_of(optimizer), around.config.step_on_host
     if asked is False or why_not_on_host(inner, link):

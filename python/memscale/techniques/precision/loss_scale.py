@@ -27,7 +27,7 @@ from torch.optim import LBFGS, Optimizer
 _LOGGER = logging.getLogger("memscale")
 
 _INITIAL: Final = 65536.0
-_GROWTH_INTERVAL: Final = 2000
+GROWTH_INTERVAL: Final = 2000
 _LARGEST: Final = 2.0**126  # its reciprocal is the smallest normal FP32 number
 _SMALLEST: Final = 2.0**-126
 
@@ -41,6 +41,7 @@ class LossScale:
     Args:
         model: whose forward runs in FP16.
         optimizer: that trains it.
+        growth_interval: good steps until S is doubled.
 
     Attributes:
         value: the factor S.
@@ -49,10 +50,12 @@ class LossScale:
             one that the loop has opened, and the loop scales.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, growth_interval: int = GROWTH_INTERVAL
+    ) -> None:
         self._model = weakref.ref(model)
         self._optimizer = weakref.ref(optimizer)
-        self.value = _INITIAL
+        self.value, self.growth_interval = _INITIAL, growth_interval
         self.good_steps = 0
         self.armed = True
         self._backwards = 0
@@ -125,7 +128,7 @@ class LossScale:
         first, self._counted = self._counted < self._backwards, self._backwards
         if finite:
             self.good_steps += first
-            if self.good_steps == _GROWTH_INTERVAL:
+            if self.good_steps == self.growth_interval:
                 self.value, self.good_steps = min(2 * self.value, _LARGEST), 0
         elif self._lowered < self._backwards:
             self._lowered, self.good_steps = self._backwards, 0

@@ -44,6 +44,11 @@ def install() -> None:
         after_steps(_watch, _after_step)
 
 
+def is_installed() -> bool:
+    """Whether optimizers are watched."""
+    return _watch is not None
+
+
 def uninstall() -> None:
     """No longer, where no scale is in force any more. Garbage collection may call it within a step."""
     global _watch
@@ -100,20 +105,22 @@ def _after_step(watch: _Watch, optimizer: Optimizer, *unused: Any) -> None:
         set_gradient(value, grad)
 
 
-def are_finite(grads: Sequence[Tensor]) -> bool:
-    """Whether no number in them is infinite or NaN. One number is read from each device."""
+def are_finite(grads: Sequence[Tensor], check: str = "_amp_foreach_non_finite_check_and_unscale_") -> bool:
+    """Whether no number in them is infinite or NaN. One number is read from each device.
+
+    Args:
+        grads: of any devices and dtypes.
+        check: PyTorch's own kernel, where it has it.
+    """
     found: dict[torch.device, list[Tensor]] = {}
     for (device, dtype), group in _grouped(grads).items():
-        if dtype.is_complex or not hasattr(torch, _CHECK):
+        if dtype.is_complex or not hasattr(torch, check):
             found.setdefault(device, []).extend((~grad.isfinite()).any().float() for grad in group)
             continue
         flag = torch.zeros((), device=device)
-        getattr(torch, _CHECK)(group, flag, torch.ones((), device=device))  # times one: they stay
+        getattr(torch, check)(group, flag, torch.ones((), device=device))  # times one: they stay
         found.setdefault(device, []).append(flag)
     return not any(bool(torch.stack(flags).amax()) for flags in found.values())
-
-
-_CHECK = "_amp_foreach_non_finite_check_and_unscale_"
 
 
 def _grouped(grads: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:

@@ -84,7 +84,7 @@ def dtype_for(hardware: Hardware) -> torch.dtype | None:
         if hardware.supports_bf16:
             return torch.bfloat16
         return torch.float16 if hardware.supports_fp16 else None
-    return torch.bfloat16 if hardware.supports_bf16 and _onednn_has_bf16() else None
+    return torch.bfloat16 if hardware.supports_bf16 and onednn_has_bf16() else None
 
 
 def _hardware_reason(hardware: Hardware) -> str:
@@ -95,7 +95,7 @@ def _hardware_reason(hardware: Hardware) -> str:
     return "PyTorch's oneDNN does not compute in BF16 here: mixed precision would be slower than FP32"
 
 
-def _onednn_has_bf16() -> bool:
+def onednn_has_bf16() -> bool:
     """Whether PyTorch's matrix kernels on the CPU use BF16 instructions: they are oneDNN's."""
     if not torch.backends.mkldnn.is_available():
         return False

@@ -81,7 +81,7 @@ class _Tile:
 # ---- one call ------------------------------------------------------------------------------------------
 
 
-class _Call:
+class Call:
     """One forward in tiles, until its graph is gone.
 
     Args:
@@ -151,7 +151,7 @@ class _Call:
             for start in range(0, self.count, self.rows):
                 saves = Saves(self.path, self.work.check, self.is_checked)
                 tile = _Tile(slice(start, min(self.count, start + self.rows)), saves)
-                result = self._run_first(tile, flat, masks)
+                result = self.run_first(tile, flat, masks)
                 self.tiles.append(tile)
                 if output is None:
                     output = result if self._is_all(tile) else result.new_empty(self.count, result.shape[-1])
@@ -168,7 +168,8 @@ class _Call:
     def _is_all(self, tile: _Tile) -> bool:
         return bool(tile.rows.stop - tile.rows.start == self.count)
 
-    def _run_first(self, tile: _Tile, flat: Tensor, masks: Sequence[Tensor]) -> Tensor:
+    def run_first(self, tile: _Tile, flat: Tensor, masks: Sequence[Tensor]) -> Tensor:
+        """The output of the first tile, which shows what the part saves."""
         hooks = saved_tensors_hooks(tile.values.pack, tile.values.unpack)
         rows = self._rows_of(tile, flat)
         with self._as_in_tiles(tile, masks, first=True), hooks:
@@ -232,7 +233,7 @@ class _Call:
                 global_hooks.silenced(),
             ):
                 for tile in self.tiles:
-                    part = self._backward_of(tile, flat, masks, flat_grad)
+                    part = self.backward_of(tile, flat, masks, flat_grad)
                     if into is None:
                         whole = part
                     elif part is None:
@@ -250,9 +251,10 @@ class _Call:
         of_x = whole.reshape(self.shape) if self.needs_x and whole is not None else None
         return [of_x, *(part.take() for part in sums)]
 
-    def _backward_of(
+    def backward_of(
         self, tile: _Tile, flat: Tensor, masks: Sequence[Tensor], flat_grad: Tensor
     ) -> Tensor | None:
+        """Recomputes a tile and runs its backward; the gradient of its rows."""
         if tile.end is None:
             return None
         rows = self._rows_of(tile, flat)
@@ -291,7 +293,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: _Call, masks: Sequence[Tensor], held: Tensor, x: Tensor, *parameters: Tensor
+        ctx: Any, call: Call, masks: Sequence[Tensor], held: Tensor, x: Tensor, *parameters: Tensor
     ) -> Tensor:
         ctx.call = call
         ctx.held = held
@@ -300,7 +302,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        call: _Call = ctx.call
+        call: Call = ctx.call
         grad = grads[0]
         if grad is None:
             return (None, None, None, None, *(None for _ in call.parameters))
@@ -352,7 +354,7 @@ def run_in_tiles(work: Work, x: Tensor, rows: int) -> Tensor | None:
 
 
 def _run_in_tiles(work: Work, x: Tensor, rows: int) -> Tensor | None:
-    call = _Call(work, x, rows)
+    call = Call(work, x, rows)
     anchor = next((tensor for tensor in (x, *call.parameters) if tensor.requires_grad), None)
     if anchor is None:
         return None

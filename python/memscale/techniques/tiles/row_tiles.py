@@ -120,7 +120,7 @@ class TiledForward(StandIn):
         if torch.compiler.is_compiling() or self.passive or stands_aside():
             return self.original(*args, **kwargs)
         x = self._input(args, kwargs)
-        reason = "it is called with other arguments" if x is None else self._why_not(x)
+        reason = "it is called with other arguments" if x is None else self.why_not(x)
         if reason or x is None:
             return self._aside(reason, *args, **kwargs)
         del args, kwargs
@@ -159,7 +159,7 @@ class TiledForward(StandIn):
             return None
         return args[0] if args else kwargs.get(self.argument)
 
-    def _why_not(self, x: Any) -> str:
+    def why_not(self, x: Any) -> str:
         """What of this call, or of what the module has become, was not part of the proof; "" if nothing."""
         if type(x) not in _ORDINARY or x.layout is not torch.strided or not x.is_floating_point():
             return "its input is not an ordinary tensor"
