@@ -170,9 +170,8 @@ def _attributes(value: Any) -> list[tuple[str, Any]] | None:
             if parameters.frozen
             else [(item.name, getattr(value, item.name, None)) for item in dataclasses.fields(value)]
         )
-    is_plain = kind.__setattr__ is object.__setattr__ and not isinstance(
-        value, (dict, list, tuple, set, frozenset)
-    )
+    setter: Any = object.__setattr__
+    is_plain = kind.__setattr__ is setter and not isinstance(value, (dict, list, tuple, set, frozenset))
     if is_plain and kind.__module__.startswith(_LIBRARIES) and hasattr(value, "__dict__"):
         return list(vars(value).items())
     return None
