@@ -108,6 +108,7 @@ class LearnedLoop:
             model: runs it.
             is_first: of its step; what the loss takes shows after the last.
         """
+        self.rest()
         step = self._present.get(threading.get_ident())
         if step is None:
             return
@@ -129,7 +130,7 @@ class LearnedLoop:
             step.meter.returned(output)
 
     def rest(self) -> None:
-        """This thread's step is over, but for the optimizer: nothing more is measured."""
+        """Nothing more of this thread's step is measured: it is over, or did not come to a backward."""
         step = self._present.get(threading.get_ident())
         if step is not None and step.meter is not None:
             step.meter.stop()
