@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,7 +14,14 @@ from torch import nn
 
 from memscale import log
 from memscale.config.config import AsyncOffloadConfig, Config, OptimizationMode
-from memscale.core.arguments import effective_config, merged, model_of, optimizer_of, require_sample
+from memscale.core.arguments import (
+    effective_config,
+    loss_function,
+    merged,
+    model_of,
+    optimizer_of,
+    require_sample,
+)
 from memscale.core.devices import resolve_device
 from memscale.core.eight_bit_state import (
     counted_in_8bit,
@@ -56,6 +63,7 @@ def wrap(
     async_offload: bool | None = None,
     async_config: AsyncOffloadConfig | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[[Any], Any] | None = None,
     **fields: Any,
 ) -> T:
     """Makes a model's training steps fit a memory budget. Loss and gradients keep every bit.
@@ -77,14 +85,20 @@ def wrap(
             weights BF16 on the CPU, with their FP32 masters in its state. With
             `config.use_8bit_optimizer` it gets 8-bit state, on the CPU or a card, until `detach`. A trainer
             brings its own, and that gets the state as soon as the trainer has made it.
+        loss: what the loop makes of the model's output, where the model does not return its loss: a function
+            that is given the output and returns the loss. The plan then counts what it takes; without it,
+            what usual losses take, until the first step has shown the loop's own. It is called while the step
+            is traced, on tensors without data, and never in training. The loop is taken to hold the output
+            until the step is over; return `(loss, held)` where it holds something else, `(loss, None)` where
+            nothing.
         **fields: fields of `Config`, as keywords: `wrap(model, memory_budget="8GiB")`.
 
     Returns:
         `target`, the same object.
 
     Raises:
-        TypeError: `target` is neither, `config`, `sample_input` or `optimizer` is of a wrong type, or there
-            is an optimizer beside a trainer.
+        TypeError: `target` is neither, `config`, `sample_input`, `optimizer` or `loss` is of a wrong type, or
+            there is an optimizer or a loss beside a trainer.
         ValueError: contradictory settings, or `optimizer` trains no parameter of the model.
         BudgetError: the budget cannot be met and `config.strict_budget` is set.
 
@@ -97,10 +111,12 @@ def wrap(
     integration = _integration_of(target)
     if integration is None:
         model = model_of(target)
+        loss = loss_function(loss)
         with eight_bit_state(model, settings, optimizer) as known:
-            begin(model, settings, sample_input, known)
-    elif optimizer is not None:
-        raise TypeError("optimizer is given beside a trainer, which brings its own")
+            begin(model, settings, sample_input, known, loss=loss)
+    elif optimizer is not None or loss is not None:
+        what = "loss" if optimizer is None else "optimizer"
+        raise TypeError(f"{what} is given beside a trainer, which brings its own")
     else:
         integration.begin(target, settings, sample_input)
     return target
@@ -112,6 +128,7 @@ def optimize(
     optimizer: torch.optim.Optimizer | None = None,
     config: Config | None = None,
     sample_input: Any = None,
+    loss: Callable[[Any], Any] | None = None,
     **fields: Any,
 ) -> Iterator[Executor]:
     """`wrap` for the time of a block; the model is as before at its end, also after an exception.
@@ -121,6 +138,7 @@ def optimize(
         optimizer: as for `wrap`.
         config: as for `wrap`.
         sample_input: as for `wrap`.
+        loss: as for `wrap`.
         **fields: as for `wrap`.
 
     Yields:
@@ -131,9 +149,9 @@ def optimize(
         ...     print(executor.plan.explain())
     """
     settings = effective_config(merged(config, fields))
-    module = model_of(model)
+    module, loss = model_of(model), loss_function(loss)
     with eight_bit_state(module, settings, optimizer) as known:
-        executor = begin(module, settings, sample_input, known)
+        executor = begin(module, settings, sample_input, known, loss=loss)
     try:
         yield executor
     finally:
@@ -146,6 +164,7 @@ def apply_all_optimizations(
     optimizer: torch.optim.Optimizer,
     config: Config | None = None,
     sample_input: Any = None,
+    loss: Callable[[Any], Any] | None = None,
     **fields: Any,
 ) -> tuple[M, torch.optim.Optimizer]:
     """The full stack: checkpoints, offload, tiles, mixed precision, and optimizer state in 8 bits.
@@ -165,6 +184,7 @@ def apply_all_optimizations(
         config: what to do. Where it names no `mode` that is "aggressive", and fields that were given override
             that: `Config(memory_budget="8GiB")` is the full stack within 8 GiB.
         sample_input: as for `wrap`.
+        loss: as for `wrap`.
         **fields: as for `wrap`.
 
     Returns:
@@ -178,7 +198,7 @@ def apply_all_optimizations(
     Example:
         >>> model, optimizer = memscale.apply_all_optimizations(model, optimizer, sample_input=batch)
     """
-    module = model_of(model)
+    module, loss = model_of(model), loss_function(loss)
     settings = effective_config(_full_stack(merged(config, fields)))
     if optimizer_of(optimizer, module) is None:
         raise TypeError("optimizer is None; allowed: a torch.optim.Optimizer")
@@ -189,7 +209,7 @@ def apply_all_optimizations(
         used, line = with_8bit_state(optimizer, settings.eight_bit_backend)
         log.LOGGER.info("%s", line)
     with settled_state(module, settings, used, fresh) as known:
-        begin(module, settings, sample_input, known)
+        begin(module, settings, sample_input, known, loss=loss)
     return model, used
 
 
@@ -229,6 +249,7 @@ def plan(
     config: Config | None = None,
     sample_input: Any = None,
     device: str | torch.device | None = None,
+    loss: Callable[[Any], Any] | None = None,
     **fields: Any,
 ) -> Plan:
     """The plan that `wrap` would attach, without attaching it.
@@ -239,11 +260,13 @@ def plan(
         config: as for `wrap`.
         sample_input: as for `wrap`, but required.
         device: as for `predict`: a card by name or memory, to plan for one that is not here.
+        loss: as for `wrap`.
         **fields: as for `wrap`.
 
     Raises:
-        TypeError: no `sample_input`, or one of a wrong type.
+        TypeError: no `sample_input`, or one of a wrong type; or a `loss` that is no function.
         ValueError: an unknown device.
+        ProfileError: `loss` returns no loss.
         Exception: the model rejects the sample.
 
     Example:
@@ -254,7 +277,7 @@ def plan(
     require_matches(module, settings)
     hardware = None if device is None else resolve_device(device, module)
     args, kwargs = normalize_sample(sample_input)
-    step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)
+    step = _step_of(module, optimizer_of(optimizer, module), loss)
     taken = optimizer if hardware is None or may_have_our_state(hardware) else None
     runs = hardware is None or may_run(module, (args, kwargs))
     with counted_in_8bit(settings, taken), bare(module):
@@ -269,6 +292,7 @@ def predict(
     device: str | torch.device | None = None,
     *,
     training: bool = True,
+    loss: Callable[[Any], Any] | None = None,
     **fields: Any,
 ) -> Prediction:
     """What one training step takes: peak bytes, where they go, time, whether it fits, what would make it fit.
@@ -295,13 +319,14 @@ def predict(
             that the parameters have, and the state of `optimizer`; without one there is none. A forward that
             saves nothing needs no plan. What a wrapped model's plan leaves changed between steps counts,
             where `device` names no other: streamed weights, BF16 weights, optimizer state in a file.
+        loss: as for `wrap`. `largest_batch` and `largest_sequence` call it for outputs of other sizes, too.
         **fields: as for `wrap`.
 
     Raises:
         TypeError: no `sample_input`, or an argument of a wrong type.
         ValueError: an unknown device; the message names the closest.
-        ProfileError: the model has no data and cannot be traced without.
-        Exception: the model rejects the sample.
+        ProfileError: the model has no data and cannot be traced without; or `loss` returns no loss.
+        Exception: the model rejects the sample, or `loss` the output.
 
     Example:
         >>> with torch.device("meta"):
@@ -315,12 +340,19 @@ def predict(
         raise TypeError(f"training is {training!r}; allowed: True or False")
     require_matches(module, settings)
     hardware = resolve_device(device, module)
-    step = StepFacts(optimizer=optimizer_of(optimizer, module), training=None if module.training else True)
+    step = _step_of(module, optimizer_of(optimizer, module), loss)
     if not training:
         step = evaluation_step(module, step, here=device is None)
     taken = optimizer if may_have_our_state(hardware) else None
     around = functools.partial(counted_in_8bit, settings, taken)
     return predict_step(module, settings, sample_input, step, hardware, around)
+
+
+def _step_of(
+    module: nn.Module, optimizer: torch.optim.Optimizer | None, loss: Callable[[Any], Any] | None
+) -> StepFacts:
+    training = None if module.training else True
+    return StepFacts(optimizer=optimizer, training=training, loss=loss_function(loss))
 
 
 def estimate_savings(
@@ -333,6 +365,7 @@ def estimate_savings(
     compare: str = "same",
     price_per_hour: float | Mapping[str, float] | None = None,
     steps: int | None = None,
+    loss: Callable[[Any], Any] | None = None,
     **fields: Any,
 ) -> Savings:
     """What the plan saves over a plain run in bytes, time and money; below 0 is what it costs.
@@ -351,6 +384,7 @@ def estimate_savings(
         price_per_hour: of the device, or several by name: `{"RTX 3090": 0.3, "A100 80GB": 1.6}`. No prices
             are known here: without them there is no money in the answer.
         steps: of the whole run, for its hours and its price.
+        loss: as for `predict`.
         **fields: as for `wrap`.
 
     Raises:
@@ -368,7 +402,7 @@ def estimate_savings(
     require_matches(module, settings)
     hardware = resolve_device(device, module)
     trained = optimizer_of(optimizer, module)
-    step = StepFacts(optimizer=trained, training=None if module.training else True)
+    step = _step_of(module, trained, loss)
 
     def on(other: Hardware, settings: Config) -> Prediction:
         return predict_step(module, settings, sample_input, step, other)

@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
     _Stream = logging.StreamHandler  # cannot be subscripted before Python 3.11
 
-__all__ = ["LOGGER", "block", "setup", "table", "teardown"]
+__all__ = ["LOGGER", "block", "quiet", "setup", "table", "teardown"]
 
 LOGGER: Final = logging.getLogger("memscale")
 """The logger of the package. Submodules may use its children, such as "memscale.executor"."""
@@ -285,3 +285,18 @@ class Pace:
         )
         while self._next <= seconds:
             self._next *= 2
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drops what native code writes to file descriptor 2, as PyTorch's profiler does when it starts."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)

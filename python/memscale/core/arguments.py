@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -55,6 +55,20 @@ def optimizer_of(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | No
             f"{type(model).__name__}'s; make it from model.parameters()"
         )
     return inner
+
+
+def loss_function(loss: Any) -> Callable[[Any], Any] | None:
+    """The function of the model's output that was given as the loss; None where none was.
+
+    Raises:
+        TypeError: it is no function.
+    """
+    if loss is None or (callable(loss) and not isinstance(loss, torch.Tensor)):
+        return loss
+    raise TypeError(
+        f"loss is a {type(loss).__name__}; allowed: a function of the model's output that returns the loss, "
+        "or None. A loss that the model returns itself is found there"
+    )
 
 
 def require_sample(sample_input: Any, function: str) -> None:

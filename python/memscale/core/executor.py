@@ -9,8 +9,7 @@
 
 The executor stands in front of the model's own forward. It looks at each training batch before it runs: a
 larger shape, gradients that are still there (accumulation), an output of the last step that is still held,
-another optimizer than assumed: each would break the prediction, so the step is re-planned first. Plans
-are kept by what they were made for.
+another optimizer or loss than assumed: each would break the prediction, so the step is re-planned first.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from memscale.core import plan_log
 from memscale.core.evaluation import Evaluations, evaluation_of
 from memscale.core.in_force import InForce
 from memscale.core.known_optimizers import KnownOptimizers
+from memscale.core.learned_loop import LearnedLoop
 from memscale.core.oom import oom_watch
 from memscale.core.planner import Planned, make_plan
 from memscale.core.profiler import HooksRefusedError
@@ -57,7 +57,6 @@ from memscale.torchkit import saved_weights
 from memscale.torchkit.callers import Callers
 from memscale.torchkit.forward_slot import ForwardSlot
 from memscale.torchkit.open_graph import OpenGraphs
-from memscale.torchkit.output_use import LearnedUse
 from memscale.torchkit.plain_copies import Ours
 from memscale.torchkit.replicas import ReplicaGuard
 from memscale.torchkit.step_hooks import before_steps
@@ -97,8 +96,9 @@ class Executor(Ours):
         callers: the threads that run it.
         evaluations: its forwards without gradients.
         unseen: tells of a loop that never calls it.
+        learned: what its steps have shown of the loop.
         planning_seconds: what planning has taken in the middle of training, in all.
-        drops_output: see `StepFacts`.
+        drops_output: see `StepFacts`, as `loss`.
         oom: what happens when memory runs out.
         values: which numbers among the arguments are a part of what a plan is for.
         loss_scale: for FP16, with the optimizer that the caller has named; or why there is none.
@@ -130,7 +130,8 @@ class Executor(Ours):
         self.open = OpenGraphs()
         self.callers, self.evaluations = Callers(), Evaluations()
         self.unseen = UnseenForward()
-        self._learned = LearnedUse()
+        self.loss: Callable[[Any], Any] | None = None
+        self.learned = LearnedLoop()
         self._has_warned_of_open = self._has_warned_of_computed_weights = self._has_warned_of_threads = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
         self.failures = self._losses = 0
@@ -254,6 +255,7 @@ class Executor(Ours):
         if self._guard is not None:
             self._guard.remove()
         self.model.__dict__.pop(EXECUTOR, None)
+        self.learned.rest()
         self.oom.end()
         forget(self.model)
         if not self.open.are_there:  # their backward asks for the weights still
@@ -344,9 +346,9 @@ class Executor(Ours):
         if self.in_force.has_lost_a_module and self._losses < _MOST_LOSSES:
             self._losses += 1
             self.forget_plans()
-        self._learn_use()
+        loss = self.learned.before(self.open, self.planned, args, kwargs)
         facts = self._facts()
-        facts.forward = forward
+        facts.forward, facts.loss_bytes = forward, loss
         signature = self._signature_of(args, kwargs, facts)
         if signature in self._failed or (self._signature is not None and self._signature.covers(signature)):
             return
@@ -416,7 +418,7 @@ class Executor(Ours):
                 thread: refs for thread, refs in others if any(ref() is not None for ref in refs)
             }
         self._outputs.setdefault(me, []).extend(weakref.ref(storage) for storage in output_storages(output))
-        self.open.add(output)
+        self.learned.returned(self.open.add(output), output)
         self.in_force.has_run(output)
         self._look_at_attributes()
         if self.in_force.offload is not None:
@@ -459,7 +461,9 @@ class Executor(Ours):
             staying=self.in_force.staying,
             forwards=self.open.planned,
             differed=self._differed,
-            use=self._learned.use if self.open.planned == 1 else None,
+            use=self.learned.use if self.open.planned == 1 else None,
+            loss=self.loss,
+            differentiates_twice=self.learned.differentiates_twice and self.loss is None,
             drops_output=self.drops_output,
             holds_gradients=self.oom.survives,
         )
@@ -478,16 +482,12 @@ class Executor(Ours):
         facts = evaluation_of(self._facts(), forward)
         return facts if self.planned is None else self.in_force.as_traced(self.planned, facts)
 
-    def _learn_use(self) -> None:
-        """What the step before has shown of the loop: which outputs its loss uses."""
-        if self.planned is not None and self.open.seen is not None:
-            self._learned.learn(self.open.seen, self.planned.trace.use)
-
     def _watch_optimizers(self) -> None:
         self._optimizer_hook = before_steps(self, Executor.note_optimizer)
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer, *unused: Any) -> None:
         """An optimizer is about to step; if it is this model's, the next forward plans for it."""
+        self.learned.rest()
         model = self._model()
         if model is None or self.idle:
             return

@@ -22,6 +22,7 @@ from memscale.torchkit.compiled import uncompiled
 from memscale.torchkit.leaves import tensors_of
 from memscale.trace import ddp
 from memscale.trace.step import Trace
+from memscale.trace.step_loss import LossError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,8 +126,8 @@ class MemoryProfiler:
 
                 traced = functools.partial(trace_static, model, args, kwargs)
                 return _in_context(traced, step, self.worse)
-            except LeftoverError:
-                raise  # a real step would not take them away
+            except (LeftoverError, LossError):
+                raise  # a real step would not take them away, nor give a loss
             except Exception as error:
                 if _NO_HOOKS in str(error):
                     raise HooksRefusedError from None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from memscale.state.attribute_tables import has_foreign_hooks
 from memscale.state.module_attributes import Attributes, ModuleAttributes
 from memscale.techniques.step_facts import StepFacts
 from memscale.torchkit.leaves import tensors_of
-from memscale.torchkit.output_use import OutputUse
+from memscale.torchkit.output_use import LossBytes, OutputUse
 from memscale.trace.ddp import State, states_of
 
 
@@ -47,6 +48,7 @@ class StepSignature:
         attributes: plain attributes of the modules, see `ModuleAttributes`.
         hooked: modules below the model that have forward hooks, as bits: what is around them runs once.
         use: what the loop does with the outputs, where that is not what traces assume.
+        loss: what its loss takes, likewise; True: it goes through gradients.
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -66,6 +68,7 @@ class StepSignature:
     attributes: Attributes = ()
     hooked: int = 0
     use: OutputUse | None = None
+    loss: LossBytes | bool | None = None
 
     def covers(self, other: StepSignature) -> bool:
         """True when a plan made for `self` holds for `other`: the same, or smaller in every respect."""
@@ -76,6 +79,8 @@ class StepSignature:
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
+        if not _loss_covers(self.loss, other.loss):
+            return False
         if other.buffers > self.buffers or other.hooked & ~self.hooked:
             return False
         if other.forwards > self.forwards or other.values != self.values:
@@ -84,7 +89,7 @@ class StepSignature:
             return False
         if sum(other.carried) > sum(self.carried) or not _takes_more(self.replicas, other.replicas):
             return False
-        return all(map(_shape_covers, self.shapes, other.shapes)) and all(
+        return all(map(shape_covers, self.shapes, other.shapes)) and all(
             mine[0] == theirs[0] and mine[1] >= theirs[1]
             for mine, theirs in zip(self.layouts, other.layouts, strict=True)
         )
@@ -106,6 +111,7 @@ _WORDS = (
     (("autocast",), "another autocast"),
     (("attributes",), "attributes of modules"),
     (("use",), "what the loop does with the outputs"),
+    (("loss",), "what the loop's loss takes"),
     (("forwards",), "more forwards before a backward"),
     (("grads_present",), "gradients are kept between forwards"),
     (("carried",), "the last output is still held"),
@@ -183,7 +189,8 @@ def _takes_more(mine: tuple[State, ...], theirs: tuple[State, ...]) -> bool:
     )
 
 
-def _shape_covers(mine: tuple[tuple[int, ...], Any], theirs: tuple[tuple[int, ...], Any]) -> bool:
+def shape_covers(mine: tuple[tuple[int, ...], Any], theirs: tuple[tuple[int, ...], Any]) -> bool:
+    """Whether the first of two shapes with dtypes is the second, or larger."""
     (shape, dtype), (other, other_dtype) = mine, theirs
     return (
         dtype == other_dtype
@@ -207,7 +214,7 @@ def signature_of(
     training = [module.training if step.training is None else step.training for module in modules]
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     return StepSignature(
-        shapes=tuple((_shape(tensor), tensor.dtype) for tensor in tensors),
+        shapes=shapes_of(tensors),
         layouts=tuple(map(_layout, tensors)),
         need_gradients=tuple(tensor.requires_grad for tensor in tensors),
         structure=f"{plain}{spec}",
@@ -221,10 +228,22 @@ def signature_of(
         replicas=states_of(model),
         forwards=step.forwards,
         use=step.use,
+        loss=step.loss_bytes or step.differentiates_twice or None,
         attributes=known.read(model, modules),
         hooked=_bits(list(map(has_foreign_hooks, modules[1:]))),
         values=tuple(leaf for leaf in leaves if isinstance(leaf, (int, str)) and not isinstance(leaf, bool)),
     )
+
+
+def shapes_of(tensors: Iterable[Tensor]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Shape and dtype of each."""
+    return tuple((_shape(tensor), tensor.dtype) for tensor in tensors)
+
+
+def _loss_covers(mine: LossBytes | bool | None, theirs: LossBytes | bool | None) -> bool:
+    if isinstance(mine, LossBytes) and isinstance(theirs, LossBytes):
+        return mine.covers(theirs)
+    return mine == theirs
 
 
 def _has_storage(tensor: Tensor) -> bool:

@@ -14,10 +14,12 @@ from memscale.torchkit.forward_slot import StandIn
 
 if TYPE_CHECKING:
     from memscale.core.evaluation import Evaluations
+    from memscale.core.learned_loop import LearnedLoop
     from memscale.core.unseen_forward import UnseenForward
     from memscale.core.wrapped import Wrapped
     from memscale.survival.watch import OomWatch
     from memscale.techniques.precision.bf16_weights import Bf16Weights
+    from memscale.torchkit.open_graph import OpenGraphs
 
     class _Planning(Wrapped, Protocol):
         """What looks at each batch before it runs: the executor."""
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
         evaluations: Evaluations
         unseen: UnseenForward
         oom: OomWatch
+        learned: LearnedLoop
+        open: OpenGraphs
 
         @property
         def awaits_batch(self) -> bool: ...
@@ -98,9 +102,11 @@ class WatchedForward(StandIn):
             return self._evaluate(args, kwargs)
         failures = self.executor.failures
         self.executor.before_forward(self.original, args, kwargs)
+        self.executor.learned.measure(self.executor.model, is_first=not self.executor.open.waiting)
         try:
             output = self.executor.oom.forward(self.run_original, args, kwargs)
         except BaseException:
+            self.executor.learned.rest()
             if self.executor.failures > failures:  # the batch is at fault, and says nothing of the next one
                 self.executor.forget_failure()
             raise

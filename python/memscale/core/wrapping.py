@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ def begin(
     drops_output: bool = False,
     method: str = "forward",
     numbered: bool = False,
+    loss: Callable[[Any], Any] | None = None,
 ) -> Executor:
     """Wraps a model: the sample in one form, an old plan off, the log set up, a new executor started.
 
@@ -40,6 +42,7 @@ def begin(
         drops_output: the loop has the loss alone when backward begins.
         method: of the model, which the loop calls for a step: what is planned and watched.
         numbered: the last argument of that method is the number of the batch.
+        loss: as in `StepFacts`.
 
     Raises:
         BaseException: as `Executor.start`. A plan that was there before is in force again.
@@ -54,7 +57,7 @@ def begin(
         log.setup(config)
         executor = Executor(model, config, optimizer)
         executor.drops_output, executor.in_force.method = drops_output, method
-        executor.values.numbered = numbered
+        executor.values.numbered, executor.loss = numbered, loss
         if wrapped is not None and isinstance(executor.loss_scale, LossScale):
             executor.loss_scale.take_over(wrapped.loss_scale)
         executor.start(sample, grads_present)

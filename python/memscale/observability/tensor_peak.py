@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from memscale.log import quiet
 
 __all__ = ["TensorPeak", "quiet"]
 
@@ -120,18 +119,3 @@ class _Storages:
             if storage is not None and storage.data_ptr() == address:
                 total += min(size, storage.nbytes())
         return total
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Drops what native code writes to file descriptor 2, as PyTorch's profiler does when it starts."""
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)

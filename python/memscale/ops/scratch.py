@@ -125,9 +125,21 @@ def _copied(*indices: int) -> Scratch:
     """A rule for kernels that make these operands contiguous first."""
 
     def rule(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
-        return sum(nbytes(args[index]) for index in indices if not args[index].is_contiguous())
+        operands = [args[index] for index in indices if not args[index].is_contiguous()]
+        return sum(map(nbytes, operands)) + max(map(_transposing, operands), default=0)
 
     return rule
+
+
+_TRANSPOSED_BLOCK = 60 * 60
+"""Elements that a copy of a transposed matrix turns at once (ATen/native/Copy.cpp)."""
+
+
+def _transposing(operand: Tensor) -> int:
+    """What a copy of this in its usual order takes beside the copy."""
+    is_transposed = operand.dim() == 2 and operand.stride() == (1, operand.shape[0])
+    small = operand.numel() < _TRANSPOSED_BLOCK
+    return 0 if small or not is_transposed else _TRANSPOSED_BLOCK * operand.element_size()
 
 
 def _layer_norm_backward(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
@@ -220,8 +232,19 @@ def _scatter(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
 
 def _masked_index(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
     """A boolean mask is turned into 64-bit positions, one row per dimension of the mask."""
-    masks = [tensor for tensor in _tensors(args[1:2]) if tensor.dtype in (torch.bool, torch.uint8)]
+    given = _tensors(args[1:2])
+    masks = [tensor for tensor in given if tensor.dtype in (torch.bool, torch.uint8)]
+    if len(given) == len(masks) == 1:
+        return 8 * masks[0].dim() * _places(args, masks[0], outputs)
     return sum(16 * tensor.dim() * tensor.numel() for tensor in masks)
+
+
+def _places(args: Sequence[Any], mask: Tensor, outputs: Sequence[Tensor]) -> int:
+    """Places of a mask that are set: as many as there are values, where one is not for all of them."""
+    values = args[2] if len(args) > 2 else outputs[0]
+    at = next(place for place, index in enumerate(args[1]) if index is not None)
+    is_each = values.dim() == 1 + args[0].dim() - mask.dim() and (len(args) == 2 or values.shape[at] > 1)
+    return int(values.shape[at] if is_each else mask.numel())
 
 
 RULES: dict[str, Scratch] = {

@@ -15,7 +15,7 @@ from memscale.techniques.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.techniques.optimizer.path import AS_IT_IS, OptimizerPath
 from memscale.techniques.precision.loss_scale_outputs import evaluated
 from memscale.torchkit.forward_slot import StandIn
-from memscale.torchkit.output_use import OutputUse
+from memscale.torchkit.output_use import LossBytes, OutputUse
 
 
 @dataclass
@@ -42,6 +42,9 @@ class StepFacts:
         differed: paths of modules whose recompute has differed from its forward in this run.
         left_out: what techniques leave alone, `differed` included.
         use: what the loop does with the outputs; None: not known, see `output_use`.
+        loss: what the loop makes of the output of its one forward; None: not known, see `trace.loss`.
+        loss_bytes: what the loop's loss has taken, where that is not what traces assume.
+        differentiates_twice: the loss goes through gradients, see `trace.step_loss`.
         drops_output: the loop has the loss alone when backward begins, as transformers' Trainer.
         gradients: False: one forward without gradients, and no optimizer but those named here.
     """
@@ -63,6 +66,9 @@ class StepFacts:
     differed: frozenset[str] = frozenset()
     left_out: LeftOut = NOTHING_LEFT_OUT
     use: OutputUse | None = None
+    loss: Callable[[Any], Any] | None = None
+    loss_bytes: LossBytes | None = None
+    differentiates_twice: bool = False
     drops_output: bool = False
     gradients: bool = True
 

@@ -138,12 +138,14 @@ class OpenGraphs:
             self._waiting[me] = sum(graph.waits for graph in self._graphs if graph.thread == me)
             self.most = max(self.most, self._waiting[me] + 1)
 
-    def add(self, output: Any) -> None:
-        """A forward has run."""
+    def add(self, output: Any) -> SeenUse | None:
+        """A forward has run. Returns what its backward will fill; None: too many forwards wait for theirs."""
         me = threading.get_ident()
         with self._lock:
-            if sum(graph.thread == me for graph in self._graphs) <= _COUNTS[-1]:
-                self._graphs.append(OpenGraph(output))
+            if sum(graph.thread == me for graph in self._graphs) > _COUNTS[-1]:
+                return None
+            self._graphs.append(OpenGraph(output))
+            return self._graphs[-1].seen
 
     @property
     def planned(self) -> int:
@@ -169,7 +171,13 @@ class _Begins:
         if life is None:
             return
         life.has_run = True
-        life.seen.note([place for place, output in life.places if _has_come(gradients, output)])
+        come = [(place, output) for place, output in life.places if _has_come(gradients, output)]
+        life.seen.note([place for place, _ in come])
+        if torch.is_grad_enabled():
+            life.seen.keeps_graph = True
+        elif life.seen.meter is not None:
+            given = dict(enumerate(gradients))
+            life.seen.meter.reached([(place, given.get(output)) for place, output in come])
         if torch.compiler.is_compiling() or not in_backward():
             return
         passing = _Pass()

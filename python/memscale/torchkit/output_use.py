@@ -10,8 +10,8 @@ long as it is held.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -27,14 +27,77 @@ class OutputUse:
         return len(self.used) == len(leaves)
 
 
-class SeenUse:
-    """What a step shows of the outputs of its forward. Graphs hold it; it holds no tensor."""
+@dataclass(frozen=True)
+class LossBytes:
+    """What a loop's loss takes from the model's outputs on, and back to them in backward.
 
-    __slots__ = ("_count", "_used")
+    Attributes:
+        peak: most bytes at once, above what there is as the forward returns.
+        left: of what it made, there as backward comes to the outputs, their gradients included.
+        dense: per output, whether its gradient has memory of its own; that of a mean, for one, has not.
+        use: which outputs the loss goes through.
+        drops_output: the loop holds none of the outputs by then.
+    """
+
+    peak: int
+    left: int
+    dense: tuple[bool, ...]
+    use: OutputUse
+    drops_output: bool
+
+    def covers(self, other: LossBytes) -> bool:
+        """Whether a plan for this loss holds for another one."""
+        return (
+            self.peak >= other.peak
+            and self.left >= other.left
+            and self.use == other.use
+            and len(self.dense) == len(other.dense)
+            and all(mine >= theirs for mine, theirs in zip(self.dense, other.dense, strict=True))
+            and other.drops_output >= self.drops_output
+        )
+
+    def with_more(self, other: LossBytes) -> LossBytes:
+        """The most of both."""
+        both = zip(self.dense, other.dense, strict=False)
+        return LossBytes(
+            max(self.peak, other.peak),
+            max(self.left, other.left),
+            tuple(mine or theirs for mine, theirs in both),
+            OutputUse(tuple(map(any, zip(self.use.used, other.use.used, strict=False)))),
+            self.drops_output and other.drops_output,
+        )
+
+    def plus(self, more: int) -> LossBytes:
+        """With bytes that the loss has taken of outputs of earlier forwards."""
+        return replace(self, peak=self.peak + more, left=self.left + more)
+
+    def times(self, factor: float) -> LossBytes:
+        """Of a larger batch."""
+        return replace(self, peak=int(self.peak * factor), left=int(self.left * factor))
+
+
+class Meter(Protocol):
+    """Measures what a loss takes: `trace.loss_meter`."""
+
+    def reached(self, gradients: Sequence[tuple[int, Tensor | None]]) -> None:
+        """Backward has come to outputs at some places, with these gradients."""
+
+
+class SeenUse:
+    """What a step shows of the outputs of its forward. Graphs hold it; it holds no tensor.
+
+    Attributes:
+        meter: measures what the loss takes; None: nothing does.
+        keeps_graph: a backward was to be differentiated in turn (`create_graph`).
+    """
+
+    __slots__ = ("_count", "_used", "keeps_graph", "meter")
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._used: set[int] = set()
+        self.meter: Meter | None = None
+        self.keeps_graph = False
 
     def note(self, places: Sequence[int]) -> None:
         """A backward goes through the outputs at these places."""

@@ -44,20 +44,25 @@ def loss_of(output: Any, use: OutputUse | None = None) -> Tensor | None:
         output: of the model.
         use: which of its tensors the loop's loss goes through; None: all.
     """
-    leaves = tensors_of(output)
-    unused = [] if use is None or not use.fits(leaves) else [
-        leaf for leaf, used in zip(leaves, use.used, strict=True) if not used
-    ]  # fmt: skip
+    unused = unused_in(output, use)
     loss = own_loss(output)
     if loss is not None and not any(leaf is loss or leaf is loss._base for leaf in unused):
         return loss
-    parts = [_assumed(leaf) for leaf in _differentiable(output) if not any(leaf is one for one in unused)]
+    parts = [_assumed(leaf) for leaf in differentiable(output) if not any(leaf is one for one in unused)]
     if not parts:
         return None
     total = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def unused_in(output: Any, use: OutputUse | None) -> list[Tensor]:
+    """The tensors of an output that the loop's loss does not go through."""
+    leaves = tensors_of(output)
+    if use is None or not use.fits(leaves):
+        return []
+    return [leaf for leaf, used in zip(leaves, use.used, strict=True) if not used]
 
 
 def sum_of(losses: Iterable[Tensor | None]) -> Tensor | None:
@@ -75,7 +80,8 @@ def cached_in(output: Any) -> set[int]:
     return {id(tensor) for cache in caches for tensor in tensors_of(cache)}
 
 
-def _differentiable(output: Any) -> list[Tensor]:
+def differentiable(output: Any) -> list[Tensor]:
+    """The tensors of an output that a loss may go through."""
     cached = cached_in(output)
     found = [leaf for leaf in tensors_of(output) if leaf.requires_grad and id(leaf) not in cached]
     return [leaf for leaf in found if (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel() > 0]

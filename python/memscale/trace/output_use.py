@@ -20,7 +20,8 @@ def note_use(recorder: GraphRecorder, output: Any, loss: Tensor | None, step: St
     """The recorder notes what this trace assumes of the outputs, and what another would."""
     if step.forwards > 1 or loss is None:
         return
-    if step.use is None and own_loss(output) is None:
+    is_known = step.use is not None or step.loss is not None or step.loss_bytes is not None
+    if not is_known and own_loss(output) is None:
         recorder.another_use = one_alone(output)
     recorder.use = OutputUse(reached(loss, tensors_of(output)))
 

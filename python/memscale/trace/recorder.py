@@ -91,6 +91,7 @@ class GraphRecorder(TorchDispatchMode):
         replaced: what the step before has left, by the call with which it ends.
         idle_state_bytes: optimizer state that is counted for parameters to which this step gives no gradient.
         use: what becomes of the outputs in this trace; `another_use` would leave much of the graph unused.
+        loss_ops: see `step.Trace`, as `drops_output`.
         held: the output and the loss, which a loop's variables hold until the step is over.
         target: the device that the step is traced for.
         cuda: what its kernels take beside their results, when it is a card.
@@ -139,6 +140,8 @@ class GraphRecorder(TorchDispatchMode):
         self.held: Any = None
         self.use: OutputUse | None = None
         self.another_use: OutputUse | None = None
+        self.loss_ops: tuple[int, int] | None = None
+        self.drops_output = False
         self.cost_scale = 1.0
         self._buffers: dict[int, int] = {}  # address of a live storage → graph buffer
         self._refs: dict[int, _StorageRef] = {}

@@ -13,6 +13,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memscale import _core
@@ -252,6 +254,7 @@ class _FakeModel:
         self.fakes: dict[int, Tensor] = {}  # id of the real tensor → fake
         self.reals: dict[int, Tensor] = {}
         self.has_sparse = False
+        self._in_batch: dict[int, Tensor] = {}  # id of a real tensor → what stands for it
 
     def fake(self, tensor: Tensor) -> Tensor:
         known = self.fakes.get(id(tensor))
@@ -316,7 +319,19 @@ class _FakeModel:
         if not step.gradients:
             given_caches.exchange(*real, self._alone())
         made: tuple[Any, Any] = tree_map_only(Tensor, self.of_batch, real)
+        pairs = zip(tree_leaves(real), tree_leaves(made), strict=True)
+        self._in_batch = {id(one): other for one, other in pairs if isinstance(one, Tensor)}
         return made
+
+    def seen_by_loss(self, step: StepFacts) -> StepFacts:
+        """The step with the caller's loss, which may have closed over the model or the batch, on fakes."""
+        loss = step.loss
+
+        def on_fakes(output: Any) -> Any:
+            with _Exchanged({**self.fakes, **self._in_batch}):
+                return loss(output) if loss is not None else None
+
+        return step if loss is None else replace(step, loss=on_fakes)
 
     def _alone(self) -> Callable[[Tensor], Tensor]:
         """Makes fakes that live no longer than those who use them."""
@@ -407,6 +422,22 @@ class _FakeModel:
         target = item() if type(item) is weakref.ref else None
         known = self.of(target) if isinstance(target, Tensor) else None
         return item if known is None else weakref.ref(known)
+
+
+class _Exchanged(TorchFunctionMode):
+    """Functions inside are given other tensors in place of some, by the ids of those."""
+
+    def __init__(self, others: dict[int, Tensor]) -> None:
+        super().__init__()
+        self._others = others
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls one."""
+        args, kwargs = tree_map_only(Tensor, self._other, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _other(self, tensor: Tensor) -> Tensor:
+        return self._others.get(id(tensor), tensor)
 
 
 class _SwappedPlain:
@@ -522,7 +553,7 @@ def _trace(
             stack.enter_context(block)
         stack.enter_context(fakes.swapped())
         stack.enter_context(nullcontext() if emulation is None else emulation.active())
-        batch = fakes.batch(real_batch, step)
+        batch, step = fakes.batch(real_batch, step), fakes.seen_by_loss(step)
         stack.enter_context(fakes.mode)
         stack.enter_context(recorder)
         parameters = list(model.parameters())

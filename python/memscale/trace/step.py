@@ -36,10 +36,10 @@ from memscale.torchkit.forward_slot import StandIn
 from memscale.torchkit.leaves import storage_bytes, tensors_of
 from memscale.torchkit.output_use import OutputUse
 from memscale.torchkit.scripted import script_calls
-from memscale.trace.loss import loss_of, sum_of
 from memscale.trace.optimizer import streamed_weights
 from memscale.trace.output_use import held_gradients, note_use
 from memscale.trace.recorder import GraphRecorder
+from memscale.trace.step_loss import note_reached, step_loss
 from memscale.uninterrupted import uninterrupted
 
 _RNG_STATE_BYTES = 5056
@@ -70,6 +70,9 @@ class Trace:
         optimizer_switches: see `fake_optimizer.free_switches`.
         has_drawn: single random numbers were drawn, which may decide what the step does.
         use: what becomes of the outputs; None with several forwards.
+        loss_ops: operations of the loss and its backward, down to the outputs: the first, and the first
+            after them; None: there is no loss.
+        drops_output: the loop holds none of the outputs as backward begins.
         another_use: assumed nowhere yet, and it leaves much of the graph unused.
         larger: with another use of the outputs, if the step takes more with that where nothing is planned.
         path: what optimizer-side techniques change, as the graph has it.
@@ -94,6 +97,8 @@ class Trace:
     has_drawn: bool = False
     use: OutputUse | None = None
     another_use: OutputUse | None = None
+    loss_ops: tuple[int, int] | None = None
+    drops_output: bool = False
     larger: Trace | None = None
     path: OptimizerPath = AS_IT_IS
     rerun_bytes: int = 0
@@ -334,6 +339,7 @@ def run_step(
     that `drops_output` the loss alone.
     `parameters` are those whose gradients `backward` returns, in order. Without gradients: forward alone.
     """
+    at: list[int] = []
     with torch.enable_grad():
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
             with streamed_weights.in_use(recorder, step.path):
@@ -345,12 +351,16 @@ def run_step(
                 recorder.held, recorder.output_bytes = output, storage_bytes(tensors_of(output))
                 recorder.forward_is_over()
                 return []
-            loss = loss_of(output, step.use) if step.forwards == 1 else sum_of(map(loss_of, output))
+            begin = recorder.graph.op_count
+            note_reached(output, recorder.graph, at)
+            loss, holds = step_loss(output, step)
             note_use(recorder, output, loss, step)
             held = held_gradients(output) if step.holds_gradients else []
-            output = None if step.drops_output else output
-            recorder.output_bytes = storage_bytes(tensors_of((output, loss)))
-            recorder.held = (output, loss)
+            recorder.drops_output = not _holds(holds, output)
+            output, holds = None, (holds, loss)
+            recorder.output_bytes = storage_bytes(tensors_of(holds))
+            recorder.held = holds
+            del holds
         recorder.forward_is_over()
         recorder.set_phase(_core.PHASE_BACKWARD)
         recorder.learn_inputs = False
@@ -365,6 +375,7 @@ def run_step(
         finally:
             held.clear()
             recorder.accumulation.unwatch()
+        recorder.loss_ops = (begin, at[0]) if at else None
     for parameter, gradient in zip(parameters, gradients, strict=False):
         buffer = None if gradient is None else recorder.buffer_of(gradient)
         if buffer is not None and gradient is not None:
@@ -372,6 +383,12 @@ def run_step(
             recorder.label(buffer, gradient, recorder.names[id(parameter)])
     recorder.set_phase(_core.PHASE_OPTIMIZER)
     return gradients
+
+
+def _holds(held: Any, output: Any) -> bool:
+    """Whether a loop holds any of the outputs, and thus their memory."""
+    tensors = tensors_of(held)
+    return any(leaf is one for leaf in tensors_of(output) for one in tensors)
 
 
 @contextmanager
@@ -476,6 +493,7 @@ def finish(recorder: GraphRecorder, calls: CallRecorder, changes: model_state.Ch
     return Trace(
         graph, paths, written, foreign, random, changes, method, recorder.output_bytes,
         recorder.idle_state_bytes, use=recorder.use, another_use=recorder.another_use,
+        loss_ops=recorder.loss_ops, drops_output=recorder.drops_output,
         path=calls.path, rerun_bytes=0 if recorder.cuda is None else recorder.cuda.rerun_bytes,
         unrepeatable=frozenset(paths[number][0] for number in recorder.unrepeatable_modules),
         gradients=calls.gradients, kept=recorder.kept, writes_outside=_written_outside(recorder, calls),

@@ -89,7 +89,7 @@ def test_a_loop_that_changes_its_mind_is_planned_for_the_worst() -> None:
     executor, optimizer = wrapped(model, x, 0.95)
     for turn in range(5):
         step(model, optimizer, x, lambda output, turn=turn: output[turn % 2].square().mean())
-    assert executor._learned.use is None
+    assert executor.learned.use is None
     assert executor.planned is not None and executor.planned.trace.use is not None
     assert executor.planned.trace.use.used == (True, False, False)
 

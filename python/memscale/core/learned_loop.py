@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the steps of a loop show of it, and no trace of the model can: its loss.
+
+Which outputs the loss goes through, see `output_use`; and what the loss takes, which is measured in a step of
+each kind, `trace.loss_meter`. Plans count with a measured loss where the loss that their trace has assumed
+takes less, or so much more that a plan could do with fewer techniques.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from memscale.core.planner import Planned, device_of
+from memscale.core.step_signature import shape_covers, shapes_of
+from memscale.torchkit.leaves import tensors_of
+from memscale.torchkit.output_use import LearnedUse, LossBytes, OutputUse, SeenUse
+from memscale.trace.loss_meter import LossMeter, assumed_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from memscale.torchkit.open_graph import OpenGraphs
+
+_Shapes = tuple[tuple[tuple[int, ...], "torch.dtype"], ...]
+
+_PEAK_SHARE: Final = 0.001
+"""Of the predicted peak: a loss that takes this much more than assumed is planned for."""
+
+_IDLE_SHARE: Final = 0.01
+"""The same, where the plan does nothing and need not do anything then."""
+
+_SPARE_SHARE: Final = 0.02
+"""The same for a loss that takes less, where the plan does something."""
+
+_MOST_KINDS: Final = 64
+"""Kinds of batches whose losses are known; then all are forgotten."""
+
+
+class LearnedLoop:
+    """What the steps of one wrapped model have shown so far.
+
+    Attributes:
+        differentiates_twice: its loss goes through gradients, as a penalty on them does.
+    """
+
+    def __init__(self) -> None:
+        self._use = LearnedUse()
+        self.differentiates_twice = False
+        self._losses: dict[_Shapes, LossBytes | None] = {}  # None: as assumed
+        self._steps: dict[_Shapes, int] = {}
+        self._present: dict[int, _Step] = {}  # by thread
+
+    @property
+    def use(self) -> OutputUse | None:
+        """Which outputs the loss goes through, where that is not what traces assume."""
+        return self._use.use
+
+    def before(self, graphs: OpenGraphs, planned: Planned | None, args: Any, kwargs: Any) -> LossBytes | None:
+        """A forward is about to run. Takes in what this thread has shown since its last one.
+
+        Args:
+            graphs: of the forwards before.
+            planned: the plan that they ran under.
+            args: positional part of the batch.
+            kwargs: keyword part.
+
+        Returns:
+            What the loss of this batch is going to take; None: what traces assume.
+        """
+        me, seen, goes_on = threading.get_ident(), graphs.seen, graphs.waiting > 0
+        step = self._present.get(me)
+        meter = None if step is None else step.meter
+        if step is not None and meter is not None and goes_on:
+            step.between += meter.so_far()
+        if planned is not None and seen is not None:
+            self.differentiates_twice |= seen.keeps_graph
+            if step is not None and meter is not None and seen.meter is meter:
+                self._learn(step, meter.end(seen.use), planned)
+            self._use.learn(seen, planned.trace.use)
+        self.rest()
+        shapes = shapes_of(tensors_of((args, kwargs)))
+        expected = self._expected(shapes)
+        between = step.between if step is not None and goes_on else 0
+        self._present[me] = _Step(shapes, expected, between)
+        return expected
+
+    def _expected(self, shapes: _Shapes) -> LossBytes | None:
+        if self.differentiates_twice:
+            return None
+        for known in (shapes, *self._losses):
+            if known in self._losses and _covers(known, shapes):
+                return self._losses[known]
+        larger = [(_growth(known, shapes), loss) for known, loss in self._losses.items() if loss is not None]
+        if not larger:
+            return None
+        growth, loss = min(larger, key=lambda item: item[0])
+        return loss.times(growth * growth)  # as of all pairs of a batch, until a step has shown it
+
+    def measure(self, model: nn.Module, is_first: bool) -> None:
+        """A forward is about to run, and what follows may be the loss. First steps are measured, then few.
+
+        Args:
+            model: runs it.
+            is_first: of its step; what the loss takes shows after the last.
+        """
+        self.rest()
+        step = self._present.get(threading.get_ident())
+        if step is None:
+            return
+        count = self._steps[step.shapes] = self._steps.get(step.shapes, 0) + is_first
+        if count & (count - 1) == 0:
+            with suppress(AttributeError, RuntimeError, TypeError):  # another profiler, or another PyTorch
+                step.meter = LossMeter(device_of(model))
+
+    def returned(self, seen: SeenUse | None, output: Any) -> None:
+        """It has run.
+
+        Args:
+            seen: what its backward will show.
+            output: of the forward.
+        """
+        step = self._present.get(threading.get_ident())
+        if seen is not None and step is not None and step.meter is not None:
+            seen.meter = step.meter
+            step.meter.returned(output)
+
+    def rest(self) -> None:
+        """Nothing more of this thread's step is measured: it is over, or did not come to a backward."""
+        step = self._present.get(threading.get_ident())
+        if step is not None and step.meter is not None:
+            step.meter.stop()
+
+    def _learn(self, step: _Step, measured: LossBytes | None, planned: Planned) -> None:
+        assumed = assumed_bytes(planned.trace)
+        in_tiles = any(name == "loss_tile" for name, _ in planned.places)  # the outputs are not there
+        if measured is None or assumed is None or in_tiles or self.differentiates_twice:
+            return
+        measured = measured.plus(step.between)
+        if len(self._losses) >= _MOST_KINDS:
+            self._losses.clear()
+            self._steps.clear()
+        known, share = self._losses.get(step.shapes), planned.plan.predicted.allocated_peak_bytes
+        more = _peak_with(measured, assumed, planned) - share
+        is_planned = bool(planned.plan.active) or not planned.plan.fits
+        if (
+            more
+            > (_PEAK_SHARE if is_planned or share + more > planned.plan.budget_bytes else _IDLE_SHARE) * share
+        ):
+            self._losses[step.shapes] = measured if known is None else known.with_more(measured)
+        elif step.shapes not in self._losses:
+            differs = step.expected is not None or (is_planned and -more > _SPARE_SHARE * share)
+            self._losses[step.shapes] = measured if differs else None
+
+
+def _peak_with(measured: LossBytes, assumed: tuple[int, int], planned: Planned) -> int:
+    """The peak of a plan's step with another loss than its trace has assumed."""
+    trace, live = planned.trace, planned.plan.predicted.timeline.live_bytes
+    begin, reached = trace.loss_ops or (0, 0)  # before which nothing is recomputed
+    peak, left = assumed
+    dropped = trace.output_bytes if measured.drops_output and not trace.drops_output else 0
+    parts = (
+        (live[:begin], 0),
+        (live[begin:reached], measured.peak - peak),
+        (live[reached:], measured.left - left - dropped),
+    )
+    return max((max(part) + more for part, more in parts if part), default=0)
+
+
+@dataclass
+class _Step:
+    """The one that a thread is in.
+
+    Attributes:
+        shapes: of its batch.
+        expected: of its loss; None: what traces assume.
+        between: what has come of the outputs of its earlier forwards, in bytes.
+        meter: of its latest forward.
+    """
+
+    shapes: _Shapes
+    expected: LossBytes | None
+    between: int = 0
+    meter: LossMeter | None = None
+
+
+def _covers(known: _Shapes, shapes: _Shapes) -> bool:
+    return len(known) == len(shapes) and all(map(shape_covers, known, shapes))
+
+
+def _growth(known: _Shapes, shapes: _Shapes) -> float:
+    """How much larger the tensors of a batch are: of those that have grown, the most."""
+    if len(known) != len(shapes):
+        return 1.0
+    pairs = zip(known, shapes, strict=True)
+    return max((math.prod(new) / max(math.prod(old), 1) for (old, _), (new, _) in pairs), default=1.0)

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures what a loop's loss takes in a real step, and reads the same off a trace.
+
+    forward    loss            backward of the loss          the model's backward
+    ─────────┬───────────────────────────────────────────┬──────────────────────
+          returned               peak                 reached: left
+
+On the CPU PyTorch's operator-level profiler tells each allocation of the thread; it changes no bit. It runs
+from before the forward to the optimizer's step, since it complains of memory that is freed and was there when
+it began. Only one profiler may run on a thread, so this one ends before any other begins. On a card the
+allocator's own counters tell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import profiler, profiler_legacy
+
+from memscale.log import quiet
+from memscale.torchkit.leaves import parts_of, tensors_of
+from memscale.torchkit.output_use import LossBytes, OutputUse
+
+if TYPE_CHECKING:
+    from memscale.trace.step import Trace
+
+_MARK: Final = (7919, 7907)
+"""Sizes of two blocks that are allocated and freed, one after the other: a mark among the events."""
+
+
+class _Bytes(Protocol):
+    """Bytes of one device, between two marks."""
+
+    def mark(self) -> None:
+        """Sets one; may be called in a backward."""
+
+    def stop(self) -> None:
+        """Nothing after this counts."""
+
+    def end(self) -> tuple[int, int] | None:
+        """The peak between the marks, and what was left at the second, above the first; None: not known."""
+
+
+class _HostBytes:
+    """By the profiler of this thread.
+
+    Raises:
+        RuntimeError: another profiler runs here.
+    """
+
+    def __init__(self) -> None:
+        kinds: Any = torch._C._profiler
+        _say_what_it_always_says()
+        autograd: Any = torch._C._autograd
+        autograd._enable_profiler_legacy(
+            kinds.ProfilerConfig(
+                kinds.ProfilerState.CPU, False, True, False, False, False, kinds._ExperimentalConfig()
+            )
+        )
+        self._events: list[list[int]] = []
+        self._runs = True
+        self._thread = threading.get_ident()
+        _running[self._thread] = self
+
+    def mark(self) -> None:
+        for size in _MARK:
+            torch.UntypedStorage(size, device="cpu")
+
+    def stop(self) -> None:
+        """Ends the profiler; on another thread it cannot be reached."""
+        if self._runs and self._thread == threading.get_ident():
+            self._runs = False
+            _running.pop(self._thread, None)
+            autograd: Any = torch._C._autograd
+            with suppress(RuntimeError):  # somebody else has ended it
+                self._events = [
+                    [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
+                    for events in autograd._disable_profiler_legacy()
+                ]
+
+    def end(self) -> tuple[int, int] | None:
+        self.stop()
+        mark = [change for size in _MARK for change in (size, -size)]
+        for events in self._events:
+            places = (at for at, size in enumerate(events) if size == mark[0])
+            marks = [at for at in places if events[at : at + len(mark)] == mark]
+            if len(marks) > 1:
+                live = [*itertools.accumulate(events[marks[0] : marks[1]], initial=0)]
+                return max(live[len(mark) :], default=0), live[-1]
+        return None
+
+
+class _CardBytes:
+    """By the counters of a card's allocator. A peak below that of an earlier moment is not seen."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[tuple[int, int]] = []  # allocated, and the most so far
+
+    def mark(self) -> None:
+        device = self._device
+        self._marks.append((torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)))
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    def end(self) -> tuple[int, int] | None:
+        if len(self._marks) < 2:
+            return None
+        (begin, before), (now, most) = self._marks[:2]
+        return max(now - begin, most - begin if most > before else 0), now - begin
+
+
+_running: dict[int, _HostBytes] = {}
+"""By thread."""
+
+
+def _ends_ours(enable: Callable[..., Any]) -> Callable[..., Any]:
+    """A profiler of the program's is about to begin: PyTorch would refuse it beside ours."""
+
+    def enabled(*args: Any, **kwargs: Any) -> Any:
+        running = _running.get(threading.get_ident())
+        if running is not None:
+            running.stop()
+        return enable(*args, **kwargs)
+
+    return enabled
+
+
+_PLACES: Final = ((profiler, "_enable_profiler"), (profiler_legacy, "_enable_profiler_legacy"))
+_lock = threading.Lock()
+_prepared = False
+
+
+def _say_what_it_always_says() -> None:
+    """Once per process: later profilers end ours, and PyTorch has said what it says of the first.
+
+    That is, on stderr, that memory from before it was freed.
+    """
+    global _prepared
+    with _lock:
+        if _prepared:
+            return
+        _prepared = True
+        for module, name in _PLACES:
+            if hasattr(module, name):
+                setattr(module, name, _ends_ours(getattr(module, name)))
+    thread = threading.Thread(target=_free_what_was_there, name="memscale-meter")
+    thread.start()
+    thread.join()
+
+
+def _free_what_was_there() -> None:
+    early = torch.UntypedStorage(1, device="cpu")
+    with suppress(RuntimeError), quiet():
+        bytes_ = _HostBytes()
+        del early
+        bytes_.stop()
+
+
+class LossMeter:
+    """Of the loss of the forward that is about to run, on this thread.
+
+    Args:
+        device: of the model.
+
+    Raises:
+        RuntimeError: it cannot be measured here.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError("a device of no known kind")
+        self._bytes: _Bytes = _HostBytes() if device.type == "cpu" else _CardBytes(device)
+        self._outputs: list[tuple[weakref.ref[Any], int]] = []  # storages, with their bytes
+        self._dense: list[bool] = []
+        self._alive: int | None = None  # bytes of the outputs, as backward comes to them
+
+    def returned(self, output: Any) -> None:
+        """The forward has."""
+        leaves = tensors_of(output)
+        parts = [part.untyped_storage() for leaf in leaves for part in parts_of(leaf)]
+        storages = {storage._cdata: storage for storage in parts}
+        self._outputs = [(weakref.ref(storage), storage.nbytes()) for storage in storages.values()]
+        self._dense = [True] * len(leaves)
+        self._bytes.mark()
+
+    def reached(self, gradients: Sequence[tuple[int, Tensor | None]]) -> None:
+        """See `output_use.Meter`."""
+        if self._alive is None:
+            self._bytes.mark()
+            self._alive = sum(size for ref, size in self._outputs if ref() is not None)
+        for place, gradient in gradients:
+            if gradient is not None and gradient.layout is torch.strided:
+                whole = gradient.numel() * gradient.element_size()
+                self._dense[place] = gradient.untyped_storage().nbytes() >= whole
+
+    def so_far(self) -> int:
+        """What the loop has made of the outputs, as another forward is about to run. That is all."""
+        self._bytes.mark()
+        found = self._bytes.end()
+        gone = sum(size for ref, size in self._outputs if ref() is None)
+        return 0 if found is None else max(found[1] + gone, 0)
+
+    def stop(self) -> None:
+        """Nothing more is measured."""
+        self._bytes.stop()
+
+    def end(self, use: OutputUse | None) -> LossBytes | None:
+        """What the loss has taken; None where backward did not come to the outputs.
+
+        Args:
+            use: which of the outputs it has come to.
+        """
+        found = self._bytes.end()
+        if found is None or self._alive is None or use is None:
+            return None
+        peak, left = found
+        whole = sum(size for _, size in self._outputs)
+        drops_output = self._alive * 2 < whole
+        left = max(
+            left + whole - (0 if drops_output else self._alive), 0
+        )  # outputs that have gone do not count
+        return LossBytes(
+            max(peak, left if not drops_output else 0), left, tuple(self._dense), use, drops_output
+        )
+
+
+def assumed_bytes(trace: Trace) -> tuple[int, int] | None:
+    """`peak` and `left`, as of `LossBytes`, of the loss that a trace has assumed; None: it has none."""
+    if trace.loss_ops is None:
+        return None
+    begin, reached = trace.loss_ops
+    ends: dict[int, int] = {}
+    for buffer, _, _, _, release in trace.graph.saves():
+        ends[buffer] = max(ends.get(buffer, 0), release)
+    changes = [0] * (reached - begin + 2)
+    left = 0
+    for buffer, (size, first, end, _, resident) in enumerate(trace.graph.buffers()):
+        if resident or not begin <= first < reached:
+            continue
+        last = max(end, ends.get(buffer, 0))
+        changes[first - begin] += size
+        changes[min(last, reached) - begin] -= size
+        left += size if last > reached else 0
+    scratch = [op[6] for op in trace.graph.ops()[begin:reached]]
+    live = itertools.accumulate(changes[: reached - begin])
+    peak = max((now + more for now, more in zip(live, scratch, strict=True)), default=0)
+    return max(peak, left), left
