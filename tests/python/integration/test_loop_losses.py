@@ -116,7 +116,7 @@ class Loop:
 
     @property
     def plan(self) -> memscale.Plan:
-        plan = self.model._memscale_executor.plan  # type: ignore[union-attr]
+        plan = memscale.executor_of(self.model).plan
         assert isinstance(plan, memscale.Plan)
         return plan
 
@@ -195,7 +195,7 @@ def test_a_loss_of_several_forwards_is_learned() -> None:
         model, None, batches[0], optimizer=optimizer, memory_budget=int(0.8 * plain), enable_logging=False
     )
     run()
-    peak, plan = held + peak_bytes(run), model._memscale_executor.plan
+    peak, plan = held + peak_bytes(run), memscale.executor_of(model).plan
     assert plan.fits and plan.active
     assert 0.999 * peak <= plan.predicted.allocated_peak_bytes <= plan.budget_bytes
 
@@ -276,7 +276,7 @@ def test_a_function_that_gives_no_loss_is_refused(loss: Loss, words: str) -> Non
         loop.predict(loss=loss)
     with pytest.raises(ProfileError, match="loss has returned"):
         loop.wrap(1 << 40, loss=loss)
-    assert "_memscale_executor" not in loop.model.__dict__
+    assert memscale.executor_of(loop.model) is None
 
 
 def test_an_error_of_the_function_says_what_it_was_given() -> None:
