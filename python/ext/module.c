@@ -11,6 +11,7 @@
  *     py_snapshot Snapshot                                   py_offload OffloadEngine: hooks, store, Block
  *     py_optim    Optim, and py_optim_args its arguments     py_optim_card Card
  *     py_fingerprint fingerprint                         py_fingerprint_table FingerprintTable
+ *     py_entries Entries
  *     convert    arguments and records                       error     status to exception
  *
  * Built against the limited API of CPython 3.10, so one binary serves every later version. It is
@@ -27,6 +28,7 @@
 #include "memscale/optim.h"
 #include "memscale/replay.h"
 #include "py_decide.h"
+#include "py_entries.h"
 #include "py_events.h"
 #include "py_fingerprint.h"
 #include "py_fingerprint_table.h"
@@ -220,6 +222,9 @@ static int core_exec(PyObject *module)
         PyModule_AddType(module, state->fingerprint_table_type) < 0 || state->kept_fingerprint_type == NULL ||
         PyModule_AddType(module, state->kept_fingerprint_type) < 0)
         return -1;
+    state->entries_type = msc__py_entries_type_new(module);
+    if (state->entries_type == NULL || PyModule_AddType(module, state->entries_type) < 0)
+        return -1;
     if (add_constants(module) < 0)
         return -1;
     if (add_names(module, "CATEGORY_NAMES", MSC_CATEGORY_COUNT, category_name) < 0)
@@ -242,6 +247,7 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->card_type);
     Py_VISIT(state->fingerprint_table_type);
     Py_VISIT(state->kept_fingerprint_type);
+    Py_VISIT(state->entries_type);
     Py_VISIT(state->tensors.type);
     return 0;
 }
@@ -261,6 +267,7 @@ static int core_clear(PyObject *module)
     Py_CLEAR(state->card_type);
     Py_CLEAR(state->fingerprint_table_type);
     Py_CLEAR(state->kept_fingerprint_type);
+    Py_CLEAR(state->entries_type);
     Py_CLEAR(state->tensors.type);
     return 0;
 }

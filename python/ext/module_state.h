@@ -25,6 +25,7 @@ typedef struct msc__py_state {
     PyTypeObject *card_type;
     PyTypeObject *fingerprint_table_type;
     PyTypeObject *kept_fingerprint_type;
+    PyTypeObject *entries_type;
     msc__py_tensor_door tensors;
 } msc__py_state;
 

@@ -21,6 +21,7 @@ Threads:
 """
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from os import PathLike
 from typing import Any, Final, Literal, SupportsIndex, TypeAlias, TypedDict, final
 
@@ -1242,6 +1243,50 @@ class KeptFingerprint:
         """
     def value(self) -> int:
         """The fingerprint. Waits for the card."""
+
+@final
+class Entries:
+    """What some dictionaries hold at one moment, to be compared by identity.
+
+    Keys and values are held for as long as this lives.
+
+    Args:
+        places: The dictionaries. What is none (a registry of a scripted module) is read by its ``items``.
+        ours: A type; values of it are passed over when places are compared.
+
+    Raises:
+        TypeError: `places` is no sequence, or has something without ``items``.
+    """
+
+    def __init__(self, places: Iterable[Any], ours: type) -> None: ...
+    def same(self) -> bool:
+        """Whether the places hold the same objects in the same order.
+
+        No value is compared: an equal one that is another object differs.
+        """
+    def held(self, place: SupportsIndex) -> dict[Any, Any]:
+        """What a place held, as a dict.
+
+        Args:
+            place: Its number in ``places``.
+
+        Raises:
+            IndexError: No such place.
+        """
+    def values(
+        self, first: SupportsIndex, last: SupportsIndex, without: AbstractSet[Any], opaque: AbstractSet[Any]
+    ) -> list[Any]:
+        """Values of some places, but for some names and types, and values of the type `ours`.
+
+        Args:
+            first: Number of the first place.
+            last: Number behind the last place.
+            without: Keys that are left out.
+            opaque: Types whose values are left out; not those of subclasses.
+
+        Raises:
+            IndexError: No such places.
+        """
 
 def rule_text(key: str) -> str:
     """One clause of English for the key of a rule.

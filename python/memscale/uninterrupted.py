@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-import signal
 import threading
+
+# Without the enums of `signal`, which take microseconds.
+from _signal import SIGINT, getsignal, signal  # type: ignore[import-not-found]
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,14 +19,14 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = getsignal(SIGINT)
     if not callable(before):
         yield
         return
-    signal.signal(signal.SIGINT, lambda *about: asked.append(about))
+    signal(SIGINT, lambda *about: asked.append(about))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal(SIGINT, before)
         if asked:  # where the block has raised, too: its error is this one's context
             before(*asked[0])

@@ -22,6 +22,7 @@ import ctypes
 import gc
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def offload_engine() -> _core.OffloadEngine:
 ENGINE = offload_engine()
 SAVED, SMALL = torch.ones(1024), torch.ones(1)
 META, SPARSE = torch.ones(3, device="meta"), torch.eye(3).to_sparse()
+
+
+def entries() -> _core.Entries:
+    return _core.Entries([{"a": 1, "b": SAVED}, OrderedDict(c=[]), {"d": b"passed over"}], bytes)
+
+
+def changed_entries() -> _core.Entries:
+    places: list[dict[str, Any]] = [{"a": []}, OrderedDict(b=[])]
+    made = _core.Entries(places, bytes)
+    places[1]["b"] = []
+    return made
 
 
 def simulated(change: Callable[[_core.Simulator], object]) -> Callable[[Path], object]:
@@ -121,6 +133,10 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "step_events": lambda _: _core.step_events(GRAPH, PLAN),
     "replay": lambda _: _core.replay(GRAPH, PLAN, sim=SIM),
     "fingerprint": lambda _: (_core.fingerprint(SAVED), _core.fingerprint(SAVED[::2], sampled=True)),
+    "Entries": lambda _: entries(),
+    "Entries.same": lambda _: (entries().same(), changed_entries().same()),
+    "Entries.held": lambda _: [entries().held(place) for place in range(3)],
+    "Entries.values": lambda _: entries().values(0, 3, {"b"}, {int}),
     "op_times_ns": lambda _: _core.op_times_ns(GRAPH, RATES),
     "rule_text": lambda _: _core.rule_text("chosen"),
     "version": lambda _: _core.version(),
@@ -281,6 +297,11 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
     "error: fingerprint of no tensor": lambda _: refused(lambda: _core.fingerprint(7)),
     "error: fingerprint without data": lambda _: refused(lambda: _core.fingerprint(META)),
     "error: fingerprint of a sparse tensor": lambda _: refused(lambda: _core.fingerprint(SPARSE)),
+    "error: entries of no dictionary": lambda _: refused(lambda: _core.Entries([{"a": []}, 7], bytes)),
+    "error: entries without a type": lambda _: refused(lambda: _core.Entries([], None)),  # type: ignore[arg-type]
+    "error: held by no place": lambda _: refused(lambda: entries().held(3)),
+    "error: values of no places": lambda _: refused(lambda: entries().values(2, 4, set(), set())),
+    "error: values without a set": lambda _: refused(lambda: entries().values(0, 1, 7, 7)),  # type: ignore[arg-type]
     "error: rule": lambda _: refused(lambda: _core.rule_text("x")),
     **{f"error: {name}": lambda _, call=call: refused(call) for name, call in OPTIM_ERRORS.items()},
     **CARD_ERRORS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from memscale.techniques.checkpoint.checkpointing import evaluates, runs_plain
+from memscale.techniques.checkpoint.call_kinds import evaluates, runs_plain
 from memscale.torchkit.compiled import outside_compiler
 from memscale.torchkit.forward_slot import StandIn
 

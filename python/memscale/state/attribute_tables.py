@@ -30,7 +30,7 @@ import inspect
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Protocol
@@ -44,6 +44,7 @@ from memscale.state.flat_contents import FLAT, flat_contents, viewed_by
 from memscale.state.iterators import IteratorCopy, is_taken_from
 from memscale.state.key_order import base_of, items_of, put_back_in_order, put_in_order
 from memscale.state.loop_tables import Bindings
+from memscale.state.module_notes import OWN_TENSORS, ModuleNotes, attributes_of_tensors
 from memscale.state.process_tables import ABSENT as _ABSENT
 from memscale.state.process_tables import (
     Kept,
@@ -81,9 +82,6 @@ _NOT_LOOKED_INTO: Final = frozenset(
 _PROXIES: Final = (weakref.ProxyType, weakref.CallableProxyType)
 
 
-_OWN_TENSORS: Final = frozenset({Tensor, nn.Parameter})
-"""Types of tensors whose attributes are the program's; other types use theirs to work."""
-
 _slots_of = functools.lru_cache(maxsize=1 << 10)(slots_of)
 
 
@@ -114,17 +112,25 @@ class _Mapping:
 
     __slots__ = ("held", "place", "without")
 
-    def __init__(self, place: dict[Any, Any], without: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        place: dict[Any, Any],
+        without: frozenset[str] = frozenset(),
+        all_held: dict[Any, Any] | None = None,
+    ) -> None:
         self.place = place
         self.without = without
-        self.held = self.read()
+        self.held = self._of(place if all_held is None else all_held)
 
     def read(self) -> dict[Any, Any]:
         """What it holds."""
+        return self._of(self.place)
+
+    def _of(self, values: dict[Any, Any]) -> dict[Any, Any]:
         without = self.without
-        if not without:
-            return dict(self.place)
-        return {key: value for key, value in self.place.items() if key not in without}
+        return (
+            {key: value for key, value in values.items() if key not in without} if without else dict(values)
+        )
 
     def parts(self) -> Iterable[Any]:
         """The values that it held."""
@@ -177,9 +183,8 @@ class _OwnReading(_Mapping):
 
     __slots__ = ()
 
-    def read(self) -> dict[Any, Any]:
-        """What it holds."""
-        return dict(items_of(self.place))
+    def _of(self, values: dict[Any, Any]) -> dict[Any, Any]:
+        return dict(items_of(values))
 
     def _keys(self) -> Iterable[Any]:
         return base_of(self.place).keys(self.place)  # type: ignore[no-any-return]
@@ -202,13 +207,22 @@ class _Registries:
 
     __slots__ = ("_lasting", "_modules", "held")
 
-    def __init__(self, modules: Sequence[nn.Module], of_tensors: Iterable[dict[Any, Any]]) -> None:
-        self._modules = [module for module in modules if isinstance(module._modules, dict)]  # no scripted one
-        self._lasting: list[dict[Any, Any]] = [
-            hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ]
+    def __init__(
+        self, notes: ModuleNotes, of_tensors: Sequence[dict[Any, Any]], tensors_held: Sequence[dict[Any, Any]]
+    ) -> None:
+        self._modules: list[nn.Module] = []
+        self._lasting: list[dict[Any, Any]] = []
+        children: list[dict[Any, Any]] = []
+        lasting: list[dict[Any, Any]] = []
+        for number, module in enumerate(notes.modules):
+            of_children, *of_hooks = notes.places_of(number)
+            if isinstance(module._modules, dict):  # no scripted one
+                self._modules.append(module)
+                children.append(of_children)
+            self._lasting += module._forward_hooks, module._forward_pre_hooks
+            lasting += of_hooks
         self._lasting += of_tensors
-        self.held = self.read()
+        self.held = [*children, *lasting, *tensors_held]
 
     def _places(self) -> list[dict[Any, Any]]:
         # A `Sequential` that loses a child gets another dictionary.
@@ -248,28 +262,17 @@ _WITHOUT_VALUES: Final = (_Registries, *_WHOLE)
 """Tables in which no iterators are looked for."""
 
 
-def _attributes_of_tensors(modules: Sequence[nn.Module]) -> list[dict[Any, Any]]:
-    """Of parameters and buffers."""
-    return [
-        tensor.__dict__
-        for module in modules
-        if isinstance(module._modules, dict)  # no scripted one
-        for registry in (module._parameters, module._buffers)
-        for tensor in registry.values()
-        if type(tensor) in _OWN_TENSORS
-    ]
-
-
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether a module has forward hooks that are not the transformers library's own.
 
     Their own may fire in a recompute, too; of others nobody knows. Hooks for backward fire in the graph of
     the forward, once.
     """
-    hooks = (module._forward_hooks, module._forward_pre_hooks)
-    return any(hooks) and any(
+    if not (module._forward_hooks or module._forward_pre_hooks):
+        return False
+    return any(
         not (getattr(hook, "__module__", None) or "").startswith("transformers.")
-        for registry in hooks
+        for registry in (module._forward_hooks, module._forward_pre_hooks)
         for hook in registry.values()
     )
 
@@ -284,11 +287,15 @@ class AttributeTables:
         tensors: that the modules read beside parameters and buffers. Attributes of these are read, too.
 
     Attributes:
+        notes: what the modules had.
         tensors: what has been found beside parameters and buffers of the modules; to be dropped soon.
         referred: other modules that have been found; the same.
     """
 
-    __slots__ = ("_iterators", "_of_process", "_tables", "referred", "tensors")
+    __slots__ = (
+        "_iterators", "_of_modules", "_of_process", "_of_tensors", "_tables", "_tensors_held", "notes",
+        "referred", "tensors",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -297,24 +304,27 @@ class AttributeTables:
         modes: Sequence[Any] = (),
         tensors: Iterable[Tensor] = (),
     ) -> None:
+        self.notes = ModuleNotes(modules)
         self._tables: list[_Table] = []
         self._of_process: list[_Table] = []
+        self._of_modules: list[_Table] | None = None  # made when somebody needs them
         self.tensors: list[Tensor] = []
         self.referred: list[nn.Module] = []
         self._iterators: dict[int, IteratorCopy] = {}  # by id
         seen = set(map(id, modules))
-        level: list[Any] = []
+        level = self._leading(self.notes.attributes(_REGISTRIES, _OPAQUE), _OPAQUE)
         for module in modules:
-            table = _Mapping(module.__dict__, _REGISTRIES)
-            level += self._leading((*(self._add(table) if table.held else ()), *self._slots(module)), _OPAQUE)
-        of_tensors = _attributes_of_tensors(modules)
+            if _slots_of(type(module)):  # type: ignore[arg-type]
+                level += self._leading(self._slots(module), _OPAQUE)
+        of_tensors = attributes_of_tensors(self.notes.tensors)
         for attributes in filter(None, of_tensors):
             level += self._leading(attributes.values(), _OPAQUE)
-        self._walk(level, seen, self._enter, _OPAQUE)
+        if level:
+            self._walk(level, seen, self._enter, _OPAQUE)
         if kept or modes:
             self._add_kept(kept, modes, seen)
-        of_tensors += [one.__dict__ for one in (*tensors, *self.tensors) if type(one) in _OWN_TENSORS]
-        self._tables.append(_Registries(modules, of_tensors))
+        self._of_tensors = of_tensors + attributes_of_tensors((*tensors, *self.tensors))
+        self._tensors_held = [place.copy() if place else _EMPTY for place in self._of_tensors]
 
     def _walk(
         self, level: list[Any], seen: set[int], enter: Callable[[Any], Iterable[Any]], opaque: frozenset[Any]
@@ -334,7 +344,7 @@ class AttributeTables:
         leading: list[Any] = []
         for value in values:
             kind = type(value)
-            if kind in _OWN_TENSORS:
+            if kind in OWN_TENSORS:
                 self.tensors.append(value)
             elif kind not in opaque:
                 leading.append(value)
@@ -431,13 +441,13 @@ class AttributeTables:
         self._tables.append(table)
         return table.parts()
 
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
+    def recorded(self) -> AbstractContextManager[None]:
         """For the time of the call: what it takes from generators is noted."""
         generators = {key: item for key, item in self._iterators.items() if item.recorded is not None}
-        if not generators:
-            yield
-            return
+        return self._recorded(generators) if generators else nullcontext()
+
+    @contextmanager
+    def _recorded(self, generators: dict[int, IteratorCopy]) -> Iterator[None]:
         self._exchange({key: item.recorded for key, item in generators.items()})
         try:
             yield
@@ -446,16 +456,46 @@ class AttributeTables:
 
     def _exchange(self, stand_ins: dict[int, Any]) -> None:
         """Puts these in the places of iterators, which come by their ids."""
-        for table in (*self._tables, *self._of_process):
+        for table in (*self._of_modules_now(), *self._tables, *self._of_process):
             if not isinstance(table, _WITHOUT_VALUES):
                 _put_stand_ins(table, stand_ins)
 
-    def differing(self) -> list[_Table]:
-        """Containers that hold something else now."""
-        return [table for table in (*self._tables, *self._of_process) if table.differs()]
+    def _of_modules_now(self) -> list[_Table]:
+        """What the modules have themselves, their children and hooks, and what hangs on tensors."""
+        if self._of_modules is None:
+            notes = self.notes
+            tables: list[_Table] = [
+                _Mapping(module.__dict__, _REGISTRIES, notes.attributes_of(number))
+                for number, module in enumerate(notes.modules)
+            ]
+            self._of_modules = [*tables, _Registries(notes, self._of_tensors, self._tensors_held)]
+        return self._of_modules
+
+    def are_modules_same(self) -> bool:
+        """Whether modules and what hangs on their tensors hold the same objects; False: one may differ."""
+        if not self.notes.are_same():
+            return False
+        if any(self._tensors_held):
+            return not any(map(_is_other, self._of_tensors, self._tensors_held))
+        return not any(self._of_tensors)
+
+    def differing(self, is_same: bool | None = None) -> list[_Table]:
+        """Containers that hold something else now.
+
+        Args:
+            is_same: what `are_modules_same` returns.
+        """
+        tables = (*self._tables, *self._of_process)
+        if not (self.are_modules_same() if is_same is None else is_same):
+            tables = *self._of_modules_now(), *tables
+        return [table for table in tables if table.differs()]
 
     def restore(
-        self, stack: ExitStack, differing: Sequence[_Table], refused: Callable[[str], Exception]
+        self,
+        stack: ExitStack,
+        differing: Sequence[_Table],
+        refused: Callable[[str], Exception],
+        is_same: bool = False,
     ) -> None:
         """Puts back what containers held. What all of them hold now comes again when `stack` closes.
 
@@ -466,10 +506,15 @@ class AttributeTables:
             stack: ends with the recompute.
             differing: what holds something else than it held.
             refused: what to raise where the recompute takes more from a generator than its call, by its type.
+            is_same: modules are as they were. What the recompute changes on them `put_modules_back` undoes,
+                which the caller calls at the end.
         """
         tables = [*self._tables, *self._of_process]
-        stack.callback(_write_back, [(table, table.read()) for table in tables])
-        of_process = set(map(id, self._of_process))
+        if self._iterators or not is_same:
+            tables = [*self._of_modules_now(), *tables]
+        if tables:
+            stack.callback(_write_back, [(table, table.read()) for table in tables])
+        of_process = set(map(id, self._of_process)) if differing else set()
         for table in differing:
             if id(table) not in of_process or isinstance(table, _WHOLE):
                 table.write(table.held)
@@ -477,6 +522,10 @@ class AttributeTables:
                 table.write(strengthened(table.held, isinstance(table, _SINGLE)))
         if self._iterators:
             self._exchange({key: before.again(refused) for key, before in self._iterators.items()})
+
+    def put_modules_back(self) -> None:
+        """What a recompute has changed on modules that were as they had been."""
+        _write_back([(table, table.held) for table in self._of_modules_now()])
 
 
 def _put_stand_ins(table: _Table, stand_ins: dict[int, Any]) -> None:

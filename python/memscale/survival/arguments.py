@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor, nn
 
+from memscale.state.module_notes import Stamp, stamp_of
 from memscale.state.value_tables import differs
-from memscale.techniques.checkpoint.checkpoint_state import Stamp, stamp_of
 from memscale.techniques.checkpoint.given_arguments import may_be_given_again
 from memscale.techniques.checkpoint.recompute_check import Fingerprint, fingerprint
 from memscale.torchkit.torch_settings import has_modes, without_modes

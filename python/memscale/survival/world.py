@@ -15,10 +15,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from memscale.errors import RecomputeError
+from memscale.state.module_notes import stamp_of
 from memscale.state.tensor_versions import Versions
-from memscale.techniques.checkpoint.checkpoint_state import stamp_of
 from memscale.torchkit import python_generators
-from memscale.torchkit.leaves import gradient_of
+from memscale.torchkit.leaves import gradients_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ def why_no_repeat(state: State) -> str:
     """
     if state.next_hook != RemovableHandle.next_id:
         return "its forward registers hooks"
-    if any(gradient_of(weight) != before for weight, before in state.gradients):
+    if gradients_of(state.leaves) != state.gradients:
         return "its forward changes gradients"
     held = {id(item[2]) for item in state.copies}
     changing = {(id(module._buffers), name) for module, name, _ in state.buffers}
@@ -77,12 +77,12 @@ def rewind(state: State) -> None:
 
 def _put_back_tensors(state: State) -> None:
     """What registries hold, and what is in the tensors that the forward writes to."""
-    for registry, names in state.registries:
+    for registry, names in state.registered.registries:
         if tuple(registry.keys()) != names:
             values = {name: registry.get(name) for name in names}
             registry.clear()
             registry.update(values)
-    for registry, name in state.vacant:
+    for registry, name in state.registered.vacant:
         registry[name] = None
     before_of = {(id(module._buffers), name): before for module, name, before in state.buffers}
     for registry, name, tensor, (version, _), requires_grad in state.tensors:

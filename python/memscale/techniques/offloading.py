@@ -26,7 +26,7 @@ from torch import nn
 
 from memscale.offload.engine import Offload
 from memscale.techniques.checkpoint import outliving
-from memscale.techniques.checkpoint.checkpointing import came_later, stands_aside
+from memscale.techniques.checkpoint.call_kinds import came_later, stands_aside
 from memscale.techniques.checkpoint.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn
 from memscale.weights.saves import weights_as_places

@@ -41,14 +41,20 @@ def lock_of(modules: Sequence[nn.Module]) -> AbstractContextManager[Any]:
     Args:
         modules: with all that is in them.
     """
-    found: set[Any] = {_locks.get(module) for module in modules}
+    found = _known(modules)
     if None in found:
         share_lock(modules)
-        found = {_locks[module] for module in modules}
+        found = _known(modules)
     if len(found) > 1:
         return _held(sorted(found, key=id))
     lock: AbstractContextManager[Any] = next(iter(found), nullcontext())
     return lock
+
+
+def _known(modules: Sequence[nn.Module]) -> set[Any]:
+    """Their locks; None for what has none."""
+    known: dict[Any, Any] = _locks.data  # type: ignore[attr-defined]  # which `_locks.get` asks, one by one
+    return set(map(known.get, map(weakref.ref, modules)))
 
 
 def share_lock(modules: Sequence[nn.Module]) -> None:

@@ -108,6 +108,12 @@ def gradient_of(tensor: Tensor) -> tuple[int, int]:
     return (0, 0) if gradient is None else (id(gradient), gradient._version)
 
 
+def gradients_of(leaves: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """That of each leaf: which gradient it has, and how often it has been written."""
+    gradients = [leaf.grad for leaf in leaves]
+    return [(0, 0) if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
+
+
 def has_gradient_hooks(tensor: Tensor) -> bool:
     """Whether anything is called when a tensor gets a gradient."""
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import random
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -70,12 +71,39 @@ def present() -> States:
     return states
 
 
+class _Window:
+    """The memory of a generator, which it has until its end."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Any, Any] = (None, None)  # a generator, and a view of its memory
+
+    def of(self, owner: Any, address: Callable[[Any], int]) -> bytes:
+        """What lies there.
+
+        Args:
+            owner: the generator.
+            address: gives its memory, where it is another one than the last time.
+        """
+        known, memory = self._known
+        if known is not owner:
+            memory = memoryview((ctypes.c_char * (_INT + 4 * _WORDS)).from_address(address(owner)))
+            self._known = owner, memory
+        return bytes(memory)
+
+
+_python_window, _numpy_window = _Window(), _Window()
+
+
 def _python_memory() -> Any:
     """The words of Python's generator, its place among them, and the normal number that it has left over."""
     if not _PYTHON_IS_KNOWN:
         return None
     generator: Any = random._inst
-    return ctypes.string_at(id(generator) + _OBJECT, _INT + 4 * _WORDS), generator.gauss_next
+    return _python_window.of(generator, _address_of_python), generator.gauss_next
+
+
+def _address_of_python(generator: Any) -> int:
+    return id(generator) + _OBJECT
 
 
 def _numpy_memory() -> bytes | None:
@@ -84,10 +112,13 @@ def _numpy_memory() -> bytes | None:
 
 
 def _numpy_words() -> bytes:
-    generator = sys.modules["numpy"].random.mtrand._rand._bit_generator
+    return _numpy_window.of(sys.modules["numpy"].random.mtrand._rand._bit_generator, _address_of_numpy)
+
+
+def _address_of_numpy(generator: Any) -> int:
     if type(generator).__name__ != "MT19937":
         raise AttributeError("another generator")
-    return ctypes.string_at(generator.ctypes.state_address, 4 * _WORDS + _INT)
+    return int(generator.ctypes.state_address)
 
 
 @functools.cache
@@ -125,7 +156,7 @@ _PYTHON_IS_KNOWN: bool = _reads_as_expected()
 
 def cpu_state() -> bytes:
     """State of the CPU's generator."""
-    state = torch.get_rng_state()
+    state = torch.default_generator.get_state()
     return ctypes.string_at(state.data_ptr(), state.numel())
 
 

@@ -164,10 +164,20 @@ def _read(flag: _Flag) -> Any:
 
 
 _FLAGS = _present_flags()
+_READS = tuple(flag.read for flag in _FLAGS)
+
+
+def _read_all() -> list[Any]:
+    try:
+        return [read() for read in _READS]
+    except RuntimeError:
+        return [_read(flag) for flag in _FLAGS]
 
 
 def _write_flags(wanted: list[Any]) -> None:
-    for flag, value in zip(_FLAGS, wanted, strict=True):
+    if _read_all() == wanted:
+        return
+    for flag, value in zip(_FLAGS, wanted, strict=True):  # read once more: one may change with another
         if value is not _UNREADABLE and _read(flag) not in (value, _UNREADABLE):
             flag.write(value)
 
@@ -177,10 +187,14 @@ class TorchSettings:
 
     __slots__ = ("_cached", "_dispatch", "_flags", "_functions")
 
+    _functions: _Modes
+    _dispatch: _Modes
+
     def __init__(self) -> None:
-        self._flags = [_read(flag) for flag in _FLAGS]
-        self._functions = _function_modes()
-        self._dispatch = _dispatch_modes()
+        self._flags = _read_all()
+        self._functions = self._dispatch = ()
+        if has_modes():
+            self._functions, self._dispatch = _function_modes(), _dispatch_modes()
         self._cached = _cached_parametrizations()
 
     def restore(self, stack: ExitStack) -> None:
@@ -189,12 +203,13 @@ class TorchSettings:
         Args:
             stack: of the recompute. What it entered before this keeps what is in force now.
         """
-        present = [_read(flag) for flag in _FLAGS]
+        present = _read_all()
         stack.callback(_write_flags, present)  # a recompute that ends early has not put back what it set
         if present != self._flags:
             _write_flags(self._flags)
-        _exchange(stack, self._functions, *_FUNCTIONS)
-        _exchange(stack, self._dispatch, *_DISPATCH)
+        if self._functions or self._dispatch or has_modes():
+            _exchange(stack, self._functions, *_FUNCTIONS)
+            _exchange(stack, self._dispatch, *_DISPATCH)
         self._restore_cached(stack)
 
     def _restore_cached(self, stack: ExitStack) -> None:

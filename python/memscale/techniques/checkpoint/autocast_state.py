@@ -11,17 +11,22 @@ from memscale.torchkit.compiled import never_compiled
 
 
 class AutocastPresent:
-    """Autocast before a recompute, which may have entered it without leaving it."""
+    """Autocast before a recompute, which may have entered it without leaving it.
+
+    Attributes:
+        nesting: how many contexts of it are open.
+        states: its state for each kind of device.
+    """
 
     def __init__(self, kinds: Iterable[str]) -> None:
-        self._nesting = autocast_nesting()
-        self._states = [autocast_state(kind) for kind in kinds]
+        self.nesting = autocast_nesting()
+        self.states = list(map(autocast_state, kinds))
 
     def put_back(self) -> None:
         """Makes it the present one again."""
-        for _ in range(autocast_nesting() - self._nesting):
+        for _ in range(autocast_nesting() - self.nesting):
             torch.autocast_decrement_nesting()
-        for state in self._states:
+        for state in self.states:
             kind, dtype, enabled, cached = state
             if autocast_state(kind) != state:
                 torch.set_autocast_enabled(kind, enabled)

@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memscale.torchkit.compiled import never_compiled
 
 _ALIGNMENT = 16
+_HOLDERS = (Tensor, dict, list)
+_REGISTRIES = frozenset(name for name in vars(nn.Module()) if name.startswith("_"))
 _DEPTH = 3
 
 Place = tuple[Any, Any]
@@ -77,10 +79,13 @@ def views_in_attributes(
     memories = {memory for memory in map(_memory_of, tensors) if type(memory) is tuple}
     if not memories:
         return []
-    own = {name for name in vars(nn.Module()) if name.startswith("_")}
     found = []
     for module in modules:
-        attributes = {name: value for name, value in module.__dict__.items() if name not in own}
+        attributes = {
+            name: value
+            for name, value in module.__dict__.items()
+            if type(value) in _HOLDERS and name not in _REGISTRIES
+        }
         for place, value in _tensors_in(attributes, _DEPTH):
             if _memory_of(value) in memories:
                 in_module = place[0] is attributes

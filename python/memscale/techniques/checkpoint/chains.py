@@ -29,8 +29,9 @@ from memscale.errors import AttachError
 from memscale.offload.engine import Boundary
 from memscale.state.process_tables import Kept
 from memscale.techniques.checkpoint import data_reads
+from memscale.techniques.checkpoint.call_kinds import came_later, stands_aside
 from memscale.techniques.checkpoint.checkpoint_state import NO_USES, Body, BufferRef, Uses, all_below
-from memscale.techniques.checkpoint.checkpointing import Region, came_later, stands_aside
+from memscale.techniques.checkpoint.checkpointing import Region
 from memscale.techniques.checkpoint.recompute_check import UNCHECKED, RecomputeCheck
 from memscale.torchkit.compiled import checkpoints_when_compiled
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn

@@ -18,43 +18,37 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from memscale.errors import RecomputeError
 from memscale.state.attribute_tables import AttributeTables, has_foreign_hooks
+from memscale.state.module_notes import ModuleNotes, Stamp, stamp_of, stamps_of, version_of
 from memscale.state.process_tables import Kept, KeptTensors
-from memscale.techniques.checkpoint.autocast_state import AutocastPresent, autocast_nesting, autocast_state
+from memscale.techniques.checkpoint.autocast_state import AutocastPresent, autocast_state
 from memscale.techniques.checkpoint.buffer_copies import Place, copies_of, views_in_attributes
 from memscale.techniques.checkpoint.context_copies import ContextCopy
 from memscale.techniques.checkpoint.copied_tensors import is_copied
 from memscale.techniques.checkpoint.late_hooks import hooks_taken_off
 from memscale.techniques.checkpoint.recompute_check import UNCHECKED, RecomputeCheck
+from memscale.techniques.checkpoint.registered import PresentModules, Registered, bound, refill, set_flags
 from memscale.techniques.checkpoint.whole_recomputes import runs_to_the_end
 from memscale.techniques.checkpoint.written_tensors import WrittenTensors, tensors_beside
 from memscale.torchkit import cached_casts, python_generators
 from memscale.torchkit.compiled import never_compiled
 from memscale.torchkit.exchange_lock import lock_of
-from memscale.torchkit.leaves import gradient_of, has_gradient_hooks
+from memscale.torchkit.leaves import gradients_of, has_gradient_hooks
 from memscale.torchkit.torch_settings import TorchSettings, has_modes, users_modes, without_modes
 from memscale.uninterrupted import uninterrupted
 from memscale.weights.placed_gradients import set_gradient
-from memscale.weights.placement import lasting_address
 
 BufferRef = tuple[nn.Module, str]
 """A registered buffer, as its module and its name there."""
-
-Stamp = tuple[int, int]
-"""Version and storage of a tensor: in-place changes move the one, `.data = ...` the other.
-
-Not the address: FSDP gives a parameter's memory back after forward and fills it anew before backward.
-"""
 
 
 def check_version(tensor: Tensor, version: int, path: str, origin: str = "") -> None:
@@ -77,17 +71,6 @@ def check_version(tensor: Tensor, version: int, path: str, origin: str = "") -> 
             f"{version_of(tensor)}; "
             f"expected version {version} instead"
         )
-
-
-def version_of(tensor: Tensor) -> int:
-    """How often a tensor has been changed in place; -1 for one from inference mode, which has no counter."""
-    return -1 if tensor.is_inference() else tensor._version
-
-
-def stamp_of(tensor: Tensor) -> Stamp:
-    """What moves when a tensor is written to, other than past autograd."""
-    has_storage = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
-    return version_of(tensor), lasting_address(tensor) if has_storage else 0
 
 
 class Uses(NamedTuple):
@@ -152,7 +135,8 @@ class Body:
 
         A hook that was there before the step has led to another plan. This one came in the middle of it.
         """
-        if not any(map(has_foreign_hooks, parts)):
+        hooked = [part for part in parts if part._forward_hooks or part._forward_pre_hooks]
+        if not any(map(has_foreign_hooks, hooked)):
             return False
         if not self._has_warned_of_hooks:
             self._has_warned_of_hooks = True
@@ -170,24 +154,29 @@ class Body:
         return [(owner, name) for owner, name in owners if owner is not None]
 
 
+_NONE_WRITTEN: Final = WrittenTensors(())
+
+
 class State:
     """Everything beside the arguments that decides what a forward computes."""
 
     __slots__ = (
-        "attributes", "autocast", "buffers", "check", "context", "copies", "cpu_rng", "cuda_rng",
-        "flags", "foreign", "generators", "gradients", "has_graded", "has_hooked", "is_checked", "kinds",
-        "moved", "next_hook", "path", "registries", "settings", "tensors", "uses", "vacant", "views",
-        "written",
+        "_registered", "attributes", "autocast", "buffers", "changing", "check", "context", "copies",
+        "cpu_rng", "cuda_rng", "foreign", "generators", "gradients", "has_graded", "has_hooked",
+        "is_checked", "leaves", "moved", "next_hook", "notes", "path", "settings", "uses", "views", "written",
     )  # fmt: skip
 
     attributes: AttributeTables
     context: ContextCopy
+    notes: ModuleNotes
     settings: TorchSettings
     written: WrittenTensors
 
     def __init__(self) -> None:
+        self._registered: Registered | None = None
         self.autocast: list[tuple[str, torch.dtype, bool, bool]] = []
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self.changing: frozenset[int] = frozenset()  # ids of these buffers as they were bound
         self.views: list[tuple[Place, Tensor]] = []  # of the same memory, in attributes
         self.cpu_rng: bytes | Tensor | None = None
         self.cuda_rng: dict[int, Tensor] = {}
@@ -199,14 +188,26 @@ class State:
         self.moved: RecomputeError | None = None
         # (where it is, its name there, tensor, stamp, copy) of small ones that the call reads.
         self.copies: list[tuple[dict[str, Any], str, Tensor, Stamp, Tensor]] = []
-        self.flags: list[tuple[nn.Module, bool]] = []
-        self.kinds: list[type[nn.Module]] = []  # of the same modules
         self.foreign: list[tuple[Tensor, Stamp]] = []
-        # (registry, name, tensor, stamp, requires_grad) of every parameter and buffer, down to the leaves.
-        self.tensors: list[tuple[dict[str, Any], str, Tensor, Stamp, bool]] = []
-        # Those of parameters and of buffers, with their names, and names without a tensor.
-        self.registries: list[tuple[dict[str, Any], tuple[str, ...]]] = []
-        self.vacant: list[tuple[dict[str, Any], str]] = []
+        self.leaves: list[Tensor] = []  # that get gradients
+        self.gradients: list[tuple[int, int]] = []  # of these
+
+    @property
+    def registered(self) -> Registered:
+        """What is in the modules, name by name."""
+        if self._registered is None:
+            self._registered = Registered(self.notes)
+        return self._registered
+
+    @property
+    def flags(self) -> list[tuple[nn.Module, bool]]:
+        """Modules, and which were in training mode."""
+        return list(zip(self.notes.modules, self.notes.flags, strict=True))
+
+    @property
+    def tensors(self) -> list[tuple[dict[str, Any], str, Tensor, Stamp, bool]]:
+        """(registry, name, tensor, stamp, requires_grad) of every parameter and buffer."""
+        return self.registered.tensors
 
     @classmethod
     def before(cls, body: Body, parts: Sequence[nn.Module], leaves: Sequence[Any]) -> State:
@@ -221,7 +222,10 @@ class State:
         state.path, state.check = body.path, body.check
         state.settings = TorchSettings()
         modes = users_modes()
-        with without_modes() if modes else nullcontext():
+        if not modes:
+            state._read(body, parts, leaves, ())
+            return state
+        with without_modes():
             # Not those of operators: they may follow tensors, and what a recompute makes lives on.
             functions = [mode for mode in modes if isinstance(mode, TorchFunctionMode)]
             state._read(body, parts, leaves, functions)
@@ -230,22 +234,31 @@ class State:
     def _read(
         self, body: Body, parts: Sequence[nn.Module], leaves: Sequence[Any], modes: Sequence[Any]
     ) -> None:
-        alive = [ref() for ref in body.foreign]
-        self.foreign = [(tensor, stamp_of(tensor)) for tensor in alive if tensor is not None]
-        with lock_of([*parts, *(owner for owner, _ in body.buffers)]):
-            self._note_modules(parts, body.buffers)
+        if body.foreign:
+            alive = [ref() for ref in body.foreign]
+            self.foreign = [(tensor, stamp_of(tensor)) for tensor in alive if tensor is not None]
+        changing = body.buffers
+        with lock_of([*parts, *(owner for owner, _ in changing)] if changing else parts):
+            self.attributes = AttributeTables(parts, body.kept, modes, [tensor for tensor, _ in self.foreign])
+            self.notes = self.attributes.notes
+            if changing:
+                self._copy_changing(parts, changing)
+            self._copy_small(changing)
             if self.foreign:
                 self._copy_attributes(parts)
-            self.attributes = AttributeTables(parts, body.kept, modes, [tensor for tensor, _ in self.foreign])
-        found = [*self.attributes.tensors, *tensors_beside(parts, self.attributes.referred)]
-        self.written = WrittenTensors(found, body.writes_past_versions)
+        found = self.attributes.tensors
+        if self.attributes.referred:
+            found = [*found, *tensors_beside(parts, self.attributes.referred)]
+        self.written = WrittenTensors(found, body.writes_past_versions) if found else _NONE_WRITTEN
         self.attributes.tensors, self.attributes.referred = [], []
         self.next_hook = RemovableHandle.next_id
-        self.gradients = [
-            (tensor, gradient_of(tensor))
-            for _, _, tensor, _, requires_grad in self.tensors
-            if requires_grad and tensor.is_leaf
+        notes = self.notes
+        self.leaves = [
+            tensor
+            for tensor, graded in zip(notes.tensors, notes.graded, strict=True)
+            if graded and tensor.is_leaf
         ]
+        self.gradients = gradients_of(self.leaves)
         self.context = ContextCopy()
         self.autocast = [autocast_state(kind) for kind in body.device_kinds]
         draws = body.uses.torch_generators  # what most calls need for a moment only takes no tensor
@@ -256,34 +269,26 @@ class State:
         self.uses = body.uses
         self.generators: python_generators.States | None = python_generators.present()
 
-    def _note_modules(self, parts: Sequence[nn.Module], changing: Sequence[BufferRef]) -> None:
-        """What is in the modules; of buffers that the call changes, copies."""
+    def _copy_small(self, changing: Sequence[BufferRef]) -> None:
+        """Copies small tensors that are registered, but for buffers that the call changes."""
+        plain = [tensor for tensor in self.notes.tensors if type(tensor) is Tensor]
+        if not any(is_copied(tensor) and id(tensor) not in self.changing for tensor in plain):
+            return
         copied = {(id(module._buffers), name) for module, name in changing}
-        self.kinds = list(map(type, parts))
-        for module in parts:
-            self.flags.append((module, module.training))
-            for registry in (module._parameters, module._buffers):
-                self.registries.append((registry, tuple(registry.keys())))
-                for name, value in registry.items():
-                    if value is None:
-                        self.vacant.append((registry, name))
-                    else:
-                        stamp = stamp_of(value)
-                        self.tensors.append((registry, name, value, stamp, value.requires_grad))
-                        if is_copied(value) and (id(registry), name) not in copied:
-                            self.copies.append((registry, name, value, stamp, value.clone()))
-        if changing:
-            self._copy_changing(parts, changing)
+        for registry, name, value, stamp, _ in self.tensors:
+            if is_copied(value) and (id(registry), name) not in copied:
+                self.copies.append((registry, name, value, stamp, value.clone()))
 
     def _copy_changing(self, parts: Sequence[nn.Module], changing: Sequence[BufferRef]) -> None:
         """Copies buffers that the call changes, each once, whatever its names, and with them other views."""
-        bound = [(module, name, module._buffers[name]) for module, name in changing]
-        buffers = [value for *_, value in bound if value is not None]
+        places = [(module, name, module._buffers[name]) for module, name in changing]
+        buffers = [value for *_, value in places if value is not None]
         views = views_in_attributes(parts, buffers)
         clones = copies_of([*buffers, *(value for _, value in views)])
         self.buffers = [
-            (module, name, clones[id(value)]) for module, name, value in bound if value is not None
+            (module, name, clones[id(value)]) for module, name, value in places if value is not None
         ]
+        self.changing = frozenset(map(id, buffers))
         self.views = [(place, clones[id(value)]) for place, value in views]
 
     def _copy_attributes(self, parts: Sequence[nn.Module]) -> None:
@@ -298,18 +303,21 @@ class State:
         """What the call has done decides what a recompute needs and may do."""
         self.written.after()
         self.has_hooked = RemovableHandle.next_id != self.next_hook
-        self.has_graded = any(gradient_of(tensor) != before for tensor, before in self.gradients)
+        self.has_graded = gradients_of(self.leaves) != self.gradients
         if not self.uses.python_generators and self.generators is not None and self.generators.are_present():
             self.generators = None
         if not self.uses.torch_generators:
-            with without_modes() if has_modes() else nullcontext():
+            if not has_modes():
+                self._forget_unused_rng()
+                return
+            with without_modes():
                 self._forget_unused_rng()
 
     def read_tensors(self) -> list[Any]:
         """Parameters, buffers and tensors from outside that the call reads, and copies of them."""
         copied = [item[2] for item in self.copies]
         buffers = [module._buffers.get(name) for module, name, _ in self.buffers]
-        return [item[2] for item in self.tensors] + [item[0] for item in self.foreign] + copied + buffers
+        return self.notes.tensors + [item[0] for item in self.foreign] + copied + buffers
 
     def _forget_unused_rng(self) -> None:
         """A generator that nobody is known to use and that did not move need not be replayed."""
@@ -322,22 +330,28 @@ class State:
                 del self.cuda_rng[device]
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
+    def restored(self, more: Callable[[ExitStack], None] | None = None) -> Iterator[None]:
         """Puts the state back for the recompute, and the present one back afterwards.
 
         All of the present one: a recompute ends with the last tensor that is wanted, before its code has put
         back by itself what it has set.
 
+        Args:
+            more: puts back what else there is, until the stack closes.
+
         Raises:
             RecomputeError: a recompute would do something twice.
         """
-        if self.has_graded and any(has_gradient_hooks(tensor) for tensor, _ in self.gradients):
+        if self.has_graded and any(map(has_gradient_hooks, self.leaves)):
             what = f"the forward of module {self.path!r} changes gradients of parameters"
             raise self.check.fail(RecomputeError(what, self.path, None, _GRADED))
-        differing = self.attributes.differing()
-        changed = [item for item in self.copies if stamp_of(item[2]) != item[3]]
-        exchanges = bool(differing or changed) or self._has_gone()
-        with self._lock() if exchanges else nullcontext(), ExitStack() as stack:
+        is_same = self.attributes.are_modules_same()
+        differing = self.attributes.differing(is_same)
+        changed = self._changed_copies()
+        exchanges = bool(differing or changed) or not (is_same or not (self.buffers or self._has_gone()))
+        with ExitStack() as stack:
+            if exchanges or self.buffers:
+                stack.enter_context(self._lock())
             if has_modes():
                 stack.enter_context(without_modes())
             if self.has_hooked:
@@ -345,21 +359,25 @@ class State:
             if self.uses.gradients or self.has_graded:
                 self._hide_gradients(stack)
             if exchanges:
-                stack.callback(_Present(self.flags, self.registries, self.tensors).put_back)
+                stack.callback(PresentModules(self.notes, self.registered).put_back)
             else:
-                stack.callback(self._undo)
+                stack.callback(self._undo, is_same)
             self._enter_autocast(stack)
             self._replay_generators(stack)
             self._check_contents({id(tensor) for _, _, tensor, _, _ in changed})
             self.written.protect(stack)
-            copies = self._restore_modules() if exchanges else {}
-            self.attributes.restore(stack, differing, self._taken)
+            if exchanges:
+                self._restore_modules()
+            copies = self._exchange_buffers(stack) if self.buffers else {}
+            self.attributes.restore(stack, differing, self._taken, is_same and not exchanges)
             for (holder, key), before in self.views:
                 stack.callback(holder.__setitem__, key, holder[key])
                 holder[key] = copies[id(before)]
             for place, name, _, _, before in changed:
                 stack.callback(place.__setitem__, name, place[name])
                 place[name] = before.clone()
+            if more is not None:
+                more(stack)
             self.settings.restore(stack)
             try:
                 yield
@@ -369,12 +387,12 @@ class State:
 
     def _enter_autocast(self, stack: ExitStack) -> None:
         """Autocast as the forward had it."""
-        stack.callback(AutocastPresent(kind for kind, *_ in self.autocast).put_back)
-        nesting = autocast_nesting()
-        for kind, dtype, enabled, cached in self.autocast:
-            if enabled or autocast_state(kind)[2]:
+        present = AutocastPresent(kind for kind, *_ in self.autocast)
+        stack.callback(present.put_back)
+        for (kind, dtype, enabled, cached), now in zip(self.autocast, present.states, strict=True):
+            if enabled or now[2]:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached))
-        if nesting and not cached_casts.has_any(item[2] for item in self.tensors):
+        if present.nesting and not cached_casts.has_any(self.notes.tensors):
             # The casts of a recompute would be there until the caller's block ends, after a step, too.
             torch.set_autocast_cache_enabled(False)
 
@@ -390,19 +408,23 @@ class State:
             stack.callback(python_generators.present().put_back)
             self.generators.put_back()
 
-    def _undo(self) -> None:
+    def _undo(self, were_same: bool) -> None:
         """Takes back what a recompute has set in modules that were as its forward had them."""
+        if self.attributes.are_modules_same():
+            return
+        if were_same:
+            self.attributes.put_modules_back()
         if self._has_gone():
             with self._lock():
                 if self._has_gone():
-                    self._restore_modules()
+                    self._restore_modules(with_changing=True)
 
     def _hide_gradients(self, stack: ExitStack) -> None:
         """Gradients that have come since the call, or that its forward has changed once already.
 
         Not where nobody is known to look: another thread may add to them at the same time.
         """
-        for tensor, _ in self.gradients:
+        for tensor in self.leaves:
             stack.callback(set_gradient, tensor, tensor.grad)
             tensor.grad = None
 
@@ -410,27 +432,32 @@ class State:
         """Calls a function with the context variables of the first run. What it sets of them is lost."""
         return self.context.run(function, *args, **kwargs)
 
+    def _changed_copies(self) -> list[tuple[dict[str, Any], str, Tensor, Stamp, Tensor]]:
+        """Of `copies`: those whose tensors have changed since."""
+        return [item for item in self.copies if stamp_of(item[2]) != item[3]]
+
     def _has_gone(self) -> bool:
         """Whether modules have anything else now than what was written down.
 
         Who does not hold the lock may see another thread's for a moment, and then looks again with the lock.
         """
-        if self.buffers or any(module.training != training for module, training in self.flags):
+        registered, notes = self.registered, self.notes
+        if notes.flags != [module.training for module in notes.modules]:
             return True
-        if [type(module) for module, _ in self.flags] != self.kinds:
+        if notes.kinds != list(map(type, notes.modules)):
             return True
-        if any(tuple(registry.keys()) != names for registry, names in self.registries):
+        if any(tuple(registry.keys()) != names for registry, names in registered.registries):
             return True
-        if any(_bound(registry, name) is not None for registry, name in self.vacant):
+        if any(bound(registry, name) is not None for registry, name in registered.vacant):
             return True
         return any(
-            _bound(registry, name) is not tensor or (tensor.requires_grad != before and tensor.is_leaf)
-            for registry, name, tensor, _, before in self.tensors
+            bound(registry, name) is not tensor or (tensor.requires_grad != before and tensor.is_leaf)
+            for registry, name, tensor, _, before in registered.tensors
         )
 
     def _lock(self) -> AbstractContextManager[Any]:
         owners = (module for module, *_ in self.buffers)
-        return lock_of([*(module for module, _ in self.flags), *owners])
+        return lock_of([*self.notes.modules, *owners])
 
     def _check_contents(self, copied: Collection[int]) -> None:
         """A weight that plain autograd need not have saved is read again here, so it must be the same.
@@ -441,6 +468,12 @@ class State:
         for tensor, stamp in self.foreign:
             if stamp_of(tensor) != stamp and id(tensor) not in copied:
                 self._has_changed(tensor, stamp)
+        notes, now = self.notes, stamps_of(self.notes.tensors)
+        if now == notes.stamps or all(
+            stamp == before or id(tensor) in self.changing
+            for tensor, before, stamp in zip(notes.tensors, notes.stamps, now, strict=True)
+        ):
+            return
         changed = self._changed_places()
         for registry, name, tensor, stamp, _ in self.tensors:
             if stamp_of(tensor) != stamp and id(tensor) not in copied and (id(registry), name) not in changed:
@@ -469,72 +502,50 @@ class State:
     def _changed_places(self) -> set[tuple[int, str]]:
         return {(id(module._buffers), name) for module, name, _ in self.buffers}
 
-    def _restore_modules(self) -> dict[int, Tensor]:
+    def _restore_modules(self, with_changing: bool = False) -> None:
         """The same weights, flags and buffers as in the first run, whatever has been bound or set since.
+
+        Args:
+            with_changing: buffers that the call changes, too. They are not exchanged for copies.
+        """
+        notes, registered = self.notes, self.registered
+        for module, training, kind in zip(notes.modules, notes.flags, notes.kinds, strict=True):
+            set_flags(module, training, kind)
+        changed = set() if with_changing else self._changed_places()
+        for registry, names in registered.registries:
+            if tuple(registry.keys()) != names:
+                refill(registry, {name: registry.get(name) for name in names})
+        for registry, name in registered.vacant:
+            if registry[name] is not None:
+                registry[name] = None
+        for registry, name, tensor, _, requires_grad in registered.tensors:
+            if (id(registry), name) in changed:
+                continue
+            if bound(registry, name) is not tensor:
+                registry[name] = tensor
+            if tensor.requires_grad != requires_grad and tensor.is_leaf:
+                tensor.requires_grad_(requires_grad)
+
+    def _exchange_buffers(self, stack: ExitStack) -> dict[int, Tensor]:
+        """Copies of what buffers held in place of them, until `stack` closes.
 
         Returns:
             Copies of what is held of buffers and views, by its id: a second backward (retain_graph) starts
             from the same values again.
         """
-        for (module, training), kind in zip(self.flags, self.kinds, strict=True):
-            _set_flags(module, training, kind)
-        changed = self._changed_places()
-        for registry, names in self.registries:
-            if tuple(registry.keys()) != names:
-                _refill(registry, {name: registry.get(name) for name in names})
-        for registry, name in self.vacant:
-            if registry[name] is not None:
-                registry[name] = None
-        for registry, name, tensor, _, requires_grad in self.tensors:
-            if (id(registry), name) in changed:
-                continue
-            if _bound(registry, name) is not tensor:
-                registry[name] = tensor
-            if tensor.requires_grad != requires_grad and tensor.is_leaf:
-                tensor.requires_grad_(requires_grad)
         again = copies_of([*(before for *_, before in self.buffers), *(before for _, before in self.views)])
         copies: dict[int, Tensor] = {}
         for module, name, before in self.buffers:
             present = module._buffers[name]
+            stack.callback(module._buffers.__setitem__, name, present)
             module._buffers[name] = copies.setdefault(id(present), again[id(before)])
-        for registry, name, tensor, *_ in self.tensors if copies else ():
-            if id(tensor) in copies and _bound(registry, name) is tensor:  # the same buffer by another name
-                registry[name] = copies[id(tensor)]
+        # The same buffer by another name.
+        if sum(id(tensor) in copies for tensor in self.notes.tensors) > len(self.buffers):
+            for registry, name, tensor, *_ in self.tensors:
+                if id(tensor) in copies and bound(registry, name) is tensor:
+                    stack.callback(registry.__setitem__, name, tensor)
+                    registry[name] = copies[id(tensor)]
         return again
-
-
-class _Present:
-    """What modules have before a recompute: flags, what is registered, and who requires gradients."""
-
-    def __init__(
-        self,
-        flags: Sequence[tuple[nn.Module, bool]],
-        registries: Sequence[tuple[dict[str, Any], tuple[str, ...]]],
-        tensors: Sequence[tuple[dict[str, Any], str, Tensor, Stamp, bool]],
-    ) -> None:
-        self._flags = [(module, module.training, type(module)) for module, _ in flags]
-        # A scripted module's registry gives other objects each time.
-        self._registries = [
-            (registry, dict(registry)) for registry, _ in registries if isinstance(registry, dict)
-        ]
-        self._leaves = [(item[2], item[2].requires_grad) for item in tensors if item[2].is_leaf]
-
-    def put_back(self) -> None:
-        for module, training, kind in self._flags:
-            _set_flags(module, training, kind)
-        for registry, before in self._registries:
-            if registry.keys() != before.keys() or any(registry[name] is not before[name] for name in before):
-                _refill(registry, before)
-        for tensor, requires_grad in self._leaves:
-            if tensor.requires_grad != requires_grad:
-                tensor.requires_grad_(requires_grad)
-
-
-def _set_flags(module: nn.Module, training: bool, kind: type[nn.Module]) -> None:
-    if module.training != training:
-        module.training = training
-    if type(module) is not kind:
-        module.__class__ = kind
 
 
 _GRADED: Final = "it runs a backward of its own, for which hooks on parameters would fire twice"
@@ -544,32 +555,19 @@ _TAKEN: Final = "what a forward has taken from an iterator cannot be given back 
 _CHANGED: Final = "a tensor that its forward reads has changed between forward and backward"
 
 
-def _bound(registry: dict[str, Any], name: str) -> Any:
-    # A scripted module's registry has no `get`.
-    return registry[name] if name in registry else None  # noqa: SIM401
-
-
-def _refill(registry: dict[str, Any], values: dict[str, Any]) -> None:
-    registry.clear()
-    registry.update(values)
-
-
 def all_below(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Modules and what they contain, each once."""
     found: dict[nn.Module, None] = {}
-    for module in modules:
-        _add_below(module, found)
+    pending = [*modules][::-1]
+    while pending:
+        module = pending.pop()
+        if module in found:
+            continue
+        found[module] = None
+        children = module._modules
+        if children:
+            pending += [child for child in [*children.values()][::-1] if child is not None]
     return list(found)
 
 
-def _add_below(module: nn.Module, found: dict[nn.Module, None]) -> None:
-    if module in found:
-        return
-    found[module] = None
-    for child in module._modules.values():
-        if child is not None:
-            _add_below(child, found)
-
-
-never_compiled(check_version, version_of, stamp_of, is_copied, Body, State)
-never_compiled(all_below, _add_below)
+never_compiled(check_version, is_copied, Body, State, all_below)

@@ -29,23 +29,21 @@ which the compiler knows.
 
 from __future__ import annotations
 
-import math
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.fx import _symbolic_trace
 from torch.utils.checkpoint import checkpoint
 
 from memscale.errors import RecomputeError
 from memscale.offload.engine import Boundary, Held
+from memscale.state.module_notes import version_of
 from memscale.state.process_tables import Kept as KeptPlace
 from memscale.techniques.checkpoint import data_reads, global_hooks, outliving
+from memscale.techniques.checkpoint.call_kinds import came_later, recomputing, stands_aside
 from memscale.techniques.checkpoint.checkpoint_state import (
     NO_USES,
     Body,
@@ -54,7 +52,6 @@ from memscale.techniques.checkpoint.checkpoint_state import (
     Uses,
     all_below,
     check_version,
-    version_of,
 )
 from memscale.techniques.checkpoint.flat_call import flattened
 from memscale.techniques.checkpoint.given_caches import are_filled
@@ -66,7 +63,6 @@ from memscale.techniques.checkpoint.kept_outputs import (
     Taking,
     detached,
     storage_of,
-    storages_of,
 )
 from memscale.techniques.checkpoint.outliving import Memory, known_memory
 from memscale.techniques.checkpoint.recompute import Recompute, Stop, error_of, is_parameter, origin_of
@@ -82,7 +78,6 @@ from memscale.techniques.checkpoint.recompute_check import (
     is_scratch_on_card,
 )
 from memscale.techniques.checkpoint.save_observers import SaveObserver, observed
-from memscale.techniques.checkpoint.saving_hooks import under_foreign_hooks
 from memscale.torchkit import batched_backward
 from memscale.torchkit.compiled import checkpoints_when_compiled, never_compiled
 from memscale.torchkit.forward_slot import ForwardSlot, StandIn, serial_numbers
@@ -114,10 +109,13 @@ class Saved:
         self.index = index
         self.shape = tensor.shape
         self.dtype = tensor.dtype
-        self.is_sampled = region.body.check.is_sampled(index)
-        compares = region.compares(tensor)
-        self.fingerprint = fingerprint(tensor, self.is_sampled) if compares else None
-        self.memory = Memory.of(tensor) if compares else None
+        self.is_sampled = False
+        self.fingerprint: Fingerprint = None
+        self.memory: Memory | None = None
+        if region.is_checked and region.compares(tensor):
+            self.is_sampled = region.body.check.is_sampled(index)
+            self.fingerprint = fingerprint(tensor, self.is_sampled)
+            self.memory = Memory.of(tensor)
 
 
 class _Reported(Saved):
@@ -150,8 +148,27 @@ def _unpacked(saved: Saved | _Held) -> Tensor:
     """The tensor behind what was packed, for backward."""
     if isinstance(saved, Saved):
         return saved.region.unpack(saved)
-    check_version(saved.tensor, saved.version, saved.path, saved.origin)
+    if saved.tensor._version != saved.version:
+        check_version(saved.tensor, saved.version, saved.path, saved.origin)
     return saved.tensor
+
+
+@contextmanager
+def _entered(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+_NOTHING: Final = nullcontext()
+_NOWHERE: Final = frozenset({0})
+"""Of what `storage_of` knows no storage."""
+
+
+def _itself(saved: Tensor) -> Tensor:
+    """Unpacks what a recompute saves, which nobody asks for."""
+    return saved
 
 
 class Region:
@@ -216,9 +233,12 @@ class Region:
         ]
         if observer is not None:
             self.leaves = [observer.on_hold(leaf) if type(leaf) is Tensor else leaf for leaf in self.leaves]
-        with self.unseen():
+        if observer is None:
             self.state = State.before(body, parts, self.leaves)
-        self.copies = data_reads.WeightCopies(self.state.tensors) if observer is None else None
+        else:
+            with self.unseen():
+                self.state = State.before(body, parts, self.leaves)
+        self.copies = data_reads.WeightCopies(self.state.notes.tensors) if observer is None else None
         self.is_checked = self.state.is_checked = observer is None and body.check.of_call()
         self.flow = SavedFlow(self.leaves) if self.is_checked and not body.check.knows_flow else None
         # By number; None where the save itself stays.
@@ -229,49 +249,54 @@ class Region:
         self.moving = [] if self.boundary is None else self.boundary.among(self.leaves)
         self.kept = None if self.operations is None else KeptOutputs(self.staying())
         # What is saved of this memory costs nothing more: it stays saved, and asks for no recompute.
-        self.outside = storages_of(self._outside()) if observer is None else frozenset()
+        outside = self._outside() if observer is None else ()
+        self.outside = frozenset(map(storage_of, outside)) - _NOWHERE
 
-    def _outside(self) -> Iterator[Any]:
+    def _outside(self) -> list[Tensor]:
         """Tensors that the region holds until its end, and that are as they are now in backward, too."""
-        yield from self.staying()
-        changing = {(id(module._buffers), name) for module, name, _ in self.state.buffers}
-        for registry, name, tensor, _, _ in self.state.tensors:
-            if not isinstance(tensor, nn.Parameter) and (id(registry), name) not in changing:
-                yield tensor
+        changing = self.state.changing
+        return [leaf for leaf in self.staying() if isinstance(leaf, Tensor)] + [
+            tensor
+            for tensor in self.state.notes.tensors
+            if type(tensor) is not nn.Parameter
+            and not isinstance(tensor, nn.Parameter)
+            and id(tensor) not in changing
+        ]
 
     def unseen(self) -> AbstractContextManager[None]:
         """For what is not part of the plain step."""
-        return nullcontext() if self.observer is None else self.observer.unseen()
+        return _NOTHING if self.observer is None else self.observer.unseen()
 
     def compares(self, tensor: Tensor) -> bool:
-        """Whether a save is compared with its recompute: all but what has bytes that nobody writes.
+        """Of a checked call: whether a save is compared, as all are but what has bytes that nobody writes.
 
         On the host these are the workspaces of oneDNN's recurrent layers, which follow from tensors that are
         saved beside them.
         """
-        if not self.is_checked or (self.body.has_cards and is_scratch_on_card(tensor)):
+        if self.body.has_cards and is_scratch_on_card(tensor):
             return False
         may_be = tensor.dtype is torch.uint8 and tensor.dim() == 1
-        return not (may_be and any(isinstance(module, nn.RNNBase) for module, _ in self.state.flags))
+        return not (may_be and any(issubclass(kind, nn.RNNBase) for kind in self.state.notes.kinds))
 
     def staying(self) -> list[Any]:
         """The arguments that are held here until the recompute."""
-        return [leaf for index, leaf in enumerate(self.leaves) if index not in self.moving]
+        moving = self.moving
+        if not moving:
+            return self.leaves
+        return [leaf for index, leaf in enumerate(self.leaves) if index not in moving]
 
     def first_run(self, args: Any, kwargs: Any) -> Any:
         """Runs the forward with its saved tensors dropped."""
         packing = _Packing(self)
         with (
-            self.copies.of_forward() if self.copies is not None else nullcontext(),
-            self.state.attributes.recorded(),
+            self.copies.of_forward() if self.copies is not None else _NOTHING,
             torch.autograd.graph.saved_tensors_hooks(packing, _unpacked),
-            global_hooks.observing() as self.hooks,
         ):
-            if self.operations is None or self.kept is None:
+            rare = self.state.attributes.recorded(), global_hooks.observing()
+            if all(isinstance(context, nullcontext) for context in rare) and self.operations is None:
                 result = self.run(*args, **kwargs)
             else:
-                with Keeping(self.operations, self.kept):
-                    result = self.run(*args, **kwargs)
+                result = self._first_run_in(*rare, args, kwargs)
         packing.region = None
         if self.kept is not None and all(save is None for save in self.saves):
             self.kept = None  # nothing was dropped, so nothing will be asked for
@@ -279,11 +304,27 @@ class Region:
             self.body.check.learn(self.flow, len(self.saves))
             self.flow = None
             self._note_memory()
-        with self.unseen():
+        if self.observer is None:
             self.state.after()
+        else:
+            with self.unseen():
+                self.state.after()
         if self.boundary is not None:
             self.offload_entry(self.boundary)
         return result
+
+    def _first_run_in(
+        self,
+        recorded: AbstractContextManager[None],
+        observing: AbstractContextManager[global_hooks.Record | None],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        with recorded, observing as self.hooks:
+            if self.operations is None or self.kept is None:
+                return self.run(*args, **kwargs)
+            with Keeping(self.operations, self.kept):
+                return self.run(*args, **kwargs)
 
     def _note_memory(self) -> None:
         """Of saves: forgets what nobody else has or the recompute reads again, notes what the others hold."""
@@ -313,9 +354,15 @@ class Region:
         """What autograd gets in place of a tensor that it saves in the first run."""
         if is_parameter(tensor):
             return _Held(tensor, self.body.path)
-        if is_sparse(tensor):  # a graph, mostly, which is there before and after the step
+        is_strided = tensor.layout is torch.strided
+        if not is_strided and is_sparse(tensor):  # a graph, mostly, which is there before and after the step
             return _Held(tensor.detach(), self.body.path, origin_of(tensor))
-        if self.kept.hold(tensor) if self.kept is not None else storage_of(tensor) in self.outside:
+        outside = self.outside
+        if (
+            self.kept.hold(tensor)
+            if self.kept is not None
+            else bool(outside) and is_strided and storage_of(tensor) in outside
+        ):
             self.saves.append(None)  # numbered all the same, as the recompute does
             if self.flow is not None:
                 self.flow.add(tensor)
@@ -334,7 +381,6 @@ class Region:
             RuntimeError: it was changed in place.
             RecomputeError: the recompute went another way than the first.
         """
-        path = self.body.path
         if isinstance(saved, _Reported):
             saved.observer.on_unpack(saved.save)
         task = torch._C._current_graph_task_id()
@@ -344,9 +390,10 @@ class Region:
             self.recomputed.clear()
             values = self.recomputed[task] = self.run_again()
         tensor, version = values.pop(saved.index)
-        check_version(tensor, version, self.body.path)
+        if tensor._version != version:
+            check_version(tensor, version, self.body.path)
         if saved.memory is not None:
-            check, index = self.body.check, saved.index
+            check, path, index = self.body.check, self.body.path, saved.index
             if saved.memory.differs(tensor, lambda: check.fail(outliving.error_of(path, index))):
                 raise check.fail(outliving.error_of(path, index))
         return tensor
@@ -375,22 +422,19 @@ class Region:
     def _run_under(self, recompute: Recompute, kept: KeptOutputs) -> None:
         args, kwargs = self.inputs()
         try:
-            with ExitStack() as stack:
-                stack.enter_context(batched_backward.set_aside())
-                stack.enter_context(data_reads.of_recompute())
-                stack.enter_context(self.unseen())
-                stack.enter_context(torch.enable_grad())
-                stack.enter_context(_recomputing.of(self.serial))
-                stack.enter_context(global_hooks.silenced(self.hooks))
-                stack.enter_context(self.state.restored())
-                if self.copies is not None:
-                    self.copies.restore(stack)
-                stack.enter_context(
-                    torch.autograd.graph.saved_tensors_hooks(recompute.pack, lambda value: value)
-                )
-                if self.operations is not None:
-                    stack.enter_context(Taking(self.operations, kept))
-                self.state.run(self.run, *args, **kwargs)
+            with (
+                self._set_apart(),
+                data_reads.of_recompute(),
+                torch.enable_grad(),
+                recomputing.of(self.serial),
+                self.state.restored(None if self.copies is None else self.copies.restore),
+                torch.autograd.graph.saved_tensors_hooks(recompute.pack, _itself),
+            ):
+                if self.operations is None:
+                    self.state.run(self.run, *args, **kwargs)
+                else:
+                    with Taking(self.operations, kept):
+                        self.state.run(self.run, *args, **kwargs)
         except (Stop, Exception):
             # Not always Stop: while PyTorch records the memory history, it loses the exception on its way
             # through the operator and raises SystemError; and a forward may turn what it catches into its
@@ -399,6 +443,12 @@ class Region:
                 raise
         finally:
             del args, kwargs
+
+    def _set_apart(self) -> AbstractContextManager[Any]:
+        """For a recompute: what few of them need."""
+        contexts = batched_backward.set_aside(), self.unseen(), global_hooks.silenced(self.hooks)
+        needed = [context for context in contexts if not isinstance(context, nullcontext)]
+        return _entered(needed) if needed else _NOTHING
 
     def _error(self, index: int, differs: str, value: Fingerprint, is_sampled: bool) -> RecomputeError:
         """What to raise for a saved tensor that came out otherwise. One more recompute tells why."""
@@ -424,78 +474,7 @@ class Region:
         return args, kwargs
 
 
-never_compiled(_Held, Saved, _Reported, _Packing, _unpacked, Region, is_sparse)
-
-
-class _Recomputing(threading.local):
-    """The one in progress in this thread.
-
-    Attributes:
-        first: when its first run began, in the order of `serial_numbers`; infinity: none is in progress.
-        number: of this one among all.
-    """
-
-    first: float = math.inf
-    number = 0
-
-    @contextmanager
-    def of(self, first: float) -> Iterator[None]:
-        """A recompute for the time of a block."""
-        before = self.first, self.number
-        self.first, self.number = first, next(serial_numbers)
-        try:
-            yield
-        finally:
-            self.first, self.number = before
-
-
-_recomputing = _Recomputing()
-
-
-def came_later(stand_in: StandIn) -> bool:
-    """Whether a recompute is in progress, and the stand-in was not there in the first.
-
-    Another plan put it there while graphs waited for their backward. It must not change what is saved.
-    """
-    return stand_in.serial > _recomputing.first
-
-
-def recompute_in_progress() -> tuple[float, int]:
-    """When the forward that this thread recomputes had begun, and a number of this recompute alone.
-
-    The first is infinity where none is in progress; the numbers are those of `serial_numbers`.
-    """
-    return _recomputing.first, _recomputing.number
-
-
-def runs_plain() -> bool:
-    """Whether a forward saves nothing, or is transformed by functorch, which brings its own saves.
-
-    Or is written down by `torch.jit.trace`, `torch.fx.symbolic_trace` or an exporter to ONNX, which see no
-    values behind placeholders; or runs with derivatives in forward direction, which backward, where the
-    recompute runs, need not have.
-    """
-    return not torch.is_grad_enabled() or _is_transformed()
-
-
-def evaluates() -> bool:
-    """Whether a forward runs without gradients, and computes what it returns."""
-    return not (torch.is_grad_enabled() or _is_transformed())
-
-
-def _is_transformed() -> bool:
-    """Whether a forward is none that is differentiated by autograd in reverse alone, see `runs_plain`."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-        or getattr(_symbolic_trace, "_is_fx_tracing_flag", False)
-    )
-
-
-def stands_aside() -> bool:
-    """Whether what decides what is saved leaves a forward as it is: it `runs_plain`, or others have hooks."""
-    return runs_plain() or under_foreign_hooks()
+never_compiled(_Held, Saved, _Reported, _Packing, _unpacked, _entered, _itself, Region, is_sparse)
 
 
 class CheckpointedForward(StandIn):

@@ -18,6 +18,8 @@ from memscale.torchkit.compiled import never_compiled
 _MOST_ENTRIES: Final = 1000
 """A larger container is no collection of layers' results, and copying it for each layer would take long."""
 
+_CONTAINERS: Final = (list, dict)
+
 
 class ContextCopy:
     """The context of the caller, as it is now."""
@@ -26,18 +28,22 @@ class ContextCopy:
 
     def __init__(self) -> None:
         self._context = contextvars.copy_context()
-        self._containers = [variable for variable, value in self._context.items() if _is_container(value)]
-        _renew(self._context, self._containers)
+        self._containers = [
+            variable for variable, value in self._context.items() if type(value) in _CONTAINERS
+        ]
+        if self._containers:
+            _renew(self._context, self._containers)
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Calls a function in this context. What it sets, and adds to lists and dictionaries, is lost."""
         context = self._context.copy()
-        _renew(context, self._containers)
+        if self._containers:
+            _renew(context, self._containers)
         return context.run(function, *args, **kwargs)
 
 
 def _is_container(value: Any) -> bool:
-    return type(value) in (list, dict)
+    return type(value) in _CONTAINERS
 
 
 def _renew(context: contextvars.Context, containers: list[contextvars.ContextVar[Any]]) -> None:

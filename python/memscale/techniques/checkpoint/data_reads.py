@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Final
 
 import torch
@@ -34,27 +34,29 @@ class WeightCopies:
     """Of the weights of one call, those that somebody may have changed since.
 
     Args:
-        weights: `State.tensors`.
+        weights: its parameters and buffers.
     """
 
     __slots__ = ("__weakref__", "_before", "_weights")
 
-    def __init__(self, weights: Sequence[tuple[Any, ...]]) -> None:
+    def __init__(self, weights: Sequence[Tensor]) -> None:
         self._weights = weights
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
-    @contextmanager
-    def of_forward(self) -> Iterator[None]:
+    def of_forward(self) -> AbstractContextManager[None]:
         """For the time of the call. From then on, what others ask for counts."""
-        with _in_progress(self):
-            yield
-        self._before = {key: item for key, item in self._before.items() if _differs(*item)}
+        return _InProgress(self)
+
+    def is_over(self) -> None:
+        """The call is."""
+        if self._before:
+            self._before = {key: item for key, item in self._before.items() if _differs(*item)}
         with _lock:
             _waiting.add(self)
 
     def lacks(self, weight: Tensor) -> bool:
         """Whether the call reads a weight, and has no copy of it."""
-        return id(weight) not in self._before and any(item[2] is weight for item in self._weights)
+        return id(weight) not in self._before and any(item is weight for item in self._weights)
 
     def add(self, weight: Tensor, copy: Tensor) -> None:
         """A copy of a weight as it has been up to now."""
@@ -100,18 +102,29 @@ class _Inside(threading.local):
 _inside = _Inside()
 
 
-@contextmanager
-def _in_progress(call: WeightCopies | None) -> Iterator[None]:
-    _inside.calls.append(call)
-    try:
-        yield
-    finally:
+class _InProgress:
+    """A forward or a recompute, for the time of a block."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: WeightCopies | None) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        _inside.calls.append(self._call)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         _inside.calls.pop()
+        if kind is None and self._call is not None:
+            self._call.is_over()
+
+
+_RECOMPUTE: Final = _InProgress(None)
 
 
 def of_recompute() -> AbstractContextManager[None]:
     """What the block asks for leaves no copies."""
-    return _in_progress(None)
+    return _RECOMPUTE
 
 
 def _read(parameter: Any) -> Any:
@@ -156,4 +169,4 @@ def unwatch(module: nn.Module) -> None:
             del nn.Parameter.data
 
 
-never_compiled(WeightCopies, _form, _differs, _fill, _in_progress, of_recompute, _read, _copy, _write)
+never_compiled(WeightCopies, _InProgress, _form, _differs, _fill, of_recompute, _read, _copy, _write)

@@ -33,7 +33,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from memscale.errors import EmptyCacheError
-from memscale.techniques.checkpoint.checkpointing import recompute_in_progress
+from memscale.techniques.checkpoint.call_kinds import recompute_in_progress
 from memscale.techniques.checkpoint.given_caches import is_cache, keeps_nothing, mark
 from memscale.torchkit.forward_slot import serial_numbers
 

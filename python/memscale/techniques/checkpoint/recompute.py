@@ -62,9 +62,12 @@ class Stop(BaseException):
 
 def is_parameter(tensor: Tensor) -> bool:
     """Whether a saved tensor is a parameter, or a view of one: it stays, and is not recomputed."""
+    kind = type(tensor)
+    if kind is nn.Parameter:
+        return True
     base = tensor._base
-    if type(tensor) is Tensor:  # most saves: no question to the metaclass
-        return base is not None and isinstance(base, nn.Parameter)
+    if kind is Tensor and (base is None or type(base) is Tensor):  # most saves: no question to the metaclass
+        return False
     return isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
 
 
@@ -108,7 +111,7 @@ class Recompute:
     ) -> None:
         self.wanted = {save.index: save for save in wanted}
         self._body = region.body
-        self._is_whole = region.body.is_recomputed_whole(module for module, _ in region.state.flags)
+        self._is_whole = region.body.is_recomputed_whole(region.state.notes.modules)
         self._last = max(self.wanted) if only is None else only
         self._only, self._expected, self._is_sampled = only, expected, is_sampled
         self._detach = Tensor.detach if region.operations is None else detached
@@ -119,14 +122,15 @@ class Recompute:
 
     def pack(self, tensor: Tensor) -> object:
         """Takes what the recompute saves, and ends it when all that is wanted is there."""
-        if is_parameter(tensor) or is_sparse(tensor):
+        if is_parameter(tensor) or (tensor.layout is not torch.strided and is_sparse(tensor)):
             return tensor
         index = self.count
         self.count += 1
         value = self._detach(tensor)
         save = None if self.is_over else self.wanted.get(index)
         if save is not None:
-            self._compare(save, tensor, value)
+            if save.fingerprint is not None or value.dtype is not save.dtype or value.shape != save.shape:
+                self._compare(save, tensor, value)
             self.values[index] = (value, value._version)
         elif index == self._only and fingerprint(value, self._is_sampled) != self._expected:
             self.difference = index, "", None, False
@@ -137,20 +141,15 @@ class Recompute:
         return value
 
     def _compare(self, save: _Saved, tensor: Tensor, value: Tensor) -> None:
-        made = form_text(value.shape, value.dtype)
         if value.shape != save.shape or value.dtype != save.dtype:
-            self.difference = (
-                save.index,
-                f"is {made}, in its forward {form_text(save.shape, save.dtype)}",
-                None,
-                False,
-            )
+            made, before = form_text(value.shape, value.dtype), form_text(save.shape, save.dtype)
+            self.difference = save.index, f"is {made}, in its forward {before}", None, False
         elif isinstance(save.fingerprint, int):
             found = fingerprint(value, save.is_sampled)
             if found != save.fingerprint:
-                self.difference = save.index, _differs(made, tensor), found, save.is_sampled
+                self.difference = save.index, _differs(value, tensor), found, save.is_sampled
         elif save.fingerprint is not None:
-            differs = _differs(made, tensor)
+            differs = _differs(value, tensor)
             if self._differs_on_card(save.fingerprint, save.index, value, differs):
                 self.difference = save.index, differs, None, False
 
@@ -168,8 +167,8 @@ def error_of(path: str, index: int, differs: str, cause: str) -> RecomputeError:
     return RecomputeError(f"{tensor} of the recompute of module {path!r} {differs}", path, tensor, cause)
 
 
-def _differs(made: str, tensor: Tensor) -> str:
-    about = ", ".join(filter(None, (made, origin_of(tensor))))
+def _differs(value: Tensor, tensor: Tensor) -> str:
+    about = ", ".join(filter(None, (form_text(value.shape, value.dtype), origin_of(tensor))))
     return f"has other values than in its forward ({about})"
 
 

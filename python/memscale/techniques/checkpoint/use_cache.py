@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memscale.techniques.checkpoint.checkpointing import runs_plain
+from memscale.techniques.checkpoint.call_kinds import runs_plain
 from memscale.techniques.checkpoint.empty_caches import (
     Seen,
     compiled_with_empty_caches,

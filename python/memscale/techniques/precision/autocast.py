@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memscale.techniques.checkpoint.checkpointing import runs_plain
+from memscale.techniques.checkpoint.call_kinds import runs_plain
 from memscale.techniques.precision import loss_scale_backward, loss_scale_step
 from memscale.techniques.precision.loss_scale import LossScale
 from memscale.techniques.precision.loss_scale_outputs import in_fp32

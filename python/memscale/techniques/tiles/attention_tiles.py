@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from memscale.techniques.checkpoint.checkpointing import runs_plain
+from memscale.techniques.checkpoint.call_kinds import runs_plain
 from memscale.techniques.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.techniques.tiles import attention_products
 from memscale.techniques.tiles.attention_source import Report, saving_hooks

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.dropout import _DropoutNd
 
-from memscale.techniques.checkpoint.checkpointing import runs_plain
+from memscale.techniques.checkpoint.call_kinds import runs_plain
 from memscale.techniques.left_out import NOTHING_LEFT_OUT, LeftOut
 from memscale.techniques.tiles.deferred_logits import defer
 from memscale.techniques.tiles.head_call import HeadCall

@@ -45,8 +45,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_globals
 
 from memscale.errors import AttachError
+from memscale.techniques.checkpoint.call_kinds import stands_aside
 from memscale.techniques.checkpoint.checkpoint_state import all_below
-from memscale.techniques.checkpoint.checkpointing import stands_aside
 from memscale.techniques.checkpoint.recompute_check import UNCHECKED
 from memscale.techniques.tiles.row_dropout import Dropping, OtherDropoutError, dropouts_of
 from memscale.techniques.tiles.row_facts import RowFacts
