@@ -13,6 +13,7 @@ allocator's own counters tell.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
@@ -56,18 +57,15 @@ class _HostBytes:
     """
 
     def __init__(self) -> None:
-        kinds: Any = torch._C._profiler
-        _say_what_it_always_says()
-        autograd: Any = torch._C._autograd
-        autograd._enable_profiler_legacy(
-            kinds.ProfilerConfig(
-                kinds.ProfilerState.CPU, False, True, False, False, False, kinds._ExperimentalConfig()
-            )
-        )
         self._events: list[list[int]] = []
+        self._runs = False
+        _have_it_complain()
+        _enable()
         self._runs = True
         self._thread = threading.get_ident()
-        _running[self._thread] = self
+        with _lock:
+            _running[self._thread] = self
+            _exchange()
 
     def mark(self) -> None:
         for size in _MARK:
@@ -77,13 +75,17 @@ class _HostBytes:
         """Ends the profiler; on another thread it cannot be reached."""
         if self._runs and self._thread == threading.get_ident():
             self._runs = False
-            _running.pop(self._thread, None)
-            autograd: Any = torch._C._autograd
+            with _lock:
+                _running.pop(self._thread, None)
+                _exchange()
             with suppress(RuntimeError):  # somebody else has ended it
                 self._events = [
                     [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
-                    for events in autograd._disable_profiler_legacy()
+                    for events in _disable()
                 ]
+
+    def __del__(self) -> None:
+        self.stop()  # the model has gone in the middle of a step
 
     def end(self) -> tuple[int, int] | None:
         self.stop()
@@ -118,7 +120,7 @@ class _CardBytes:
         return max(now - begin, most - begin if most > before else 0), now - begin
 
 
-_running: dict[int, _HostBytes] = {}
+_running: weakref.WeakValueDictionary[int, _HostBytes] = weakref.WeakValueDictionary()
 """By thread."""
 
 
@@ -135,23 +137,40 @@ def _ends_ours(enable: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _PLACES: Final = ((profiler, "_enable_profiler"), (profiler_legacy, "_enable_profiler_legacy"))
-_lock = threading.Lock()
-_prepared = False
+_lock = threading.RLock()
+_others: dict[tuple[Any, str], tuple[Any, Any]] = {}
+"""While one of ours runs: what is in PyTorch's places, and what was."""
 
 
-def _say_what_it_always_says() -> None:
-    """Once per process: later profilers end ours, and PyTorch has said what it says of the first.
-
-    That is, on stderr, that memory from before it was freed.
-    """
-    global _prepared
-    with _lock:
-        if _prepared:
-            return
-        _prepared = True
+def _exchange() -> None:
+    """While one of ours runs, a profiler of the program's ends it. The caller has the lock."""
+    if _running and not _others:
         for module, name in _PLACES:
-            if hasattr(module, name):
-                setattr(module, name, _ends_ours(getattr(module, name)))
+            was = getattr(module, name, None)
+            if was is not None:
+                ours = _ends_ours(was)
+                _others[module, name] = (ours, was)
+                setattr(module, name, ours)
+    elif not _running:
+        for (module, name), (ours, was) in _others.items():
+            if getattr(module, name, None) is ours:
+                setattr(module, name, was)
+        _others.clear()
+
+
+def _enable() -> None:
+    kinds, autograd = torch._C._profiler, torch._C._autograd
+    configuration = (kinds.ProfilerState.CPU, False, True, False, False, False, kinds._ExperimentalConfig())
+    autograd._enable_profiler_legacy(kinds.ProfilerConfig(*configuration))
+
+
+def _disable() -> list[list[Any]]:
+    return torch._C._autograd._disable_profiler_legacy()
+
+
+@functools.cache
+def _have_it_complain() -> None:
+    """The first time that memory from before a profiler is freed, PyTorch says so on stderr: unseen, once."""
     thread = threading.Thread(target=_free_what_was_there, name="memscale-meter")
     thread.start()
     thread.join()
@@ -160,9 +179,9 @@ def _say_what_it_always_says() -> None:
 def _free_what_was_there() -> None:
     early = torch.UntypedStorage(1, device="cpu")
     with suppress(RuntimeError), quiet():
-        bytes_ = _HostBytes()
+        _enable()
         del early
-        bytes_.stop()
+        _disable()
 
 
 class LossMeter:

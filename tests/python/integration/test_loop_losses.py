@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -249,6 +250,24 @@ def test_nothing_is_measured_any_more_after_detach() -> None:
     memscale.detach(loop.model)
     with torch.autograd.profiler.profile() as profiler:
         loop.loss(output).backward()
+    assert profiler.key_averages()
+
+
+@pytest.mark.parametrize("ends", ["the step", "the model"])
+def test_pytorchs_profiler_is_as_it_was(ends: str) -> None:
+    before = torch.autograd.profiler._enable_profiler
+    loop = loop_of("square")
+    loop.wrap(1 << 40)
+    if ends == "the step":
+        loop.step()
+    else:
+        loop.model(*loop.batch)
+        assert torch.autograd.profiler._enable_profiler is not before  # it is measured
+        del loop
+        gc.collect()
+    assert torch.autograd.profiler._enable_profiler is before
+    with torch.autograd.profiler.profile() as profiler:
+        torch.ones(2).add(1)
     assert profiler.key_averages()
 
 
