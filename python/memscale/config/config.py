@@ -222,6 +222,7 @@ class EffectiveConfig:
     check_recompute: str
     on_oom: str
     guard: bool
+    learn_loss: bool
     exact: bool
     use_static_profiling: bool
     use_empirical_fallback: bool
@@ -293,6 +294,8 @@ class Config:
             have left (RLIMIT_DATA, followed before each forward), so that the kernel's kill becomes an error
             that `on_oom` is for. On a card: retries of the allocator count as memory that has run out, and
             the next step gets a tighter plan.
+        learn_loss: Measure in the first steps what a loss outside of the model takes, and re-plan for it.
+            False: a usual loss is assumed where `loss=` does not say it.
         exact: True admits only techniques whose loss and gradients are bit-equal to plain PyTorch at the same
             precision. None: False in AGGRESSIVE or once an inexact technique is switched on, else True.
         use_static_profiling: Trace the step without computing it.
@@ -338,6 +341,7 @@ class Config:
     check_recompute: str = "always"
     on_oom: str = "report"
     guard: bool = False
+    learn_loss: bool = False
     exact: bool | None = None
     use_static_profiling: bool = True
     use_empirical_fallback: bool = True
@@ -370,6 +374,7 @@ class Config:
         "check_recompute": checks.check_choice(RECOMPUTE_CHECKS),
         "on_oom": checks.check_choice(OOM_ACTIONS),
         "guard": checks.check_bool,
+        "learn_loss": checks.check_bool,
         "exact": _check_choice,
         "use_static_profiling": checks.check_bool,
         "use_empirical_fallback": checks.check_bool,

@@ -131,7 +131,7 @@ class Executor(Ours):
         self.callers, self.evaluations = Callers(), Evaluations()
         self.unseen = UnseenForward()
         self.loss: Callable[[Any], Any] | None = None
-        self.learned = LearnedLoop()
+        self.learned = LearnedLoop(config.learn_loss)
         self._has_warned_of_open = self._has_warned_of_computed_weights = self._has_warned_of_threads = False
         self._failed: set[StepSignature] = set()  # could not be planned; not tried again
         self.failures = self._losses = 0

@@ -44,11 +44,15 @@ _MOST_KINDS: Final = 64
 class LearnedLoop:
     """What the steps of one wrapped model have shown so far.
 
+    Args:
+        measures: the loss.
+
     Attributes:
         differentiates_twice: its loss goes through gradients, as a penalty on them does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, measures: bool) -> None:
+        self._measures = measures
         self._use = LearnedUse()
         self.differentiates_twice = False
         self._losses: dict[_Shapes, LossBytes | None] = {}  # None: as assumed
@@ -78,7 +82,7 @@ class LearnedLoop:
         if step is not None and meter is not None and goes_on:
             step.between += meter.so_far()
         if planned is not None and seen is not None:
-            self.differentiates_twice |= seen.keeps_graph
+            self.differentiates_twice |= seen.keeps_graph and self._measures
             if step is not None and meter is not None and seen.meter is meter:
                 self._learn(step, meter.end(seen.use), planned)
             self._use.learn(seen, planned.trace.use)
@@ -110,7 +114,7 @@ class LearnedLoop:
         """
         self.rest()
         step = self._present.get(threading.get_ident())
-        if step is None:
+        if step is None or not self._measures:
             return
         count = self._steps[step.shapes] = self._steps.get(step.shapes, 0) + is_first
         if count & (count - 1) == 0:

@@ -112,6 +112,7 @@ class Loop:
             optimizer=self.optimizer,
             memory_budget=budget,
             enable_logging=False,
+            learn_loss=True,
             **more,
         )
 
@@ -192,8 +193,15 @@ def test_a_loss_of_several_forwards_is_learned() -> None:
     held = sum(tensor.nbytes for tensor in (*model.parameters(), *batches))
     optimizer = torch.optim.SGD(model.parameters())
     plain = held + peak_bytes(run)
+    budget = int(0.8 * plain)
     memscale.wrap(
-        model, None, batches[0], optimizer=optimizer, memory_budget=int(0.8 * plain), enable_logging=False
+        model,
+        None,
+        batches[0],
+        optimizer=optimizer,
+        memory_budget=budget,
+        learn_loss=True,
+        enable_logging=False,
     )
     run()
     peak, plan = held + peak_bytes(run), memscale.executor_of(model).plan

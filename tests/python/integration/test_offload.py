@@ -29,7 +29,6 @@ from soak.samples import (
     batch,
     config,
     engine_of,
-    executor_of,
     same,
     step,
     whole_bytes,
@@ -47,7 +46,7 @@ def peak_bytes(model: nn.Module, x: Tensor) -> int:
     before = sum(parameter.nbytes for parameter in model.parameters()) + x.nbytes
     peak = peak_beyond(lambda: model(x).square().mean().backward())
     wrapped_here = isinstance(memscale.executor_of(model), Executor)
-    offload = executor_of(model).in_force.offload if wrapped_here else None
+    offload = memscale.executor_of(model).in_force.offload if wrapped_here else None
     counters = {} if offload is None else offload.counters()
     return before + peak + counters.get("staging_bytes", 0) + counters.get("table_bytes", 0)
 
@@ -64,7 +63,7 @@ def test_a_budget_is_met_and_every_bit_stays(
     unseen = whole - peak_bytes(model, x)  # an optimizer, which this step has not
     budget = whole * percent // 100
     memscale.wrap(model, config(tmp_path, budget, checkpoints), sample_input=x)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None and plan.fits and any(choice.offloads for choice in plan.choices)
     for _ in range(2):
         assert same(step(model, x), plain)
@@ -81,7 +80,7 @@ def test_a_region_comes_back_while_the_one_before_it_is_used(
     """As far as the plan says, below its own peak. Without it each region's first use is waited for."""
     model, x = Network(6), batch()
     wrapped(model, x, tmp_path)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None
     early = [choice for choice in plan.choices if choice.ahead_bytes]
     assert early and all(choice.offloads and choice.ahead_bytes <= plan.window_in_bytes for choice in early)
@@ -207,7 +206,7 @@ def test_a_module_that_calls_itself(tmp_path: Path) -> None:
     plain = step(model, x)
     budget = memscale.plan(model, sample_input=x).plain.device_used_peak_bytes * 60 // 100
     memscale.wrap(model, config(tmp_path, budget), sample_input=x)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None and plan.fits and any(choice.calls > 1 for choice in plan.active)
     assert same(step(model, x), plain)
     assert 0 < engine_of(model).counters()["held_peak_bytes_file"] == plan.away_peak_bytes
@@ -218,7 +217,7 @@ def test_no_more_is_offloaded_than_the_plan_says(tmp_path: Path) -> None:
     model, x = Network(), batch()
     wrapped(model, x, tmp_path)
     step(model, x)
-    plan = executor_of(model).plan
+    plan = memscale.executor_of(model).plan
     assert plan is not None
     assert 0 < engine_of(model).counters()["held_peak_bytes_file"] == plan.away_peak_bytes
 

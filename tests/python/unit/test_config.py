@@ -45,6 +45,7 @@ DEFAULTS: dict[str, object] = {
     "check_recompute": "always",
     "on_oom": "report",
     "guard": False,
+    "learn_loss": False,
     "exact": None,
     "use_static_profiling": True,
     "use_empirical_fallback": True,
