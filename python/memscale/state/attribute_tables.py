@@ -73,6 +73,9 @@ _OPAQUE: Final = PLAIN | {
 }  # fmt: skip
 """Types of values that hold nothing that is looked at here."""
 
+_SKIPPED: Final = _OPAQUE - OWN_TENSORS
+"""Of a module's attributes: its tensors are noted."""
+
 _NOT_LOOKED_INTO: Final = frozenset(
     {"torch", "memscale", "threading", "_thread", "logging", "concurrent", "multiprocessing", "asyncio",
      "io", "_io", "queue", "_queue", "socket", "subprocess", "random", "numpy"}
@@ -312,7 +315,7 @@ class AttributeTables:
         self.referred: list[nn.Module] = []
         self._iterators: dict[int, IteratorCopy] = {}  # by id
         seen = set(map(id, modules))
-        level = self._leading(self.notes.attributes(_REGISTRIES, _OPAQUE), _OPAQUE)
+        level = self._leading(self.notes.attributes(_REGISTRIES, _SKIPPED), _OPAQUE)
         for module in modules:
             if _slots_of(type(module)):  # type: ignore[arg-type]
                 level += self._leading(self._slots(module), _OPAQUE)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memscale
+from memscale.state.attribute_tables import AttributeTables
 
 WIDTH = 16
 
@@ -149,3 +150,10 @@ def test_a_hook_that_came_since_the_forward_does_not_fire_in_the_recompute(pre: 
     assert not calls
     model(x)
     assert len(calls) == 4
+
+
+def test_tensors_in_plain_attributes_are_noted() -> None:
+    """What is written to them in place shows only if they are looked at."""
+    block = nn.Linear(2, 2)
+    block.teacher = torch.ones(2)
+    assert any(tensor is block.teacher for tensor in AttributeTables([block]).tensors)
