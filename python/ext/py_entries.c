@@ -51,11 +51,43 @@ static bool is_plain(PyObject *place)
     return PyDict_CheckExact(place) || (PyDict_Check(place) && PyDict_Size(place) == 0);
 }
 
+/** Is given an entry. False: no more are wanted, or an exception. */
+typedef bool entry_use(void *context, PyObject *key, PyObject *value);
+
+/** Gives all entries of a place in their order. False: `use` has said so, or an exception. */
+static bool each_entry(PyObject *place, entry_use *use, void *context)
+{
+    PyObject *key = NULL;
+    PyObject *value = NULL;
+    PyObject *items;
+    Py_ssize_t position = 0;
+    bool goes_on = true;
+
+    if (is_plain(place)) {
+        while (goes_on && PyDict_Next(place, &position, &key, &value))
+            goes_on = use(context, key, value);
+        return goes_on;
+    }
+    items = PyMapping_Items(place);
+    goes_on = items != NULL;
+    for (Py_ssize_t i = 0; goes_on && i < PyList_Size(items); i++) {
+        PyObject *item = PyList_GetItem(items, i);
+
+        key = PyTuple_GetItem(item, 0);
+        value = key != NULL ? PyTuple_GetItem(item, 1) : NULL;
+        goes_on = value != NULL && use(context, key, value);
+    }
+    Py_XDECREF(items);
+    return goes_on;
+}
+
 /* ---- noting ------------------------------------------------------------------------------------- */
 
 /** False with an exception. */
-static bool add(entries_object *self, PyObject *key, PyObject *value)
+static bool add(void *context, PyObject *key, PyObject *value)
 {
+    entries_object *self = (entries_object *)context;
+
     if (self->count == self->capacity) {
         size_t wanted = self->capacity == 0 ? 64 : 2 * self->capacity;
         PyObject **grown = PyMem_Realloc((void *)self->pairs, 2 * wanted * sizeof(PyObject *));
@@ -73,36 +105,6 @@ static bool add(entries_object *self, PyObject *key, PyObject *value)
     return true;
 }
 
-static bool note_items(entries_object *self, PyObject *place)
-{
-    PyObject *items = PyMapping_Items(place);
-    bool is_done = items != NULL;
-
-    for (Py_ssize_t i = 0; is_done && i < PyList_Size(items); i++) {
-        PyObject *item = PyList_GetItem(items, i);
-        PyObject *key = PyTuple_GetItem(item, 0);
-        PyObject *value = key != NULL ? PyTuple_GetItem(item, 1) : NULL;
-
-        is_done = value != NULL && add(self, key, value);
-    }
-    Py_XDECREF(items);
-    return is_done;
-}
-
-static bool note(entries_object *self, PyObject *place)
-{
-    PyObject *key = NULL;
-    PyObject *value = NULL;
-    Py_ssize_t position = 0;
-
-    if (!is_plain(place))
-        return note_items(self, place);
-    while (PyDict_Next(place, &position, &key, &value))
-        if (!add(self, key, value))
-            return false;
-    return true;
-}
-
 static bool note_all(entries_object *self)
 {
     size_t places = place_count(self);
@@ -113,7 +115,7 @@ static bool note_all(entries_object *self)
         return false;
     }
     for (size_t i = 0; i < places; i++) {
-        if (!note(self, PyTuple_GetItem(self->places, (Py_ssize_t)i)))
+        if (!each_entry(PyTuple_GetItem(self->places, (Py_ssize_t)i), add, self))
             return false;
         self->ends[i] = self->count;
     }
@@ -187,76 +189,66 @@ static void entries_dealloc(PyObject *object)
 
 /* ---- comparing ---------------------------------------------------------------------------------- */
 
-/** Moves `at` to the next entry that is not ours. */
-static void pass_ours(const entries_object *self, size_t *at, size_t end)
+/** How far a place has been compared. */
+typedef struct comparison {
+    const entries_object *self;
+    size_t at; /* the next noted entry */
+    size_t end;
+} comparison;
+
+static void pass_ours(comparison *walk)
 {
-    while (*at < end && is_ours(self, self->pairs[2 * *at + 1]))
-        (*at)++;
+    while (walk->at < walk->end && is_ours(walk->self, walk->self->pairs[2 * walk->at + 1]))
+        walk->at++;
 }
 
-/** Moves `at` past an entry, which is the one noted there or ours. False: neither. */
-static bool passes(const entries_object *self, size_t *at, size_t end, PyObject *key, PyObject *value)
+static bool is_next(const comparison *walk, PyObject *key, PyObject *value)
 {
-    for (int tries = 0; tries < 2; tries++) {
-        if (*at < end && self->pairs[2 * *at] == key && self->pairs[2 * *at + 1] == value) {
-            (*at)++;
+    PyObject *const *pairs = walk->self->pairs;
+
+    return walk->at < walk->end && pairs[2 * walk->at] == key && pairs[2 * walk->at + 1] == value;
+}
+
+/** Goes past an entry, which is the next noted one or ours. False: neither. */
+static bool passes(void *context, PyObject *key, PyObject *value)
+{
+    comparison *walk = (comparison *)context;
+
+    if (!is_next(walk, key, value)) {
+        if (is_ours(walk->self, value))
             return true;
-        }
-        if (tries == 0 && is_ours(self, value))
-            return true;
-        pass_ours(self, at, end);
+        pass_ours(walk);
+        if (!is_next(walk, key, value))
+            return false;
     }
-    return false;
+    walk->at++;
+    return true;
 }
 
-/** 1, 0, or -1 with an exception. */
-static int items_are_same(const entries_object *self, PyObject *place, size_t at, size_t end)
+/** False with or without an exception. */
+static bool is_same(const entries_object *self, PyObject *place, size_t begin, size_t end)
 {
-    PyObject *items = PyMapping_Items(place);
-    bool is_same = items != NULL;
+    comparison walk = {self, begin, end};
 
-    for (Py_ssize_t i = 0; is_same && i < PyList_Size(items); i++) {
-        PyObject *item = PyList_GetItem(items, i);
-        PyObject *key = PyTuple_GetItem(item, 0);
-        PyObject *value = key != NULL ? PyTuple_GetItem(item, 1) : NULL;
-
-        is_same = value != NULL && passes(self, &at, end, key, value);
-    }
-    Py_XDECREF(items);
-    if (PyErr_Occurred() != NULL)
-        return -1;
-    pass_ours(self, &at, end);
-    return is_same && at == end ? 1 : 0;
-}
-
-static int is_same(const entries_object *self, PyObject *place, size_t at, size_t end)
-{
-    PyObject *key = NULL;
-    PyObject *value = NULL;
-    Py_ssize_t position = 0;
-
-    if (!is_plain(place))
-        return items_are_same(self, place, at, end);
-    while (PyDict_Next(place, &position, &key, &value))
-        if (!passes(self, &at, end, key, value))
-            return 0;
-    pass_ours(self, &at, end);
-    return at == end ? 1 : 0;
+    if (!each_entry(place, passes, &walk))
+        return false;
+    pass_ours(&walk);
+    return walk.at == walk.end;
 }
 
 static PyObject *entries_same(PyObject *object, PyObject *unused)
 {
     const entries_object *self = (const entries_object *)object;
     size_t places = place_count(self);
-    int same = 1;
+    bool same = true;
 
     (void)unused;
-    for (size_t i = 0; same == 1 && i < places; i++) {
+    for (size_t i = 0; same && i < places; i++) {
         PyObject *place = PyTuple_GetItem(self->places, (Py_ssize_t)i);
 
         same = is_same(self, place, begin_of(self, i), self->ends[i]);
     }
-    return same < 0 ? NULL : Py_NewRef(same == 1 ? Py_True : Py_False);
+    return PyErr_Occurred() != NULL ? NULL : Py_NewRef(same ? Py_True : Py_False);
 }
 
 /* ---- reading ------------------------------------------------------------------------------------ */

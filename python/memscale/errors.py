@@ -152,6 +152,14 @@ class RecomputeError(MemScaleError, RuntimeError):
         return type(self), (self.what, self.module, self.tensor, self.cause)
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a line to another's error. Before Python 3.11 it comes behind the message."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
+
+
 def exclude_text(paths: Sequence[str]) -> str:
     """What a user writes to leave modules out."""
     listed = ", ".join(f'"{path}"' for path in paths)

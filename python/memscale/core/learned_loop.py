@@ -148,16 +148,14 @@ class LearnedLoop:
         if len(self._losses) >= _MOST_KINDS:
             self._losses.clear()
             self._steps.clear()
-        known, share = self._losses.get(step.shapes), planned.plan.predicted.allocated_peak_bytes
-        more = _peak_with(measured, assumed, planned) - share
-        is_planned = bool(planned.plan.active) or not planned.plan.fits
-        if (
-            more
-            > (_PEAK_SHARE if is_planned or share + more > planned.plan.budget_bytes else _IDLE_SHARE) * share
-        ):
+        known, plan = self._losses.get(step.shapes), planned.plan
+        before, now = plan.predicted.allocated_peak_bytes, _peak_with(measured, assumed, planned)
+        does_something = bool(plan.active) or not plan.fits
+        share = _PEAK_SHARE if does_something or now > plan.budget_bytes else _IDLE_SHARE
+        if now - before > share * before:
             self._losses[step.shapes] = measured if known is None else known.with_more(measured)
         elif step.shapes not in self._losses:
-            differs = step.expected is not None or (is_planned and -more > _SPARE_SHARE * share)
+            differs = step.expected is not None or (does_something and before - now > _SPARE_SHARE * before)
             self._losses[step.shapes] = measured if differs else None
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memscale import _core
-from memscale.errors import ProfileError
+from memscale.errors import ProfileError, add_note
 from memscale.state.extreme_draws import extreme_draws
 from memscale.state.leftovers import LeftoverError
 from memscale.techniques.step_facts import StepFacts
@@ -248,11 +248,7 @@ def _explain(error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     shapes = [_describe(value) for value in args] + [
         f"{key}={_describe(value)}" for key, value in kwargs.items()
     ]
-    note = f"memscale: the model raised this in a profiling step called with ({', '.join(shapes)})"
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    elif error.args and isinstance(error.args[0], str):  # Python 3.10
-        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
+    add_note(error, f"memscale: raised in a profiling step called with ({', '.join(shapes)})")
 
 
 def _describe(value: Any) -> str:

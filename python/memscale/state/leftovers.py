@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memscale.errors import ProfileError
 from memscale.state.value_images import attributes_of, slots_of
+from memscale.torchkit.leaves import tensors_of
 from memscale.torchkit.save_slots import Slot
 
 _CACHE: Final = type(functools.lru_cache(len))
@@ -163,11 +164,17 @@ def _forget_frames(error: BaseException | None) -> None:
         if one is not None and id(one) not in seen:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
-            if any(isinstance(value, Tensor) for value in one.args):
-                one.args = tuple(repr(value) if isinstance(value, Tensor) else value for value in one.args)
-            if isinstance(one, AttributeError) and isinstance(one.obj, Tensor):
-                one.obj = None
+            if tensors_of(one.args):
+                one.args = tuple(_without_tensors(value) for value in one.args)
+            if isinstance(one, AttributeError):
+                one.obj = None  # a tensor, or an output that holds some
             pending += (one.__cause__, one.__context__)
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return repr(value)
+    return type(value).__name__ if tensors_of(value) else value
 
 
 def _prove(watch: Watch, error: BaseException | None) -> None:

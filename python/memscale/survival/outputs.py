@@ -165,11 +165,8 @@ def _attributes(value: Any) -> list[tuple[str, Any]] | None:
     kind = type(value)
     parameters = getattr(kind, "__dataclass_params__", None)
     if parameters is not None:
-        return (
-            None
-            if parameters.frozen
-            else [(item.name, getattr(value, item.name, None)) for item in dataclasses.fields(value)]
-        )
+        names = () if parameters.frozen else dataclasses.fields(value)
+        return [(item.name, getattr(value, item.name, None)) for item in names] or None
     setter: Any = object.__setattr__
     is_plain = kind.__setattr__ is setter and not isinstance(value, (dict, list, tuple, set, frozenset))
     if is_plain and kind.__module__.startswith(_LIBRARIES) and hasattr(value, "__dict__"):

@@ -244,12 +244,10 @@ class LossMeter:
         peak, left = found
         whole = sum(size for _, size in self._outputs)
         drops_output = self._alive * 2 < whole
-        left = max(
-            left + whole - (0 if drops_output else self._alive), 0
-        )  # outputs that have gone do not count
-        return LossBytes(
-            max(peak, left if not drops_output else 0), left, tuple(self._dense), use, drops_output
-        )
+        # What has gone of the outputs makes room only where the loop drops them.
+        left = max(left + whole - (0 if drops_output else self._alive), 0)
+        peak = peak if drops_output else max(peak, left)
+        return LossBytes(max(peak, 0), left, tuple(self._dense), use, drops_output)
 
 
 def assumed_bytes(trace: Trace) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from memscale.errors import ProfileError
+from memscale.errors import ProfileError, add_note
 from memscale.torchkit.leaves import tensors_of
 from memscale.torchkit.output_use import LossBytes, nodes_behind
 from memscale.trace.loss import differentiable, loss_of, sum_of, unused_in
@@ -73,7 +73,7 @@ def _given(function: Callable[[Any], Any], output: Any) -> tuple[Tensor, Any]:
     try:
         made = function(output)
     except Exception as error:
-        _explain(error, output)
+        add_note(error, f"memscale: loss has raised this, given the model's output ({_outline(output)})")
         raise
     loss, held = made if isinstance(made, tuple) and len(made) == 2 else (made, output)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -89,15 +89,6 @@ def _described(value: Any) -> str:
         return f"a {type(value).__name__}"
     form = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return form if value.requires_grad else f"{form} without a gradient"
-
-
-def _explain(error: Exception, output: Any) -> None:
-    """Adds to an error of the caller's function what it was given."""
-    note = f"memscale: loss has raised this, given the model's output ({_outline(output)})"
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    elif error.args and isinstance(error.args[0], str):  # Python 3.10
-        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
 
 
 def _outline(output: Any) -> str:

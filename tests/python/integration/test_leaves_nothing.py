@@ -11,7 +11,7 @@ import importlib
 import io
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import caching_nets
@@ -211,6 +211,21 @@ def test_planning_that_fails_leaves_nothing(nets: ModuleType) -> None:
     assert not fakes_alive()
     assert not nets.TABLE
     del error
+
+
+@pytest.mark.parametrize("how", ["an attribute that it lacks", "an argument of the error"])
+def test_an_error_about_an_output_is_raised_as_it_is(how: str) -> None:
+    """The error holds the output, and that holds tensors."""
+
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            output = SimpleNamespace(logits=x * 2)
+            if how == "an attribute that it lacks":
+                return output.loss
+            raise ValueError("on purpose", output)
+
+    with pytest.raises((AttributeError, ValueError), match=r"no attribute 'loss'|on purpose"):
+        memscale.predict(Failing(), sample_input=torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("budget", ["1GiB", 1])

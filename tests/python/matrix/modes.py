@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import calls
 from matrix.architectures import Architecture
 from zoo.training import Loop, built, call
 
@@ -86,18 +87,6 @@ class Interrupted(Exception):
     """What a failing attempt raises."""
 
 
-def _raise_at(call_number: int) -> Callable[..., None]:
-    calls = 0
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call_number:
-            raise Interrupted
-
-    return count
-
-
 @contextmanager
 def failing(model: nn.Module, where: str) -> Iterator[None]:
     """Makes a module in the middle of the model, or its gradient's arrival, raise `Interrupted`."""
@@ -110,9 +99,9 @@ def failing(model: nn.Module, where: str) -> Iterator[None]:
     leaf = leaves[len(leaves) // 2]
     if where == "backward":
         parameter = next(value for value in leaf.parameters() if value.requires_grad)
-        handle = parameter.register_post_accumulate_grad_hook(_raise_at(1))
+        handle = parameter.register_post_accumulate_grad_hook(calls.failing(Interrupted))
     else:
-        handle = leaf.register_forward_pre_hook(_raise_at(1 if where == "forward" else 2))
+        handle = leaf.register_forward_pre_hook(calls.failing(Interrupted, 1 if where == "forward" else 2))
     try:
         yield
     finally:
