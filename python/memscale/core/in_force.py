@@ -38,6 +38,8 @@ from memscale.techniques.tiles.row_tiles import RowTiles
 from memscale.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from memscale.config.config import Config
     from memscale.core.known_optimizers import KnownOptimizers
     from memscale.core.planner import Planned
@@ -150,6 +152,17 @@ class InForce:
                     self._attach(before)
             raise
         self._let_engine_go(planned.plan)
+
+    def await_optimizer(self) -> None:
+        """The named optimizer stands in for one yet to come: nothing is done to its state and weights."""
+        self.have_path([])
+
+    def hand_over(self, optimizer: Optimizer, planned: Planned | None) -> None:
+        """The optimizer that another has stood in for has come: the plan does to it what it has."""
+        self.have_path([])
+        self._optimizers.name(optimizer)
+        if planned is not None:
+            self.exchange(planned)
 
     def _let_engine_go(self, plan: Plan) -> None:
         """An engine that nothing in force needs goes, with buffers that the plan does not count.

@@ -38,6 +38,11 @@ class KnownOptimizers:
         named = None if self._named is None else self._named()
         return named if any(item is named for item in self.all) else None
 
+    def name(self, optimizer: Optimizer) -> None:
+        """The caller's is this one from now on: the one named before has stood in for it."""
+        before, self._named = self.named, weakref.ref(optimizer)
+        self._all = [self._named, *(weakref.ref(item) for item in self.all if item is not before)]
+
     def note(self, optimizer: Optimizer, model: nn.Module) -> bool:
         """An optimizer is about to step; it counts if it is one of this model's.
 

@@ -44,7 +44,8 @@ class Follower:
 
     Attributes:
         config: what the model is wrapped with.
-        optimizer: stands in for the trainer's own until that has been created.
+        optimizer: stands in for the trainer's own until that has been created; None where it has been, or
+            cannot be known before.
         drops_output: see `StepFacts`.
         settled: the batch that `auto_find_batch_size` would have looked for.
     """
@@ -78,13 +79,17 @@ class Follower:
         executor = executor_of(model)
         if executor is None:
             executor = wrap_model(model, self.config, None, drops_output=self.drops_output)
+            self.optimizer = None
         if self._batch_size not in (None, state.train_batch_size):  # auto_find_batch_size goes on
             executor.forget_plans(f"batches of {state.train_batch_size}")
         self._batch_size = state.train_batch_size
         inner = _inner(optimizer)
         change_to_8bit(model, self.config, inner)
-        if inner is not None:
+        if inner is not None and self.optimizer is not None:
+            executor.in_force.hand_over(inner, executor.planned)
+        elif inner is not None:
             executor.note_optimizer(inner)
+        self.optimizer = None
         self._before = executor.planning_seconds
 
     def on_log(
@@ -170,9 +175,12 @@ def begin(trainer: Trainer, config: Config, sample_input: Any) -> None:
             wrap_model(model, config, sample_input, None, accumulates, drops_output)
         else:
             with eight_bit_state(model, config, optimizer) as known:
-                wrap_model(model, config, sample_input, known, accumulates, drops_output)
+                executor = wrap_model(model, config, sample_input, known, accumulates, drops_output)
+    if trainer.optimizer is None and optimizer is not None:
+        # A checkpoint may be loaded before the trainer's own acts: its state is cast to what the weights are.
+        executor.in_force.await_optimizer()
     _remove_callbacks(trainer)
-    follower = callback_type()(config, optimizer, drops_output)
+    follower = callback_type()(config, None if trainer.optimizer is not None else optimizer, drops_output)
     follower.settled = None if part is None else Settled(trainer, part)
     # In front: what reports figures elsewhere shall report these too.
     trainer.callback_handler.callbacks.insert(0, follower)

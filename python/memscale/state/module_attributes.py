@@ -68,6 +68,11 @@ _NO_SETTINGS: Final = frozenset(
 )  # fmt: skip
 """Packages whose objects are no settings of a model: those of trainers keep books of each step."""
 
+_OF_A_FILE: Final = frozenset(
+    {"architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"}
+)
+"""What `save_pretrained` writes into a configuration as it saves: where it comes from, and what it is of."""
+
 _LONGEST_WORD: Final = 128
 
 _ALIKE: Final = 2
@@ -142,8 +147,8 @@ class ModuleAttributes:
                 value = module.__dict__[name]
                 if id(value) not in seen and _has_settings(value):
                     seen.add(id(value))
-                    inner = tuple(value.__dict__)
-                    self._objects.append((number, name, id(value), len(inner), inner))
+                    inner = tuple(key for key in value.__dict__ if key not in _OF_A_FILE)
+                    self._objects.append((number, name, id(value), len(value.__dict__), inner))
                     self._places += [(f"{path}.{name}", key) for key in inner]
         self._values = None
 

@@ -20,6 +20,7 @@ pytest.importorskip("accelerate")
 
 STATE = memscale.Config(use_8bit_optimizer=True, enable_logging=False)
 FULL = memscale.Config(mode="aggressive", memory_budget="4MiB", enable_logging=False)
+LESS = FULL.replace(memory_budget="2500KiB")  # which takes BF16 weights
 
 
 def _made_before(trainer: Any) -> None:
@@ -58,6 +59,7 @@ def test_the_plan_counts_it(tmp_path: Path) -> None:
     assert planned.predicted.allocated_peak_bytes < plain.predicted.allocated_peak_bytes
 
 
+@pytest.mark.usefixtures("bf16_host")
 def test_the_full_stack(tmp_path: Path) -> None:
     run = trained(tmp_path, FULL)
     assert is_patched(_optimizer_of(run)) and run.executor.plan.active
@@ -65,12 +67,25 @@ def test_the_full_stack(tmp_path: Path) -> None:
     assert run.executor.planning_seconds == 0.0
 
 
-@pytest.mark.parametrize("config", [STATE, FULL], ids=["state", "full stack"])
+@pytest.mark.usefixtures("bf16_host")
+def test_the_trainers_own_optimizer_gets_what_was_planned_for_one_like_it(tmp_path: Path) -> None:
+    run = trained(tmp_path, LESS)
+    assert "bf16_weights" in {step.technique for step in run.executor.plan.steps}
+    assert run.plan_at_wrap is not None and run.executor.plan.digest == run.plan_at_wrap.digest
+    assert torch.bfloat16 in {value.dtype for value in run.model.parameters()}
+    assert run.executor.planning_seconds == 0.0
+    memscale.detach(run.trainer)
+    assert {value.dtype for value in run.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.usefixtures("bf16_host")
+@pytest.mark.parametrize("config", [STATE, LESS], ids=["state", "BF16 weights"])
 def test_resuming_from_a_checkpoint(config: memscale.Config, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = trained(tmp_path / "whole", config, **settings)
     resumed = trained(tmp_path / "cut", config, resume=tmp_path / "whole" / "checkpoint-2", **settings)
     assert is_patched(_optimizer_of(resumed))
+    assert whole.executor.planning_seconds == 0.0  # saving brings no plan
     assert resumed.losses[-2:] == whole.losses[2:] and _same_weights(resumed, whole)
 
 

@@ -96,6 +96,7 @@ def test_buffers_are_put_back_and_evaluation_mode_stays() -> None:
     assert_same(before, state_of(model, optimizer))
 
 
+@pytest.mark.usefixtures("bf16_host")
 def test_weights_and_state_that_a_plan_converts_come_back() -> None:
     model = Words()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

@@ -106,6 +106,17 @@ class TestReading:
         assert ("0.config", "depth", 4) in read.read(model)
         assert ("1.config", "depth", 3) in read.read(model)
 
+    def test_what_is_written_into_a_configuration_as_it_is_saved(self) -> None:
+        model, read = model_of(), ModuleAttributes()
+        settings: Any = Settings(depth=2)
+        settings.architectures, settings.dtype = None, None
+        model[0].config = settings
+        before = read.read(model)
+        settings.architectures, settings.dtype = ["Net"], "float32"
+        assert read.read(model) is before
+        settings.depth = 3
+        assert read.read(model) != before
+
     def test_numbers_of_layers(self) -> None:
         model: Any = nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2))
         read = ModuleAttributes()
