@@ -221,6 +221,7 @@ class EffectiveConfig:
     only: tuple[str, ...]
     check_recompute: str
     on_oom: str
+    oom_snapshot: str | None
     guard: bool
     learn_loss: bool
     exact: bool
@@ -290,6 +291,8 @@ class Config:
         on_oom: What happens when memory runs out: "report", what filled it and what would help, and then the
             exception; "survive", the step is repeated under a tighter plan, with every bit, where that can be
             done exactly, and else the report.
+        oom_snapshot: Folder for PyTorch's snapshot of a card's allocator, as it is when a step runs out of
+            memory; the report names the file. Recorded from the first forward on, the latest 100,000 events.
         guard: On a CPU host: private memory of this process is limited to what machine and control groups
             have left (RLIMIT_DATA, followed before each forward), so that the kernel's kill becomes an error
             that `on_oom` is for. On a card: retries of the allocator count as memory that has run out, and
@@ -340,6 +343,7 @@ class Config:
     only: tuple[str, ...] | str = ()
     check_recompute: str = "always"
     on_oom: str = "report"
+    oom_snapshot: str | None = None
     guard: bool = False
     learn_loss: bool = False
     exact: bool | None = None
@@ -373,6 +377,7 @@ class Config:
         "only": checks.check_patterns,
         "check_recompute": checks.check_choice(RECOMPUTE_CHECKS),
         "on_oom": checks.check_choice(OOM_ACTIONS),
+        "oom_snapshot": checks.check_path,
         "guard": checks.check_bool,
         "learn_loss": checks.check_bool,
         "exact": _check_choice,

@@ -44,8 +44,10 @@ def oom_watch(executor: _Executor) -> OomWatch:
     """The watch of a wrapped model. It holds the executor weakly, which owns it."""
     ref = weakref.ref(executor)
     survives = executor.config.on_oom == "survive"
-    guarded = executor.config.guard
-    return OomWatch(executor.model, survives, guarded, partial(_facts, ref), partial(_tighten, ref))
+    guarded, snapshots = executor.config.guard, executor.config.oom_snapshot
+    return OomWatch(
+        executor.model, survives, guarded, snapshots, partial(_facts, ref), partial(_tighten, ref)
+    )
 
 
 def _facts(ref: weakref.ref[_Executor]) -> Facts:

@@ -7,6 +7,7 @@ memory     what the device holds, and what of that is not ours
 filled by  measured, by category
 modules    predicted for the peak of the planned step
 planned    what was promised, and under which budget
+snapshot   where the allocator's history is, if it was asked for
 fix        what would help, with predicted peak and time each; the cheapest first
 """
 
@@ -63,6 +64,7 @@ def report_lines(
     now: MemoryNow,
     plan: Plan | None,
     why_not_survived: str = "",
+    snapshot: str = "",
 ) -> list[str]:
     """The block.
 
@@ -72,6 +74,7 @@ def report_lines(
         now: what was in memory when it was caught.
         plan: in force; None: none.
         why_not_survived: a reason, where survival was asked for; else "".
+        snapshot: where it is, or why there is none; "": nobody asked.
     """
     asked = asked_bytes(error)
     by = f"by {who_ran_out(error)}"
@@ -92,6 +95,8 @@ def report_lines(
         )
     if why_not_survived:
         lines.append(f"survival   not possible: {why_not_survived}")
+    if snapshot:
+        lines.append(f"snapshot   {snapshot}")
     fixes = fixes_for(plan, now)
     lines += [f"fix {place}      {fix.text}" for place, fix in enumerate(fixes, 1)]
     return lines[:MOST_LINES]

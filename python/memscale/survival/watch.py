@@ -28,6 +28,7 @@ from torch import nn
 from memscale import log
 from memscale.optim.kinds import inner_of
 from memscale.survival import host_allocator, outer_backward
+from memscale.survival.allocator_history import HISTORY
 from memscale.survival.eligibility import Eligibility
 from memscale.survival.facts import Facts
 from memscale.survival.guard import GUARD
@@ -73,6 +74,7 @@ class OomWatch:
         model: held weakly.
         survives: have steps repeated; else only report.
         is_guarded: see `Config.guard`.
+        snapshots: folder, see `Config.oom_snapshot`; None: nobody asked.
         facts: tells what is in force.
         tighten: attaches a plan for fewer bytes, at most those given, and returns it; None: there is none.
 
@@ -87,13 +89,16 @@ class OomWatch:
         model: nn.Module,
         survives: bool,
         is_guarded: bool,
+        snapshots: str | None,
         facts: Callable[[], Facts],
         tighten: Callable[[int], Plan | None],
     ) -> None:
         self._model = weakref.ref(model)
         self.survives = survives
         self._is_guarded, self._retries = is_guarded, 0
+        self._snapshots = snapshots
         self._guarding: weakref.finalize[Any, OomWatch] | None = None
+        self._recording: weakref.finalize[Any, OomWatch] | None = None
         self._facts, self._tighten = facts, tighten
         self.latest = -1
         self.recoveries = 0
@@ -121,6 +126,9 @@ class OomWatch:
         if self._guarding is not None:
             self._guarding()
             self._guarding = None
+        if self._recording is not None:
+            self._recording()
+            self._recording = None
 
     def _is_mine(self, optimizer: torch.optim.Optimizer) -> bool:
         if self._model() is None:
@@ -143,6 +151,9 @@ class OomWatch:
         self._steps.check()
         if self._is_guarded:
             self._guard()
+        if self._snapshots is not None and self._recording is None and self._facts().device.type == "cuda":
+            HISTORY.put()
+            self._recording = weakref.finalize(self, HISTORY.remove)
         model = self._model() if self.survives else None
         if model is not None:
             arguments = self.eligibility.arguments(model, args, kwargs)
@@ -359,8 +370,16 @@ class OomWatch:
             reason = self._cannot or self.eligibility.reason
             if not reason and self._tries:
                 reason = f"repeated {self._tries - 1} times, and out of memory each time"
-        lines = report_lines(error, place, now, plan, reason)
+        lines = report_lines(error, place, now, plan, reason, self._snapshot(now.device))
         log.block(lines, "MemScale: out of memory", logging.ERROR)
+
+    def _snapshot(self, device: torch.device) -> str:
+        """In words for the report; "" if nobody asked."""
+        if self._snapshots is None:
+            return ""
+        if device.type != "cuda":
+            return "none: PyTorch records allocations of cards alone"
+        return HISTORY.write(self._snapshots)
 
     def _say(self, failure: Exception, place: Where, before: Plan | None, plan: Plan | None) -> None:
         asked = asked_bytes(failure)

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +25,14 @@ def whole_card() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def trained(on_oom: str | None, limit: int | None, begin: int = 0) -> tuple[list[Tensor], int]:
+def trained(on_oom: str | None, limit: int | None, begin: int = 0, **fields: Any) -> tuple[list[Tensor], int]:
     """Four steps, and the peak of allocated bytes from the limit on.
 
     Args:
         on_oom: how the model is wrapped; None: it is plain.
         limit: bytes that this process may have of the card.
         begin: the step from which on it has no more.
+        fields: more of `memscale.Config`.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -39,7 +43,8 @@ def trained(on_oom: str | None, limit: int | None, begin: int = 0) -> tuple[list
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = torch.randn(_ROWS, _WIDTH).cuda()
     if on_oom is not None:
-        memscale.wrap(model, optimizer=optimizer, on_oom=on_oom, sample_input=batch, enable_logging=False)
+        fields = {"on_oom": on_oom, "enable_logging": False, **fields}
+        memscale.wrap(model, optimizer=optimizer, sample_input=batch, **fields)
     torch.cuda.manual_seed(1)
     for step in range(4):
         if limit is not None and step == begin:
@@ -57,7 +62,7 @@ def trained(on_oom: str | None, limit: int | None, begin: int = 0) -> tuple[list
 
 
 @pytest.mark.parametrize("begin", [0, 2])
-def test_a_step_that_plain_cannot_finish(begin: int) -> None:
+def test_a_step_that_plain_cannot_finish(begin: int, tmp_path: Path) -> None:
     free, peak = trained(None, None)
     limit = peak * 85 // 100
     with pytest.raises(torch.OutOfMemoryError):
@@ -65,6 +70,13 @@ def test_a_step_that_plain_cannot_finish(begin: int) -> None:
     torch.cuda.set_per_process_memory_fraction(1.0)
     with pytest.raises(torch.OutOfMemoryError):
         trained("report", limit)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert not [*tmp_path.glob("*")]
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        trained("report", limit, oom_snapshot=str(tmp_path))
+    (snapshot,) = tmp_path.glob("oom-*.pickle")
+    assert pickle.loads(snapshot.read_bytes())["device_traces"]
     torch.cuda.set_per_process_memory_fraction(1.0)
     survived, lower = trained("survive", limit, begin)
     assert lower < limit and all(map(torch.equal, free, survived))

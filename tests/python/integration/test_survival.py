@@ -334,6 +334,16 @@ class TestReport:
         )
         assert "filled by" in text and "RLIMIT_DATA" not in text and "survive" not in text
 
+    def test_no_snapshot_without_a_card(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        model = dense()
+        memscale.wrap(model, oom_snapshot=str(tmp_path), enable_logging=False)
+        for _ in range(2):
+            model(torch.randn(8, 16)).backward()
+        with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), FailingAt(8):
+            model(torch.randn(8, 16))
+        assert "snapshot   none: PyTorch records allocations of cards alone" in caplog.text
+        assert not [*tmp_path.iterdir()]
+
     def test_with_gradients_that_are_spent(self, caplog: pytest.LogCaptureFixture) -> None:
         model = dense()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -44,6 +44,7 @@ DEFAULTS: dict[str, object] = {
     "only": (),
     "check_recompute": "always",
     "on_oom": "report",
+    "oom_snapshot": None,
     "guard": False,
     "learn_loss": False,
     "exact": None,
@@ -459,6 +460,7 @@ class TestEffective:
                 "max_cpu_offload_bytes",
                 "memory_budget_bytes",
                 "log_file",
+                "oom_snapshot",
                 "observability_port",
                 "step_on_host",  # asked where a plan is made: depends on the machine
             }
