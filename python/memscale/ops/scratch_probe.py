@@ -30,6 +30,9 @@ _UNKNOWN_BYTES = 4 << 20
 SHRUNK_MARGIN_BYTES = 512 * 1024
 """Added per thread to what a product with fewer rows and columns took."""
 
+_LEAST_CHANNELS = 4
+"""Of an image, in a part that is measured: with one alone its layout does not show."""
+
 _LEAST_BATCH = 4
 """Matrices that are left of a batched product; fewer may go to the threads in another way."""
 
@@ -160,18 +163,23 @@ def _bag_backward(call: Call) -> int | None:
 
 
 def _anything(call: Call) -> int | None:
-    """An operator without a rule: whole where it is small, else two parts of its batch."""
+    """An operator without a rule: whole where it is small, else two parts of its batch or channels."""
     most = peak(call) if call.room <= _UNKNOWN_BYTES else None
     shapes = [
         (place, value) for place, value in enumerate(call.args) if isinstance(value, Shape) and value.size
     ]
     if most is not None or not shapes or call.room <= _UNKNOWN_BYTES:
         return most
-    batch = shapes[0][1].size[0]
-    share = batch * _UNKNOWN_BYTES // call.room
-    places = [(place, 0) for place, value in shapes if value.size[0] == batch]
-    events = line(call, places, batch, share) if share > 1 else None
-    return None if events is None else highest(events)
+    are_images = all(len(value.size) > 2 and value.size[1] == shapes[0][1].size[1] for _, value in shapes)
+    ways = ((0, 2, _UNKNOWN_BYTES), (1, _LEAST_CHANNELS, _LIGHT_BYTES))
+    for dimension, least, limit in ways if are_images else ways[:1]:
+        batch = shapes[0][1].size[dimension]
+        share = batch * limit // call.room
+        if share >= least:
+            places = [(place, dimension) for place, value in shapes if value.size[dimension] == batch]
+            events = line(call, places, batch, share)
+            return None if events is None else highest(events)
+    return None
 
 
 MEASURES: dict[str, Measure] = {

@@ -137,6 +137,20 @@ def test_parts_of_an_image_that_is_too_large(name: str, backward: bool) -> None:
     assert found + outputs <= 1.1 * (whole + outputs)
 
 
+def test_a_few_large_images_are_measured_by_channels() -> None:
+    """Their gradient lies otherwise than they do, so the kernel copies all that it has."""
+    source = torch.zeros(2, 64, 224, 224)
+    made, places = aten.max_pool2d_with_indices.default(source, [2, 2], [2, 2])
+    gradient = torch.zeros_like(made, memory_format=torch.channels_last)
+    args = (gradient, source, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
+    func, outputs = aten.max_pool2d_with_indices_backward.default, source.nbytes
+    seen = peak_bytes(lambda: func(*args))
+    assert seen > outputs  # there is scratch
+    measure = scratch_probe.measure_of(func)
+    assert measure is not None
+    assert measured_scratch(measure, func, args, {}, outputs) == seen - outputs
+
+
 def test_an_image_that_is_far_too_large_is_not_measured() -> None:
     measure = functools.partial(scratch_convolution.forward, limits=scratch_convolution.Limits(*[1000] * 3))
     assert measured_scratch(measure, aten.convolution.default, convolution(2), {}, 1 << 20) is None
