@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that the code of a model's library modules uses: `nn.Linear` calls `torch.nn.functional.linear`.
 
-A loop can bind these to something else for a forward. They are read off the code, from the methods of the
-modules' classes on, through functions of the same package.
+A loop can bind these to something else for a forward, or change a library's registry
+(`ALL_ATTENTION_FUNCTIONS["sdpa"] = …`). They are read off the code, from the methods of the modules' classes
+on, through functions of the same package.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from memscale.state.reached_code import names_of
+from torch import Tensor
+
+from memscale.state.process_tables import LARGE
+from memscale.state.reached_code import is_library, names_of
 from memscale.state.value_images import content_of
 
 _MOST = 1_000
@@ -24,7 +28,7 @@ Used = dict[int, tuple[ModuleType, set[str]]]
 
 
 def names_used_by(kinds: Iterable[type]) -> Used:
-    """Functions and classes that the methods of some classes of libraries use, by their names.
+    """What the methods of some classes of libraries use, by its names; of PyTorch functions and classes only.
 
     Args:
         kinds: the classes.
@@ -54,22 +58,48 @@ def names_used_by(kinds: Iterable[type]) -> Used:
 
 
 def _named_in(function: FunctionType) -> Iterable[tuple[ModuleType, str, Any]]:
-    """Names in Python modules that its code uses, with what is callable of what they are bound to."""
+    """Names in Python modules that its code uses, and what they are bound to."""
     names = names_of(function.__code__)
     namespace = function.__globals__
     own = _module_of(namespace)
     values = [(name, namespace[name]) for name in names if name in namespace]
     if own is not None:
-        yield from ((own, name, value) for name, value in values if _is_code(value))
+        yield from ((own, name, value) for name, value in values if _counts(own, value))
     for _, module in values:
         if issubclass(type(module), ModuleType):
             attributes = vars(module)
             inner = ((name, attributes[name]) for name in names if name in attributes)
-            yield from ((module, name, value) for name, value in inner if _is_code(value))
+            yield from ((module, name, value) for name, value in inner if _counts(module, value))
 
 
-def _is_code(value: Any) -> bool:
-    return callable(value) and not issubclass(type(value), ModuleType)
+def _counts(module: ModuleType, value: Any) -> bool:
+    """Whether a name counts: settings of PyTorch are looked at elsewhere, other libraries' are not."""
+    is_wanted = callable(value) or not is_library(module.__name__)
+    return is_wanted and not issubclass(type(value), ModuleType)
+
+
+def registries_of(values: Iterable[Any]) -> list[dict[Any, Any]]:
+    """Dictionaries of a library's that a loop may enter something in for a forward.
+
+    Args:
+        values: of its names: dictionaries, or objects that have some, themselves or by their classes.
+    """
+    found: dict[int, dict[Any, Any]] = {}
+    for value in values:
+        kind = type(value)
+        inside: list[Any] = [value]
+        if not (issubclass(kind, (type, FunctionType, ModuleType)) or is_library(kind.__module__)):
+            holders = [kind for kind in kind.__mro__ if not is_library(kind.__module__)]
+            inside = [
+                item for holder in (value, *holders) for item in getattr(holder, "__dict__", {}).values()
+            ]
+        found.update((id(item), item) for item in inside if type(item) is dict and _is_registry(item))
+    return list(found.values())
+
+
+def _is_registry(entries: dict[Any, Any]) -> bool:
+    """Whether it is no store of data."""
+    return len(entries) <= LARGE and not any(isinstance(item, Tensor) for item in entries.values())
 
 
 def _function_of(value: Any) -> FunctionType | None:

@@ -96,6 +96,27 @@ class _Globals(Bindings):
         return not is_same and super().differs()
 
 
+class _Entries(Bindings):
+    """A dictionary as a whole."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: dict[Any, Any]) -> None:
+        self.place = place
+        super().__init__()
+
+    def read(self) -> dict[Any, Any]:
+        """Keys and values."""
+        return dict(self.place)
+
+    def bind(self, name: Any, value: Any) -> None:
+        """Makes, changes or removes an entry."""
+        if value is ABSENT:
+            del self.place[name]
+        else:
+            self.place[name] = value
+
+
 class _OfClass(Bindings):
     """What a class has itself."""
 
@@ -204,6 +225,11 @@ class KeptBindings:
 def kept_globals(place: dict[str, Any], names: Iterable[str]) -> KeptBindings:
     """Names in a Python module's globals."""
     return KeptBindings(functools.partial(_Globals, place, tuple(names)))
+
+
+def kept_entries(place: dict[Any, Any]) -> KeptBindings:
+    """All that a dictionary holds."""
+    return KeptBindings(functools.partial(_Entries, place))
 
 
 def kept_class(kind: type) -> KeptBindings:

@@ -28,8 +28,8 @@ from torch.quasirandom import SobolEngine
 
 from memscale.state.flat_contents import is_flat
 from memscale.state.iterators import copy_of, is_iterator, is_taken_from
-from memscale.state.library_names import names_used_by
-from memscale.state.loop_tables import kept_cells, kept_class, kept_functions, kept_globals
+from memscale.state.library_names import names_used_by, registries_of
+from memscale.state.loop_tables import kept_cells, kept_class, kept_entries, kept_functions, kept_globals
 from memscale.state.process_settings import KeptSettings
 from memscale.state.process_tables import (
     AttributeName,
@@ -409,6 +409,9 @@ class ProcessImages:
         foreign = [kind for kind in self._kinds if kind is not nn.Module and is_of_library(kind.__module__)]
         used = [*self._used, *names_used_by(foreign).values()]
         found += [kept_globals(vars(module), names) for module, names in used]
+        places = [*names.values(), *((vars(it), names) for it, names in used if not is_library(it.__name__))]
+        values = (place.get(name) for place, listed in places for name in listed)
+        found += map(kept_entries, registries_of(values))
         found += [kept_globals(item.__dict__, item.__dict__) for item in self._own if item.__dict__]
         kinds = [bindings.kind for bindings in self._classes]
         own = [kind for kind in kinds if not is_of_library(kind.__module__)]

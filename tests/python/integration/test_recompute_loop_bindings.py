@@ -160,3 +160,43 @@ def trained(binding: Callable[[], Any], is_wrapped: bool) -> list[Any]:
 @pytest.mark.parametrize("kind", BINDINGS)
 def test_what_holds_for_a_forward(kind: str) -> None:
     assert trained(BINDINGS[kind], is_wrapped=True) == trained(BINDINGS[kind], is_wrapped=False)
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["another", "one more"])
+def test_an_entry_in_a_registry_of_a_library(is_new: bool) -> None:
+    """transformers asks one for the function that computes attention."""
+    transformers = pytest.importorskip("transformers")
+    registry = transformers.AttentionInterface
+    plain, name = registry._global_mapping["sdpa"], "test" if is_new else "sdpa"
+
+    def halved(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        return plain(*args, **kwargs)[0] * 0.5, None
+
+    def train(is_wrapped: bool) -> list[Any]:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=31, **sizes))
+        ids, found = torch.arange(60).view(2, 30) % 31, []
+        if is_wrapped:
+            batch = {"input_ids": ids, "labels": ids}
+            memscale.wrap(
+                model, memory_budget=1, sample_input=batch, force_optimize=True, enable_logging=False
+            )
+        for _ in range(2):
+            registry.register(name, halved)
+            model.config._attn_implementation = name
+            try:
+                loss = model(input_ids=ids, labels=ids).loss
+            finally:
+                registry._global_mapping.pop(name)
+                registry.register("sdpa", plain)
+            model.config._attn_implementation = "sdpa"
+            before = dict(registry._global_mapping)
+            loss.backward()
+            assert registry._global_mapping == before
+            found.append(loss.item())
+        if is_wrapped:
+            assert any("attn" in choice.module for choice in memscale.executor_of(model).plan.active)
+        return found + [parameter.grad.tolist() for parameter in model.parameters()]
+
+    assert train(is_wrapped=True) == train(is_wrapped=False)
