@@ -191,6 +191,23 @@ def test_planned() -> None:
     assert vars(model).keys() == vars(plain).keys()
 
 
+def test_own_checkpoints_that_the_user_switches_off_later() -> None:
+    """They make no cache, and the model makes one again without them; `detach` leaves them off."""
+
+    def train(model: nn.Module) -> list[Tensor]:
+        model.gradient_checkpointing_enable()
+        seen = gradients(model, CAUSAL)
+        model.gradient_checkpointing_disable()
+        assert model(**CAUSAL).past_key_values is not None
+        return seen + gradients(model, CAUSAL) + gradients(model, CAUSAL)
+
+    model = memscale.wrap(made(llama), TIGHT)
+    assert not differing(train(made(llama)), train(model))
+    assert any("attn" in path for path in checkpointed(model))
+    memscale.detach(model)
+    assert not model.is_gradient_checkpointing
+
+
 def test_the_shape_shows_it() -> None:
     """Else the tests above would pass with the cache switched off."""
     model = made(llama)

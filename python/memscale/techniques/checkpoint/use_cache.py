@@ -14,9 +14,9 @@ checkpoints are found on modules, without a list of classes.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -34,6 +34,9 @@ from memscale.torchkit.forward_slot import ForwardSlot, StandIn
 
 _FLAG = "gradient_checkpointing"
 
+_TAKEN: Final = 0
+"""The flag's value where MemScale has switched it off: as false as the user's own False, and yet no bool."""
+
 
 def configs_of(model: nn.Module) -> list[Any]:
     """The distinct configuration objects in a model that say whether it uses a cache."""
@@ -48,46 +51,50 @@ def modules_with_checkpoints(model: nn.Module) -> list[nn.Module]:
 
 
 class _OwnCheckpoints:
-    """The flags of a model's own checkpoints.
-
-    Attributes:
-        on: modules whose flag is on without MemScale.
-    """
+    """The flags of a model's own checkpoints; the user may switch them meanwhile."""
 
     def __init__(self, model: nn.Module) -> None:
         # Weakly: the model itself may be among them, and it owns the executor that owns this.
-        self.flagged = [weakref.ref(module) for module in modules_with_checkpoints(model)]
-        self.on = [ref for ref in self.flagged if _is_on(ref())]
+        self._flagged = [weakref.ref(module) for module in modules_with_checkpoints(model)]
 
     @property
     def alive(self) -> list[nn.Module]:
         """The modules that have a flag."""
-        return [module for module in (ref() for ref in self.flagged) if module is not None]
+        return [module for module in (ref() for ref in self._flagged) if module is not None]
+
+    @property
+    def on(self) -> list[nn.Module]:
+        """Those whose flag would be on without MemScale."""
+        return [module for module in self.alive if _is_on(module) or _is_taken(module)]
 
     @property
     def would_run(self) -> bool:
         """Whether a forward would checkpoint itself, and make no cache."""
-        return any(module is not None and module.training for module in (ref() for ref in self.on))
+        return any(module.training for module in self.on)
 
     @property
     def offload(self) -> bool:
         """Whether what one of them holds waits in host memory (transformers from 5.17 on)."""
-        run = (getattr(ref(), "_gradient_checkpointing_func", None) for ref in self.on)
+        run = (getattr(module, "_gradient_checkpointing_func", None) for module in self.on)
         codes = (getattr(getattr(item, "func", item), "__code__", None) for item in run)
         return any(code is not None and "save_on_cpu" in code.co_names for code in codes)
 
-    def set(self, value: bool) -> None:
-        """Switches those that are on without MemScale."""
-        for module in (ref() for ref in self.on):
-            if module is not None:
-                setattr(module, _FLAG, value)
+    def take(self) -> list[nn.Module]:
+        """Switches off those that are on; returns them."""
+        on = [module for module in self.alive if _is_on(module)]
+        for module in on:
+            setattr(module, _FLAG, _TAKEN)
+        return on
 
-    def take_more(self) -> None:
-        """Switches off what has been switched on since."""
-        more = [ref for ref in self.flagged if _is_on(ref())]
-        if more:
-            self.on += [ref for ref in more if ref not in self.on]
-            self.set(False)
+    def give_back(self, modules: Iterable[nn.Module] | None = None) -> None:
+        """Switches on again what `take` has switched off and the user has not set since.
+
+        Args:
+            modules: of these; None: of all.
+        """
+        for module in self.alive if modules is None else modules:
+            if _is_taken(module):
+                setattr(module, _FLAG, True)
 
 
 class _Forward(StandIn):
@@ -200,7 +207,7 @@ class CacheSwitch:
     def attach(self) -> None:
         """From now on caches that a forward of the model makes keep nothing. Its own checkpoints are off."""
         self._is_attached = True
-        self._own.set(False)
+        self._own.take()
         for module in self._own.alive:
             plain_copies.begin(module, self._put_right)
         hooks.begin()
@@ -213,7 +220,7 @@ class CacheSwitch:
 
     def hold(self) -> None:
         """Switches checkpoints off that have been switched on since: a trainer does so when it begins."""
-        self._own.take_more()
+        self._own.take()
 
     def undo(self) -> None:
         """As before `attach`."""
@@ -226,7 +233,7 @@ class CacheSwitch:
         hooks.end()
         for module in self._own.alive:
             plain_copies.end(module, self._put_right)
-        self._own.set(True)
+        self._own.give_back()
 
     @contextmanager
     def in_trace(
@@ -244,8 +251,7 @@ class CacheSwitch:
         """
         would_run = self._own.would_run if training is None else bool(self._own.on) and training
         with ExitStack() as stack:
-            self._own.set(False)
-            stack.callback(self._own.set, True)
+            stack.callback(self._own.give_back, self._own.take())
             hooks.begin()
             stack.callback(hooks.end)
             if would_run:
@@ -257,7 +263,7 @@ class CacheSwitch:
 
     def _put_right(self, module: nn.Module, attributes: dict[str, Any]) -> None:
         """Switches on in the attributes of a copy what is on without this."""
-        if _FLAG in attributes and any(ref() is module for ref in self._own.on):
+        if _FLAG in attributes and _is_taken(module):
             attributes[_FLAG] = True
 
 
@@ -279,5 +285,9 @@ def _without_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "use_cache": False} if kwargs.get("use_cache") is True else kwargs
 
 
-def _is_on(module: nn.Module | None) -> bool:
+def _is_on(module: nn.Module) -> bool:
     return getattr(module, _FLAG, False) is True
+
+
+def _is_taken(module: nn.Module) -> bool:
+    return type(value := getattr(module, _FLAG, None)) is int and value == _TAKEN
