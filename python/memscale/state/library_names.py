@@ -82,16 +82,20 @@ def registries_of(values: Iterable[Any]) -> list[dict[Any, Any]]:
     """Dictionaries of a library's that a loop may enter something in for a forward.
 
     Args:
-        values: of its names: dictionaries, or objects that have some, themselves or by their classes.
+        values: of its names: dictionaries, or objects, whose attributes count, and dictionaries that they or
+            their classes have.
     """
     found: dict[int, dict[Any, Any]] = {}
     for value in values:
         kind = type(value)
-        inside: list[Any] = [value]
+        inside = [value]
         if not (issubclass(kind, (type, FunctionType, ModuleType)) or is_library(kind.__module__)):
-            holders = [kind for kind in kind.__mro__ if not is_library(kind.__module__)]
+            classes = (vars(base) for base in kind.__mro__ if not is_library(base.__module__))
+            attributes = getattr(value, "__dict__", {})
             inside = [
-                item for holder in (value, *holders) for item in getattr(holder, "__dict__", {}).values()
+                attributes,
+                *attributes.values(),
+                *(item for names in classes for item in names.values()),
             ]
         found.update((id(item), item) for item in inside if type(item) is dict and _is_registry(item))
     return list(found.values())

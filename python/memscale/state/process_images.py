@@ -410,12 +410,15 @@ class ProcessImages:
         used = [*self._used, *names_used_by(foreign).values()]
         found += [kept_globals(vars(module), names) for module, names in used]
         places = [*names.values(), *((vars(it), names) for it, names in used if not is_library(it.__name__))]
-        values = (place.get(name) for place, listed in places for name in listed)
+        values: list[Any] = [place.get(name) for place, listed in places for name in listed]
         found += map(kept_entries, registries_of(values))
+        helpers = [
+            item for item in values if issubclass(type(item), type) and not is_library(item.__module__)
+        ]
         found += [kept_globals(item.__dict__, item.__dict__) for item in self._own if item.__dict__]
         kinds = [bindings.kind for bindings in self._classes]
         own = [kind for kind in kinds if not is_of_library(kind.__module__)]
-        found += map(kept_class, dict.fromkeys([*own, *self._kinds, Tensor]))
+        found += map(kept_class, dict.fromkeys([*own, *helpers, *self._kinds, Tensor]))
         found.append(kept_functions(self._own))
         cells = {
             id(cell): cell

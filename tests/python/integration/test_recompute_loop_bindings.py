@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
@@ -198,5 +200,83 @@ def test_an_entry_in_a_registry_of_a_library(is_new: bool) -> None:
         if is_wrapped:
             assert any("attn" in choice.module for choice in memscale.executor_of(model).plan.active)
         return found + [parameter.grad.tolist() for parameter in model.parameters()]
+
+    assert train(is_wrapped=True) == train(is_wrapped=False)
+
+
+OF_A_LIBRARY = """
+import torch
+
+SCALE = 1.0
+ACTIVATIONS = {"act": torch.tanh}
+
+
+class Settings:
+    table = {"gain": 1.0}
+
+    def __init__(self):
+        self.shift, self.flags = 0.0, {"negates": False}
+
+
+class Helper:
+    factor = 1.0
+
+    @classmethod
+    def scaled(cls, h):
+        return h * cls.factor
+
+
+settings = Settings()
+
+
+def act(h):
+    return ACTIVATIONS["act"](h)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
+
+    def forward(self, x):
+        h = Helper.scaled(act(self.up(x))) * SCALE * settings.table["gain"] + settings.shift
+        return x + self.down(torch.tanh(-h if settings.flags["negates"] else h))
+"""
+
+PLACES: dict[str, Callable[[ModuleType], tuple[dict[str, Any] | Any, str, Any]]] = {
+    "global": lambda library: (library, "SCALE", 2.0),
+    "entry": lambda library: (library.ACTIVATIONS, "act", torch.sigmoid),
+    "attribute of an object": lambda library: (library.settings, "shift", 2.0),
+    "entry in an object": lambda library: (library.settings.flags, "negates", True),
+    "entry in a class": lambda library: (library.Settings.table, "gain", 2.0),
+    "class": lambda library: (library.Helper, "factor", 2.0),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_an_installed_library_has(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's own modules read it; it is installed, so its code is not the program's."""
+    library = ModuleType("library_of_a_test")
+    library.__file__ = f"{sysconfig.get_path('purelib')}/library_of_a_test.py"
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    exec(OF_A_LIBRARY, vars(library))
+    holder, name, value = PLACES[place](library)
+    put = holder.__setitem__ if isinstance(holder, dict) else functools.partial(setattr, holder)
+    plain = holder[name] if isinstance(holder, dict) else getattr(holder, name)
+
+    def train(is_wrapped: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model, x, found = nn.Sequential(*(library.Block() for _ in range(4))), torch.randn(64, WIDTH), []
+        if is_wrapped:
+            memscale.wrap(model, memory_budget=1, sample_input=x, force_optimize=True, enable_logging=False)
+            assert memscale.executor_of(model).plan.active
+        for _ in range(2):
+            put(name, value)
+            loss = model(x).square().mean()
+            put(name, plain)
+            loss.backward()
+            assert (holder[name] if isinstance(holder, dict) else getattr(holder, name)) is plain
+            found.append(loss.item())
+        return found + [parameter.grad.tolist() for parameter in model.parameters()]  # type: ignore[union-attr]
 
     assert train(is_wrapped=True) == train(is_wrapped=False)
