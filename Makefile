@@ -12,6 +12,8 @@ VENV := $(CURDIR)/.venv
 PYTHON := $(VENV)/bin/python
 PREFIX := $(CURDIR)/build/prefix
 export PATH := $(VENV)/bin:$(PATH)
+# Where it is set, every process compiles PyTorch's modules anew: 12 of 18 seconds of a small script.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What the Python package is built from.
 PACKAGE_SOURCES := $(shell find src include python meson.build meson.options pyproject.toml -type f \
@@ -21,6 +23,8 @@ PYTEST_FOLDERS := $(wildcard tests/python tests/tools tests/cli)
 PYTEST_ARGS ?=
 # Workers begin with tests that stand together, and take from each other at the end: none waits for another's last file.
 IN_PARALLEL := -n auto --dist loadfile
+# Of the tests marked long a quarter, another one each week: tests/conftest.py.
+TURN ?= $(shell date +%-V)
 FUZZ_SECONDS ?= 20
 SWEEP_SEED ?= 1
 VALGRIND := valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,possible
@@ -120,10 +124,14 @@ test-examples: c-builds ## examples/c, compiled against an installed library
 	@meson install -C build/gcc --quiet --no-rebuild
 	@tools/run_examples $(PREFIX) gcc
 
-.PHONY: test-python
-test-python: c-builds ## the Python tests, against the installed package
+.PHONY: test-python test-all
+test-python: c-builds ## the Python tests, against the installed package; of the long ones a quarter
 	@$(MAKE) .stamps/package
-	@MSC=$(CURDIR)/build/gcc/cli/msc $(PYTHON) -m pytest $(IN_PARALLEL) $(PYTEST_FOLDERS) $(PYTEST_ARGS) | tee build/pytest.log
+	@MSC=$(CURDIR)/build/gcc/cli/msc $(PYTHON) -m pytest $(IN_PARALLEL) $(TURNS) $(PYTEST_FOLDERS) $(PYTEST_ARGS) \
+		| tee build/pytest.log
+test-python: TURNS := --turn $(TURN)
+test-all: ## the same, and every long test (three times as long)
+	@$(MAKE) test-python TURNS=
 
 .PHONY: lint
 lint: c-builds ## every static check

@@ -383,6 +383,7 @@ def _growth_once(run: Callable[[Path], object], folder: Path) -> tuple[int, int]
     return sys.getallocatedblocks() - blocks, native_bytes() - native
 
 
+@pytest.mark.long
 @linux
 @pytest.mark.parametrize("name", ALL_TESTS)
 def test_memory_does_not_grow(name: str, folder: Path) -> None:

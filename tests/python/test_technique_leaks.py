@@ -51,6 +51,7 @@ RUNNING_TWICE = tuple(item for item in TECHNIQUES if item.twice and item.name !=
 """The models of these tests have three blocks to share."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [columns for columns in COLUMNS if len(columns) == 1], ids=column_name)
 def test_a_technique_keeps_nothing(columns: Columns) -> None:
     """Among the steps are some that fail, and some with two backwards."""
@@ -64,6 +65,7 @@ def test_techniques_together_keep_nothing() -> None:
     assert grown == 0 and more < OBJECTS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [*ALONE, *also(*SEARCHED)], ids=column_name)
 def test_attaching_and_detaching_keeps_nothing(columns: Columns) -> None:
     grown, more = growth_in_cycles(columns)
@@ -84,6 +86,7 @@ def test_wrap_and_detach_keep_nothing() -> None:
     assert grown == 0 and more < OBJECTS
 
 
+@pytest.mark.long
 @pytest.mark.skipif(why_not(torch.device("cpu")) != "", reason="no offload here")
 def test_plans_that_release_gradients_keep_nothing(tmp_path: Path) -> None:
     """The traces' parameters go with them."""

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "golden.py"
 
 
@@ -15,6 +17,7 @@ def _golden(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(TOOL), *words], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_what_has_changed_is_all_that_differs(tmp_path: Path) -> None:
     file = tmp_path / "golden.json"
     assert _golden("record", str(file), "two-heads", "--mode", "balanced").returncode == 0

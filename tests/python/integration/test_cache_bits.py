@@ -381,6 +381,7 @@ def test_own_checkpoints_go_without_a_cache(cache: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text()).get("use_cache", True) is True
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*")  # the compiler's own
 @pytest.mark.parametrize("attention", ["eager"])
 @pytest.mark.parametrize("build", [llama, mistral, bart], ids=lambda build: build.__name__)

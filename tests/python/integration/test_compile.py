@@ -152,6 +152,7 @@ RUNS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run[0].name}-{run[1].__name__}-{run[2]}-{run[3]}")
 def test_equal_to_the_same_compile_without(run: tuple[Case, Way, str, bool]) -> None:
     case, way, backend, sample = run
@@ -167,6 +168,7 @@ def test_equal_to_the_same_compile_without(run: tuple[Case, Way, str, bool]) -> 
     assert planned_graphs <= (1 + at_first) * graphs + (1 if breaks else 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_detached_it_is_what_it_was(way: Way) -> None:
     plain, _ = reference(way, STACK, "aot_eager")
@@ -283,6 +285,7 @@ def test_a_plan_of_a_compiled_model_is_that_of_the_plain_one() -> None:
     assert counted() == (0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
 )

@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import memscale
 from zoo.models import case
 from zoo.training import built
@@ -48,6 +50,7 @@ def digests_in_a_process(hash_seed: str, openmp_threads: str, times: int = 1) ->
     return done.stdout.split()
 
 
+@pytest.mark.long
 def test_twice_and_in_another_process() -> None:
     """The number of threads is PyTorch's, also where scratch is measured on a thread of its own."""
     made = digests_in_a_process("1", "1", times=2)

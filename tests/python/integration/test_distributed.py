@@ -112,6 +112,7 @@ def check(scenario: Scenario) -> list[Outcome]:
     return both
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", DDP, ids=str)
 def test_ddp(scenario: Scenario) -> None:
     both = check(scenario)
@@ -137,6 +138,7 @@ def test_peaks_under_ddp_are_predicted(scenario: Scenario) -> None:
             assert measured - SLACK <= predicted <= 1.02 * measured, (what, measured, predicted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", FSDP, ids=str)
 def test_fsdp2(scenario: Scenario) -> None:
     if scenario.case == "deceives":

@@ -352,6 +352,7 @@ def run(model: Any, generate: dict[str, Any], wrapped: str | None) -> list[Tenso
     return [*made, *(parameter.detach().clone() for parameter in model.parameters())]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "generate",
     [

@@ -37,6 +37,7 @@ def labels(text: str) -> list[str]:
     return list(dict.fromkeys(words))
 
 
+@pytest.mark.long
 def test_ten_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSCALE_CALIBRATION", "off")  # as where the README shows the block
     done = run(tmp_path, "02_ten_lines.py")
@@ -48,6 +49,7 @@ def test_ten_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be met" not in done.stderr
 
 
+@pytest.mark.long
 def test_plan_and_explain(tmp_path: Path) -> None:
     text = run(tmp_path, "03_plan_and_explain.py").stdout
     for part in (
@@ -61,6 +63,7 @@ def test_plan_and_explain(tmp_path: Path) -> None:
         assert part in text
 
 
+@pytest.mark.long
 def test_optimize_block(tmp_path: Path) -> None:
     text = run(tmp_path, "04_optimize_block.py").stdout
     assert "checkpoint" in text
@@ -70,6 +73,7 @@ def test_optimize_block(tmp_path: Path) -> None:
 SIZES = "LAYERS, WIDTH, HEADS, VOCABULARY = "
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", ["4, 2560, 16, 32_000", *also("24, 1024, 16, 32_000")])
 def test_predict(sizes: str, tmp_path: Path) -> None:
     source = (EXAMPLES / "05_predict.py").read_text(encoding="utf-8")
@@ -84,6 +88,7 @@ def test_predict(sizes: str, tmp_path: Path) -> None:
     assert planned > plain > 8
 
 
+@pytest.mark.long
 def test_resume(tmp_path: Path) -> None:
     lines = run(tmp_path, "06_resume.py").stdout.splitlines()
     assert lines == [
@@ -93,6 +98,7 @@ def test_resume(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_full_stack(tmp_path: Path) -> None:
     text = run(tmp_path, "07_full_stack.py").stdout
     assert "loss_tile" in text and "% of plain" in text

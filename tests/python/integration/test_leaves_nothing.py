@@ -161,6 +161,7 @@ def test_state_is_restored(
     check(nets, getattr(nets, name), entry)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [kind.__name__ for kind in caching_nets.SEARCHED])
 def test_leftovers_are_found_without_an_image(
     nets: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str

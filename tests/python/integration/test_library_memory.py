@@ -41,6 +41,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc" or shutil.which(COMPILER.split()[0]) is None,
     reason="the interposer needs glibc and a C compiler",

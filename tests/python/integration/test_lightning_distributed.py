@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("lightning")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
 def test_two_processes(tmp_path: Path) -> None:
     """DDP and FSDP2, one after the other: most of the time goes into imports."""

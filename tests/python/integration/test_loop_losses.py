@@ -143,6 +143,7 @@ def test_outputs_that_the_loop_drops_do_not_count(name: str) -> None:
     assert loop.peak() <= predicted <= 1.001 * loop.peak()
 
 
+@pytest.mark.long
 @cases
 @pytest.mark.parametrize("holds", [True, False])
 @pytest.mark.parametrize("share", [0.9, 0.6])

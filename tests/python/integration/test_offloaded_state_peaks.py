@@ -205,6 +205,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, step
         ),
     ],
 )
+@pytest.mark.long
 def test_the_predicted_peak_is_the_measured_one(
     name: str, how: str, share: int, techniques: set[str], tmp_path: Path
 ) -> None:
@@ -239,6 +240,7 @@ def test_the_predicted_peak_is_the_measured_one(
     memscale.detach(model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["translator", "masked", "grown", *also("experts")])
 def test_the_smallest_plan_with_weights_offloaded(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +272,7 @@ def test_the_smallest_plan_with_weights_offloaded(
     memscale.detach(model)
 
 
+@pytest.mark.long
 def test_a_head_in_tiles_has_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads its weight in the file. What the layers before have stays meanwhile, which may be more."""
     names = {*NAMES, "weight_offload", "loss_tile"}

@@ -76,6 +76,7 @@ def most_runs(model: nn.Module, case: Case) -> int:
 NAMES = ["gpt2", "llama", "t5", "bert", "vit"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
 @pytest.mark.parametrize("sample", [False, True], ids=["deferred", "sample"])
 @pytest.mark.parametrize("name", NAMES)
@@ -93,6 +94,7 @@ def test_replaced(name: str, sample: bool, reentrant: bool, runs: None) -> None:
     assert most_runs(model, subject) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_equal(name: str) -> None:
     subject = case(name)

@@ -194,6 +194,7 @@ def test_a_forward_of_the_owners_own_is_kept() -> None:
     assert model.forward is own
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_part_wrapped_on_its_own_and_the_whole(order: tuple[int, int]) -> None:
     seed()

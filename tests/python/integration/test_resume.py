@@ -77,6 +77,7 @@ def assert_same(folder: Path, expected: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted([CHECKPOINT, LOG, CALLS])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_the_run_goes_on(way: str, run: Runner, whole: Callable[[str], Path], tmp_path: Path) -> None:
     shutil.copy(whole(way) / CALLS, tmp_path)

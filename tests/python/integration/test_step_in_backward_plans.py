@@ -129,6 +129,7 @@ def both(name: str, how: str, plain: Config, mine: Config) -> tuple[list[int], l
 QUIET = Config(enable_logging=False, memory_budget=1 << 34)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -151,6 +152,7 @@ def test_the_predicted_peak_is_the_measured_one(name: str, how: str) -> None:
         memscale.detach(model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt2", "rows", *also("vit")])
 def test_with_checkpoints(name: str) -> None:
     """Regions run a second time with weights that have not been stepped yet."""

@@ -43,6 +43,7 @@ def refuse_to_allocate(*unused: Any) -> None:
 
 
 class TestEveryBit:
+    @pytest.mark.long
     @pytest.mark.parametrize(("name", "accumulate", "precision", "optimizer"), COMBINATIONS)
     def test_an_operation_fails(self, name: str, accumulate: int, precision: str, optimizer: str) -> None:
         how = (accumulate, precision, optimizer)
@@ -458,6 +459,7 @@ LIMITED = """
 
 
 class TestRealLimit:
+    @pytest.mark.long
     def test_a_step_that_plain_cannot_finish(self) -> None:
         """What is saved takes 24,000 × 256 × 4 bytes × (3 × 12); a checkpointed step a quarter of that."""
         limit = 24_000 * 256 * 4 * 22

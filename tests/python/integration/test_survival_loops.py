@@ -391,6 +391,7 @@ def equal(one: Ran, other: Ran) -> bool:
     return all(torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs)) for mine, theirs in pairs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LOOPS)
 def test_every_bit_or_the_error(name: str, caplog: pytest.LogCaptureFixture) -> None:
     loop = LOOPS[name]

@@ -113,6 +113,7 @@ class TestTransformers:
         ],
         ids=str,
     )
+    @pytest.mark.long
     def test_trains_equal_and_is_planned_before(self, settings: dict[str, Any], tmp_path: Path) -> None:
         plain = trained(tmp_path, None, **settings)
         planned = trained(tmp_path, SMALLEST, **settings)

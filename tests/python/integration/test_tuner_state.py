@@ -29,6 +29,7 @@ from tuning_samples import (
 pytestmark = pytest.mark.usefixtures("few_timed_steps")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "wrapped"), [("adamw", False), ("sgd", True), ("with a setting that steps change", False)]
 )

@@ -32,6 +32,7 @@ def _name(cell: Cell) -> str:
     return f"{cell[0].name}-{column_name(cell[1])}-{cell[2].name}".replace(" ", "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cell", CELLS, ids=_name)
 def test_equal_to_plain_pytorch(cell: Cell) -> None:
     made = outcome(*cell)

@@ -215,6 +215,7 @@ def _steps(name: str, how: str, config: memscale.Config | None) -> int:
             return executor.planned.plan.predicted.allocated_peak_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "how"),
     [("llama", "bfloat16"), ("t5", "autocast")],

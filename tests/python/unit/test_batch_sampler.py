@@ -86,6 +86,7 @@ def test_more_processes_than_can_be_served_evenly_repeat_what_is_one_sample_long
     assert set(flat(flat(ranks))) == {0, 1, 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planned", [False, True])
 def test_each_size_is_the_largest_that_is_predicted_to_fit(planned: bool) -> None:
     model = Words()

@@ -470,6 +470,7 @@ def test_requests_that_make_no_sense_are_refused(wrong: tuple[str, str], tmp_pat
 # ---- as a whole --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_quick_run_measures(tmp_path: Path) -> None:
     """Two processes of their own: what the parts above cannot show."""
     assert run(tmp_path, "--ways", "plain-fp32,wrap", "--steps", "3") == 0

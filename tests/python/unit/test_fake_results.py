@@ -241,6 +241,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             assert fake_results.remembered_count() <= 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt2", "t5", "convnet", "lstm", "mixtral", "mamba"])
 def test_plans_are_those_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = case(name)

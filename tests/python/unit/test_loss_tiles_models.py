@@ -208,6 +208,7 @@ def _steps(name: str, config: memscale.Config | None, half: bool, autocast: bool
     return _run(net, optimizer, step, config)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "way"),
     some(

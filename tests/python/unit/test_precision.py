@@ -159,6 +159,7 @@ CASES = [case for case in MAIN if case.name != "lstm" or not why_no_bf16_lstm()]
 
 
 class TestEquality:
+    @pytest.mark.long
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     def test_three_steps(self, case: Case) -> None:
         run = train(case, Loop(steps=3), ROOMY)

@@ -153,6 +153,7 @@ def run(function: Callable[[Tensor], Any], batch: Tensor) -> None:
     torch.autograd.backward(outputs, contiguous)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*ANY])
 def test_any_dimensions(name: str) -> None:
     with Compare() as compare:

@@ -26,6 +26,7 @@ def check(sample: Sample, kept: frozenset[tuple[str, int]], loop: Loop = FIVE) -
     assert_same(plain(sample.case, loop), run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sample", BLOCKS, ids=lambda sample: sample.name)
 def test_each_operation_alone(sample: Sample) -> None:
     eligible = operations_of(sample).eligible

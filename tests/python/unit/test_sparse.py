@@ -128,6 +128,7 @@ def train_once(model: nn.Module, optimizer: torch.optim.Optimizer, args: tuple[T
     optimizer.zero_grad()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["buffer", "argument"])
 def test_who_asks_for_elements_is_traced_by_a_real_step(where: str) -> None:
     """A fake of a sparse tensor has none, and sizes would be wrong."""
@@ -153,6 +154,7 @@ class Writes(Convolution):
         return super().forward(x, self.own)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("static", [True, False], ids=["fakes", "real"])
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 def test_a_graph_that_a_forward_changes_is_changed_once(layout: str, static: bool) -> None:

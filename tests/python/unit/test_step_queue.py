@@ -114,6 +114,7 @@ def test_every_bit_stays_whenever_steps_run(name: str, moments: str, when: str) 
     assert equal(*runs)
 
 
+@pytest.mark.long
 def test_the_predicted_peak_holds_whenever_steps_run(when: str) -> None:
     kept: list[Any] = []
 

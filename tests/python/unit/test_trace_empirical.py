@@ -64,6 +64,7 @@ CHANCES: dict[str, Decide] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("chance", "inside"), [("high", False), ("low", True), *also(("low", False), ("like", True))]
 )

@@ -38,6 +38,7 @@ def test_five_steps(case: Case, sample: bool) -> None:
     check(case, Loop(), sample)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", LIBRARY, ids=lambda case: case.name)
 def test_five_steps_of_more_models(case: Case) -> None:
     check(case, Loop(), sample=False)

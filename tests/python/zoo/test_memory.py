@@ -38,6 +38,7 @@ def measured(case: Case) -> tuple[int, dict[int, tuple[memscale.Plan, int]]]:
 
 @pytest.mark.parametrize("case", MAIN, ids=lambda case: case.name)
 class TestBudget:
+    @pytest.mark.long
     def test_measured_peak_is_within_a_budget_that_fits(self, case: Case) -> None:
         plain, planned = measured(case)
         assert planned[90][0].fits and planned[90][0].active
