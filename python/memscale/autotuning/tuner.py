@@ -36,11 +36,14 @@ from memscale.hardware.detect import budget_bytes
 from memscale.techniques.left_out import require_matches
 from memscale.units import format_bytes
 
-_CONFIRMED: Final = 4
+_CONFIRMED: Final = 8
 """Candidates that are run for real, unless the caller says otherwise."""
 
 _CLOSE: Final = 1.25
 """Times that a busy machine may have put in the wrong order."""
+
+_ROUNDS: Final = 2
+"""Times that those close to the fastest are timed again, in turns: what slows a machine slows them all."""
 
 
 def _check_sources(sample: Callable[..., Any] | None, loader: Any, sequence: int | None) -> None:
@@ -67,7 +70,7 @@ class AutoTuner:
         sequence: the longest sequence of the run, for `sample`.
         config: its budget is what must hold, and its mode what plans may do; None for the defaults.
         device: for a card that is not here, as for `memscale.predict`; then all of the answer is predicted.
-        confirm: how many candidates are run for real; 0 or False: none, True: 4.
+        confirm: how many candidates are run for real; 0 or False: none, True: 8.
         splittable: False: the loss is one over the whole batch, as of contrastive training, and
             accumulation would change it. True: it may be split even where batch normalisation will see
             smaller batches. None: unless there is batch normalisation in training mode.
@@ -233,7 +236,7 @@ class _Search:
         """Runs the most promising candidates; returns what to say about that.
 
         The fastest by prediction comes first, then the largest that fits and one between the two, then
-        neighbours of the fastest of those. Where two are close, both are timed once more.
+        neighbours of the fastest of those. Those close to the fastest are timed again, in turns.
         """
         tuner = self.tuner
         if not tuner.confirm or not any(one.fits for one in self.known.values()):
@@ -247,8 +250,9 @@ class _Search:
             candidate = self._next()
             if candidate is None or not self._run(candidate, runs, notes):
                 break
-        for candidate in self._close():
-            self._run(candidate, runs, notes)
+        for _ in range(_ROUNDS):
+            for candidate in self._close():
+                self._run(candidate, runs, notes)
         return notes
 
     def _run(self, candidate: Candidate, runs: Confirmation, notes: list[str]) -> bool:
@@ -286,11 +290,11 @@ class _Search:
         return next((fitting[at] for at in wanted if at not in run), None)
 
     def _close(self) -> list[Candidate]:
-        """The two fastest of those that were run, if there is little between them."""
+        """The fastest of those that were run and what is close to it; none where nothing is."""
         run = [one for one in self._fitting() if one.confirmed is not None]
-        fastest = sorted(run, key=lambda one: one.best_ns)[:2]
-        is_close = len(fastest) == 2 and fastest[1].best_ns <= _CLOSE * fastest[0].best_ns
-        return fastest if is_close else []
+        least = min((one.best_ns for one in run), default=0)
+        close = [one for one in run if one.best_ns <= _CLOSE * least]
+        return close if len(close) > 1 else []
 
     def _learn(self, candidate: Candidate, runs: Confirmation) -> list[str]:
         """Takes what real steps have shown into account; returns what to say about it."""

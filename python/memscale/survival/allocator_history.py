@@ -69,7 +69,7 @@ class AllocatorHistory:
 
 
 def _is_recording() -> bool:
-    """Whether the program records already. PyTorch before 2.5 does not say."""
+    """Whether the program records already; a PyTorch that does not say is taken not to."""
     asked = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return bool(asked()) if asked is not None else False
 
