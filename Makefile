@@ -27,6 +27,8 @@ IN_PARALLEL := -n auto --dist loadfile
 TURN ?= $(shell date +%-V)
 FUZZ_SECONDS ?= 20
 SWEEP_SEED ?= 1
+# Under thread checks 30 seconds were once too few for what took 18 alone.
+SLOWED := --timeout-multiplier 4
 VALGRIND := valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,possible
 
 MESON_RUN := meson test --print-errorlogs --no-suite gpu --no-suite soak
@@ -144,9 +146,9 @@ lint-fast: bootstrap-test
 .PHONY: sanitize
 sanitize: c-builds ## C tests under address, undefined-behaviour and thread sanitizers and valgrind
 	$(call configure,build/asan,clang,clang++,-Db_sanitize=address$(,)undefined -Db_lundef=false)
-	@$(FEW_FAILURES) $(MESON_RUN) -C build/asan --suite unit --suite oom --suite fuzz-replay --no-suite longest
+	@$(FEW_FAILURES) $(MESON_RUN) -C build/asan $(SLOWED) --suite unit --suite oom --suite fuzz-replay --no-suite longest
 	$(call configure,build/tsan,clang,clang++,-Db_sanitize=thread -Db_lundef=false -Doptimization=0)
-	@$(MESON_RUN) -C build/tsan $(WITH_THREADS) --no-suite long
+	@$(MESON_RUN) -C build/tsan $(SLOWED) $(WITH_THREADS) --no-suite long
 	@$(MESON_TEST) -C build/gcc --suite unit --no-suite long --wrapper '$(VALGRIND)' --timeout-multiplier 10
 
 .PHONY: sweep-sample
