@@ -2,15 +2,14 @@
 """What the steps of a loop show of it, and no trace of the model can: its loss.
 
 Which outputs the loss goes through, see `output_use`; and what the loss takes, which is measured in a step of
-each kind, `trace.loss_meter`. Plans count with a measured loss where the loss that their trace has assumed
-takes less, or so much more that a plan could do with fewer techniques.
+each kind, `trace.loss_meter`. Plans count with a measured loss where the budget would not hold with it, where
+their prediction would be too low, or so much too high that a plan could do with fewer techniques.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,7 @@ from memscale.core.planner import Planned, device_of
 from memscale.core.step_signature import shape_covers, shapes_of
 from memscale.torchkit.leaves import tensors_of
 from memscale.torchkit.output_use import LearnedUse, LossBytes, OutputUse, SeenUse
+from memscale.torchkit.sharding import has_other_processes
 from memscale.trace.loss_meter import LossMeter, assumed_bytes
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _Shapes = tuple[tuple[tuple[int, ...], "torch.dtype"], ...]
 
-_PEAK_SHARE: Final = 0.001
-"""Of the predicted peak: a loss that takes this much more than assumed is planned for."""
-
-_IDLE_SHARE: Final = 0.01
-"""The same, where the plan does nothing and need not do anything then."""
+_PEAK_SHARE: Final = 0.01
+"""Of the predicted peak: a loss that takes this much more than assumed is planned for, within the budget."""
 
 _SPARE_SHARE: Final = 0.02
 """The same for a loss that takes less, where the plan does something."""
+
+_MOST_RETRIES: Final = 8
+"""Steps that could not be measured and are followed by another try; later ones wait for their turn."""
 
 _MOST_KINDS: Final = 64
 """Kinds of batches whose losses are known; then all are forgotten."""
@@ -57,6 +57,7 @@ class LearnedLoop:
         self.differentiates_twice = False
         self._losses: dict[_Shapes, LossBytes | None] = {}  # None: as assumed
         self._steps: dict[_Shapes, int] = {}
+        self._retries = 0
         self._present: dict[int, _Step] = {}  # by thread
 
     @property
@@ -114,12 +115,21 @@ class LearnedLoop:
         """
         self.rest()
         step = self._present.get(threading.get_ident())
-        if step is None or not self._measures:
+        # Processes that train together must have one plan, and might measure different losses.
+        if step is None or not self._measures or has_other_processes():
             return
         count = self._steps[step.shapes] = self._steps.get(step.shapes, 0) + is_first
         if count & (count - 1) == 0:
-            with suppress(AttributeError, RuntimeError, TypeError):  # another profiler, or another PyTorch
+            try:
                 step.meter = LossMeter(device_of(model))
+            except (AttributeError, RuntimeError, TypeError):  # another profiler, or another PyTorch
+                self._try_next(step)
+
+    def _try_next(self, step: _Step) -> None:
+        """This step shows nothing: the next of its kind is measured in its place."""
+        if self._retries < _MOST_RETRIES and self._steps.get(step.shapes):
+            self._retries += 1
+            self._steps[step.shapes] -= 1
 
     def returned(self, seen: SeenUse | None, output: Any) -> None:
         """It has run.
@@ -140,6 +150,8 @@ class LearnedLoop:
             step.meter.stop()
 
     def _learn(self, step: _Step, measured: LossBytes | None, planned: Planned) -> None:
+        if measured is None:
+            self._try_next(step)
         assumed = assumed_bytes(planned.trace)
         in_tiles = any(name == "loss_tile" for name, _ in planned.places)  # the outputs are not there
         if measured is None or assumed is None or in_tiles or self.differentiates_twice:
@@ -150,11 +162,11 @@ class LearnedLoop:
             self._steps.clear()
         known, plan = self._losses.get(step.shapes), planned.plan
         before, now = plan.predicted.allocated_peak_bytes, _peak_with(measured, assumed, planned)
-        does_something = bool(plan.active) or not plan.fits
-        share = _PEAK_SHARE if does_something or now > plan.budget_bytes else _IDLE_SHARE
-        if now - before > share * before:
+        breaks = before <= plan.budget_bytes < now
+        if breaks or now - before > _PEAK_SHARE * before:
             self._losses[step.shapes] = measured if known is None else known.with_more(measured)
         elif step.shapes not in self._losses:
+            does_something = bool(plan.active) or not plan.fits
             differs = step.expected is not None or (does_something and before - now > _SPARE_SHARE * before)
             self._losses[step.shapes] = measured if differs else None
 

@@ -99,6 +99,8 @@ class WatchedForward(StandIn):
             return self.original(*args, **kwargs)
         if runs_plain():
             self.executor.unseen.has_run |= torch.is_grad_enabled()
+            if not self.executor.open.are_there:  # the step before is over, its optimizer's step unseen
+                self.executor.learned.rest()
             return self._evaluate(args, kwargs)
         failures = self.executor.failures
         self.executor.before_forward(self.original, args, kwargs)

@@ -13,6 +13,7 @@ from memscale.state.attribute_tables import has_foreign_hooks
 from memscale.techniques.precision.loss_scale import active
 from memscale.torchkit import backward_calls
 from memscale.torchkit.leaves import has_gradient_hooks
+from memscale.torchkit.sharding import has_other_processes
 
 if TYPE_CHECKING:
     from memscale.trace.step import Trace
@@ -41,8 +42,7 @@ def why_not(
         return "a Lightning step logs, and would log twice"
     if backward_calls.run_backward is None:
         return "this PyTorch runs backward in another way"
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+    if has_other_processes():
         return "other processes train with this one, and would have to agree"
     if any(tensor.requires_grad for tensor in foreign):
         return "its forward reads a tensor from outside that needs a gradient"

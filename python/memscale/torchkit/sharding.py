@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _FSDP2 = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
@@ -32,6 +33,14 @@ def _loaded(name: str, homes: tuple[str, ...]) -> Any:
     """A class from the first of its homes that has it; None while nobody has imported one of them."""
     found = (getattr(sys.modules.get(home), name, None) for home in homes)
     return next((kind for kind in found if kind is not None), None)
+
+
+def has_other_processes() -> bool:
+    """Whether processes train together with this one."""
+    distributed = torch.distributed
+    return (
+        distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    )
 
 
 def is_unit(module: nn.Module) -> bool:

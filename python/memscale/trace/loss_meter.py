@@ -7,12 +7,14 @@
 
 On the CPU PyTorch's operator-level profiler tells each allocation of the thread; it changes no bit. It runs
 from before the forward to the optimizer's step, since it complains of memory that is freed and was there when
-it began. Only one profiler may run on a thread, so this one ends before any other begins. On a card the
-allocator's own counters tell.
+it began. Only one profiler may run on a thread, so this one ends before any other begins: the program's, or
+that of another model's loss once this one has seen both of its marks. On a card the allocator's own counters
+tell.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import threading
@@ -59,15 +61,20 @@ class _HostBytes:
     def __init__(self) -> None:
         self._events: list[list[int]] = []
         self._runs = False
+        self._marks = 0
+        self._thread = threading.get_ident()
         _have_it_complain()
+        before = _running.get(self._thread)
+        if before is not None and before._marks > 1:
+            before.stop()
         _enable()
         self._runs = True
-        self._thread = threading.get_ident()
         with _lock:
             _running[self._thread] = self
             _exchange()
 
     def mark(self) -> None:
+        self._marks += 1
         for size in _MARK:
             torch.UntypedStorage(size, device="cpu")
 
@@ -124,13 +131,19 @@ _running: weakref.WeakValueDictionary[int, _HostBytes] = weakref.WeakValueDictio
 """By thread."""
 
 
+@atexit.register
+def _end_here() -> None:
+    """The program ends in the middle of a step."""
+    running = _running.get(threading.get_ident())
+    if running is not None:
+        running.stop()
+
+
 def _ends_ours(enable: Callable[..., Any]) -> Callable[..., Any]:
     """A profiler of the program's is about to begin: PyTorch would refuse it beside ours."""
 
     def enabled(*args: Any, **kwargs: Any) -> Any:
-        running = _running.get(threading.get_ident())
-        if running is not None:
-            running.stop()
+        _end_here()
         return enable(*args, **kwargs)
 
     return enabled

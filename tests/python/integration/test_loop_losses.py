@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -112,7 +114,6 @@ class Loop:
             optimizer=self.optimizer,
             memory_budget=budget,
             enable_logging=False,
-            learn_loss=True,
             **more,
         )
 
@@ -155,7 +156,7 @@ def test_the_first_step_teaches_what_the_loss_takes(name: str, holds: bool, shar
     for _ in range(2):
         peak = loop.peak()
         assert not loop.plan.fits or peak <= loop.plan.budget_bytes
-        assert 0.999 * peak <= loop.plan.predicted.allocated_peak_bytes <= 1.02 * peak
+        assert 0.99 * peak <= loop.plan.predicted.allocated_peak_bytes <= 1.02 * peak
 
 
 @cases
@@ -201,7 +202,6 @@ def test_a_loss_of_several_forwards_is_learned() -> None:
         batches[0],
         optimizer=optimizer,
         memory_budget=budget,
-        learn_loss=True,
         enable_logging=False,
     )
     run()
@@ -332,3 +332,70 @@ def test_the_largest_batch_counts_the_loss() -> None:
         for loss in (None, loop.loss)
     ]
     assert 0 < found[1] < found[0] // 2
+
+
+def test_a_step_that_a_profiler_has_kept_from_being_measured_is_followed_by_another_try() -> None:
+    loop = loop_of("pairwise")
+    loop.wrap(1 << 40)
+    with torch.autograd.profiler.profile():
+        loop.step()
+    loop.step()  # is measured, or this would be the third
+    with torch.autograd.profiler.profile():
+        loop.step()
+    peak = loop.peak()
+    assert 0.99 * peak <= loop.plan.predicted.allocated_peak_bytes
+
+
+def test_two_models_whose_steps_lie_within_each_other_are_both_measured() -> None:
+    first, second = loop_of("pairwise"), loop_of("pairwise")
+    for loop in (first, second):
+        loop.wrap(1 << 40)
+    for _ in range(2):
+        for loop in (first, second):  # the second begins before the first's optimizer has stepped
+            loop.loss(loop.model(*loop.batch)).backward()
+        for loop in (first, second):
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+    for loop in (first, second):
+        peak = loop.peak()
+        assert 0.98 * peak <= loop.plan.predicted.allocated_peak_bytes
+
+
+def test_an_evaluation_after_a_step_without_an_optimizer_is_not_measured() -> None:
+    loop = loop_of("square")
+    loop.wrap(1 << 40)
+    loop.loss(loop.model(*loop.batch)).backward()
+    with torch.no_grad():
+        loop.model(*loop.batch)
+    with torch.autograd.profiler.profile() as profiler:
+        torch.ones(2).add(1)
+    before = torch.autograd.profiler._enable_profiler
+    assert profiler.key_averages() and before.__module__ != "memscale.trace.loss_meter"
+
+
+@pytest.mark.parametrize("ends", ["", "raise SystemExit(3)", "output = None"])
+def test_a_program_may_end_in_the_middle_of_a_step_that_is_measured(ends: str) -> None:
+    program = f"""
+import torch, memscale
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+memscale.wrap(model, sample_input=torch.ones(4, 8), memory_budget="1GiB", enable_logging=False)
+output = model(torch.ones(4, 8))
+{ends}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == (3 if "Exit" in ends else 0), done.stderr
+    assert "Error" not in done.stderr and "unknown size" not in done.stderr
+
+
+def test_processes_that_train_together_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    before = torch.autograd.profiler._enable_profiler
+    loop = loop_of("pairwise")
+    loop.wrap(1 << 40)
+    plan = loop.plan
+    loop.model(*loop.batch)
+    assert torch.autograd.profiler._enable_profiler is before
+    loop.step()
+    loop.step()
+    assert loop.plan is plan
