@@ -132,7 +132,7 @@ test-python: c-builds ## the Python tests, against the installed package; of the
 	@MSC=$(CURDIR)/build/gcc/cli/msc $(PYTHON) -m pytest $(IN_PARALLEL) $(TURNS) $(PYTEST_FOLDERS) $(PYTEST_ARGS) \
 		| tee build/pytest.log
 test-python: TURNS := --turn $(TURN)
-test-all: ## the same, and every long test (three times as long)
+test-all: ## the same, and every long test 
 	@$(MAKE) test-python TURNS=
 
 .PHONY: lint

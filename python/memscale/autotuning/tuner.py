@@ -251,8 +251,10 @@ class _Search:
             if candidate is None or not self._run(candidate, runs, notes):
                 break
         for _ in range(_ROUNDS):
-            for candidate in self._close():
-                self._run(candidate, runs, notes)
+            for size in [one.micro_batch for one in self._close()]:
+                candidate = self.known[size]
+                if candidate.fits:  # an earlier one of the round may have shown that it does not
+                    self._run(candidate, runs, notes)
         return notes
 
     def _run(self, candidate: Candidate, runs: Confirmation, notes: list[str]) -> bool:
