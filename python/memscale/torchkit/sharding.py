@@ -38,9 +38,7 @@ def _loaded(name: str, homes: tuple[str, ...]) -> Any:
 def has_other_processes() -> bool:
     """Whether processes train together with this one."""
     distributed = torch.distributed
-    return (
-        distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-    )
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def is_unit(module: nn.Module) -> bool:

@@ -247,7 +247,8 @@ class CallRecorder:
                     f"module {self.modules[number][0]!r} runs in a thread that the forward has started, and "
                     "operations there are not traced"
                 )
-            if torch._C._functorch.peek_interpreter_stack() is not None:  # no technique works in there
+            transforms = torch._C._functorch.peek_interpreter_stack() is not None
+            if transforms:  # no technique works in there
                 recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
             if self._inside_excluded and not is_excluded:  # shared with others, which may recompute it
                 recorder.graph.mark_module(number, _core.MODULE_LEFT_OUT)
@@ -257,7 +258,10 @@ class CallRecorder:
             self._inside_excluded += is_excluded
             try:
                 self._note_inputs(call, number, args, kwargs)
-                return forward(*args, **kwargs)
+                output = forward(*args, **kwargs)
+                if not transforms and recorder.learn_inputs:
+                    _count_returned(recorder, output)
+                return output
             finally:
                 self._inside_excluded -= is_excluded
                 recorder.leave(call)

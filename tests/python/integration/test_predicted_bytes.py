@@ -151,8 +151,20 @@ def test_plain_peak(name: str) -> None:
     assert measured <= 1.001 * predicted <= 1.02 * measured
 
 
-def test_what_a_cache_holds_and_the_model_returns() -> None:
-    model, x = Positions(), torch.randn(2000, 32)
+class Dropped(nn.Module):
+    """Has positions made that nothing reads and it does not return, as detectors do with those of all levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Positions()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.inner(x)["loss"]}
+
+
+@pytest.mark.parametrize("kind", [Positions, Dropped])
+def test_what_a_cache_holds_and_a_module_returns(kind: type[nn.Module]) -> None:
+    model, x = kind(), torch.randn(2000, 32)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
     def step() -> None:
