@@ -8,8 +8,8 @@
 On the CPU PyTorch's operator-level profiler tells each allocation of the thread; it changes no bit. It runs
 from before the forward to the optimizer's step, since it complains of memory that is freed and was there when
 it began. Only one profiler may run on a thread, so this one ends before any other begins: the program's, or
-that of another model's loss once this one has seen both of its marks. On a card the allocator's own counters
-tell.
+that of another model's loss, unless this model's forward is still running. On a card the allocator's own
+counters tell.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _HostBytes:
         self._thread = threading.get_ident()
         _have_it_complain()
         before = _running.get(self._thread)
-        if before is not None and before._marks > 1:
+        if before is not None and before._marks > 0:  # its forward has returned; a backward may never come
             before.stop()
         _enable()
         self._runs = True

@@ -399,3 +399,14 @@ def test_processes_that_train_together_measure_nothing(monkeypatch: pytest.Monke
     loop.step()
     loop.step()
     assert loop.plan is plan
+
+
+def test_a_step_that_never_comes_to_a_backward_keeps_no_other_model_from_being_measured() -> None:
+    first, loop = loop_of("square"), loop_of("pairwise")
+    first.wrap(1 << 40)
+    output = first.model(*first.batch)
+    loop.wrap(1 << 40)
+    loop.step()
+    peak = loop.peak()
+    assert output.requires_grad
+    assert 0.99 * peak <= loop.plan.predicted.allocated_peak_bytes
