@@ -111,6 +111,20 @@ static bool read_series(api_call *call, json_t *from, size_t index, store_new_po
     return true;
 }
 
+/* JSON as text once more; NULL: no memory, which jansson says by writing nothing. */
+static const char *dump(api_call *call, const json_t *value, size_t *bytes)
+{
+    const size_t flags = JSON_COMPACT | JSON_ENCODE_ANY;
+    char *text;
+
+    *bytes = json_dumpb(value, NULL, 0, flags);
+    if (*bytes > 0 && (text = http_memory_get(&call->request->memory, *bytes + 1)) != NULL &&
+        json_dumpb(value, text, *bytes, flags) == *bytes)
+        return text;
+    api_refuse_store(call, STORE_NO_MEMORY);
+    return NULL;
+}
+
 static bool read_event(api_call *call, json_t *from, size_t index, store_event *out)
 {
     static const api_field fields[] = {{"kind", JSON_STRING, true},
@@ -136,31 +150,22 @@ static bool read_event(api_call *call, json_t *from, size_t index, store_event *
     if (strlen(out->text) > MOST_TEXT)
         return api_invalid(call, "text", out->text, "at most 4096 bytes");
     if (given[4] != NULL) {
-        size_t bytes = json_dumpb(given[4], NULL, 0, JSON_COMPACT);
-        char *text = take(call, bytes + 1, 1);
+        size_t bytes;
 
-        if (text == NULL)
-            return false;
-        (void)json_dumpb(given[4], text, bytes, JSON_COMPACT);
-        out->data = text;
+        out->data = dump(call, given[4], &bytes);
+        return out->data != NULL;
     }
     return true;
 }
 
 static bool read_document(api_call *call, const char *name, const json_t *value, store_document *out)
 {
-    size_t bytes = json_dumpb(value, NULL, 0, JSON_COMPACT | JSON_ENCODE_ANY);
-    char *text;
-
     if (!api_is_kind(name))
         return api_invalid(call, "documents", name,
                            "names of 1 to 32 of a-z, 0-9 and underscore; a letter first");
-    text = take(call, bytes + 1, 1);
-    if (text == NULL)
-        return false;
-    (void)json_dumpb(value, text, bytes, JSON_COMPACT | JSON_ENCODE_ANY);
-    *out = (store_document){name, text, bytes};
-    return true;
+    *out = (store_document){.name = name};
+    out->text = dump(call, value, &out->bytes);
+    return out->text != NULL;
 }
 
 static bool check_size(api_call *call, const char *field, size_t count, size_t most)

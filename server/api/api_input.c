@@ -5,6 +5,7 @@
  * jansson reads JSON; before it, one pass sees that nothing nests deeper than we need. Then each object is
  * held against the fields that it may have, so handlers see only what exists, in its type.
  */
+#include <pthread.h>
 #include <string.h>
 
 #include "api/api_internal.h"
@@ -32,6 +33,32 @@ bool api_is_shallow(const char *text, size_t bytes)
     return true;
 }
 
+/* ---- jansson's memory: a body that could not be read for want of it is not a wrong one ---- */
+
+static pthread_once_t watched = PTHREAD_ONCE_INIT;
+static json_malloc_t malloc_beneath;
+static json_free_t free_beneath;
+static _Thread_local bool was_refused;
+
+static void *watch_malloc(size_t bytes)
+{
+    void *block = malloc_beneath(bytes);
+
+    was_refused = was_refused || block == NULL;
+    return block;
+}
+
+static void watch(void)
+{
+    json_get_alloc_funcs(&malloc_beneath, &free_beneath);
+    json_set_alloc_funcs(watch_malloc, free_beneath);
+}
+
+void api_watch_memory(void)
+{
+    (void)pthread_once(&watched, watch);
+}
+
 bool api_read_body(api_call *call)
 {
     const http_request *request = call->request;
@@ -43,8 +70,9 @@ bool api_read_body(api_call *call)
         return api_invalid(call, "Content-Type", type, "application/json");
     if (!api_is_shallow(text, request->body_bytes))
         return api_invalid(call, "body", NULL, "JSON that nests at most 32 deep");
+    was_refused = false;
     call->body = json_loadb(text, request->body_bytes, JSON_REJECT_DUPLICATES, &error);
-    if (call->body == NULL && json_error_code(&error) == json_error_out_of_memory) {
+    if (call->body == NULL && was_refused) {
         api_refuse_store(call, STORE_NO_MEMORY);
         return false;
     }

@@ -94,6 +94,8 @@ void api_write_account(json_out *out, const char *key, const store_account *acco
 
 /** Whether a text's brackets nest no deeper than API_DEPTH. Strings are skipped; it need not be JSON. */
 bool api_is_shallow(const char *text, size_t bytes);
+/** Has jansson's allocations watched, once for the process, before any. */
+void api_watch_memory(void);
 /** Reads the body into `call->body`. False: refused. */
 bool api_read_body(api_call *call);
 

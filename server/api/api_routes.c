@@ -255,6 +255,7 @@ msc_status api_create(const api_parts *parts, api **out, msc_error *err)
     msc_status status;
 
     *out = NULL;
+    api_watch_memory();
     options.allocator = parts->allocator;
     status = msc_context_create(&options, &ctx, err);
     if (status != MSC_OK)

@@ -170,13 +170,13 @@ static live_topic *find_topic(live *it, const char *run)
     return NULL;
 }
 
-/* One that is free, or that nobody watches and was not used for the longest time. */
-static live_topic *make_topic(live *it, const char *run)
+/* In the place of one that is over; or one that is free, or that nobody watches and was not used for the longest time. */
+static live_topic *make_topic(live *it, const char *run, live_topic *over)
 {
-    live_topic *found = NULL;
+    live_topic *found = over;
     char *ring;
 
-    for (uint32_t i = 0; i < LIVE_TOPICS; i++) {
+    for (uint32_t i = 0; i < LIVE_TOPICS && over == NULL; i++) {
         live_topic *topic = &it->topics[i];
 
         if (topic->watches == 0 && (found == NULL || topic->used < found->used))
@@ -202,8 +202,10 @@ live_watch *live_open(live *it, const char *run)
 
     msc__mutex_lock(&it->mutex);
     topic = find_topic(it, run);
-    if (topic == NULL || topic->gone)
-        topic = topic != NULL && topic->watches > 0 ? NULL : make_topic(it, run);
+    if (topic == NULL || (topic->gone && topic->watches == 0))
+        topic = make_topic(it, run, topic);
+    else if (topic->gone)
+        topic = NULL;
     watch = topic == NULL ? NULL : msc__alloc(it->ctx, sizeof *watch);
     if (watch != NULL) {
         watch->it = it;
