@@ -25,7 +25,7 @@ static const char usage[] =
     "  --host NAME              answers to this name too (the Host that browsers send); may be given up to "
     "24 times\n"
     "  --https                  a proxy with TLS stands in front: cookies are for HTTPS alone\n"
-    "  --page DIR               the page's files\n"
+    "  --page DIR               the page's files (default: where they are installed)\n"
     "  --threads N              threads that answer (default: 8)\n"
     "  --connections N          most connections at once (default: 4096)\n"
     "  --per-address N          most from one address (default: 2048)\n"

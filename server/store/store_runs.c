@@ -241,8 +241,8 @@ store_result store_run_delete(store *it, store_run_ref ref, store_changed *after
 
 store_result store_purge_step(store_db *db, bool *more)
 {
-    static const store_sql_id parts[] = {SQL_PURGE_BLOCKS, SQL_PURGE_SERIES, SQL_PURGE_EVENTS,
-                                         SQL_PURGE_DOCUMENTS, SQL_PURGE_BATCHES};
+    static const store_sql_id parts[] = {SQL_PURGE_PACKED, SQL_PURGE_BLOCKS,    SQL_PURGE_SERIES,
+                                         SQL_PURGE_EVENTS, SQL_PURGE_DOCUMENTS, SQL_PURGE_BATCHES};
     sqlite3_stmt *row = store_sql(db, SQL_PURGE_NEXT);
     store_result result;
     int64_t run = 0;
