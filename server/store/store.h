@@ -61,7 +61,7 @@ typedef struct store_options {
 MSC_NODISCARD msc_status store_open(const store_options *options, store **out, msc_error *err);
 /** No call may be under way. NULL is accepted. */
 void store_close(store *it);
-/** Whether a read works and the last write did. */
+/** Whether a read works, and the last write did or one would now. */
 bool store_is_ready(store *it);
 
 typedef struct store_figures {

@@ -291,6 +291,12 @@ void store_reader_put(store *it, store_db *db)
     msc__mutex_unlock(&it->mutex);
 }
 
+static store_result write_anything(store_db *db, void *user)
+{
+    (void)user;
+    return STORE_RUN(db, META_SET, "ti", "clean", (int64_t)0);
+}
+
 bool store_is_ready(store *it)
 {
     int64_t count;
@@ -299,6 +305,8 @@ bool store_is_ready(store *it)
     msc__mutex_lock(&it->mutex);
     failed = it->write_failed;
     msc__mutex_unlock(&it->mutex);
+    if (failed) /* there may be room by now */
+        failed = store_write(it, write_anything, NULL, NULL) != STORE_OK;
     return !failed && store_account_count(it, &count) == STORE_OK;
 }
 

@@ -239,6 +239,20 @@ store_result store_run_delete(store *it, store_run_ref ref, store_changed *after
 /* ---- removing what deleted runs had
    ------------------------------------------------------------------------------ */
 
+/* What was freed goes back to the file system, some pages at a time. */
+static store_result give_back(store_db *db, bool *more)
+{
+    sqlite3_stmt *row = store_sql(db, SQL_FREE_PAGES);
+    store_result result;
+
+    *more = store_row(row) && sqlite3_column_int64(row, 0) > 0;
+    result = store_row_end(db, row, STORE_OK);
+    if (result == STORE_OK && *more &&
+        sqlite3_exec(db->it, "PRAGMA incremental_vacuum(1000)", NULL, NULL, NULL) != SQLITE_OK)
+        result = store_db_failed(db);
+    return result;
+}
+
 store_result store_purge_step(store_db *db, bool *more)
 {
     static const store_sql_id parts[] = {SQL_PURGE_PACKED, SQL_PURGE_BLOCKS,    SQL_PURGE_SERIES,
@@ -252,10 +266,8 @@ store_result store_purge_step(store_db *db, bool *more)
     if (*more)
         run = sqlite3_column_int64(row, 0);
     result = store_row_end(db, row, STORE_OK);
-    if (!*more && result == STORE_OK) /* what was freed goes back to the file system */
-        return sqlite3_exec(db->it, "PRAGMA incremental_vacuum(1000)", NULL, NULL, NULL) == SQLITE_OK
-                   ? STORE_OK
-                   : store_db_failed(db);
+    if (!*more && result == STORE_OK)
+        return give_back(db, more);
     for (i = 0; i < sizeof parts / sizeof parts[0] && result == STORE_OK; i++) {
         result = store_run_bound(db, store_bind(store_sql(db, parts[i]), "i", run), parts[i]);
         if (result == STORE_OK && sqlite3_changes(db->it) > 0)

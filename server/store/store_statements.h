@@ -115,4 +115,5 @@ STORE_SQL(PURGE_EVENTS, "DELETE FROM event WHERE id IN (SELECT id FROM event WHE
 STORE_SQL(PURGE_DOCUMENTS, "DELETE FROM document WHERE run = ?")
 STORE_SQL(PURGE_BATCHES, "DELETE FROM batch WHERE (client, sequence) IN"
                          " (SELECT client, sequence FROM batch WHERE run = ?1 LIMIT 500) AND run = ?1")
+STORE_SQL(FREE_PAGES, "PRAGMA freelist_count")
 STORE_SQL(PURGE_END, "DELETE FROM purge WHERE run = ?")
