@@ -30,6 +30,7 @@ static const char usage[] =
     "  --connections N          most connections at once (default: 4096)\n"
     "  --per-address N          most from one address (default: 2048)\n"
     "  --max-bytes SIZE         most that the data may take, as 500M or 20G (default: what the disk has)\n"
+    "  --list-routes            prints the routes of the API and ends\n"
     "  --version, --help\n"
     "\n"
     "Exit codes: 0 stopped by SIGINT or SIGTERM, 2 wrong usage, 3 it cannot start.\n";

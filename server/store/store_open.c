@@ -149,7 +149,8 @@ static msc_status take_up(store *it, const store_options *options, msc_error *er
         return status;
     row = store_sql(db, SQL_META_GET);
     unclean = store_bind(row, "t", "clean") && store_row(row) && sqlite3_column_int64(row, 0) == 0;
-    msc__ignore((msc_status)(store_row_end(db, row, STORE_OK) != STORE_OK));
+    if (store_row_end(db, row, STORE_OK) != STORE_OK)
+        return msc__fail(err, MSC_EIO, "cannot read the data: %s", sqlite3_errmsg(db->it));
     if (unclean)
         status = check_file(db, err);
     if (status == MSC_OK)
