@@ -214,6 +214,9 @@ def main() -> None:
     made.add_argument("--runs", type=int, default=100_000)
     made.add_argument("--points", type=int, default=1_000_000)
     made.add_argument("--watchers", type=int, default=1000)
+    made.add_argument(
+        "--directory", type=Path, help="where the data lies, which should be a disk; default: /tmp"
+    )
     options = made.parse_args()
     os.environ["MEMSCALE_SERVER"] = str(options.program.resolve())
     table = Table("server", ("what", "case", "value", "unit", "bar"), options.dry)
@@ -221,7 +224,7 @@ def main() -> None:
     def add(what: str, case: str, value: float, unit: str) -> None:
         table.add(what, case, value, unit, BARS[what])
 
-    with tempfile.TemporaryDirectory(dir=Path.cwd() / "build") as folder:
+    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
         server = Server(Path(folder) / "data").start()
         try:
             tool = server.with_token(server.set_up(), "admin")

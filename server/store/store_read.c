@@ -21,7 +21,7 @@ static uint32_t bucket_of(const store_buckets *buckets, int64_t step)
     return (uint32_t)index;
 }
 
-/* A block of which only some points count, or which lies in several buckets. */
+/* A block that counts in part, or lies in several buckets. */
 static store_result add_points_of(store_db *db, int64_t series, int64_t number, const store_buckets *buckets)
 {
     block_point points[BLOCK_POINTS];
