@@ -57,7 +57,7 @@ function frame() {
   const here = (path) => (location.pathname === path ? "page" : null);
   place.replaceChildren(
     el("a", { href: "/", "aria-current": here("/") }, "Projects"),
-    el("a", { href: "/account", "aria-current": here("/account") }, named(account.name)),
+    el("a", { href: "/accounts", "aria-current": here("/accounts") }, named(account.name)),
     button("Log out", logOut, { class: "quiet" }),
   );
 }

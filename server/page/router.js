@@ -12,7 +12,7 @@ const ROUTES = [
   [/^\/$/, () => import("./views/projects.js")],
   [/^\/setup$/, () => import("./views/setup.js")],
   [/^\/login$/, () => import("./views/login.js")],
-  [/^\/account$/, () => import("./views/account.js")],
+  [/^\/accounts$/, () => import("./views/account.js")],
   [/^\/compare$/, () => import("./views/compare.js")],
   [/^\/projects\/(\d{1,15})$/, () => import("./views/runs.js")],
   [/^\/runs\/([A-Za-z0-9_-]{8,64})$/, () => import("./views/run.js")],
@@ -27,6 +27,7 @@ export function start(state) {
   session = state;
   addEventListener("popstate", () => show({ focus: false }));
   addEventListener("signed-out", () => {
+    if (!session.account) return; // nobody was logged in: show() knows where to go
     session.account = null;
     if (!OPEN_TO_ALL.has(location.pathname)) navigate(loginPath(), { replace: true });
   });

@@ -13,8 +13,8 @@ export function onScheme(change) {
   return () => dark.removeEventListener("change", change);
 }
 
-/** Distances between ticks of sizes: 1, 2, 5, 10, … 500 of each binary unit. */
-export const BYTE_STEPS = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5, 10, 20, 50, 100, 200, 500].map((n) => n * 1024 ** power));
+/** Distances between ticks of sizes: powers of two. */
+export const BYTE_STEPS = Array.from({ length: 60 }, (_, power) => 2 ** power);
 
 /** Ticks of sizes from 0 up to `most`, about five. */
 export function byteTicks(most) {

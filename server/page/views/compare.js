@@ -112,7 +112,7 @@ class Comparison {
     return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "figures" }, el("table", {},
       el("thead", {}, el("tr", {}, el("td"), runs.map((one) => el("th", { scope: "col", class: "wrap" },
         el("span", { class: `key k-s${one.colour}` }), " ", el("a", { href: `/runs/${one.run.id}` }, named(one.run.name)),
-        runs.length > FEWEST ? [" ", remove(one)] : null)))),
+        runs.length > FEWEST ? [el("br"), remove(one)] : null)))),
       el("tbody", {}, rows.map(([text, cell, isBest]) => el("tr", {}, el("th", { scope: "row" }, text),
         runs.map((one) => el("td", { class: isBest?.(one) ? "good-text" : "", title: isBest?.(one) ? "the lowest" : null }, cell(one))))))));
   }

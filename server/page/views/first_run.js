@@ -11,7 +11,7 @@ export function firstRun(project) {
   return el("section", { class: "card empty", "aria-labelledby": "first" },
     el("h2", { id: "first" }, project ? "No run yet in this project" : "Record a first run"),
     el("ol", {},
-      el("li", {}, el("a", { href: "/account" }, "Make an API token"), " with the scope ", el("code", {}, "ingest"), "."),
+      el("li", {}, el("a", { href: "/accounts" }, "Make an API token"), " with the scope ", el("code", {}, "ingest"), "."),
       el("li", {}, el("p", {}, "On the machine that trains, say where runs go, and paste the token:"), copyable(shell)),
       el("li", {}, el("p", {}, "In the program, add to the line that wraps the model:"), copyable(code))));
 }
