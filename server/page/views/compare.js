@@ -109,7 +109,7 @@ class Comparison {
       const rest = runs.filter((other) => other !== one).map((other) => other.run.id);
       return el("a", { class: "small", href: `/compare?runs=${rest.join(",")}`, "aria-label": `Take ${one.run.name} out` }, "take out");
     };
-    return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "figures" }, el("table", {},
+    return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": "figures" }, el("table", {},
       el("thead", {}, el("tr", {}, el("td"), runs.map((one) => el("th", { scope: "col", class: "wrap" },
         el("span", { class: `key k-s${one.colour}` }), " ", el("a", { href: `/runs/${one.run.id}` }, named(one.run.name)),
         runs.length > FEWEST ? [el("br"), remove(one)] : null)))),

@@ -39,7 +39,7 @@ function section(id, title, runs, rows) {
     return el("section", { class: "card", "aria-labelledby": id }, heading, el("p", { class: "soft" }, rows.length ? "Nothing: they are the same." : "Nothing was recorded."));
   }
   return el("section", { class: "card", "aria-labelledby": id }, heading,
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": id }, el("table", {},
+    el("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": id }, el("table", {},
       el("thead", {}, el("tr", {}, el("td"), runs.map(({ run, colour }) => el("th", { scope: "col", class: "wrap" },
         el("span", { class: `key k-s${colour}` }), " ", named(run.name))))),
       el("tbody", {}, differing.slice(0, MOST_ROWS).map(([key, cells]) => el("tr", {},

@@ -31,7 +31,7 @@ export class EventsTab {
   open(query) {
     this.#select = el("select", { on: { change: () => this.#choose(this.#select.value) } },
       ["", ...KINDS].map((kind) => el("option", { value: kind }, kind || "any kind")));
-    this.#table = el("div", { class: "card" }, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Events" }, el("table", {},
+    this.#table = el("div", { class: "card" }, el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Events" }, el("table", {},
       el("thead", {}, el("tr", {}, [["Step", "n"], ["Kind", ""], ["What", ""], ["When", ""]].map(([text, kind]) => el("th", { scope: "col", class: kind }, text)))),
       this.#body)), this.#more);
     this.#place.append(el("div", { class: "filters" }, el("label", {}, "Kind", this.#select)), this.#table, this.#none);

@@ -76,7 +76,7 @@ export class PlanTab {
     if (steps.length === 0) return [];
     return [el("section", { class: "card", "aria-labelledby": "steps" },
       el("h2", { id: "steps" }, "Techniques that change how the step computes"),
-      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "steps" }, el("table", {},
+      el("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": "steps" }, el("table", {},
         el("thead", {}, el("tr", {}, [["Technique", ""], ["Where", ""], ["Exact", ""], ["Frees", "n"], ["Adds", "n"], ["Why", ""]]
           .map(([text, kind]) => el("th", { scope: "col", class: kind }, text)))),
         el("tbody", {}, steps.map((step) => el("tr", {},
@@ -100,7 +100,7 @@ export class PlanTab {
       el("div", { class: "bar" }, el("h2", { id: "choices" }, "Modules"),
         el("span", { class: "soft small" }, `${number(applied.length)} of ${number(choices.length)} are changed`),
         applied.length > 0 && applied.length < choices.length ? toggle : null),
-      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "choices" }, el("table", {},
+      el("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": "choices" }, el("table", {},
         el("thead", {}, el("tr", {}, [["Module", ""], ["Class", ""], ["Action", ""], ["Frees", "n"], ["Adds", "n"], ["Calls", "n"], ["Why", ""]]
           .map(([text, kind]) => el("th", { scope: "col", class: kind }, text)))),
         el("tbody", {}, shown.map((choice) => el("tr", {},

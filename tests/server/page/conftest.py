@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feed import Client
+from feed import HOSTILE, Client, hostile_content, training
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "server" / "page"
@@ -169,3 +169,23 @@ def tab(new_tab: Any, site: Site) -> Tab:
     """A tab that is logged in."""
     one: Tab = new_tab(site)
     return one
+
+
+@pytest.fixture(scope="session")
+def seeded(site: Site) -> Site:
+    """The server with runs of several kinds: two of 2,000 steps, hostile names, a page and a half of short ones."""
+    client = site.client
+    for number, (name, steps) in enumerate((("wide", 2000), ("narrow", 1500))):
+        training(client, client.run(f"trained-{number}", name), steps, seed=number)
+    client.call("POST", "/runs/trained-1/finish", {"state": "finished"})
+    for number, name in enumerate(HOSTILE):
+        client.run(f"hostile-{number}", name, project="hostile <b>&amp;</b>")
+        hostile_content(client, f"hostile-{number}")
+    for number in range(75):
+        client.run(f"sweep-{number:04}", f"sweep {number:02}", project="sweeps", created_ms=1_700_000_000_000 + number)
+    return site
+
+
+def project_of(site: Site, run: str) -> int:
+    """The number of a run's project."""
+    return int(site.client.call("GET", f"/runs/{run}")["project"])

@@ -122,3 +122,32 @@ def training(client: Client, run: str, steps: int, seed: int = 0) -> None:
             "report": {"lines": ["peak 16.3 GiB of 18.0 GiB", "  activation 3.1 GiB"]},
         },
     )  # fmt: skip
+
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "javascript:alert(3)//%0a'\"><svg onload=alert(4)>",
+    "\u202egnp.exe \u2066 the other way",
+    "a" * 128,
+)
+
+
+def hostile_content(client: Client, run: str) -> None:
+    """Markup in every place that takes a text."""
+    bad = HOSTILE[0]
+    plan = plan_document()
+    plan["digest"] = plan["mode"] = plan["budget_source"] = bad
+    plan["advice"] = plan["notes"] = [bad]
+    for choice in plan["choices"]:
+        choice["module"] = choice["type"] = choice["reason"] = bad
+        choice["techniques"] = [bad]
+    client.batch(
+        run,
+        points=[
+            {"series": name, "unit": bad[:16], "steps": [0, 1, 2], "values": [1, "NaN", 2.5]}
+            for name in (bad, f"{bad}/{bad}", "loss", "memory/peak")
+        ],
+        events=[{"kind": "note", "step": 1, "text": bad, "data": {bad: bad}}],
+        documents={"plan": plan, "params": {bad: bad}, "environment": {bad: bad}, "report": {"lines": [bad]}, "config": {"a": {bad: [bad]}}},
+    )
