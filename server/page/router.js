@@ -1,21 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which view a path shows, and the way from one to the next. A view's state is the query of its URL.
 //
-//   link or navigate() ─► history ─► show ─► module.show(context) ─► { update?(query), close?() }
+//   link or navigate() ─► history ─► show ─► module.show(context) ─► { update?(query), close?() } ─► update(query)
 //
-// A change of the query alone goes to the open view's update().
+// A change of the query alone goes to the open view's update(). A view reads the query there and nowhere else.
 
 import { announce, clearNotices, el } from "./dom.js";
 import { isAbort } from "./api.js";
+
+/** A view, and beside it what its modules import, so that the browser asks for all at once. */
+function together(view, ...others) {
+  for (const path of others) import(path).catch(() => {}); // the view's own import of it says what is wrong
+  return import(view);
+}
+
+const CHARTS = ["./charts/lines.js", "./charts/axis.js", "./charts/buckets.js", "./vendor/uplot/uPlot.esm.js"];
+const TABS = ["overview", "series", "plan", "events", "documents"].map((tab) => `./views/run_${tab}.js`);
 
 const ROUTES = [
   [/^\/$/, () => import("./views/projects.js")],
   [/^\/setup$/, () => import("./views/setup.js")],
   [/^\/login$/, () => import("./views/login.js")],
   [/^\/accounts$/, () => import("./views/account.js")],
-  [/^\/compare$/, () => import("./views/compare.js")],
-  [/^\/projects\/(\d{1,15})$/, () => import("./views/runs.js")],
-  [/^\/runs\/([A-Za-z0-9_-]{8,64})$/, () => import("./views/run.js")],
+  [/^\/compare$/, () => together("./views/compare.js", "./views/compare_plan.js", ...CHARTS)],
+  [/^\/projects\/(\d{1,15})$/, () => together("./views/runs.js", "./views/runs_table.js", "./views/first_run.js")],
+  [/^\/runs\/([A-Za-z0-9_-]{8,64})$/, () => together("./views/run.js", "./live.js", "./charts/stack.js", ...TABS, ...CHARTS)],
 ];
 const OPEN_TO_ALL = new Set(["/setup", "/login"]);
 
@@ -97,19 +106,21 @@ async function show({ focus }) {
       return;
     }
     const place = el("div", { class: "view" });
-    const context = { place, params, query, session, signal: leave.signal };
-    const view = await module.show(context);
+    const view = (await module.show({ place, params, query, session, signal: leave.signal })) ?? {};
     if (current !== mine) {
-      view?.close?.();
+      view.close?.();
       return;
     }
-    mine.view = view ?? {};
+    mine.view = view;
     main.replaceChildren(place);
+    arrive(main, focus);
+    await view.update?.(query);
   } catch (error) {
     if (isAbort(error) || current !== mine) return;
+    mine.view?.close?.();
     main.replaceChildren(problem(error));
+    arrive(main, focus);
   }
-  arrive(main, focus);
 }
 
 function problem(error) {

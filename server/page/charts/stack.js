@@ -38,6 +38,7 @@ function highest(layers, lines, length) {
 export class StackChart {
   #options;
   #data = null;
+  #marks = [];
   #at = -1;
   #drag = null;
   #canvas = el("canvas", { "aria-hidden": "true" });
@@ -66,8 +67,7 @@ export class StackChart {
   /**
    * Draws other data.
    * @param {{x: number[], layers: Array<{name: string, values: number[]}>, lines: Object<string, number[]>,
-   *   marks: Array<{step: number, words: string, bad: boolean}>, shown: {from, to}, all: {from, to}, note: string}} data - `lines` by the
-   *   names of LINES
+   *   shown: {from, to}, all: {from, to}, note: string}} data - `lines` by the names of LINES
    */
   set(data) {
     this.#data = { ...data, most: highest(data.layers, data.lines, data.x.length) };
@@ -75,6 +75,15 @@ export class StackChart {
     this.#drawLegend();
     this.#draw();
     this.#say();
+  }
+
+  /**
+   * Draws upright lines at some steps.
+   * @param {Array<{step: number, words: string, bad: boolean}>} marks - rising
+   */
+  mark(marks) {
+    this.#marks = marks;
+    this.#draw();
   }
 
   close() {
@@ -257,8 +266,9 @@ export class StackChart {
     pen.textAlign = "left";
     pen.textBaseline = "top";
     let free = -Infinity; // where the next word has room
-    for (const { step, words: said, bad } of this.#data.marks) {
+    for (const { step, words: said, bad } of this.#marks) {
       const [left] = this.#place(step, 0);
+      if (left < EDGE.left || left > this.width - EDGE.right) continue;
       pen.fillStyle = colour(bad ? "bad" : "ink");
       pen.fillRect(Math.round(left), EDGE.top, 1.5, HEIGHT - EDGE.top - EDGE.bottom);
       if (left < free) continue;

@@ -30,7 +30,6 @@ export async function show({ place, query, signal }) {
   const runs = found.filter(Boolean).map((one, i) => ({ ...one, colour: i }));
   const view = new Comparison(place, runs, signal);
   if (runs.length < ids.length) notice(`${ids.length - runs.length} of these runs are not there, or belong to another account.`);
-  view.update(query);
   return view;
 }
 

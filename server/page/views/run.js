@@ -24,14 +24,12 @@ const TABS = [
   ["events", "Events", EventsTab], ["documents", "Documents", DocumentsTab],
 ];
 
-export async function show({ place, params, query, signal }) {
+export async function show({ place, params, signal }) {
   const path = `/runs/${params[0]}`;
   const [run, { series }, { projects }] = await Promise.all([
     get(path, null, signal), get(`${path}/series`, null, signal), get("/projects", null, signal),
   ]);
-  const view = new Run(place, { run, series, project: projects.find((one) => one.id === run.project) }, signal);
-  view.update(query);
-  return view;
+  return new Run(place, { run, series, project: projects.find((one) => one.id === run.project) }, signal);
 }
 
 class Run {

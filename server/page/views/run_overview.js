@@ -45,7 +45,7 @@ export class OverviewTab {
       el("section", { class: "card", "aria-labelledby": "stack" }, this.#bar, this.#stack.element),
       el("div", { class: "pair" }, this.#beside, this.#fall),
       el("div", { class: "grid pair" }, this.#time.element, this.#loss.element));
-    await Promise.all([this.#draw(), this.#drawFall(), this.#readMarks().then(() => this.#draw())]);
+    await Promise.all([this.#draw(), this.#drawFall(), this.#readMarks()]);
   }
 
   close() {
@@ -58,9 +58,7 @@ export class OverviewTab {
   }
 
   async changed({ series, events, documents }) {
-    if (events) await this.#readMarks();
-    if (series || events) await this.#draw();
-    if (documents) await this.#drawFall();
+    await Promise.all([events && this.#readMarks(), series && this.#draw(), documents && this.#drawFall()]);
   }
 
   async #readMarks() {
@@ -71,6 +69,7 @@ export class OverviewTab {
     }
     this.#marks = [...said].sort((a, b) => a[0] - b[0]).slice(-MOST_MARKS)
       .map(([step, kinds]) => ({ step, words: [...new Set(kinds)].join(", "), bad: kinds.includes("oom") }));
+    this.#stack.mark(this.#marks);
   }
 
   // ---- charts ----
@@ -80,7 +79,7 @@ export class OverviewTab {
     this.#drawBar();
     this.#drawBeside();
     if (!range) {
-      const none = { x: [], layers: [], lines: {}, marks: [], shown: { from: 0, to: 1 }, all: { from: 0, to: 1 }, note: "no points yet" };
+      const none = { x: [], layers: [], lines: {}, shown: { from: 0, to: 1 }, all: { from: 0, to: 1 }, note: "no points yet" };
       this.#stack.set(none);
       for (const chart of [this.#time, this.#loss]) chart.set({ ...none, unit: "" });
       return;
@@ -132,8 +131,7 @@ export class OverviewTab {
     add("predicted", columns.get(PREDICTED)?.mean);
     add("budget", columns.get(BUDGET)?.mean);
     add("limit", columns.get(LIMIT)?.mean);
-    const marks = this.#marks.filter(({ step }) => step >= shown.from && step <= shown.to);
-    this.#stack.set({ x, layers, lines, marks, shown, all, note: "" });
+    this.#stack.set({ x, layers, lines, shown, all, note: "" });
   }
 
   #drawLines(chart, { x, columns, shown, all }, names, labels) {

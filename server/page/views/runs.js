@@ -4,7 +4,7 @@
 //   control ─► setQuery ─► load ─► one page from the server ─► rows
 // The server filters, sorts and pages; here is never more than one page. While the tab is visible the page is read again.
 
-import { get, isAbort } from "../api.js";
+import { ApiError, get, isAbort } from "../api.js";
 import { announce, button, el, named, notice } from "../dom.js";
 import { count } from "../format.js";
 import { navigate, setQuery } from "../router.js";
@@ -17,17 +17,14 @@ const REFRESH_MS = 10_000;
 const TYPING_MS = 200;
 const MOST_COMPARED = 8;
 
-export async function show({ place, params, query, signal }) {
-  const { projects } = await get("/projects", null, signal);
-  const project = projects.find((one) => String(one.id) === params[0]);
-  if (!project) throw Object.assign(new Error("not found"), { status: 404 });
-  const view = new Runs(place, project, signal);
-  await view.update(query);
-  return view;
+export function show({ place, params, signal }) {
+  return new Runs(place, Number(params[0]), signal);
 }
 
 class Runs {
-  #project;
+  #id;
+  #project; // a promise: its name is read beside the first page
+  #heading = el("h1", {}, "Runs");
   #signal;
   #query;
   #reading = null;
@@ -39,9 +36,11 @@ class Runs {
   #chosen = el("div", { class: "chosen", role: "region", "aria-label": "Chosen runs", hidden: true });
   #onVisible = () => { if (!document.hidden) this.#load({ quiet: true }); };
 
-  constructor(place, project, signal) {
-    this.#project = project;
+  constructor(place, id, signal) {
+    this.#id = id;
     this.#signal = signal;
+    this.#project = this.#readProject();
+    this.#project.catch(() => {}); // update() says so
     this.#table = new RunsTable({
       sort: (sort) => this.#change({ sort: sort === "-created" ? null : sort }),
       pick: (id, on) => this.#pick(id, on),
@@ -49,7 +48,7 @@ class Runs {
     });
     place.append(
       el("nav", { class: "crumbs", "aria-label": "Where you are" }, el("a", { href: "/" }, "Projects")),
-      el("div", { class: "bar" }, el("h1", {}, named(project.name))),
+      el("div", { class: "bar" }, this.#heading),
       this.#filters(), this.#body, this.#pager, this.#chosen);
     document.addEventListener("visibilitychange", this.#onVisible);
     this.#timer = setInterval(this.#onVisible, REFRESH_MS);
@@ -64,13 +63,22 @@ class Runs {
     archived.checked = query.get("archived") === "1";
     limit.value = LIMITS.includes(query.get("limit")) ? query.get("limit") : LIMITS[0];
     this.#showChosen();
-    return this.#load();
+    return Promise.all([this.#project, this.#load()]);
   }
 
   close() {
     clearInterval(this.#timer);
     document.removeEventListener("visibilitychange", this.#onVisible);
     this.#table.close();
+  }
+
+  async #readProject() {
+    const { projects } = await get("/projects", null, this.#signal);
+    const project = projects.find((one) => one.id === this.#id);
+    if (!project) throw new ApiError("There is no such project.", { status: 404 });
+    this.#heading.replaceChildren(named(project.name));
+    document.title = `${project.name} · MemScale`;
+    return project;
   }
 
   // ---- filters ----
@@ -119,8 +127,9 @@ class Runs {
     this.#reading = reading;
     const signal = AbortSignal.any([reading.signal, this.#signal]);
     try {
-      const answer = await get(`/projects/${this.#project.id}/runs`, this.#request(), signal);
-      this.#draw(answer);
+      const answer = await get(`/projects/${this.#id}/runs`, this.#request(), signal);
+      const first = answer.runs.length ? null : await this.#project;
+      this.#draw(answer, first?.name);
       if (!quiet) announce(count(answer.runs.length, "run"));
     } catch (error) {
       if (isAbort(error)) return;
@@ -129,10 +138,10 @@ class Runs {
     }
   }
 
-  #draw({ runs, next }) {
+  #draw({ runs, next }, name) {
     const query = this.#query;
     this.#table.draw(runs, { sort: query.get("sort") ?? "-created", picked: this.#picked() });
-    const shown = runs.length ? el("div", { class: "card runs" }, this.#table.element) : this.#nothing();
+    const shown = runs.length ? el("div", { class: "card runs" }, this.#table.element) : this.#nothing(name);
     if (!runs.length || !this.#body.contains(this.#table.element)) this.#body.replaceChildren(shown);
     const step = (after, text, enabled) => button(text, () => {
       setQuery({ after }, { push: true });
@@ -142,14 +151,14 @@ class Runs {
     this.#pager.replaceChildren(...(after || next ? [step(null, "First page", Boolean(after)), step(next, "Next page", Boolean(next))] : []));
   }
 
-  #nothing() {
+  #nothing(name) {
     const query = this.#query;
     if (query.get("after")) return el("p", { class: "card" }, "No more runs.");
     if (query.get("search") || query.get("state") || query.get("archived") === "1") {
       return el("div", { class: "card" }, el("p", {}, "No run matches."),
         button("Show all runs", () => this.#change({ search: null, state: null, archived: null })));
     }
-    return firstRun(this.#project.name);
+    return firstRun(name);
   }
 
   // ---- chosen for a comparison ----

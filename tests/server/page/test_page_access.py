@@ -96,7 +96,7 @@ def test_a_keyboard_is_enough(tab: Tab, seeded: Site) -> None:
     tab_to(page, "Compare")
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Compare 2 runs").wait_for()
-    page.wait_for_function("document.activeElement.tagName === 'H1'")
+    page.wait_for_function("() => document.activeElement.tagName === 'H1'")
     tab_to(page, "wide")
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="wide").wait_for()
