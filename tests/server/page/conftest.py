@@ -1,101 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page in a real browser: a server with an account, and a tab that is logged in.
 
-MEMSCALE_SERVER names the program (default: the one in build/gcc), MEMSCALE_CHROMIUM the browser (default: `chromium`).
-Without either, or without Playwright for Python, the tests are skipped and say so.
+MEMSCALE_CHROMIUM names the browser (default: `chromium`). Without it, or without Playwright for Python, the tests are
+skipped and say so.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
-import subprocess
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from feed import HOSTILE, Client, hostile_content, training
+from feed import HOSTILE, hostile_content, training
+from page_site import PAGE, Site, Tab, note
+from server_process import serving
 
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "server" / "page"
-BUILT = ROOT / "build" / "gcc" / "server" / "memscale-server"
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-NAME, PASSWORD = "ada", "correct horse battery"
-
-
-@dataclass
-class Site:
-    """A running server.
-
-    Attributes:
-        setup: its one-time link.
-        client: a program with a token of every scope, once there is an account.
-    """
-
-    url: str
-    setup: str
-    cookie: str = ""
-    client: Client = field(init=False)
-
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """As a browser would, with the session's cookie."""
-        request = urllib.request.Request(f"{self.url}/api/v1{path}", json.dumps(body).encode(), method="POST")
-        request.add_header("Content-Type", "application/json")
-        request.add_header("Origin", self.url)
-        if self.cookie:
-            request.add_header("Cookie", self.cookie)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            if "Set-Cookie" in answer.headers:
-                self.cookie = answer.headers["Set-Cookie"].split(";")[0]
-            return json.loads(answer.read())
-
-    def settle(self) -> None:
-        """Makes the account and a token."""
-        token = self.setup.partition("#token=")[2]
-        self.post("/setup", {"token": token, "name": NAME, "password": PASSWORD})
-        made = self.post("/tokens", {"name": "tests", "scopes": ["admin"]})
-        self.client = Client(self.url, made["token"])
 
 
 @pytest.fixture(scope="session")
-def program() -> Path:
-    """The server's program."""
-    path = Path(os.environ.get("MEMSCALE_SERVER") or BUILT)
-    if not path.is_file():
-        pytest.skip(f"no server at {path}; MEMSCALE_SERVER may name one")
-    return path
-
-
-@pytest.fixture(scope="session")
-def new_site(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def new_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Starts servers, each without any account."""
-    ends = []
+    with ExitStack() as open_ones:
 
-    def start() -> Site:
-        data = tmp_path_factory.mktemp("data")
-        command = [program, "--data", data, "--listen", "127.0.0.1:0", "--page", PAGE]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        ends.append(lambda: (process.terminate(), process.wait()))
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            found = re.search(r"(http://[^/\s]+)/setup#token=[0-9a-f]{64}", line)
-            if found:
-                return Site(found.group(1), found.group())
-        raise AssertionError(f"the server did not start:\n{''.join(said)}")
+        def start() -> Site:
+            folder = tmp_path_factory.mktemp("site") / "data"
+            return Site(open_ones.enter_context(serving(folder, "--page", str(PAGE))))
 
-    yield start
-    for end in ends:
-        end()
+        yield start
 
 
 @pytest.fixture(scope="session")
@@ -119,20 +57,6 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@dataclass
-class Tab:
-    """A tab of the browser and what went wrong in it."""
-
-    page: Any
-    troubles: list[str]
-
-    def open(self, site: Site, path: str) -> Any:
-        """Opens a path and waits for its heading."""
-        self.page.goto(f"{site.url}{path}")
-        self.page.wait_for_selector("#main h1")
-        return self.page
-
-
 @pytest.fixture
 def new_tab(browser: Any) -> Iterator[Any]:
     """Opens tabs; an exception, or a message that the browser blocked something, in any of them fails the test."""
@@ -148,7 +72,7 @@ def new_tab(browser: Any) -> Iterator[Any]:
         tab = Tab(context.new_page(), [])
         tab.page.on("pageerror", lambda error: tab.troubles.append(f"exception: {error}"))
         tab.page.on("dialog", lambda dialog: (tab.troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        tab.page.on("console", lambda said: _note(tab, said))
+        tab.page.on("console", lambda said: note(tab, said))
         tabs.append(tab)
         return tab
 
@@ -156,12 +80,6 @@ def new_tab(browser: Any) -> Iterator[Any]:
     for context in contexts:
         context.close()
     assert [trouble for tab in tabs for trouble in tab.troubles] == []
-
-
-def _note(tab: Tab, said: Any) -> None:
-    expected = "Failed to load resource"  # a refusal, or a server that a test has taken away
-    if said.type in ("error", "warning") and expected not in said.text:
-        tab.troubles.append(f"{said.type}: {said.text}")
 
 
 @pytest.fixture
@@ -184,8 +102,3 @@ def seeded(site: Site) -> Site:
     for number in range(75):
         client.run(f"sweep-{number:04}", f"sweep {number:02}", project="sweeps", created_ms=1_700_000_000_000 + number)
     return site
-
-
-def project_of(site: Site, run: str) -> int:
-    """The number of a run's project."""
-    return int(site.client.call("GET", f"/runs/{run}")["project"])

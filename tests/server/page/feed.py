@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import urllib.request
 from typing import Any
+
+from server_process import Client
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -20,21 +20,18 @@ PLANNED = {
 PLAIN = {**PLANNED, "activation": 9.4 * GIB, "temporary": 0.8 * GIB}
 
 
-class Client:
-    """One program: its token and the number of its next batch."""
+class Feed:
+    """One program that records: its client and the number of its next batch."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self.url, self.token, self.sequence = url, token, 0
+    def __init__(self, client: Client) -> None:
+        self.client, self.sequence = client, 0
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One request; an answer that is not of the 200s raises."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/api/v1{path}", data=data, method=method)
-        request.add_header("Authorization", f"Bearer {self.token}")
-        request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            text = answer.read()
-        return json.loads(text) if text else None
+        """One request, which must go well."""
+        answer = self.client.ask(method, f"/api/v1{path}", body)
+        self.client.close()  # the next call may be long after
+        assert answer.status < 300, (method, path, answer)
+        return answer.json if answer.body else None
 
     def run(self, run: str, name: str, project: str = "gpt", **more: Any) -> str:
         """Begins a run."""
@@ -83,7 +80,7 @@ def plan_document(seed: int = 0) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def training(client: Client, run: str, steps: int, seed: int = 0) -> None:
+def training(client: Feed, run: str, steps: int, seed: int = 0) -> None:
     """All that a training run of so many steps records."""
     dice = random.Random(seed)
     count = [*range(steps)]
@@ -133,7 +130,7 @@ HOSTILE = (
 )
 
 
-def hostile_content(client: Client, run: str) -> None:
+def hostile_content(client: Feed, run: str) -> None:
     """Markup in every place that takes a text."""
     bad = HOSTILE[0]
     plan = plan_document()

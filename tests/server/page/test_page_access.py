@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Site, Tab, project_of
+from page_site import Site, Tab, project_of
 
 VIEWS: dict[str, Callable[[Site], str]] = {
     "login": lambda site: "/login",
@@ -17,7 +17,7 @@ VIEWS: dict[str, Callable[[Site], str]] = {
     "projects": lambda site: "/",
     "account": lambda site: "/accounts",
     "runs": lambda site: f"/projects/{project_of(site, 'trained-0')}?pick=trained-0,trained-1",
-    "no run": lambda site: f"/projects/{site.post('/projects', {'name': 'empty'})['id']}",
+    "no run": lambda site: f"/projects/{site.client.call('POST', '/projects', {'name': 'empty'})['id']}",
     "run": lambda site: "/runs/trained-0",
     "zoomed run": lambda site: "/runs/trained-0?from=600&to=700",
     "series": lambda site: "/runs/trained-0?tab=series",

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from conftest import Site, Tab
+from page_site import Site, Tab
 from feed import GIB
 
 PEAK_STEP, PEAK = 123_457, 15 * GIB

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import PASSWORD, Site, Tab, project_of
+from page_site import NAME, PASSWORD, Site, Tab, project_of
 
 ERROR = '{"error": {"code": "%s", "message": "%s"}}'
 
@@ -29,7 +29,7 @@ def test_refusals_are_words(new_tab: Any, site: Site, status: int, code: str, he
     page = new_tab().page
     page.goto(f"{site.url}/login")
     refuse(page, "**/api/v1/login", status, code, "this token may only read", **headers)
-    page.get_by_label("Account name").fill("ada")
+    page.get_by_label("Account name").fill(NAME)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Log in").click()
     page.get_by_role("alert").get_by_text(said).wait_for()
@@ -73,11 +73,11 @@ def test_an_answer_that_comes_late_does_not_replace_a_newer_one(tab: Tab, seeded
 def test_a_session_that_ended_leads_to_the_login_and_back(new_tab: Any, site: Site) -> None:
     page = new_tab(site).page
     page.goto(f"{site.url}/accounts")
-    page.get_by_role("heading", name="ada").wait_for()
+    page.get_by_role("heading", name=NAME).wait_for()
     page.context.clear_cookies()
     page.get_by_role("link", name="Projects", exact=True).click()
     page.wait_for_url("**/login")
-    page.get_by_label("Account name").fill("ada")
+    page.get_by_label("Account name").fill(NAME)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Log in").click()
     page.get_by_role("heading", name="Projects").wait_for()

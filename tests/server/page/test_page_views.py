@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from conftest import Site, Tab, project_of
+from page_site import Site, Tab, project_of
 from feed import HOSTILE
 
 LISTED = ".runs tbody tr"
@@ -172,7 +172,7 @@ def test_tokens_are_made_shown_once_and_revoked(tab: Tab, seeded: Site) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     row.wait_for(state="detached")
     page.reload()
-    page.get_by_role("row", name="tests").wait_for()
+    page.get_by_role("row", name="test").wait_for()
     assert page.get_by_role("row", name="short-lived").count() == 0
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from conftest import NAME, PASSWORD
-from feed import Client, training
+from page_site import NAME, PASSWORD
+from feed import Feed, training
 
 
 def test_from_the_setup_link_to_a_comparison(new_site: Any, new_tab: Any) -> None:
@@ -39,7 +39,7 @@ def test_from_the_setup_link_to_a_comparison(new_site: Any, new_tab: Any) -> Non
     page.get_by_role("row", name="laptop").wait_for()
     assert shown not in page.content()
 
-    client = Client(site.url, shown)
+    client = Feed(site.server.client(token=shown))
     for number, name in enumerate(("first", "second")):
         training(client, client.run(f"walk-{number:04}", name), 60, seed=number)
     client.call("POST", "/runs/walk-0000/finish", {"state": "finished"})
