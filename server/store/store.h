@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file store.h What the server keeps: accounts, sessions, tokens, projects, runs and what runs send. The
+ * door of `server/store`.
+ *
+ * The interface is one of operations and knows no SQL, so another engine can stand behind it. What is written
+ * is on disk when a call returns STORE_OK; otherwise nothing of it was kept. Any thread may call anything but
+ * open and close; a call may wait for the disk, never for a client. Times are milliseconds since 1970 and are
+ * given by the caller. Texts are UTF-8 that the caller has checked, at most STORE_..._BYTES long; structs
+ * that are filled hold copies.
+ *
+ * Whatever belongs to another account is STORE_NOT_FOUND.
+ */
+#ifndef MSC_SERVER_STORE_H
+#define MSC_SERVER_STORE_H
+
+#include <stdbool.h>
+
+#include "memscale/base.h"
+#include "store/block.h"
+
+#define STORE_NAME_BYTES 128u
+#define STORE_ID_BYTES 64u
+#define STORE_UNIT_BYTES 16u
+#define STORE_KIND_BYTES 32u
+#define STORE_PASSWORD_BYTES 128u
+#define STORE_HASH_BYTES 32u
+#define STORE_SERIES 4096u      /**< most of a run */
+#define STORE_DOCUMENTS 32u     /**< most of a run */
+#define STORE_LOST_MS 60000     /**< silence after which a running run is lost */
+#define STORE_NO_TIME INT64_MIN /**< of a time or step that there is not */
+
+typedef struct store store;
+
+typedef enum store_result {
+    STORE_OK,
+    STORE_NOT_FOUND,
+    STORE_CONFLICT, /**< something of that name is there already */
+    STORE_TOO_MANY, /**< a limit above */
+    STORE_FULL,     /**< no room on the disk, or in what the server may take of it */
+    STORE_LATE,     /**< a read took longer than its deadline */
+    STORE_NO_MEMORY,
+    STORE_FAILED, /**< the disk or the file is at fault */
+    STORE_STOPPED /**< by the caller's function */
+} store_result;
+
+/* ---- life
+   ------------------------------------------------------------------------------------------------------- */
+
+typedef struct store_options {
+    const char *folder;      /**< is made if it is not there */
+    msc_allocator allocator; /**< all zero: the C library's; must bear several threads */
+    uint32_t readers;        /**< how many may read at once, at least 1 */
+    uint64_t most_bytes;     /**< most that the file may take; 0: no limit */
+} store_options;
+
+/**
+ * Opens a folder for this process alone. Errors: ENOMEM; EIO with what to do about it; EVERSION: of a newer
+ * server.
+ */
+MSC_NODISCARD msc_status store_open(const store_options *options, store **out, msc_error *err);
+/** No call may be under way. NULL is accepted. */
+void store_close(store *it);
+/** Whether a read works, and the last write did or one would now. */
+bool store_is_ready(store *it);
+
+typedef struct store_figures {
+    uint64_t commits;
+    uint64_t commit_ns; /**< spent in them */
+    uint64_t jobs;
+    uint64_t points;
+    uint64_t batches;
+} store_figures;
+store_figures store_count(store *it);
+
+/* ---- accounts
+   --------------------------------------------------------------------------------------------------- */
+
+typedef struct store_account {
+    int64_t id;
+    char name[STORE_ID_BYTES + 1];
+    char password[STORE_PASSWORD_BYTES + 1]; /**< its hash, as text */
+    bool admin;
+    int64_t created_ms;
+} store_account;
+
+/** `only_first`: CONFLICT if there is any. `account->id` is filled. */
+store_result store_account_add(store *it, store_account *account, bool only_first);
+store_result store_account_find(store *it, const char *name, store_account *out);
+store_result store_account_count(store *it, int64_t *count);
+typedef bool store_account_each(void *user, const store_account *account);
+/** By name. */
+store_result store_accounts(store *it, store_account_each *each, void *user);
+/** Ends all its sessions. */
+store_result store_password_set(store *it, int64_t account, const char *password);
+
+typedef struct store_session {
+    uint8_t hash[STORE_HASH_BYTES];
+    int64_t created_ms;
+    int64_t used_ms;
+    store_account account;
+} store_session;
+
+/** Of `session` hash, times and account.id count. Sessions begun before `oldest_ms` are removed. */
+store_result store_session_add(store *it, const store_session *session, int64_t oldest_ms);
+store_result store_session_find(store *it, const uint8_t *hash, store_session *out);
+store_result store_session_used(store *it, const uint8_t *hash, int64_t now_ms);
+store_result store_session_end(store *it, const uint8_t *hash);
+
+typedef struct store_token {
+    char id[STORE_ID_BYTES + 1];
+    uint8_t hash[STORE_HASH_BYTES];
+    char name[STORE_NAME_BYTES + 1];
+    uint32_t scopes; /**< bits; the store does not read them */
+    int64_t created_ms;
+    int64_t expires_ms; /**< or STORE_NO_TIME */
+    int64_t used_ms;    /**< or STORE_NO_TIME */
+    store_account account;
+} store_token;
+
+store_result store_token_add(store *it, const store_token *token);
+store_result store_token_find(store *it, const char *id, store_token *out);
+store_result store_token_used(store *it, const char *id, int64_t now_ms);
+store_result store_token_revoke(store *it, int64_t account, const char *id);
+typedef bool store_token_each(void *user, const store_token *token);
+/** The newest first. */
+store_result store_tokens(store *it, int64_t account, store_token_each *each, void *user);
+
+/* ---- projects and runs
+   ------------------------------------------------------------------------------------------ */
+
+typedef struct store_project {
+    int64_t id;
+    char name[STORE_NAME_BYTES + 1];
+    int64_t created_ms;
+    int64_t runs; /**< not archived */
+} store_project;
+
+/** `*made` false: it was there. */
+store_result store_project_add(store *it, int64_t account, const char *name, int64_t now_ms,
+                               store_project *out, bool *made);
+typedef bool store_project_each(void *user, const store_project *project);
+store_result store_projects(store *it, int64_t account, store_project_each *each, void *user);
+
+typedef enum store_state {
+    STORE_RUNNING,
+    STORE_FINISHED,
+    STORE_ENDED_BADLY,
+    STORE_LOST,
+    STORE_ANY
+} store_state;
+
+typedef struct store_run {
+    int64_t key; /**< the store's own, for calls that read more of it */
+    char id[STORE_ID_BYTES + 1];
+    int64_t project;
+    char name[STORE_NAME_BYTES + 1];
+    store_state state;
+    bool archived;
+    int64_t created_ms;
+    int64_t seen_ms;
+    int64_t ended_ms; /**< or STORE_NO_TIME */
+    int64_t version;
+} store_run;
+
+/** What is done to a run; all calls that change or find one begin with it. */
+typedef struct store_run_ref {
+    int64_t account;
+    const char *id;
+    int64_t now_ms; /**< for its state */
+} store_run_ref;
+
+/** Called by the writer after the commit of a change, in the order of versions, before the call returns. */
+typedef void store_changed(void *user, const store_run *run);
+
+typedef struct store_new_run {
+    const char *project;
+    const char *name;
+    int64_t created_ms;
+} store_new_run;
+
+/**
+ * Makes the project, too. `*made` false: it was there. CONFLICT: the id is another account's or project's.
+ */
+store_result store_run_add(store *it, store_run_ref ref, const store_new_run *run, store_run *out,
+                           bool *made);
+store_result store_run_find(store *it, store_run_ref ref, store_run *out);
+store_result store_run_alive(store *it, store_run_ref ref);
+
+typedef struct store_run_change {
+    const char *name;     /**< NULL: stays */
+    int archived;         /**< 0, 1; -1: stays */
+    store_state state;    /**< FINISHED or ENDED_BADLY; ANY: stays */
+    store_changed *after; /**< may be NULL */
+    void *user;
+} store_run_change;
+store_result store_run_alter(store *it, store_run_ref ref, const store_run_change *change, store_run *out);
+/** Its points are removed step by step afterwards. */
+store_result store_run_delete(store *it, store_run_ref ref, store_changed *after, void *user);
+
+typedef enum store_sort { STORE_BY_CREATED, STORE_BY_NAME, STORE_BY_SEEN } store_sort;
+
+typedef struct store_runs_query {
+    int64_t account;
+    int64_t project;
+    int64_t now_ms;
+    store_state state;  /**< or STORE_ANY */
+    const char *search; /**< NULL: any name */
+    bool archived;
+    store_sort sort;
+    bool descending;
+    uint32_t limit;
+    bool resumes;           /**< goes on after the two below */
+    int64_t after_key;      /**< of the last run */
+    int64_t after_ms;       /**< its created_ms or seen_ms */
+    const char *after_name; /**< its name */
+} store_runs_query;
+typedef bool store_run_each(void *user, const store_run *run);
+store_result store_runs(store *it, const store_runs_query *query, store_run_each *each, void *user);
+
+/* ---- what runs send
+   --------------------------------------------------------------------------------------------- */
+
+typedef struct store_new_points {
+    const char *series;
+    const char *unit;
+    const block_point *points;
+    uint32_t count;
+} store_new_points;
+
+typedef struct store_event {
+    int64_t id; /**< grows; not read where one is added */
+    const char *kind;
+    int64_t step; /**< or STORE_NO_TIME */
+    int64_t time_ms;
+    const char *text;
+    const char *data; /**< JSON, or NULL */
+} store_event;
+
+typedef struct store_document {
+    const char *name;
+    const char *text;
+    size_t bytes;
+} store_document;
+
+typedef struct store_batch {
+    const char *client;
+    int64_t sequence;
+    const store_new_points *series;
+    uint32_t series_count;
+    const store_event *events;
+    uint32_t event_count;
+    const store_document *documents;
+    uint32_t document_count;
+    store_changed *after; /**< not called for a duplicate; may be NULL */
+    void *user;
+} store_batch;
+
+typedef struct store_ingested {
+    bool duplicate;
+    int64_t version;
+} store_ingested;
+
+/** All of a batch, or none. */
+store_result store_ingest(store *it, store_run_ref ref, const store_batch *batch, store_ingested *out);
+
+/* ---- reading: by the key of a run that was found
+   ----------------------------------------------------------------- */
+
+typedef struct store_series {
+    int64_t key;
+    char name[STORE_NAME_BYTES + 1];
+    char unit[STORE_UNIT_BYTES + 1];
+    int64_t blocks;
+    block_summary summary; /**< of all its points */
+} store_series;
+typedef bool store_series_each(void *user, const store_series *series);
+/** By name. */
+store_result store_series_list(store *it, int64_t run, store_series_each *each, void *user);
+store_result store_series_find(store *it, int64_t run, const char *name, store_series *out);
+
+/** Buckets of `width` steps from `from` on; those that nothing fell into have count 0. */
+typedef struct store_buckets {
+    int64_t from;
+    int64_t to;     /**< the last step that counts */
+    uint64_t width; /**< at least 1; count * width reaches beyond `to` */
+    uint32_t count;
+    block_summary *at; /**< `count`, empty */
+} store_buckets;
+store_result store_read_buckets(store *it, int64_t series, const store_buckets *buckets);
+
+/** Points of block number `block`, of BLOCK_POINTS at most; NOT_FOUND beyond the last. */
+store_result store_read_block(store *it, int64_t series, int64_t block, block_point *points, uint32_t *count);
+
+typedef bool store_event_each(void *user, const store_event *event);
+/** Those with an id above `after`; `kind` NULL: any. */
+store_result store_events(store *it, int64_t run, const char *kind, int64_t after, uint32_t limit,
+                          store_event_each *each, void *user);
+
+typedef bool store_document_each(void *user, const store_document *document, int64_t updated_ms);
+/** `name` NULL: all, by name. Texts only with a name. */
+store_result store_documents(store *it, int64_t run, const char *name, store_document_each *each, void *user);
+
+#endif /* MSC_SERVER_STORE_H */
