@@ -25,6 +25,7 @@ _RANK: Final = "MEMSCALE_RECORD_RANK"
 _RESERVED: Final = ("memory/", "time/", "offload/")
 _MOST_NAME_BYTES: Final = 128
 _LOSS: Final = "loss"
+_MOST_KNOWN: Final = 4096
 
 
 class Current:
@@ -147,12 +148,14 @@ def record(
         if name is None:
             return
         at = max(run.step, 0) if step is None else int(step)
-        if isinstance(name, str) and isinstance(value, str):
-            run.event("note", value, at, name=name)
-            return
-        given = {name: value} if isinstance(name, str) else name
-        numbers = {key: float(item) for key, item in given.items() if _is_free(key)}
-        run.has_loss = run.has_loss or _LOSS in numbers
+        if isinstance(name, str):
+            if isinstance(value, str):
+                run.event("note", value, at, name=name)
+                return
+            name = {name: value}
+        numbers = {key: float(item) for key, item in name.items() if key in _FREE or _is_free(key)}
+        if _LOSS in numbers:
+            run.has_loss = True
         if numbers:
             run.values(at, numbers)
     except Exception as error:  # a run is worth more than its record
@@ -200,7 +203,13 @@ def _is_free(name: object) -> bool:
     if name.startswith(_RESERVED):
         CURRENT.warn(f"{name!r} is one of MemScale's own names: put a word of yours before it")
         return False
+    if len(_FREE) < _MOST_KNOWN:
+        _FREE.add(name)
     return True
+
+
+_FREE: Final[set[Any]] = set()
+"""Names that were looked at, and are a user's."""
 
 
 def _plain(value: Any) -> Any:

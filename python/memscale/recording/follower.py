@@ -289,15 +289,13 @@ class Follower:
         self.run.values(step, sizes, "bytes")
         waits = {"offload/out_wait": found.out_wait_ns, "offload/in_wait": found.in_wait_ns}
         self.run.values(step, waits, "ns")
-        self.run.values(
-            step,
-            {
-                "offload/prefetch/hit": found.prefetched_count,
-                "offload/prefetch/late": found.late_count,
-                "offload/prefetch/miss": found.missed_count,
-                "offload/trouble/refused": found.refused_count,
-                "offload/trouble/moved": found.moved_count,
-                "offload/trouble/failed": found.failed_count,
-                "offload/trouble/lost": found.lost_count,
-            },
-        )
+        counts: dict[str, float] = {
+            "offload/prefetch/hit": found.prefetched_count,
+            "offload/prefetch/late": found.late_count,
+            "offload/prefetch/miss": found.missed_count,
+            "offload/trouble/refused": found.refused_count,
+            "offload/trouble/moved": found.moved_count,
+            "offload/trouble/failed": found.failed_count,
+            "offload/trouble/lost": found.lost_count,
+        }
+        self.run.values(step, counts)

@@ -98,7 +98,7 @@ class Run:
         """Steps up to this one were made before, such as by the run of a trainer's checkpoint."""
         self.step = max(self.step, step)
 
-    def values(self, step: int, values: Mapping[str, float], unit: str = "") -> None:
+    def values(self, step: int, values: dict[str, Any], unit: str = "") -> None:
         """Records numbers of a step.
 
         Args:
@@ -109,7 +109,7 @@ class Run:
         try:
             recorder = self._recorder or self._open()
             if recorder is not None:
-                recorder.row(step, now_ms(), {**values}, unit)
+                recorder.row(step, now_ms(), values, unit)
         except Exception as error:
             self.warn(error)
 
