@@ -125,12 +125,9 @@ def measure(record: str, rounds: int, steps: int) -> dict[str, float]:
     memscale.detach(recorded.model)
     end = time.perf_counter() - begin
     memscale.detach(plain.model)
-    return {
-        "step": statistics.median(bare),
-        "added": statistics.median(differences),
-        "call": call,
-        "exit": end,
-    }
+    names = {"step": bare, "added": differences, "own": own}
+    medians = {name: statistics.median(values) for name, values in names.items()}
+    return {**medians, "call": call, "exit": end}
 
 
 def main() -> None:
