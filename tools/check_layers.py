@@ -23,6 +23,7 @@ SRC_LAYERS: dict[str, frozenset[str]] = {
     "fingerprint": frozenset({"base", "device"}),
     "metrics": frozenset({"base"}),
     "optim": frozenset({"base", "device"}),
+    "record": frozenset({"base"}),
     "policy": frozenset({"base"}),
     "plan": frozenset({"base", "graph"}),
     "sim": frozenset({"base", "graph", "plan"}),

@@ -18,7 +18,7 @@ from source_tree import Finding, circles, files, main, parse_python
 
 #: Rooms from the ground up. Those of one line have one rank, and do not know each other.
 ROOMS: tuple[tuple[str, ...], ...] = (
-    ("_core", "units", "uninterrupted"),
+    ("_core", "units", "uninterrupted", "events"),
     ("errors",),
     ("config",),
     ("log",),
@@ -36,6 +36,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("survival",),
     ("core",),
     ("observability",),
+    ("recording",),
     ("saving",),
     ("api",),
     ("policy", "autotuning", "telemetry", "runs"),

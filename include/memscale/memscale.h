@@ -16,6 +16,7 @@
 #include "offload.h"
 #include "optim.h"
 #include "plan.h"
+#include "record.h"
 #include "replay.h"
 #include "sim.h"
 #include "snapshot.h"

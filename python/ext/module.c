@@ -12,6 +12,7 @@
  *     py_optim    Optim, and py_optim_args its arguments     py_optim_card Card
  *     py_fingerprint fingerprint                         py_fingerprint_table FingerprintTable
  *     py_entries Entries
+ *     py_record  Recorder                                    py_spool Spool
  *     convert    arguments and records                       error     status to exception
  *
  * Built against the limited API of CPython 3.10, so one binary serves every later version. It is
@@ -37,6 +38,7 @@
 #include "py_optim.h"
 #include "py_optim_card.h"
 #include "py_plan.h"
+#include "py_record.h"
 #include "py_sim.h"
 #include "py_simulator.h"
 #include "py_snapshot.h"
@@ -225,6 +227,11 @@ static int core_exec(PyObject *module)
     state->entries_type = msc__py_entries_type_new(module);
     if (state->entries_type == NULL || PyModule_AddType(module, state->entries_type) < 0)
         return -1;
+    state->recorder_type = msc__py_recorder_type_new(module);
+    state->spool_type = msc__py_spool_type_new(module);
+    if (state->recorder_type == NULL || PyModule_AddType(module, state->recorder_type) < 0 ||
+        state->spool_type == NULL || PyModule_AddType(module, state->spool_type) < 0)
+        return -1;
     if (add_constants(module) < 0)
         return -1;
     if (add_names(module, "CATEGORY_NAMES", MSC_CATEGORY_COUNT, category_name) < 0)
@@ -248,6 +255,8 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->fingerprint_table_type);
     Py_VISIT(state->kept_fingerprint_type);
     Py_VISIT(state->entries_type);
+    Py_VISIT(state->recorder_type);
+    Py_VISIT(state->spool_type);
     Py_VISIT(state->tensors.type);
     return 0;
 }
@@ -268,6 +277,8 @@ static int core_clear(PyObject *module)
     Py_CLEAR(state->fingerprint_table_type);
     Py_CLEAR(state->kept_fingerprint_type);
     Py_CLEAR(state->entries_type);
+    Py_CLEAR(state->recorder_type);
+    Py_CLEAR(state->spool_type);
     Py_CLEAR(state->tensors.type);
     return 0;
 }

@@ -26,6 +26,8 @@ typedef struct msc__py_state {
     PyTypeObject *fingerprint_table_type;
     PyTypeObject *kept_fingerprint_type;
     PyTypeObject *entries_type;
+    PyTypeObject *recorder_type;
+    PyTypeObject *spool_type;
     msc__py_tensor_door tensors;
 } msc__py_state;
 

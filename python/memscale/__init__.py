@@ -31,6 +31,7 @@ __all__ = [
     "optimize",
     "plan",
     "predict",
+    "record",
     "save",
     "verify",
     "wrap",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from memscale.core.wrapping import executor_of
     from memscale.plans.plan import Plan, Prediction
     from memscale.plans.savings import Savings
+    from memscale.recording.current import record
     from memscale.saving import autosave, save
 
 # Where each public name lives. Loaded at first use, so that `import memscale` costs next to nothing.
@@ -70,6 +72,7 @@ _HOME = {
     "optimize": "memscale.api",
     "plan": "memscale.api",
     "predict": "memscale.api",
+    "record": "memscale.recording.current",
     "save": "memscale.saving",
     "verify": "memscale.api",
     "wrap": "memscale.api",

@@ -819,6 +819,109 @@ class Card:
     def __new__(cls, ordinal: int = 0, compiler: str | None = None, library: str | None = None) -> Card: ...
 
 @final
+class Recorder:
+    """Records what a run does, into files of a folder, without waiting for them.
+
+    What is recorded is copied into a ring; one thread of the core writes it. Where there is no room it is
+    counted. ``memscale/record.h`` has the rest.
+
+    Args:
+        directory: Where the files are made. It exists.
+        client: Names this process in the folder and at a server: letters, digits, ``_`` and ``-``.
+        ring_bytes: A power of two.
+        segment_bytes: Of a file, about.
+        cap_bytes: Of all files.
+        batch_seconds: How long a batch waits for more.
+
+    Raises:
+        ValueError: An argument is out of range.
+        OSError: The folder cannot be written to.
+
+    Example:
+        >>> recorder = Recorder(folder, "1-0a")
+        >>> recorder.row(0, 1700000000000, {"loss": 3.25})
+        True
+    """
+
+    def __new__(
+        cls,
+        directory: str | bytes | PathLike[str],
+        client: str,
+        *,
+        ring_bytes: SupportsIndex = 4194304,
+        segment_bytes: SupportsIndex = 4194304,
+        cap_bytes: SupportsIndex = 268435456,
+        batch_seconds: float = 2.0,
+    ) -> Recorder: ...
+    def row(
+        self, step: SupportsIndex, time_ms: SupportsIndex, values: dict[str, int | float], unit: str = ""
+    ) -> bool:
+        """Records numbers of a step.
+
+        Args:
+            step: Counts from 0.
+            time_ms: Since 1970.
+            values: By the name of their series.
+            unit: Of all of them: ``"bytes"``, ``"ns"`` or ``""``.
+
+        Returns:
+            Whether there was room, and the run goes on.
+
+        Raises:
+            TypeError: A value is no number.
+            ValueError: There are none or too many, or a name is not one.
+        """
+
+    def event(self, json: str | bytes, /) -> bool:
+        """Records an event: a JSON object. Returns as `row`."""
+
+    def document(self, name: str, json: str | bytes) -> bool:
+        """Records a document in the place of an earlier one of this name. Returns as `row`."""
+
+    def end(self, state: str, /) -> bool:
+        """The run has ended, ``"finished"`` or ``"failed"``: nothing is taken any more. Returns as `row`."""
+
+    def flush(self, seconds: float, /) -> bool:
+        """Waits until what was recorded is on disk and complete. Returns whether it is."""
+
+    def figures(self) -> dict[str, int]:
+        """What became of what was recorded."""
+
+    def close(self) -> None:
+        """Writes the rest and ends the thread. More than once does nothing."""
+
+@final
+class Spool:
+    """A file that a `Recorder` has written, batch by batch.
+
+    Args:
+        path: Of the file.
+        offset: Where to begin: 0, or a batch's ``begin`` or ``end``.
+
+    Raises:
+        ValueError: It is no such file.
+        OSError: It cannot be read.
+    """
+
+    def __new__(cls, path: str | bytes | PathLike[str], offset: int = 0) -> Spool: ...
+    def next(self) -> dict[str, Any] | None:
+        """The next batch; None: there is none.
+
+        Returns:
+            ``begin`` and ``end``, offsets in the file; ``sequence``; ``values``, ``events``, ``documents``,
+            counts; ``is_complete``: another one follows; ``end_state``: 1 finished, 2 failed, else 0.
+        """
+
+    def body(self, client: str, /) -> bytes:
+        """The batch that `next` gave last, as the JSON of a request."""
+
+    def level(self) -> int:
+        """How often every second row was removed from the file."""
+
+    def damaged_bytes(self) -> int:
+        """Bytes that are not what was written. A cut-off end is none."""
+
+@final
 class Simulator:
     """An allocator without memory, driven request by request.
 

@@ -45,12 +45,13 @@ from memscale.optim.eight_bit import with_8bit_state
 from memscale.optim.patched import is_held
 from memscale.plans.plan import Plan, Prediction
 from memscale.plans.savings import Savings
+from memscale.recording import follower
 from memscale.techniques.left_out import require_matches
 from memscale.techniques.step_facts import StepFacts
 from memscale.torchkit.replicas import wrapped_one
 from memscale.uninterrupted import uninterrupted
 
-OBSERVERS.append(metrics)
+OBSERVERS.extend((metrics, follower))
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)

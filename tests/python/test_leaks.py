@@ -34,6 +34,7 @@ from core_samples import chain, noted
 from leak_blocks import BLOCK_CALLS, BLOCK_ERRORS
 from leak_card import CARD_CALLS, CARD_ERRORS
 from leak_optim import OPTIM_CALLS, OPTIM_ERRORS
+from leak_record import RECORD_CALLS, RECORD_ERRORS
 from memscale import _core
 from memscale.errors import MemScaleError
 
@@ -233,6 +234,7 @@ LEAK_TESTS: dict[str, Callable[[Path], object]] = {
     "Snapshot.top_frames": lambda _: SNAPSHOT.top_frames(0, at_peak=True, count=5),
     **OPTIM_CALLS,
     **CARD_CALLS,
+    **RECORD_CALLS,
 }
 
 
@@ -305,6 +307,7 @@ EXTRA_TESTS: dict[str, Callable[[Path], object]] = {
     "error: rule": lambda _: refused(lambda: _core.rule_text("x")),
     **{f"error: {name}": lambda _, call=call: refused(call) for name, call in OPTIM_ERRORS.items()},
     **CARD_ERRORS,
+    **RECORD_ERRORS,
 }
 
 ALL_TESTS = LEAK_TESTS | EXTRA_TESTS

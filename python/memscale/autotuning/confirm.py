@@ -54,6 +54,7 @@ _QUIETLY: Final[dict[str, Any]] = {
     "enable_logging": False,
     "log_file": None,
     "observability_port": None,
+    "record": None,
     "strict_budget": False,
     "verify_correctness": False,
 }

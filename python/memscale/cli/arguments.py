@@ -38,6 +38,7 @@ MODES: Final = ("conservative", "balanced", "aggressive")
 _LARGEST_NUMBER: Final = 1 << 24
 _MOST_CASES: Final = 16
 _MOST_STEPS: Final = 10**15
+_MOST_SECONDS: Final = 86400
 
 _OVERVIEW: Final = """\
 Says what a PyTorch training step takes before it runs, and what a plan makes of it. No GPU is needed or
@@ -72,13 +73,25 @@ exit status: 0, or 2 if it cannot be read
 """
 
 
+_LOGIN_EPILOG: Final = """\
+The token is read from standard input or from MEMSCALE_TOKEN. Make it in the dashboard, with the scope ingest.
+"""
+
+_SYNC_EPILOG: Final = """\
+exit status: 0 all of it is there or on its way, 1 something waits still, 2 the request cannot be carried out
+"""
+
+
 @dataclass(frozen=True)
 class Options:
     """A parsed command line.
 
     Attributes:
-        command: "estimate", "plan", "tune", "report", "snapshot" or "env".
-        model: MODEL, or the snapshot's path; "" for "env".
+        command: "estimate", "plan", "tune", "report", "snapshot", "login", "sync", "runs" or "env".
+        model: MODEL, or the snapshot's path; "" for those that take neither.
+        place: a server, or a folder of runs; "": the user's own.
+        server: where runs are sent; None: not given.
+        wait: seconds of patience with it; None: not given.
         batches, lengths: sizes to look at; empty: not given.
         dtype, task, mode: None: not given.
         optimizer: name; None: not given.
@@ -101,6 +114,9 @@ class Options:
 
     command: str
     model: str = ""
+    place: str = ""
+    server: str | None = None
+    wait: float | None = None
     batches: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     dtype: str | None = None
@@ -202,9 +218,36 @@ def _parser() -> argparse.ArgumentParser:
     snapshot.add_argument("model", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
     _add_form(snapshot, "print 100 lines of the program, not 8")
     commands.add_parser("bench", help="memory, time and loss of the benchmark models, beside other tools")
+    _add_recording(commands)
     env = _command(commands, "env", "versions, device and settings, for a report of a problem")
     _add_form(env)
     return parser
+
+
+def _add_recording(commands: Any) -> None:
+    login = _command(commands, "login", "keep an API token for a memscale-server", _LOGIN_EPILOG)
+    login.add_argument("place", metavar="URL", help="of the server")
+    _add_form(login)
+    sync = _command(commands, "sync", "send recorded runs to their server", _SYNC_EPILOG)
+    sync.add_argument("place", metavar="DIR", nargs="?", help="of runs, or of one (default: those that wait)")
+    sync.add_argument("--server", metavar="URL", help="where to (default: the server that a run is for)")
+    sync.add_argument(
+        "--wait", type=_seconds, metavar="SECONDS", help="for a server that does not answer (default: 30)"
+    )
+    _add_form(sync)
+    runs = _command(commands, "runs", "recorded runs in a folder")
+    runs.add_argument("place", metavar="DIR", nargs="?", help="of runs, or of one (default: those that wait)")
+    _add_form(runs)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {_MOST_SECONDS}")
+    return seconds
 
 
 def _add_tune(commands: Any) -> None:

@@ -73,6 +73,14 @@ def _command(name: str) -> Callable[[Options], int]:
         from memscale.cli import snapshot
 
         return snapshot.run
+    if name == "login":
+        from memscale.cli import login
+
+        return login.run
+    if name in ("sync", "runs"):
+        from memscale.cli import sync
+
+        return sync.run if name == "sync" else sync.list_runs
     if name == "env":
         from memscale.cli import env
 

@@ -135,6 +135,27 @@ def check_path(field: str, value: object) -> str | None:
     return str(path)
 
 
+def check_place(field: str, value: object) -> str | None:
+    """A server as "http://host:port" or "https://…", maybe with a path; a path of this machine; or None."""
+    if not isinstance(value, str) or "://" not in value:
+        return check_path(field, value)
+    from urllib.parse import urlsplit
+
+    allowed = 'give "http://host:port", "https://host" or either with "/project" behind it'
+    try:
+        parts = urlsplit(value)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_good = False
+    if not is_good or parts.query or parts.fragment or not value.isprintable() or " " in value:
+        raise refuse(field, value, allowed)
+    if parts.username is not None or parts.password is not None:
+        raise refuse(
+            field, f"{parts.scheme}://…", f"{allowed}; a token is kept by `memscale login`, not in an address"
+        )
+    return value.rstrip("/")
+
+
 def check_choice(names: Sequence[str]) -> Check:
     """A check for one of some names, in any case."""
     allowed = f"give one of {', '.join(map(repr, names))}"

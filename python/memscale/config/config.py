@@ -231,6 +231,7 @@ class EffectiveConfig:
     enable_logging: bool
     log_file: str | None
     observability_port: int | None
+    record: str | None
     verify_correctness: bool
     async_offload: bool
     async_config: AsyncOffloadConfig
@@ -307,6 +308,8 @@ class Config:
         enable_logging: One block on what was found and done; False leaves only warnings.
         log_file: File that the log is appended to.
         observability_port: Port for Prometheus metrics on 127.0.0.1.
+        record: Where the run is recorded: "http://host:port" of a `memscale-server` (a path names the
+            project), or a folder. Training never waits for it; what the server cannot take waits on disk.
         verify_correctness: Compare loss and gradients with plain PyTorch before training.
         async_offload: Use the asynchronous tiered engine. Giving `async_config` switches it on.
         async_config: Settings of that engine.
@@ -353,6 +356,7 @@ class Config:
     enable_logging: bool = True
     log_file: str | None = None
     observability_port: int | None = None
+    record: str | None = None
     verify_correctness: bool = False
     async_offload: bool = False
     async_config: AsyncOffloadConfig | None = None
@@ -387,6 +391,7 @@ class Config:
         "enable_logging": checks.check_bool,
         "log_file": checks.check_path,
         "observability_port": checks.check_int(1, 65535, optional=True),
+        "record": checks.check_place,
         "verify_correctness": checks.check_bool,
         "async_offload": checks.check_bool,
         "async_config": _check_async,

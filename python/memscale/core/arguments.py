@@ -133,6 +133,9 @@ def effective_config(
         async_offload = _environment_switch("MEMSCALE_ASYNC_OFFLOAD")
     if async_config is not None:
         config = config.replace(async_config=async_config)
+    recorded = os.environ.get("MEMSCALE_RECORD")
+    if recorded is not None and (config.record is not None or "record" not in config.explicit):
+        config = config.replace(record=None if recorded.strip().lower() in _FALSE else recorded.strip())
     if async_offload is None or async_offload == config.async_offload:
         return config
     return config.replace(async_offload=async_offload, **({} if async_offload else {"async_config": None}))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memscale import _core, log
+from memscale import _core, events, log
 from memscale.core.verification import PRECISION
 from memscale.optim.offload.attach import offloaded_bytes
 from memscale.torchkit import sharding
@@ -78,6 +78,7 @@ def announce(executor: Wrapped, replaced: Planned | None, changed: Sequence[str]
         lines.append(f"no effect  {', '.join(map(_why_useless, useless))}")
     lines.append("undo       memscale.detach(model)")
     log.block(lines)
+    events.tell("plan", _in_a_line(plan), **_facts_of(plan))
     if not plan.fits:
         _warn_unmet(planned)
 
@@ -96,6 +97,7 @@ def _announce_replan(
             len(plan.active),
             "".join(f", {step.technique}" for step in plan.steps),
         )
+        events.tell("replan", ", ".join(changed) or "the step has changed", **_facts_of(plan))
     if waiting and does_otherwise:
         log.LOGGER.warning(
             "%d of this step's forwards ran under a plan for fewer, and their graphs wait: this step may "
@@ -104,6 +106,23 @@ def _announce_replan(
         )
     if changed is not None and replaced.plan.fits and not plan.fits:
         _warn_unmet(planned)
+
+
+def _in_a_line(plan: Plan) -> str:
+    steps = "".join(f", {step.technique}" for step in plan.steps)
+    peak, budget = format_bytes(plan.predicted.device_used_peak_bytes), format_bytes(plan.budget_bytes)
+    return f"peak {peak} of {budget}, {len(plan.active)} of {len(plan.choices)} modules{steps}"
+
+
+def _facts_of(plan: Plan) -> dict[str, Any]:
+    """A plan in numbers."""
+    return {
+        "digest": plan.digest,
+        "predicted_bytes": plan.predicted.device_used_peak_bytes,
+        "plain_bytes": plan.plain.device_used_peak_bytes,
+        "budget_bytes": plan.budget_bytes,
+        "step_ns": plan.predicted.step_time_ns,
+    }
 
 
 def _what_it_does(plan: Plan) -> tuple[Any, ...]:

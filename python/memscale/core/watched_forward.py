@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from memscale.core.wrapped import FORWARD_OBSERVERS
 from memscale.techniques.checkpoint.call_kinds import evaluates, runs_plain
 from memscale.torchkit.compiled import outside_compiler
 from memscale.torchkit.forward_slot import StandIn
@@ -104,6 +105,8 @@ class WatchedForward(StandIn):
             return self._evaluate(args, kwargs)
         failures = self.executor.failures
         self.executor.before_forward(self.original, args, kwargs)
+        for observer in FORWARD_OBSERVERS:
+            observer.starts(self.executor, args, kwargs)
         self.executor.learned.measure(self.executor.model, is_first=not self.executor.open.waiting)
         try:
             output = self.executor.oom.forward(self.run_original, args, kwargs)
@@ -113,4 +116,6 @@ class WatchedForward(StandIn):
                 self.executor.forget_failure()
             raise
         self.executor.after_forward(output)
+        for observer in FORWARD_OBSERVERS:
+            observer.returned(self.executor, output)
         return output

@@ -69,5 +69,18 @@ class Observer(Protocol):
         """It is no more."""
 
 
+class ForwardObserver(Protocol):
+    """Sees forwards with gradients of wrapped models."""
+
+    def starts(self, executor: Wrapped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """One is about to run, under the plan for it."""
+
+    def returned(self, executor: Wrapped, output: Any) -> None:
+        """It has run."""
+
+
 OBSERVERS: Final[list[Observer]] = []
 """Those of this process, in the order in which they see a model."""
+
+FORWARD_OBSERVERS: Final[list[ForwardObserver]] = []
+"""Likewise, of forwards. Empty unless a run is recorded."""

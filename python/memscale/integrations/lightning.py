@@ -33,6 +33,7 @@ from memscale.core.watched_forward import WatchedForward
 from memscale.core.wrapping import begin as wrap_model
 from memscale.core.wrapping import executor_of
 from memscale.integrations.lightning_step import PACKAGES, LightningStep
+from memscale.recording.current import CURRENT, record_logged, resume_from, state_to_save
 from memscale.torchkit.forward_slot import ForwardSlot
 from memscale.uninterrupted import uninterrupted
 
@@ -116,8 +117,15 @@ class MemScaleCallback:
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Notes the plan."""
+        """Notes the plan, and records what is logged, as often as loggers are given it."""
         self._note_plan()
+        if CURRENT.run is not None and (batch_idx + 1) % max(trainer.log_every_n_steps, 1) == 0:
+            record_logged(trainer.logged_metrics, max(trainer.global_step - 1, 0))
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Records what validation has logged."""
+        if CURRENT.run is not None and not trainer.sanity_checking:
+            record_logged(trainer.logged_metrics, max(trainer.global_step - 1, 0))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Takes everything back."""
@@ -147,6 +155,7 @@ class MemScaleCallback:
             "plan": plan.to_json(),
             "peak_bytes": plan.predicted.device_used_peak_bytes,
             "not_recomputed": sorted(self._differed),
+            **({} if (recording := state_to_save()) is None else {"recording": recording}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -166,6 +175,7 @@ class MemScaleCallback:
             stack.callback(_stop, module, executor)
             for optimizer in trainer.optimizers:
                 executor.note_optimizer(optimizer)
+            resume_from(self.restored.get("recording"))
             for name in _EVALUATIONS:
                 if _is_overridden(module, name):
                     self._put(stack, module, name, executor)

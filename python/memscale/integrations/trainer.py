@@ -32,6 +32,7 @@ from memscale.core.eight_bit_state import change_to_8bit, eight_bit_state
 from memscale.core.wrapping import begin as wrap_model
 from memscale.core.wrapping import executor_of
 from memscale.integrations.trainer_batch import Part, Settled, fitting_part
+from memscale.recording.current import CURRENT, record_logged
 from memscale.state.model_state import preserved
 from memscale.techniques.step_facts import StepFacts
 
@@ -91,6 +92,9 @@ class Follower:
             executor.note_optimizer(inner)
         self.optimizer = None
         self._before = executor.planning_seconds
+        if CURRENT.run is not None:
+            CURRENT.run.go_on_from(state.global_step - 1)
+            CURRENT.run.has_loss = True  # the trainer's own, as it logs it
 
     def on_log(
         self,
@@ -101,10 +105,11 @@ class Follower:
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Adds to the rates of training what they are without planning."""
+        """Adds to the rates of training what they are without planning, and records what is logged."""
         executor = None if model is None else executor_of(model)
         if executor is None or logs is None:
             return
+        record_logged(logs, max(state.global_step - 1, 0))
         added = rates_without_planning(logs, executor.planning_seconds - self._before)
         logs.update(added)
         if added and state.log_history:

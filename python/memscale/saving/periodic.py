@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from memscale.recording.current import resume_from, state_to_save
 from memscale.saving.atomic import save
 
 _VERSION: Final = 1
@@ -71,6 +72,7 @@ class Autosave:
         for name, part in self._parts.items():
             part.load_state_dict(states[name])
         _put_generators(saved["generators"])
+        resume_from(saved.get("recording"))
         self.steps = self._saved_steps = saved["steps"]
         self._saved_at = time.monotonic()
         return self.steps
@@ -100,6 +102,7 @@ class Autosave:
                 "steps": self.steps,
                 "states": states,
                 "generators": _generators(),
+                "recording": state_to_save(),
             },
             self.path,
         )
@@ -114,9 +117,10 @@ class Autosave:
 def autosave(path: str | os.PathLike[str], *, every: int | str, **parts: Stateful) -> Autosave:
     """Saves a run every so often, atomically, and restores it, so that no run is lost.
 
-    Saved are the states of all parts, the steps made, and the states of the random generators of PyTorch (CPU
-    and cards), Python and NumPy. The position in the data is the loop's: skip `steps` batches, or give a
-    sampler that has a state as a part. Several processes save to a path each.
+    Saved are the states of all parts, the steps made, the states of the random generators of PyTorch (CPU and
+    cards), Python and NumPy, and which run is recorded, so that it goes on as one. The position in the data
+    is the loop's: skip `steps` batches, or give a sampler that has a state as a part. Several processes save
+    to a path each.
 
     Args:
         path: of the file; its folder exists.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from memscale import log
+from memscale import events, log
 from memscale.optim.kinds import inner_of
 from memscale.survival import host_allocator, outer_backward
 from memscale.survival.allocator_history import HISTORY
@@ -372,6 +372,11 @@ class OomWatch:
                 reason = f"repeated {self._tries - 1} times, and out of memory each time"
         lines = report_lines(error, place, now, plan, reason, self._snapshot(now.device))
         log.block(lines, "MemScale: out of memory", logging.ERROR)
+        facts = {"phase": place.phase, "module": place.module, "asked_bytes": asked_bytes(error)}
+        told = [line for line in lines if not line.startswith("snapshot")]  # a path of this machine
+        events.tell("oom", "\n".join(told), **facts, allocated_bytes=now.allocated)
+        if reason:
+            events.tell("refused", reason)
 
     def _snapshot(self, device: torch.device) -> str:
         """In words for the report; "" if nobody asked."""
@@ -388,6 +393,11 @@ class OomWatch:
         if plan is not None and before is not None:
             how = f"under {_tighter_in_words(before, plan)}"
         log.LOGGER.warning("out of memory in %s (%s): the step is repeated %s", place.text, what, how)
+        found: dict[str, float] = {}
+        if plan is not None and before is not None:
+            found["predicted_bytes"] = plan.predicted.device_used_peak_bytes
+            found["slowdown"] = plan.predicted.step_time_ns / max(before.predicted.step_time_ns, 1)
+        events.tell("recovery", f"{place.text} ({what}): the step is repeated {how}", **found)
 
 
 def _tighter_in_words(before: Plan, plan: Plan) -> str:

@@ -54,6 +54,7 @@ DEFAULTS: dict[str, object] = {
     "enable_logging": True,
     "log_file": None,
     "observability_port": None,
+    "record": None,
     "verify_correctness": False,
     "async_offload": False,
     "async_config": None,
@@ -462,6 +463,7 @@ class TestEffective:
                 "log_file",
                 "oom_snapshot",
                 "observability_port",
+                "record",
                 "step_on_host",  # asked where a plan is made: depends on the machine
             }
 
