@@ -14,25 +14,36 @@ const PREDICTED_CATEGORY = "memory/predicted/category/";
 
 /** In the order in which they are stacked, from below. */
 export const CATEGORIES = [
-  "context", "parameter", "buffer", "optimizer_state", "gradient", "input", "activation", "workspace", "temporary",
-  "fragmentation", "other",
+    "context",
+    "parameter",
+    "buffer",
+    "optimizer_state",
+    "gradient",
+    "input",
+    "activation",
+    "workspace",
+    "temporary",
+    "fragmentation",
+    "other",
 ];
 export const PHASES = ["forward", "backward", "optimizer"];
 
 export const phaseSeries = (phase, predicted) => `memory/${predicted ? "predicted/" : ""}phase/${phase}`;
-export const categorySeries = (category, predicted) => (predicted ? PREDICTED_CATEGORY : MEASURED_CATEGORY) + category;
+export const categorySeries = (category, predicted) =>
+    (predicted ? PREDICTED_CATEGORY : MEASURED_CATEGORY) + category;
 
 /** The categories that a run has recorded. */
 export function categoriesOf(series, predicted) {
-  const there = new Set(series.map((one) => one.name));
-  return CATEGORIES.filter((category) => there.has(categorySeries(category, predicted)));
+    const there = new Set(series.map((one) => one.name));
+    return CATEGORIES.filter((category) => there.has(categorySeries(category, predicted)));
 }
 
 /** Words for a category or a phase: "optimizer state". */
 export const words = (name) => name.replaceAll("_", " ");
 
 /** Predicted less measured, over measured. */
-export const errorOf = (predicted, measured) => (measured > 0 && predicted > 0 ? predicted / measured - 1 : NaN);
+export const errorOf = (predicted, measured) =>
+    measured > 0 && predicted > 0 ? predicted / measured - 1 : NaN;
 
 /**
  * The figures of a run that its table and header show.
@@ -40,14 +51,14 @@ export const errorOf = (predicted, measured) => (measured > 0 && predicted > 0 ?
  * @returns {{steps: ?number, peak: ?number, predicted: ?number, budget: ?number, limit: ?number}}
  */
 export function summaryOf(series) {
-  const found = new Map(series.map((one) => [one.name, one]));
-  const last = (name) => found.get(name)?.last ?? null;
-  const steps = series.reduce((most, one) => (one.count ? Math.max(most, one.last_step + 1) : most), 0);
-  return {
-    steps: steps || null,
-    peak: found.get(PEAK)?.max ?? null,
-    predicted: last(PREDICTED),
-    budget: last(BUDGET),
-    limit: last(LIMIT),
-  };
+    const found = new Map(series.map((one) => [one.name, one]));
+    const last = (name) => found.get(name)?.last ?? null;
+    const steps = series.reduce((most, one) => (one.count ? Math.max(most, one.last_step + 1) : most), 0);
+    return {
+        steps: steps || null,
+        peak: found.get(PEAK)?.max ?? null,
+        predicted: last(PREDICTED),
+        budget: last(BUDGET),
+        limit: last(LIMIT),
+    };
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page in a real browser: a server with an account, and a tab that is logged in.
 
-MEMSCALE_CHROMIUM names the browser (default: `chromium`). Without it, or without Playwright for Python, the tests are
-skipped and say so.
+MEMSCALE_CHROMIUM names the browser (default: `chromium`). Without it, or without Playwright for Python, the
+tests are skipped and say so.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from page_site import PAGE, Site, Tab, note
 from server_process import serving
 
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +64,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def new_tab(browser: Any) -> Iterator[Any]:
-    """Opens tabs; an exception, or a message that the browser blocked something, in any of them fails the test."""
+    """Opens tabs; an exception in one, or a word that the browser blocked something, fails the test."""
     contexts, tabs = [], []
 
     def start(site: Site | None = None, **options: Any) -> Tab:
@@ -71,7 +76,9 @@ def new_tab(browser: Any) -> Iterator[Any]:
             context.add_cookies([{"name": name, "value": value, "url": site.url}])
         tab = Tab(context.new_page(), [])
         tab.page.on("pageerror", lambda error: tab.troubles.append(f"exception: {error}"))
-        tab.page.on("dialog", lambda dialog: (tab.troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        tab.page.on(
+            "dialog", lambda dialog: (tab.troubles.append(f"dialog: {dialog.message}"), dialog.dismiss())
+        )
         tab.page.on("console", lambda said: note(tab, said))
         tabs.append(tab)
         return tab
@@ -91,7 +98,7 @@ def tab(new_tab: Any, site: Site) -> Tab:
 
 @pytest.fixture(scope="session")
 def seeded(site: Site) -> Site:
-    """The server with runs of several kinds: two of 2,000 steps, hostile names, a page and a half of short ones."""
+    """The server with runs: two long ones, some with hostile names, a page and a half of empty ones."""
     client = site.client
     for number, (name, steps) in enumerate((("wide", 2000), ("narrow", 1500))):
         training(client, client.run(f"trained-{number}", name), steps, seed=number)
@@ -100,5 +107,10 @@ def seeded(site: Site) -> Site:
         client.run(f"hostile-{number}", name, project="hostile <b>&amp;</b>")
         hostile_content(client, f"hostile-{number}")
     for number in range(75):
-        client.run(f"sweep-{number:04}", f"sweep {number:02}", project="sweeps", created_ms=1_700_000_000_000 + number)
+        client.run(
+            f"sweep-{number:04}",
+            f"sweep {number:02}",
+            project="sweeps",
+            created_ms=1_700_000_000_000 + number,
+        )
     return site

@@ -13,10 +13,17 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 PLANNED = {
-    "parameter": 2.9 * GIB, "gradient": 2.9 * GIB, "optimizer_state": 5.8 * GIB, "activation": 3.1 * GIB,
-    "temporary": 0.6 * GIB, "workspace": 0.2 * GIB, "input": 24 * MIB, "buffer": 12 * MIB, "fragmentation": 0.3 * GIB,
+    "parameter": 2.9 * GIB,
+    "gradient": 2.9 * GIB,
+    "optimizer_state": 5.8 * GIB,
+    "activation": 3.1 * GIB,
+    "temporary": 0.6 * GIB,
+    "workspace": 0.2 * GIB,
+    "input": 24 * MIB,
+    "buffer": 12 * MIB,
+    "fragmentation": 0.3 * GIB,
     "context": 0.5 * GIB,
-}  # fmt: skip
+}
 PLAIN = {**PLANNED, "activation": 9.4 * GIB, "temporary": 0.8 * GIB}
 
 
@@ -47,7 +54,9 @@ class Feed:
         """Points of one series, in pieces that fit into batches."""
         for first in range(0, len(steps), 10_000):
             piece = slice(first, first + 10_000)
-            self.batch(run, points=[{"series": series, "unit": unit, "steps": steps[piece], "values": values[piece]}])
+            self.batch(
+                run, points=[{"series": series, "unit": unit, "steps": steps[piece], "values": values[piece]}]
+            )
 
 
 def plan_document(seed: int = 0) -> dict[str, Any]:
@@ -56,28 +65,55 @@ def plan_document(seed: int = 0) -> dict[str, Any]:
     applied = {layer for layer in layers if (layer + seed) % 3}
     choices = [
         {
-            "module": f"transformer.h.{layer}", "type": "GPT2Block", "techniques": ["checkpoint"] if layer in applied else [],
+            "module": f"transformer.h.{layer}",
+            "type": "GPT2Block",
+            "techniques": ["checkpoint"] if layer in applied else [],
             "rule": "chosen" if layer in applied else "not-needed",
-            "reason": "cheapest way found to meet the budget" if layer in applied else "the budget is met without it",
-            "calls": 1, "bytes": 525 * MIB, "ns": 2_400_000, "joined": False, "boundary": False,
+            "reason": "cheapest way found to meet the budget"
+            if layer in applied
+            else "the budget is met without it",
+            "calls": 1,
+            "bytes": 525 * MIB,
+            "ns": 2_400_000,
+            "joined": False,
+            "boundary": False,
         }
         for layer in layers
-    ]  # fmt: skip
+    ]
 
     def step(parts: dict[str, float], ns: int) -> dict[str, Any]:
         sizes = {name: int(size) for name, size in parts.items()}
         return {"by_category": sizes, "device_used_peak_bytes": sum(sizes.values()), "step_time_ns": ns}
 
     return {
-        "version": 7, "digest": f"8f2c41d0{seed:08x}", "mode": "balanced", "profile": "static", "fits": True,
-        "budget_bytes": 18 * GIB, "budget_source": "85 % of the device's memory", "smallest_peak_bytes": 12 * GIB,
-        "choices": choices, "predicted": step(PLANNED, 212_000_000 + seed), "plain": step(PLAIN, 188_000_000),
-        "steps": [{
-            "technique": "loss_tile", "modules": ["lm_head"], "types": ["Linear"], "exact": True, "bytes": 1_200 * MIB,
-            "ns": -1_500_000, "other_fits": False, "reason": "the loss is computed in tiles, so that the logits are never whole",
-        }] if seed % 2 == 0 else [],
-        "advice": ["1.9 GiB are free: a batch of 9 would fit"], "notes": [],
-    }  # fmt: skip
+        "version": 7,
+        "digest": f"8f2c41d0{seed:08x}",
+        "mode": "balanced",
+        "profile": "static",
+        "fits": True,
+        "budget_bytes": 18 * GIB,
+        "budget_source": "85 % of the device's memory",
+        "smallest_peak_bytes": 12 * GIB,
+        "choices": choices,
+        "predicted": step(PLANNED, 212_000_000 + seed),
+        "plain": step(PLAIN, 188_000_000),
+        "steps": [
+            {
+                "technique": "loss_tile",
+                "modules": ["lm_head"],
+                "types": ["Linear"],
+                "exact": True,
+                "bytes": 1_200 * MIB,
+                "ns": -1_500_000,
+                "other_fits": False,
+                "reason": "the loss is computed in tiles, so that the logits are never whole",
+            }
+        ]
+        if seed % 2 == 0
+        else [],
+        "advice": ["1.9 GiB are free: a batch of 9 would fit"],
+        "notes": [],
+    }
 
 
 def training(client: Feed, run: str, steps: int, seed: int = 0) -> None:
@@ -108,17 +144,35 @@ def training(client: Feed, run: str, steps: int, seed: int = 0) -> None:
     client.batch(
         run,
         events=[
-            {"kind": "plan", "step": 0, "text": "12 modules: 8 checkpointed; 16.3 GiB of 18.0 GiB", "data": {"digest": "8f2c41d0"}},
-            {"kind": "oom", "step": steps // 3, "text": "out of memory in backward of transformer.h.7\n  asked 512 MiB\n  fix  budget 17 GiB"},
-            {"kind": "recovery", "step": steps // 3, "text": "the step was repeated with all layers checkpointed"},
+            {
+                "kind": "plan",
+                "step": 0,
+                "text": "12 modules: 8 checkpointed; 16.3 GiB of 18.0 GiB",
+                "data": {"digest": "8f2c41d0"},
+            },
+            {
+                "kind": "oom",
+                "step": steps // 3,
+                "text": "out of memory in backward of transformer.h.7\n  asked 512 MiB\n  fix  budget 17 GiB",
+            },
+            {
+                "kind": "recovery",
+                "step": steps // 3,
+                "text": "the step was repeated with all layers checkpointed",
+            },
         ],
         documents={
             "plan": plan_document(seed),
             "params": {"lr": 6e-4 * (1 + seed), "batch": 8, "optimizer": "AdamW", "seed": seed},
-            "environment": {"device": "NVIDIA H100 80GB", "device_bytes": 85_520_809_984, "python": "3.11.7", "torch": "2.11.0"},
+            "environment": {
+                "device": "NVIDIA H100 80GB",
+                "device_bytes": 85_520_809_984,
+                "python": "3.11.7",
+                "torch": "2.11.0",
+            },
             "report": {"lines": ["peak 16.3 GiB of 18.0 GiB", "  activation 3.1 GiB"]},
         },
-    )  # fmt: skip
+    )
 
 
 HOSTILE = (
@@ -146,5 +200,11 @@ def hostile_content(client: Feed, run: str) -> None:
             for name in (bad, f"{bad}/{bad}", "loss", "memory/peak")
         ],
         events=[{"kind": "note", "step": 1, "text": bad, "data": {bad: bad}}],
-        documents={"plan": plan, "params": {bad: bad}, "environment": {bad: bad}, "report": {"lines": [bad]}, "config": {"a": {bad: [bad]}}},
+        documents={
+            "plan": plan,
+            "params": {bad: bad},
+            "environment": {bad: bad},
+            "report": {"lines": [bad]},
+            "config": {"a": {bad: [bad]}},
+        },
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For a screen reader (axe-core: no violation, in both colour schemes), by keyboard alone, and on a small screen."""
+"""For a screen reader (axe-core: no violation, in both colour schemes), by keyboard, and on a small screen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ VIEWS: dict[str, Callable[[Site], str]] = {
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    package = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python, which has axe-core, is not installed")
+    package = pytest.importorskip(
+        "axe_playwright_python", reason="axe-playwright-python, which has axe-core, is not installed"
+    )
     return (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
@@ -47,11 +49,17 @@ def opened(tab: Tab, site: Site, view: str) -> Any:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_axe_finds_nothing(new_tab: Any, seeded: Site, axe: str, view: str, scheme: str) -> None:
-    tab = new_tab(None if view == "login" else seeded, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
+    tab = new_tab(
+        None if view == "login" else seeded, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce"
+    )
     page = opened(tab, seeded, view)
     page.evaluate(axe)
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    said = [f"{one['id']}: {node['html']} {node['failureSummary']}" for one in found["violations"] for node in one["nodes"]]
+    said = [
+        f"{one['id']}: {node['html']} {node['failureSummary']}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
     assert said == []
 
 
@@ -61,7 +69,8 @@ def test_a_screen_of_360_pixels_is_enough(new_tab: Any, seeded: Site, view: str)
     page = opened(tab, seeded, view)
     wide = page.evaluate(
         """() => [...document.querySelectorAll("main *, header *")]
-            .filter((one) => !one.closest(".scroll, pre, .unseen") && one.getBoundingClientRect().right > innerWidth + 1)
+            .filter((one) => !one.closest(".scroll, pre, .unseen"))
+            .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
             .map((one) => one.outerHTML.slice(0, 120))"""
     )
     assert wide == []
@@ -70,7 +79,11 @@ def test_a_screen_of_360_pixels_is_enough(new_tab: Any, seeded: Site, view: str)
 
 def focused(page: Any) -> str:
     """What has the focus, in a word."""
-    return str(page.evaluate("(document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText).trim()"))
+    return str(
+        page.evaluate(
+            "(document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText).trim()"
+        )
+    )
 
 
 def tab_to(page: Any, text: str, most: int = 60) -> None:

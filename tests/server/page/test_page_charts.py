@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 import pytest
-from page_site import Site, Tab
 from feed import GIB
+from page_site import Site, Tab
 
 PEAK_STEP, PEAK = 123_457, 15 * GIB
 

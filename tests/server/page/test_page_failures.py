@@ -12,7 +12,12 @@ ERROR = '{"error": {"code": "%s", "message": "%s"}}'
 
 
 def refuse(page: Any, path: str, status: int, code: str, message: str = "no", **headers: str) -> None:
-    page.route(path, lambda route: route.fulfill(status=status, body=ERROR % (code, message), headers=headers, content_type="application/json"))
+    page.route(
+        path,
+        lambda route: route.fulfill(
+            status=status, body=ERROR % (code, message), headers=headers, content_type="application/json"
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,7 +30,9 @@ def refuse(page: Any, path: str, status: int, code: str, message: str = "no", **
         (502, "", {}, "This token may only read."),
     ],
 )
-def test_refusals_are_words(new_tab: Any, site: Site, status: int, code: str, headers: dict[str, str], said: str) -> None:
+def test_refusals_are_words(
+    new_tab: Any, site: Site, status: int, code: str, headers: dict[str, str], said: str
+) -> None:
     page = new_tab().page
     page.goto(f"{site.url}/login")
     refuse(page, "**/api/v1/login", status, code, "this token may only read", **headers)
@@ -85,6 +92,11 @@ def test_a_session_that_ended_leads_to_the_login_and_back(new_tab: Any, site: Si
 
 def test_a_run_without_points_says_so(tab: Tab, site: Site) -> None:
     run = site.client.run("pointless1", "nothing yet")
-    for path, said in (("", "no points yet"), ("?tab=series", "No points yet."), ("?tab=plan", "recorded no plan"),
-                       ("?tab=events", "Nothing has happened"), ("?tab=documents", "has no documents")):  # fmt: skip
+    for path, said in (
+        ("", "no points yet"),
+        ("?tab=series", "No points yet."),
+        ("?tab=plan", "recorded no plan"),
+        ("?tab=events", "Nothing has happened"),
+        ("?tab=documents", "has no documents"),
+    ):
         tab.open(site, f"/runs/{run}{path}").get_by_text(said).first.wait_for()

@@ -12,10 +12,17 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "server" / "page"
 VENDOR = PAGE / "vendor"
-OURS = sorted(path for path in PAGE.rglob("*") if path.suffix in (".js", ".css", ".html", ".svg") and VENDOR not in path.parents)
+OURS = sorted(
+    path
+    for path in PAGE.rglob("*")
+    if path.suffix in (".js", ".css", ".html", ".svg") and VENDOR not in path.parents
+)
 MOST_LINES = 400
 
-HTML_FROM_TEXT = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|\beval\b|new Function")
+HTML_FROM_TEXT = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|\beval\b"
+    r"|new Function"
+)
 
 
 def name_of(path: Path) -> str:
@@ -55,7 +62,9 @@ def test_what_the_first_file_names_is_there() -> None:
 def test_imports_lead_to_files_of_the_page() -> None:
     missing = []
     for path in OURS:
-        for target in re.findall(r"""(?:from|import\()\s*["'](\.[^"']+)["']""", path.read_text(encoding="utf-8")):
+        for target in re.findall(
+            r"""(?:from|import\()\s*["'](\.[^"']+)["']""", path.read_text(encoding="utf-8")
+        ):
             if not (path.parent / target).resolve().is_file():
                 missing.append(f"{name_of(path)}: {target}")
     assert missing == []
@@ -63,14 +72,22 @@ def test_imports_lead_to_files_of_the_page() -> None:
 
 def test_foreign_files_are_those_that_are_recorded() -> None:
     folder = VENDOR / "uplot"
-    recorded = dict(reversed(line.split()) for line in (folder / "README.md").read_text().splitlines() if re.match(r"[0-9a-f]{64} ", line))
+    recorded = dict(
+        reversed(line.split())
+        for line in (folder / "README.md").read_text().splitlines()
+        if re.match(r"[0-9a-f]{64} ", line)
+    )
     there = {path.name for path in folder.iterdir()} - {"README.md", "LICENSE"}
     assert there == set(recorded)
     assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there} == recorded
 
 
 def test_names_are_those_of_the_design() -> None:
-    design = (ROOT / "docs" / "design" / "server.md").read_text(encoding="utf-8").partition("## Names that runs record")[2]
+    design = (
+        (ROOT / "docs" / "design" / "server.md")
+        .read_text(encoding="utf-8")
+        .partition("## Names that runs record")[2]
+    )
     names = (PAGE / "names.js").read_text(encoding="utf-8")
     constants = re.findall(r'^(?:export )?const [A-Z_]+ = "([\w/]+)"', names, re.MULTILINE)
     assert len(constants) >= 9

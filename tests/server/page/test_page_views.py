@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from page_site import Site, Tab, project_of
 from feed import HOSTILE
+from page_site import Site, Tab, project_of
 
 LISTED = ".runs tbody tr"
 
@@ -19,7 +19,9 @@ def names(page: Any) -> list[str]:
 
 def settled(page: Any, count: int) -> list[str]:
     """Waits for so many rows."""
-    page.wait_for_function("([rows, count]) => document.querySelectorAll(rows).length === count", arg=[LISTED, count])
+    page.wait_for_function(
+        "([rows, count]) => document.querySelectorAll(rows).length === count", arg=[LISTED, count]
+    )
     return names(page)
 
 
@@ -45,7 +47,8 @@ def test_pages_search_sort_and_state_are_the_servers(tab: Tab, seeded: Site) -> 
 
 
 def test_a_url_is_the_whole_state_of_the_table(tab: Tab, seeded: Site, new_tab: Any) -> None:
-    path = f"/projects/{project_of(seeded, 'sweep-0000')}?sort=-name&search=1&limit=100&pick=sweep-0001,sweep-0010"
+    query = "sort=-name&search=1&limit=100&pick=sweep-0001,sweep-0010"
+    path = f"/projects/{project_of(seeded, 'sweep-0000')}?{query}"
     page = tab.open(seeded, path)
     found = settled(page, 17)
     assert found[0] == "sweep 71"
@@ -176,7 +179,9 @@ def test_tokens_are_made_shown_once_and_revoked(tab: Tab, seeded: Site) -> None:
     assert page.get_by_role("row", name="short-lived").count() == 0
 
 
-def test_an_admin_makes_accounts_and_an_account_changes_its_password(tab: Tab, seeded: Site, new_tab: Any) -> None:
+def test_an_admin_makes_accounts_and_an_account_changes_its_password(
+    tab: Tab, seeded: Site, new_tab: Any
+) -> None:
     page = tab.open(seeded, "/accounts")
     page.get_by_text("New account").click()
     page.get_by_label("Name of the account").fill("grace")

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from page_site import NAME, PASSWORD
 from feed import Feed, training
+from page_site import NAME, PASSWORD
 
 
 def test_from_the_setup_link_to_a_comparison(new_site: Any, new_tab: Any) -> None:
