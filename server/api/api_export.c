@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "api/api_internal.h"
-#include "base/invariant.h"
 
 #define EVENTS_AT_ONCE 100u
 
