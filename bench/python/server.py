@@ -33,6 +33,7 @@ BARS = {
     "first page": "50 ms or less",
     "buckets": "50 ms or less",
     "watchers": "64 MB or less",
+    "disk": "none",
 }
 ROUNDS = 31
 
@@ -155,7 +156,13 @@ def add_runs(folder: Path, runs: int) -> int:
 
 
 def pages(server: Server, tool: Client, runs: int, add: Callable[[str, str, float, str], None]) -> Client:
+    points = 0
+    for line in tool.ask("GET", "/metrics").body.decode().splitlines():
+        if line.startswith("memscale_server_ingest_points_total "):
+            points = round(float(line.split()[1]))
     server.stop()
+    size = (server.folder / "memscale.db").stat().st_size
+    add("disk", f"{points} points", size / points, "B/point")
     project = add_runs(server.folder, runs)
     server.start()
     tool = server.client(token=tool.token)

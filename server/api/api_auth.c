@@ -50,8 +50,7 @@ static const char *field_of(const api_call *call, const char *name)
     return http_field_find(call->request->fields, call->request->field_count, name);
 }
 
-/* ---- cookies
-   ------------------------------------------------------------------------------------------------------ */
+/* ---- cookies --------------------------------------------------------------------------------- */
 
 static bool is_secret(const char *text, size_t bytes)
 {
@@ -95,8 +94,7 @@ void api_set_cookie(api_call *call, const char *secret)
                    secret == NULL ? 0LL : (long long)(ACCOUNTS_SESSION_MS / 1000), secure ? "; Secure" : "");
 }
 
-/* ---- callers
-   ------------------------------------------------------------------------------------------------------ */
+/* ---- callers --------------------------------------------------------------------------------- */
 
 static bool is_unsafe(const api_call *call)
 {

@@ -50,8 +50,7 @@ void api_series(api_call *call)
         api_refuse_store(call, result);
 }
 
-/* ---- buckets
-   ----------------------------------------------------------------------------------------------------- */
+/* ---- buckets --------------------------------------------------------------------------------- */
 
 /* The series that are named, and the range of steps that is asked for or that they have. */
 typedef struct points_query {
@@ -230,8 +229,7 @@ void api_points(api_call *call)
         api_refuse_store(call, result);
 }
 
-/* ---- events and documents
-   ----------------------------------------------------------------------------------------- */
+/* ---- events and documents -------------------------------------------------------------------- */
 
 typedef struct events_page {
     json_out out;

@@ -256,8 +256,7 @@ store_result store_ingest(store *it, store_run_ref ref, const store_batch *batch
     return store_write(it, ingest, count_batch, &job);
 }
 
-/* ---- reading
-   ---------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 store_result store_series_find(store *it, int64_t run, const char *name, store_series *out)
 {

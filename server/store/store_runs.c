@@ -10,8 +10,7 @@
 
 #include "store/store_internal.h"
 
-/* ---- projects
-   --------------------------------------------------------------------------------------------------- */
+/* ---- projects -------------------------------------------------------------------------------- */
 
 typedef struct project_job {
     int64_t account;
@@ -75,8 +74,7 @@ store_result store_projects(store *it, int64_t account, store_project_each *each
     return result;
 }
 
-/* ---- one run
-   ---------------------------------------------------------------------------------------------------- */
+/* ---- one run --------------------------------------------------------------------------------- */
 
 void store_run_row(sqlite3_stmt *row, int64_t now_ms, store_run *out)
 {
@@ -236,8 +234,7 @@ store_result store_run_delete(store *it, store_run_ref ref, store_changed *after
     return store_write(it, delete_run, tell_of_deletion, &job);
 }
 
-/* ---- removing what deleted runs had
-   ------------------------------------------------------------------------------ */
+/* ---- removing what deleted runs had ---------------------------------------------------------- */
 
 /* What was freed goes back to the file system, some pages at a time. */
 static store_result give_back(store_db *db, bool *more)
