@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What recording costs a training step, and what `memscale.record` costs; with the server in several states.
 
-Two models of the same kind are trained in turn, block by block: one is recorded, the other is not. Blocks of
-the same number lie next to each other, so that a busy machine slows both. The cost of a step is the median of
-the differences; its share is of a step of 50 ms. Only processor time of the thread that trains counts in
-`own_us`, which another process on the same core does not change.
+Two models of the same kind are trained in turn, step by step: one is recorded, the other is not. Each pair of
+steps lies side by side, so that a busy machine slows both, and the medians of the differences count:
+`added_us` on the clock, `own_us` in processor time of the thread that trains. The share is that of `own_us`
+in a step of 50 ms.
 
     folder    recorded into a folder
     up        to a server in another process
@@ -15,7 +15,7 @@ the differences; its share is of a step of 50 ms. Only processor time of the thr
     record_ns   one `memscale.record(name, value)`
     exit_s      what `detach` took: at most 2 s are left for sending
 
-Usage: python bench/python/recording.py [--rounds 21] [--steps 200] [--dry]
+Usage: python bench/python/recording.py [--steps 2000] [--dry]
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ import memscale
 
 STATES = ("folder", "up", "down", "silent", "broken")
 STEP_S = 0.050
-CALLS = 20_000
+CALLS = 5_000
+BLOCKS = 9
+WARM_UP = 10
 
 
 class Net(nn.Module):
@@ -64,13 +66,12 @@ class Loop:
         config = memscale.Config(memory_budget="1GiB", enable_logging=False, record=record)
         memscale.wrap(self.model, config, optimizer=self.optimizer)
 
-    def seconds(self, steps: int) -> tuple[float, float]:
-        """Time on the clock, and of this thread on a processor."""
+    def step(self) -> tuple[float, float]:
+        """Seconds of a step, on the clock and of this thread on a processor."""
         begin, own = time.perf_counter(), time.thread_time()
-        for _ in range(steps):
-            self.model(self.batch).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+        self.model(self.batch).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         return time.perf_counter() - begin, time.thread_time() - own
 
 
@@ -105,36 +106,41 @@ def place(state: str, folder: Path) -> Iterator[str]:
             process.join()
 
 
-def measure(record: str, rounds: int, steps: int) -> dict[str, float]:
+def measure(record: str, steps: int) -> dict[str, float]:
     """Seconds of a step that is not recorded, what is added, of a call, and of the end."""
     plain, recorded = Loop(None), Loop(record)
-    for loop in (plain, recorded):
-        loop.seconds(steps)
-    differences, own, bare = [], [], []
-    for number in range(rounds):
-        pair = (plain, recorded) if number % 2 else (recorded, plain)
-        took = {loop: loop.seconds(steps) for loop in pair}
-        bare.append(took[plain][0] / steps)
-        differences.append((took[recorded][0] - took[plain][0]) / steps)
-        own.append((took[recorded][1] - took[plain][1]) / steps)
-    begin = time.perf_counter()
-    for step in range(CALLS):
-        memscale.record("accuracy", 0.5, step=step)
-    call = (time.perf_counter() - begin) / CALLS
+    for _ in range(WARM_UP):
+        plain.step()
+        recorded.step()
+    pairs = []
+    for number in range(steps):
+        first, second = (plain, recorded) if number % 2 else (recorded, plain)
+        took = {first: first.step(), second: second.step()}
+        pairs.append((took[plain], took[recorded]))
+    calls = []
+    for _ in range(BLOCKS):
+        own = time.thread_time()
+        for step in range(CALLS):
+            memscale.record("accuracy", 0.5, step=step)
+        calls.append((time.thread_time() - own) / CALLS)
+        time.sleep(0.2)  # the ring empties
     begin = time.perf_counter()
     memscale.detach(recorded.model)
     end = time.perf_counter() - begin
     memscale.detach(plain.model)
-    names = {"step": bare, "added": differences, "own": own}
-    medians = {name: statistics.median(values) for name, values in names.items()}
-    return {**medians, "call": call, "exit": end}
+    return {
+        "step": statistics.median(bare[0] for bare, _ in pairs),
+        "added": statistics.median(with_it[0] - bare[0] for bare, with_it in pairs),
+        "own": statistics.median(with_it[1] - bare[1] for bare, with_it in pairs),
+        "call": statistics.median(calls),
+        "exit": end,
+    }
 
 
 def main() -> None:
     """Measures, and writes a row per state."""
     arguments = parser(__doc__)
-    arguments.add_argument("--rounds", type=int, default=21)
-    arguments.add_argument("--steps", type=int, default=200)
+    arguments.add_argument("--steps", type=int, default=2000)
     options = arguments.parse_args()
     columns = ("state", "step_us", "added_us", "own_us", "share_of_50_ms", "record_ns", "exit_s")
     table = Table("recording", columns, options.dry)
@@ -144,8 +150,8 @@ def main() -> None:
             os.environ["XDG_STATE_HOME"] = folder
             os.environ["MEMSCALE_TOKEN"] = "ms_0123456789abcdef_" + "0a" * 32
             with place(state, Path(folder)) as record:
-                found = measure(record, options.rounds, options.steps)
-        share = found["added"] / STEP_S
+                found = measure(record, options.steps)
+        share = found["own"] / STEP_S
         micros = [found[name] * 1e6 for name in ("step", "added", "own")]
         table.add(state, *micros, share, found["call"] * 1e9, found["exit"])
 

@@ -315,12 +315,13 @@ static void put_points(msc_spool *spool)
 {
     msc__json *json = &spool->body;
     entry *entries = spool->values.items;
-    const entry *end = entries + spool->values.count;
+    const entry *end;
     const entry *first;
     const entry *last;
 
     if (spool->values.count == 0)
         return;
+    end = entries + spool->values.count;
     qsort(entries, spool->values.count, sizeof *entries, by_series);
     msc__json_word(json, ",\"points\":[");
     for (first = entries; first < end; first = last) {

@@ -123,6 +123,7 @@ class Follower:
         self._offload_at = 0.0
         self._peak = 0.0
         self._has_forward = False  # in this step
+        self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None  # under this plan
 
     @_harmless
     def begin(self) -> None:
@@ -232,15 +233,20 @@ class Follower:
         executor = self._executor()
         if executor is None or executor.idle:
             return False
+        if self._optimizer is not None and self._optimizer() is optimizer:
+            return True
         first = next(iter(executor.optimizers), None)
-        return first is not None and inner_of(first) is inner_of(optimizer)
+        if first is None or inner_of(first) is not inner_of(optimizer):
+            return False
+        self._optimizer = weakref.ref(optimizer)
+        return True
 
     # ---- values ----------------------------------------------------------------------------------
 
     def _note_plan(self, executor: Wrapped) -> None:
         """Another plan is in force."""
         planned = self._planned = executor.planned
-        self._under_plan = 0
+        self._under_plan, self._optimizer = 0, None
         self._host.stop()
         self._card = None
         if planned is None:
