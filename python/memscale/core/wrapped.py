@@ -71,3 +71,12 @@ class Observer(Protocol):
 
 OBSERVERS: Final[list[Observer]] = []
 """Those of this process, in the order in which they see a model."""
+
+PLAN_OBSERVERS: Final[list[Callable[[Wrapped], None]]] = []
+"""Called when a plan has been attached to a model. They raise nothing."""
+
+
+def plan_attached(executor: Wrapped) -> None:
+    """A plan is in force, the first one or another."""
+    for observer in PLAN_OBSERVERS:
+        observer(executor)
