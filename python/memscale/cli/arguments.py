@@ -77,8 +77,10 @@ class Options:
     """A parsed command line.
 
     Attributes:
-        command: "estimate", "plan", "tune", "report", "snapshot" or "env".
-        model: MODEL, or the snapshot's path; "" for "env".
+        command: "estimate", "plan", "tune", "report", "snapshot", "telemetry" or "env".
+        action: of "telemetry": "status", "enable", "disable" or "show".
+        url: where telemetry goes; None: not given.
+        model: MODEL, or the snapshot's path; "": not given.
         batches, lengths: sizes to look at; empty: not given.
         dtype, task, mode: None: not given.
         optimizer: name; None: not given.
@@ -100,6 +102,8 @@ class Options:
     """
 
     command: str
+    action: str = ""
+    url: str | None = None
     model: str = ""
     batches: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
@@ -202,9 +206,27 @@ def _parser() -> argparse.ArgumentParser:
     snapshot.add_argument("model", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
     _add_form(snapshot, "print 100 lines of the program, not 8")
     commands.add_parser("bench", help="memory, time and loss of the benchmark models, beside other tools")
+    _add_telemetry(commands)
     env = _command(commands, "env", "versions, device and settings, for a report of a problem")
     _add_form(env)
     return parser
+
+
+def _add_telemetry(commands: Any) -> None:
+    telemetry = commands.add_parser(
+        "telemetry", help="what is sent about plans: nothing, unless you enable it"
+    )
+    actions = telemetry.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _add_form(_command(actions, "status", "whether it is on, what has decided that, and where it goes"))
+    enable = _command(actions, "enable", "switch it on, for this user")
+    enable.add_argument("--url", metavar="URL", help="where to, such as the address of a memscale-server")
+    _add_form(enable)
+    _add_form(_command(actions, "disable", "switch it off, for this user"))
+    show = _command(
+        actions, "show", "the bytes that would be sent next", _EPILOG.partition("  step.graph")[0]
+    )
+    _add_step(show, many=False, is_required=False)
+    _add_form(show)
 
 
 def _add_tune(commands: Any) -> None:
@@ -242,17 +264,21 @@ def _add_form(command: argparse.ArgumentParser, verbose: str = "") -> None:
         command.add_argument("--verbose", action="store_true", help=verbose)
 
 
-def _add_step(command: argparse.ArgumentParser, many: bool, sizes: bool = True) -> None:
+def _add_step(
+    command: argparse.ArgumentParser, many: bool, sizes: bool = True, is_required: bool = True
+) -> None:
     """Arguments that describe a training step and what it shall run on.
 
     Args:
         command: gets them.
         many: several sizes and devices at once.
         sizes: with the number of samples and micro-batches.
+        is_required: MODEL has to be given.
     """
     more = "[,…]" if many else ""
     numbers, words = (_numbers, _words) if many else (_number, _word)
-    command.add_argument("model", metavar="MODEL", help="what to train, see below")
+    times = None if is_required else "?"
+    command.add_argument("model", metavar="MODEL", nargs=times, help="what to train, see below")
     if sizes:
         command.add_argument(
             "--batch", dest="batches", type=numbers, metavar=f"N{more}", help="samples per step (default: 1)"

@@ -73,6 +73,10 @@ def _command(name: str) -> Callable[[Options], int]:
         from memscale.cli import snapshot
 
         return snapshot.run
+    if name == "telemetry":
+        from memscale.cli import telemetry
+
+        return telemetry.run
     if name == "env":
         from memscale.cli import env
 
