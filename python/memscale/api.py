@@ -36,7 +36,7 @@ from memscale.core.predictor import bare, evaluation_step, may_run, predict_step
 from memscale.core.profiler import normalize_sample
 from memscale.core.savings_build import Asked, Terms, savings_of
 from memscale.core.verification import VerifyReport, compare
-from memscale.core.wrapped import OBSERVERS
+from memscale.core.wrapped import OBSERVERS, PLAN_OBSERVERS
 from memscale.core.wrapping import begin, executor_of
 from memscale.hardware.detect import Hardware
 from memscale.observability import metrics
@@ -48,10 +48,12 @@ from memscale.plans.savings import Savings
 from memscale.recording import follower
 from memscale.techniques.left_out import require_matches
 from memscale.techniques.step_facts import StepFacts
+from memscale.telemetry import observer as telemetry
 from memscale.torchkit.replicas import wrapped_one
 from memscale.uninterrupted import uninterrupted
 
 OBSERVERS.extend((metrics, follower))
+PLAN_OBSERVERS.append(telemetry.plan_attached)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)

@@ -87,8 +87,11 @@ class Options:
     """A parsed command line.
 
     Attributes:
-        command: "estimate", "plan", "tune", "report", "snapshot", "login", "sync", "runs" or "env".
-        model: MODEL, or the snapshot's path; "" for those that take neither.
+        command: "estimate", "plan", "tune", "report", "snapshot", "telemetry", "login", "sync", "runs" or
+            "env".
+        action: of "telemetry": "status", "enable", "disable" or "show".
+        url: where telemetry goes; None: not given.
+        model: MODEL, or the snapshot's path; "": not given.
         place: a server, or a folder of runs; "": the user's own.
         server: where runs are sent; None: not given.
         wait: seconds of patience with it; None: not given.
@@ -113,6 +116,8 @@ class Options:
     """
 
     command: str
+    action: str = ""
+    url: str | None = None
     model: str = ""
     place: str = ""
     server: str | None = None
@@ -219,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_form(snapshot, "print 100 lines of the program, not 8")
     commands.add_parser("bench", help="memory, time and loss of the benchmark models, beside other tools")
     _add_recording(commands)
+    _add_telemetry(commands)
     env = _command(commands, "env", "versions, device and settings, for a report of a problem")
     _add_form(env)
     return parser
@@ -248,6 +254,23 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds <= _MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {_MOST_SECONDS}")
     return seconds
+
+
+def _add_telemetry(commands: Any) -> None:
+    telemetry = commands.add_parser(
+        "telemetry", help="what is sent about plans: nothing, unless you enable it"
+    )
+    actions = telemetry.add_subparsers(dest="action", required=True, metavar="ACTION")
+    _add_form(_command(actions, "status", "whether it is on, what has decided that, and where it goes"))
+    enable = _command(actions, "enable", "switch it on, for this user")
+    enable.add_argument("--url", metavar="URL", help="where to, such as the address of a memscale-server")
+    _add_form(enable)
+    _add_form(_command(actions, "disable", "switch it off, for this user"))
+    show = _command(
+        actions, "show", "the bytes that would be sent next", _EPILOG.partition("  step.graph")[0]
+    )
+    _add_step(show, many=False, is_required=False)
+    _add_form(show)
 
 
 def _add_tune(commands: Any) -> None:
@@ -285,17 +308,21 @@ def _add_form(command: argparse.ArgumentParser, verbose: str = "") -> None:
         command.add_argument("--verbose", action="store_true", help=verbose)
 
 
-def _add_step(command: argparse.ArgumentParser, many: bool, sizes: bool = True) -> None:
+def _add_step(
+    command: argparse.ArgumentParser, many: bool, sizes: bool = True, is_required: bool = True
+) -> None:
     """Arguments that describe a training step and what it shall run on.
 
     Args:
         command: gets them.
         many: several sizes and devices at once.
         sizes: with the number of samples and micro-batches.
+        is_required: MODEL has to be given.
     """
     more = "[,…]" if many else ""
     numbers, words = (_numbers, _words) if many else (_number, _word)
-    command.add_argument("model", metavar="MODEL", help="what to train, see below")
+    times = None if is_required else "?"
+    command.add_argument("model", metavar="MODEL", nargs=times, help="what to train, see below")
     if sizes:
         command.add_argument(
             "--batch", dest="batches", type=numbers, metavar=f"N{more}", help="samples per step (default: 1)"

@@ -81,6 +81,10 @@ def _command(name: str) -> Callable[[Options], int]:
         from memscale.cli import sync
 
         return sync.run if name == "sync" else sync.list_runs
+    if name == "telemetry":
+        from memscale.cli import telemetry
+
+        return telemetry.run
     if name == "env":
         from memscale.cli import env
 

@@ -41,7 +41,7 @@ from memscale.core.profiler import HooksRefusedError
 from memscale.core.step_signature import PlainValues, StepSignature, output_storages, signature_of
 from memscale.core.unseen_forward import UnseenForward
 from memscale.core.watched_forward import WatchedForward
-from memscale.core.wrapped import EXECUTOR, OBSERVERS
+from memscale.core.wrapped import EXECUTOR, OBSERVERS, plan_attached
 from memscale.errors import BudgetError, VerificationError, exclude_text, modules_of_run
 from memscale.offload import notices
 from memscale.offload.figures import OffloadFigures
@@ -575,9 +575,9 @@ class Executor(Ours):
         self.planned = self._known[signature] = planned
         if len(self._known) > _MOST_PLANS:
             del self._known[next(iter(self._known))]
-        self._signature = signature
-        self._is_new = True
+        self._signature, self._is_new = signature, True
         plan_log.announce(self, replaced, changed)
+        plan_attached(self)
         if self.config.verify_correctness and replaced is None:
             plan_log.announce_verification(self, args, kwargs, facts)
 

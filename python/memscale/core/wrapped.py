@@ -84,3 +84,12 @@ OBSERVERS: Final[list[Observer]] = []
 
 FORWARD_OBSERVERS: Final[list[ForwardObserver]] = []
 """Likewise, of forwards. Empty unless a run is recorded."""
+
+PLAN_OBSERVERS: Final[list[Callable[[Wrapped], None]]] = []
+"""Called when a plan has been attached to a model. They raise nothing."""
+
+
+def plan_attached(executor: Wrapped) -> None:
+    """A plan is in force, the first one or another."""
+    for observer in PLAN_OBSERVERS:
+        observer(executor)
