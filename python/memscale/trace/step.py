@@ -247,8 +247,8 @@ class CallRecorder:
                     f"module {self.modules[number][0]!r} runs in a thread that the forward has started, and "
                     "operations there are not traced"
                 )
-            transforms = torch._C._functorch.peek_interpreter_stack() is not None
-            if transforms:  # no technique works in there
+            is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+            if is_transformed:  # no technique works in there
                 recorder.graph.mark_module(number, _core.MODULE_NO_FORWARD)
             if self._inside_excluded and not is_excluded:  # shared with others, which may recompute it
                 recorder.graph.mark_module(number, _core.MODULE_LEFT_OUT)
@@ -259,9 +259,7 @@ class CallRecorder:
             try:
                 self._note_inputs(call, number, args, kwargs)
                 output = forward(*args, **kwargs)
-                if not transforms and recorder.learn_inputs:
-                    _count_returned(recorder, output)
-                return output
+                return output if is_transformed else _count_returned(recorder, output)
             finally:
                 self._inside_excluded -= is_excluded
                 recorder.leave(call)
@@ -323,10 +321,11 @@ Backward = Callable[[Tensor], list[Tensor | None]]
 """Runs backward from a loss and returns the gradients of some parameters."""
 
 
-def _count_returned(recorder: GraphRecorder, output: Any) -> None:
-    """Tensors that a forward returns and nothing has made or read before, such as those of a cache."""
-    for leaf in tensors_of(output):
+def _count_returned(recorder: GraphRecorder, output: Any) -> Any:
+    """An output, with tensors counted that nothing has made or read before, such as those of a cache."""
+    for leaf in tensors_of(output) if recorder.learn_inputs else ():
         recorder.resident(leaf, _core.CATEGORY_INPUT)
+    return output
 
 
 def run_step(
@@ -348,7 +347,6 @@ def run_step(
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
             with streamed_weights.in_use(recorder, step.path):
                 output = forward() if step.forwards == 1 else [forward() for _ in range(step.forwards)]
-            _count_returned(recorder, output)
             for carried in (*recorder.carried, *recorder.replaced.values()):
                 recorder.graph.end_buffer(carried)
             if not step.gradients:

@@ -152,7 +152,7 @@ def test_plain_peak(name: str) -> None:
 
 
 class Dropped(nn.Module):
-    """Has positions made that nothing reads and it does not return, as detectors do with those of all levels."""
+    """Has positions made that nothing reads or returns, as detectors do with those of all levels."""
 
     def __init__(self) -> None:
         super().__init__()
