@@ -125,22 +125,37 @@ typedef struct run_job {
     bool made;
 } run_job;
 
-static store_result add_run(store_db *db, void *user)
+/* The project of a new run, which is made if it is not there. Its runs are not counted: there may be many. */
+static store_result get_project(store_db *db, const run_job *job, int64_t *id)
 {
-    run_job *job = user;
-    store_project project;
-    project_job of = {job->ref.account, job->run->project, job->ref.now_ms, &project, false};
-    store_result result = add_project(db, &of);
+    store_result result =
+        STORE_RUN(db, PROJECT_ADD, "iti", job->ref.account, job->run->project, job->ref.now_ms);
+    sqlite3_stmt *row;
+    bool found;
 
     if (result != STORE_OK)
         return result;
-    result = STORE_RUN(db, RUN_ADD, "titii", job->ref.id, project.id, job->run->name, job->run->created_ms,
-                       job->ref.now_ms);
+    row = store_sql(db, SQL_PROJECT_ID);
+    found = store_bind(row, "it", job->ref.account, job->run->project) && store_row(row);
+    *id = found ? sqlite3_column_int64(row, 0) : 0;
+    result = store_row_end(db, row, STORE_OK);
+    return result == STORE_OK && !found ? STORE_FAILED : result;
+}
+
+static store_result add_run(store_db *db, void *user)
+{
+    run_job *job = user;
+    int64_t project = 0;
+    store_result result = get_project(db, job, &project);
+
+    if (result == STORE_OK)
+        result = STORE_RUN(db, RUN_ADD, "titii", job->ref.id, project, job->run->name, job->run->created_ms,
+                           job->ref.now_ms);
     if (result != STORE_OK)
         return result;
     job->made = sqlite3_changes(db->it) > 0;
     result = store_run_get(db, job->ref, job->out);
-    if (result == STORE_NOT_FOUND || (result == STORE_OK && job->out->project != project.id))
+    if (result == STORE_NOT_FOUND || (result == STORE_OK && job->out->project != project))
         return STORE_CONFLICT;
     return result;
 }

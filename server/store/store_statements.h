@@ -46,6 +46,7 @@ STORE_SQL(PROJECT_FIND, "SELECT id, name, created_ms,"
 STORE_SQL(PROJECTS, "SELECT id, name, created_ms,"
                     " (SELECT count(*) FROM run r WHERE r.project = p.id AND r.archived = 0)"
                     " FROM project p WHERE account = ? ORDER BY name")
+STORE_SQL(PROJECT_ID, "SELECT id FROM project WHERE account = ? AND name = ?")
 STORE_SQL(PROJECT_IS, "SELECT 1 FROM project WHERE id = ? AND account = ?")
 
 STORE_SQL(RUN_ADD, "INSERT INTO run(uid, project, name, state, archived, created_ms, seen_ms, version)"
