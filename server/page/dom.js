@@ -43,7 +43,7 @@ export function el(tag, attributes = {}, ...children) {
             .flat(Infinity)
             .filter((child) => child !== null && child !== undefined && child !== false),
     );
-    for (const [name, value] of Object.entries(attributes)) set(node, name, value); // after the options of a select
+    for (const [name, value] of Object.entries(attributes)) set(node, name, value); // after a select's options
     return node;
 }
 

@@ -2,7 +2,8 @@
 // What happens to a run, while its tab is visible.
 //
 //   visible ─► EventSource from the version that was drawn ──► batch, run, reset, gone
-//                 └ no stream comes through ─► the run is asked for every five seconds
+//                 └ no stream comes through ─► the run is asked for every five seconds;
+//                                              each minute a stream is tried again
 //   hidden  ─► nothing; a browser has few connections to one server
 //
 // Batches come as fast as a run sends them. They are gathered, and handed on at most once a second, or as
@@ -12,6 +13,8 @@
 import { get } from "./api.js";
 
 const POLL_MS = 5000;
+const POLLS = 12; // then a stream is tried again
+const OPEN_MS = 8000; // some proxies hold a stream back and say nothing
 const LEAST_MS = 1000;
 const TRIES = 3;
 
@@ -25,6 +28,8 @@ export class Live {
     #source = null;
     #failures = 0;
     #poll = null;
+    #polls = 0;
+    #deadline = null;
     #pending = null;
     #timer = null;
     #busy = false;
@@ -60,7 +65,9 @@ export class Live {
         }
         const source = new EventSource(`/api/v1/runs/${this.#run}/live?after=${this.#version}`);
         this.#source = source;
+        this.#deadline = setTimeout(() => this.#instead(), OPEN_MS);
         source.addEventListener("open", () => {
+            clearTimeout(this.#deadline);
             this.#failures = 0;
             this.#hear.how("live");
         });
@@ -86,6 +93,7 @@ export class Live {
     #stop() {
         this.#source?.close();
         this.#source = null;
+        clearTimeout(this.#deadline);
         clearInterval(this.#poll);
         this.#poll = null;
         this.#hear.how("paused");
@@ -103,15 +111,21 @@ export class Live {
             this.#hear.how("connecting again");
             return;
         }
-        source.close();
-        this.#source = null;
-        this.#beginPolling();
+        this.#instead();
     }
 
     // ---- without a stream ----
 
+    #instead() {
+        clearTimeout(this.#deadline);
+        this.#source?.close();
+        this.#source = null;
+        this.#beginPolling();
+    }
+
     #beginPolling() {
         this.#hear.how("asking every 5 s");
+        this.#polls = 0;
         this.#poll = setInterval(() => this.#ask(), POLL_MS);
         this.#ask();
     }
@@ -126,10 +140,18 @@ export class Live {
                 this.#gather({ series: true, events: true, documents: true });
             }
             this.#hear.run(run);
+            this.#polls += 1;
+            if (this.#polls === POLLS) this.#streamAgain();
         } catch (error) {
             if (error.status === 404) this.#gone();
             else if (error.status !== 401) this.#hear.how("no answer");
         }
+    }
+
+    #streamAgain() {
+        this.#failures = 0;
+        this.#stop();
+        this.#begin();
     }
 
     // ---- gathering ----

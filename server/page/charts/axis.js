@@ -16,9 +16,9 @@ export function onScheme(change) {
 /** Distances between ticks of sizes: powers of two. */
 export const BYTE_STEPS = Array.from({ length: 60 }, (_, power) => 2 ** power);
 
-/** Ticks of sizes from 0 up to `most`, about five. */
+/** Ticks of sizes from 0 up to `most`, four to eight. */
 export function byteTicks(most) {
-    const step = BYTE_STEPS.find((one) => one >= most / 6) ?? most / 5;
+    const step = BYTE_STEPS.find((one) => one >= most / 8) ?? most / 5;
     const ticks = [];
     for (let tick = 0; tick <= most; tick += step) ticks.push(tick);
     return ticks;

@@ -142,7 +142,9 @@ async function revoke(token, drop) {
     const sure = await confirm({
         title: "Revoke this token?",
         action: "Revoke",
-        text: `Programs that use “${token.name}” are refused from then on. Runs that record with it go on, and keep what they cannot send.`,
+        text:
+            `Programs that use “${token.name}” are refused from then on. ` +
+            "Runs that record with it go on, and keep what they cannot send.",
     });
     if (!sure) return;
     try {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For a screen reader (axe-core: no violation, in both colour schemes), by keyboard, and on a small screen."""
+"""For a screen reader (axe-core: no violation in both colour schemes), by keyboard, and on a small screen."""
 
 from __future__ import annotations
 

@@ -116,6 +116,21 @@ def test_without_a_stream_the_run_is_asked_for(tab: Tab, site: Site) -> None:
     page.get_by_text("last 3").wait_for()
 
 
+def test_a_stream_that_a_proxy_holds_back_is_given_up_and_tried_again(tab: Tab, site: Site) -> None:
+    run = site.client.run("held-00001", "held")
+    held: list[Any] = []
+    tab.page.route("**/live?*", lambda route: held.append(route))
+    tab.page.clock.install()
+    page = tab.open(site, f"/runs/{run}")
+    page.clock.run_for(9_000)
+    page.get_by_text("asking every 5 s").wait_for()
+    page.unroute("**/live?*")
+    page.clock.run_for(65_000)
+    page.locator(".live", has_text="live").wait_for()
+    for route in held:
+        route.abort()
+
+
 def test_a_hidden_tab_is_silent(tab: Tab, site: Site) -> None:
     client = site.client
     run = client.run("hidden-001", "hidden")
