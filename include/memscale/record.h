@@ -7,19 +7,19 @@
  *             copies and returns                  │ fsync by time; a cap on all of them
  *                                                 └──► msc_spool reads them, batch by batch, as JSON
  *
- * **Putting** copies into the ring and returns: no lock, no allocation, no system call but one that wakes the thread
- * where the ring is half full. Where there is no room, values are refused and counted: above half of the ring every second
- * row, above three quarters all of them. The last quarter is for events and documents.
+ * **Putting** copies into the ring and returns: no lock, no allocation, no system call but one that wakes the
+ * thread where the ring is half full. Where there is no room, values are refused and counted: above half of
+ * the ring every second row, above three quarters all of them. The last quarter is for events and documents.
  *
- * **The spool** is a file `<client>-<number>.spool` after another. Each record has its length and a CRC32C, so that a
- * file that ends anywhere is read up to the last whole record: a process that is killed loses only what was still in
- * the ring (at most 0.1 s). Where the disk refuses, the thread tries again each second, and what does not fit the ring
- * meanwhile is counted. At `cap_bytes` of all segments every second row of the oldest is removed, and again; events and
- * documents stay.
+ * **The spool** is a file `<client>-<number>.spool` after another. Each record has its length and a CRC32C,
+ * so that a file that ends anywhere is read up to the last whole record: a process that is killed loses only
+ * what was still in the ring (at most 0.1 s). Where the disk refuses, the thread tries again each second, and
+ * what does not fit the ring meanwhile is counted. At `cap_bytes` of all segments every second row of the
+ * oldest is removed, and again; events and documents stay.
  *
- * **A batch** is what is sent at once. Its number is in its records, so it is cut the same way by every reader,
- * however often: with the client's name, a server can see what it already has. It fits one request (1 MiB of JSON, 1,024
- * series, 1,024 events, 16 documents) and one segment.
+ * **A batch** is what is sent at once. Its number is in its records, so it is cut the same way by every
+ * reader, however often: with the client's name, a server can see what it already has. It fits one request (1
+ * MiB of JSON, 1,024 series, 1,024 events, 16 documents) and one segment.
  *
  * A child of a fork has no thread: there, putting does nothing and `msc_record_destroy` only lets go.
  */
@@ -93,20 +93,24 @@ static inline msc_record_options msc_record_options_default(void)
  *
  * @param ctx the recorder's own until it ends: nothing else may use it meanwhile.
  * @param out the caller owns the result and ends it with `msc_record_destroy`.
- * Errors: EINVAL (names the field), EIO (the folder cannot be written to; driver_code is errno), ENOMEM, EINTERNAL.
+ * Errors: EINVAL (names the field), EIO (the folder cannot be written to; driver_code is errno), ENOMEM,
+ * EINTERNAL.
  */
 MSC_API MSC_NODISCARD msc_status msc_record_create(msc_context *ctx, const msc_record_options *options,
                                                    msc_record **out, msc_error *err);
 
-/** Writes what is in the ring, ends the thread, closes the files. NULL is accepted. Waits for one write and fsync. */
+/**
+ * Writes what is in the ring, ends the thread, closes the files. NULL is accepted. Waits for one write and
+ * fsync.
+ */
 MSC_API void msc_record_destroy(msc_record *record);
 
 /**
  * Records values of a step.
  *
  * @param time_ms since 1970.
- * Errors: EINVAL (a name, a unit, the count), EAGAIN (no room; counted), ESTATE (after `msc_record_end`, or in a child of
- * a fork). Threads: any. Cost: a copy of some 30 bytes a value and its name.
+ * Errors: EINVAL (a name, a unit, the count), EAGAIN (no room; counted), ESTATE (after `msc_record_end`, or
+ * in a child of a fork). Threads: any. Cost: a copy of some 30 bytes a value and its name.
  */
 MSC_API MSC_NODISCARD msc_status msc_record_row(msc_record *record, int64_t step, int64_t time_ms,
                                                 const msc_record_value *values, uint32_t value_count,
@@ -133,7 +137,7 @@ MSC_API MSC_NODISCARD msc_status msc_record_flush(msc_record *record, int64_t ti
 /** Figures, for a struct of `out_bytes`. Threads: any. */
 MSC_API void msc_record_figures_read(const msc_record *record, msc_record_figures *out, size_t out_bytes);
 
-/* ---- reading ----------------------------------------------------------------------------------------------------- */
+/* ---- reading ------------------------------------------------------------------------------------------ */
 
 /** A file of a spool, or a part of it, in memory. */
 typedef struct msc_spool msc_spool;
@@ -169,15 +173,21 @@ MSC_API void msc_spool_destroy(msc_spool *spool);
 /** How often every second row was removed from the file. */
 MSC_API uint32_t msc_spool_level(const msc_spool *spool);
 
-/** Bytes that were passed over because they are not what was written. A record that is cut off at the end is none. */
+/**
+ * Bytes that were passed over because they are not what was written. A record that is cut off at the end is
+ * none.
+ */
 MSC_API uint64_t msc_spool_damaged_bytes(const msc_spool *spool);
 
-/** The next batch; 0 if there is none. */
+/**
+ * The next batch that holds anything; 0 if there is none. The tick that ends a file has the number of the
+ * next file's.
+ */
 MSC_API int msc_spool_next(msc_spool *spool, msc_spool_batch *out);
 
 /**
- * A batch as JSON: `{"client":…,"sequence":…,"points":[…],"events":[…],"documents":{…}}`, as the server's API takes it. Of
- * documents of one name the last.
+ * A batch as JSON: `{"client":…,"sequence":…,"points":[…],"events":[…],"documents":{…}}`, as the server's API
+ * takes it. Of documents of one name the last.
  *
  * @param batch that `msc_spool_next` gave last.
  * @param client see `msc_record_options`.

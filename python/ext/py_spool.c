@@ -2,8 +2,8 @@
 /*
  * The type `Spool`: a file of a recorder, batch by batch, each as the request that a server takes.
  *
- * Reading and making the text of a request happen without the GIL, so a thread that sends takes none of the time of one that
- * trains. One thread uses an object at a time; another one is refused.
+ * Reading and making the text of a request happen without the GIL, so a thread that sends takes none of the
+ * time of one that trains. One thread uses an object at a time; another one is refused.
  */
 #include "py_record.h"
 

@@ -5,8 +5,9 @@
  *     put      checks, reserves in the ring, copies; all that it shares with the thread is atomic
  *     thread   each 0.1 s, or when it is woken: ring ──► writer, until the ring is empty
  *
- * The thread sleeps on a pipe, so that waking it is one `write` that cannot block. It begins with all signals held back, as every
- * thread of the library: a file that may not grow is an error of the write (EFBIG) and no signal to the program.
+ * The thread sleeps on a pipe, so that waking it is one `write` that cannot block. It begins with all signals
+ * held back, as every thread of the library: a file that may not grow is an error of the write (EFBIG) and no
+ * signal to the program.
  */
 #include "memscale/record.h"
 
@@ -53,7 +54,7 @@ struct msc_record {
     int64_t retry_ns;
 };
 
-/* ---- options ---------------------------------------------------------------------------------------------------- */
+/* ---- options ------------------------------------------------------------------------------------------ */
 
 void msc_record_options_init(msc_record_options *out, size_t struct_bytes)
 {
@@ -104,7 +105,7 @@ static msc_status check_options(const msc_record_options *options, msc_error *er
     return MSC_OK;
 }
 
-/* ---- the thread ------------------------------------------------------------------------------------------------- */
+/* ---- the thread --------------------------------------------------------------------------------------- */
 
 /* Wakes the thread. Never blocks: a full pipe means that it is woken already. */
 static void wake(msc_record *record)
@@ -196,7 +197,7 @@ static void *run(void *argument)
     return NULL;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------- */
+/* ---- life --------------------------------------------------------------------------------------------- */
 
 /* A pipe that never blocks and that no other program inherits. */
 static msc_status open_pipe(int ends[2], msc_error *err)
@@ -275,7 +276,7 @@ void msc_record_destroy(msc_record *record)
     let_go(record);
 }
 
-/* ---- putting ---------------------------------------------------------------------------------------------------- */
+/* ---- putting ------------------------------------------------------------------------------------------ */
 
 static msc_status may_put(const msc_record *record, msc_error *err)
 {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bytes of a spool, written and read. Nothing here believes a length before it has compared it with what is there. */
+/*
+ * The bytes of a spool, written and read. Nothing here believes a length before it has compared it with what
+ * is there.
+ */
 #include "record/record_codec.h"
 
 #include <string.h>
@@ -33,7 +36,7 @@ uint32_t msc__crc32c(uint32_t crc, const void *bytes, size_t count)
     return ~crc;
 }
 
-/* ---- numbers ---------------------------------------------------------------------------------------------------- */
+/* ---- numbers ------------------------------------------------------------------------------------------ */
 
 static void put_u16(uint8_t *out, uint32_t value)
 {
@@ -68,7 +71,7 @@ static uint64_t get_u64(const uint8_t *at)
     return get_u32(at) | (uint64_t)get_u32(at + 4) << 32;
 }
 
-/* ---- headers ---------------------------------------------------------------------------------------------------- */
+/* ---- headers ------------------------------------------------------------------------------------------ */
 
 void msc__spool_put_header(uint8_t *out, uint32_t level, uint32_t number)
 {
@@ -93,7 +96,7 @@ msc_status msc__spool_get_header(const uint8_t *bytes, size_t count, uint32_t *l
     return MSC_OK;
 }
 
-/* ---- records ---------------------------------------------------------------------------------------------------- */
+/* ---- records ------------------------------------------------------------------------------------------ */
 
 void msc__spool_put(uint8_t *out, const msc__spool_record *record)
 {
@@ -131,7 +134,7 @@ uint32_t msc__spool_get(const uint8_t *bytes, uint64_t count, msc__spool_record 
     return msc__spool_size(payload_bytes);
 }
 
-/* ---- payloads --------------------------------------------------------------------------------------------------- */
+/* ---- payloads ----------------------------------------------------------------------------------------- */
 
 bool msc__record_is_name(const char *text, size_t bytes, size_t most)
 {

@@ -12,7 +12,8 @@
  *     tick      nothing: the batches before it are complete
  *     end       state u8
  *
- * A checksum covers all of a record but itself and the zeros at its end. Batches are numbered from 0 and rise.
+ * A checksum covers all of a record but itself and the zeros at its end. Batches are numbered from 0 and
+ * rise.
  */
 #ifndef MSC_RECORD_CODEC_H
 #define MSC_RECORD_CODEC_H

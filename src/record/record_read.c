@@ -4,7 +4,8 @@
  *
  *     bytes ──► records ──► runs of one number ──► columns by series, events, the last document of each name
  *
- * What is not a sound record is passed over to the next that is: a cut-off end is normal, anything else is counted as damage.
+ * What is not a sound record is passed over to the next that is: a cut-off end is normal, anything else is
+ * counted as damage.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +21,10 @@
 #include "record/record_json.h"
 
 #define MOST_FILE_BYTES (UINT64_C(1) << 30)
-/* How many bytes are looked at in search of a sound record, at most: each place that looks like one costs a checksum. */
+/*
+ * How many bytes are looked at in search of a sound record, at most: each place that looks like one costs a
+ * checksum.
+ */
 #define MOST_SEARCH_BYTES (UINT64_C(64) << 20)
 
 struct msc_spool {
@@ -42,7 +46,7 @@ typedef struct entry {
     uint32_t order;
 } entry;
 
-/* ---- loading ---------------------------------------------------------------------------------------------------- */
+/* ---- loading ------------------------------------------------------------------------------------------ */
 
 static msc_status make(msc_context *ctx, uint64_t count, msc_spool **out, msc_error *err)
 {
@@ -184,7 +188,7 @@ uint64_t msc_spool_damaged_bytes(const msc_spool *spool)
     return spool->damaged;
 }
 
-/* ---- batches ---------------------------------------------------------------------------------------------------- */
+/* ---- batches ------------------------------------------------------------------------------------------ */
 
 /* The next sound record from `*at` on, which is moved to it. Its size; 0: there is none. */
 static uint32_t find(msc_spool *spool, uint64_t *at, msc__spool_record *out)
@@ -231,7 +235,8 @@ static void count_record(const msc__spool_record *record, msc_spool_batch *out)
     }
 }
 
-int msc_spool_next(msc_spool *spool, msc_spool_batch *out)
+/* The next run of records of one number, which may be a tick alone. */
+static bool next_run(msc_spool *spool, msc_spool_batch *out)
 {
     msc__spool_record record;
     uint64_t end = spool->at;
@@ -239,7 +244,7 @@ int msc_spool_next(msc_spool *spool, msc_spool_batch *out)
 
     memset(out, 0, sizeof *out);
     if (size == 0)
-        return 0;
+        return false;
     out->begin = spool->base + spool->at;
     out->sequence = record.batch;
     while (size > 0 && record.batch == out->sequence) {
@@ -249,10 +254,19 @@ int msc_spool_next(msc_spool *spool, msc_spool_batch *out)
     }
     out->end = spool->base + end;
     out->is_complete = size > 0;
-    return 1;
+    return true;
 }
 
-/* ---- the request ------------------------------------------------------------------------------------------------ */
+int msc_spool_next(msc_spool *spool, msc_spool_batch *out)
+{
+    while (next_run(spool, out))
+        if (out->value_count > 0 || out->event_count > 0 || out->document_count > 0 || out->end_state != 0)
+            return 1;
+    memset(out, 0, sizeof *out);
+    return 0;
+}
+
+/* ---- the request -------------------------------------------------------------------------------------- */
 
 static int by_series(const void *left, const void *right)
 {

@@ -4,8 +4,8 @@
  *
  *     entry   ready u32 (bytes + 1; 0: not yet)   kind u32 (0: filler)   bytes, to a multiple of 8
  *
- * What the consumer gives back it has set to 0 before it moves `tail`, so an entry's first word is 0 until its own
- * producer sets it, wherever in the ring it comes to lie.
+ * What the consumer gives back it has set to 0 before it moves `tail`, so an entry's first word is 0 until
+ * its own producer sets it, wherever in the ring it comes to lie.
  */
 #include "record/record_ring.h"
 

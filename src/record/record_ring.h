@@ -3,9 +3,10 @@
  * @file record_ring.h
  * Entries from many threads to one, in a fixed number of bytes, without a lock.
  *
- * A producer reserves its bytes by moving `head`, copies, and then sets the entry's first word: the consumer stops at
- * an entry whose word is still 0. So no thread ever waits for another, and one that is stopped in the middle of its
- * copy holds up nobody but the consumer. An entry lies in one piece; before the end of the ring a filler stands in.
+ * A producer reserves its bytes by moving `head`, copies, and then sets the entry's first word: the consumer
+ * stops at an entry whose word is still 0. So no thread ever waits for another, and one that is stopped in
+ * the middle of its copy holds up nobody but the consumer. An entry lies in one piece; before the end of the
+ * ring a filler stands in.
  */
 #ifndef MSC_RECORD_RING_H
 #define MSC_RECORD_RING_H

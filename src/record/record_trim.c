@@ -6,8 +6,8 @@
  *             1 0 0 0 | writing          until one more file fits
  *             1 1 1 1 | writing          … so in the end all are equally thin
  *
- * A file is replaced by a rename, so who reads it has the one or the other. Batches keep their numbers, and where one was
- * sent already, the server knows it by its number.
+ * A file is replaced by a rename, so who reads it has the one or the other. Batches keep their numbers, and
+ * where one was sent already, the server knows it by its number.
  */
 #include "record/record_writer.h"
 

@@ -2,11 +2,13 @@
 /*
  * Records into batches, batches into segments.
  *
- *     batch     7 7 7 8 8 8 8 9 (tick) 9 9 …      a batch is complete as soon as a record of a later one follows
+ *     batch     7 7 7 8 8 8 8 9 (tick) 9 9 …      a batch is complete as soon as a record of a later one
+ *               follows
  *     segment   ─────────────┤├──────────────     and lies in one file
  *
- * A batch ends where the next record would make the request for it larger than a server takes, and by time: then a tick, a
- * record without content, begins the next one. How large a request can become is counted with every number at its longest.
+ * A batch ends where the next record would make the request for it larger than a server takes, and by time:
+ * then a tick, a record without content, begins the next one. How large a request can become is counted with
+ * every number at its longest.
  */
 #include "record/record_writer.h"
 
@@ -28,7 +30,7 @@
 #define VALUE_JSON_BYTES 72u  /* value, step and time, with their commas */
 #define RETRIES_NS INT64_C(1000000000)
 
-/* ---- what a record adds to a batch ------------------------------------------------------------------------------ */
+/* ---- what a record adds to a batch -------------------------------------------------------------------- */
 
 typedef struct added {
     uint64_t json_bytes;
@@ -110,7 +112,7 @@ static void begin_batch(msc__writer *writer)
     writer->batch++;
 }
 
-/* ---- files ------------------------------------------------------------------------------------------------------ */
+/* ---- files -------------------------------------------------------------------------------------------- */
 
 /* The system has refused. Always false. */
 static bool refused(msc__writer *writer)
@@ -179,7 +181,7 @@ static bool next_segment(msc__writer *writer)
     return open_segment(writer, writer->segment + 1);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------- */
+/* ---- life --------------------------------------------------------------------------------------------- */
 
 msc_status msc__writer_init(msc_context *ctx, const msc_record_options *options, const char *client,
                             msc__writer *out, msc_error *err)
@@ -223,7 +225,7 @@ void msc__writer_fini(msc__writer *writer)
     writer->ctx = NULL;
 }
 
-/* ---- records ---------------------------------------------------------------------------------------------------- */
+/* ---- records ------------------------------------------------------------------------------------------ */
 
 static bool put(msc__writer *writer, const msc__spool_record *record)
 {

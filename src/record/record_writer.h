@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * @file record_writer.h
- * The files of a spool, as its thread writes them: records into batches, batches into segments, all within a cap.
+ * The files of a spool, as its thread writes them: records into batches, batches into segments, all within a
+ * cap.
  *
- * Used by one thread. What the system refuses stays in the buffer, and the same bytes go to the same place when it is
- * tried again.
+ * Used by one thread. What the system refuses stays in the buffer, and the same bytes go to the same place
+ * when it is tried again.
  */
 #ifndef MSC_RECORD_WRITER_H
 #define MSC_RECORD_WRITER_H
@@ -51,7 +52,10 @@ msc_status msc__writer_init(msc_context *ctx, const msc_record_options *options,
                             msc__writer *out, msc_error *err);
 void msc__writer_fini(msc__writer *writer);
 
-/** Takes a record. False: the system refuses, try again with the same. Where the spool is full it is counted instead. */
+/**
+ * Takes a record. False: the system refuses, try again with the same. Where the spool is full it is counted
+ * instead.
+ */
 bool msc__writer_add(msc__writer *writer, msc__spool_kind kind, const uint8_t *payload,
                      uint32_t payload_bytes, int64_t now_ns);
 

@@ -8,14 +8,12 @@ a place, and ends when the last of these models is detached, or with the process
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
-from memscale import log
 from memscale.recording.places import record_setting, target_of
 from memscale.recording.run import Run
 
@@ -39,7 +37,7 @@ class Current:
         self.run: Run | None = None
         self._holders = 0
         self._lock = threading.RLock()
-        self._is_watched = self._has_warned = False
+        self._is_watched = False
 
     def hold(self, setting: str, name: str = "") -> Run | None:
         """One more wants to record; None: this process does not.
@@ -73,10 +71,10 @@ class Current:
             self.hold(str(record_setting(None)))
         return self.run
 
-    def warn(self, text: str) -> None:
-        """Says once what is wrong with what is recorded."""
-        log.LOGGER.log(logging.DEBUG if self._has_warned else logging.WARNING, "record: %s", text)
-        self._has_warned = True
+    def refuse(self, text: str) -> None:
+        """Says once in a run what is wrong with what is to be recorded."""
+        if self.run is not None:
+            self.run.refuse(text)
 
     def _watch(self) -> None:
         if not self._is_watched:
@@ -159,7 +157,7 @@ def record(
         if numbers:
             run.values(at, numbers)
     except Exception as error:  # a run is worth more than its record
-        CURRENT.warn(f"{type(error).__name__}: {error}")
+        CURRENT.refuse(f"{type(error).__name__}: {error}")
 
 
 def record_logged(logs: Mapping[str, Any], step: int) -> None:
@@ -196,12 +194,12 @@ def resume_from(state: Any) -> None:
 def _is_free(name: object) -> bool:
     """Whether a user may record under a name."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= _MOST_NAME_BYTES:
-        CURRENT.warn(
+        CURRENT.refuse(
             f"a name is {str(name)[:40]!r}; allowed: 1 to {_MOST_NAME_BYTES} bytes that can be printed"
         )
         return False
     if name.startswith(_RESERVED):
-        CURRENT.warn(f"{name!r} is one of MemScale's own names: put a word of yours before it")
+        CURRENT.refuse(f"{name!r} is one of MemScale's own names: put a word of yours before it")
         return False
     if len(_FREE) < _MOST_KNOWN:
         _FREE.add(name)

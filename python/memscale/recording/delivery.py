@@ -168,15 +168,17 @@ class Delivery:
         return spool, batch
 
     def _deliver(self, client: str, place: _Place, spool: _core.Spool | None, batch: dict[str, Any]) -> bool:
-        after = Cursor(place.cursor.segment, batch["sequence"] + 1)
+        after = place.cursor
         if batch["values"] or batch["events"] or batch["documents"]:
             assert spool is not None
+            after = Cursor(place.cursor.segment, batch["sequence"] + 1)
             if not self._begin() or not self._send(spool.body(client), batch["values"]):
                 return True
         place.end_state = batch["end_state"] or place.end_state
         place.offset = batch["end"]
-        place.cursor = after
-        self._note(client, after)
+        if after != place.cursor:
+            place.cursor = after
+            self._note(client, after)
         return True
 
     def _send(self, body: bytes, values: int) -> bool:

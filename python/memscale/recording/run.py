@@ -70,7 +70,7 @@ class Run:
         self._live_file: int | None = None
         self._pending: list[tuple[str, str, str]] = []  # events and documents before it is opened
         self._figures: dict[str, int] = {}
-        self.is_over = self._has_warned = False
+        self.is_over = self._has_warned = self._has_refused = False
         self.at_close: list[Callable[[], None]] = []
         self._process = os.getpid()
 
@@ -267,6 +267,12 @@ class Run:
             self._has_warned = True
             kind = type(error).__name__
             log.LOGGER.warning("recording to %s: %s: %s: training goes on", self._where, kind, error)
+
+    def refuse(self, text: str) -> None:
+        """Says once what is not taken of what the program records."""
+        if not self._has_refused:
+            self._has_refused = True
+            log.LOGGER.warning("record: %s", text)
 
     @property
     def _where(self) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import _core, events
+from memscale.core.arguments import effective_config
 from memscale.core.wrapped import FORWARD_OBSERVERS
 from memscale.recording import follower
 from memscale.recording.current import CURRENT
@@ -156,12 +157,14 @@ def test_detach_leaves_no_trace(tmp_path: Path) -> None:
     with serving(Store()) as server:
         _, model, _ = trained(server.url, 4)
         assert any("msc record" in name for name in threads())
+        executor = memscale.executor_of(model)
         memscale.detach(model)
         ours = str(spool_folder())
         assert not [name for name in open_files() if name.startswith(ours)]
         assert not any("msc record" in name for name in threads())
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("memscale")]
-    assert not FORWARD_OBSERVERS and not events.LISTENERS and not [*follower._followers]
+    assert not FORWARD_OBSERVERS and not events.LISTENERS and executor is not None
+    assert follower.follower_of(executor) is None
 
 
 def _is_there(name: str) -> bool:
@@ -238,13 +241,10 @@ def test_an_autosaved_run_goes_on_as_one(tmp_path: Path) -> None:
     assert kept.events[-1]["data"] == {"attempt": 1}
 
 
-def test_the_tuner_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_overrides_all_but_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSCALE_RECORD", str(tmp_path / "runs"))
-    from memscale.autotuning.confirm import _QUIETLY
-    from memscale.core.arguments import effective_config
-
     assert effective_config(memscale.Config()).record == str(tmp_path / "runs")
-    assert effective_config(memscale.Config().replace(**_QUIETLY)).record is None
+    assert effective_config(memscale.Config(record=None)).record is None
     assert effective_config(memscale.Config(record="elsewhere")).record == str(tmp_path / "runs")
 
 

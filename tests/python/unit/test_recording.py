@@ -29,7 +29,7 @@ from memscale.recording.places import (
     target_of,
 )
 from memscale.recording.run import Run
-from memscale.recording.run_folder import Cursor, RunFolder, RunInfo, run_folders
+from memscale.recording.run_folder import RunFolder, RunInfo, run_folders
 from memscale.recording.server import Backoff, Server, UnreachableError
 from memscale.recording.sync import sync
 from memscale.recording.tokens import keep_token, token_file, token_for
@@ -62,7 +62,6 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         "https_proxy",
     ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(CURRENT, "_has_warned", False)
     yield
     if CURRENT.run is not None:
         CURRENT.release()
@@ -501,21 +500,29 @@ class TestServer:
         assert store.runs == {} and "CERTIFICATE_VERIFY_FAILED" in caplog.text
         assert len(everything(spool_folder())[0]) == STEPS
 
-    def test_a_thinned_file_is_sent_from_where_it_was(self) -> None:
-        store = Store()
+    def test_a_file_that_is_thinned_while_it_is_sent(self) -> None:
+        store, rows = Store(), 4000
+        folder = RunFolder(spool_folder() / "thinned_run")
+        folder.begin(RunInfo("thinned_run", "demo", "a run", 1))
+        recorder = _core.Recorder(folder.path, "1-a", segment_bytes=8192, cap_bytes=32768, batch_seconds=60.0)
         with serving(store) as server:
-            folder = spooled("", batches=2)
-            client = folder.clients()[0]
-            delivery = Delivery(folder, Server(server.url, TOKEN))
-            assert delivery.advance()
-            path = folder.segment(client, 0)
-            place = delivery._places[client]
-            assert place.cursor == Cursor(0, 1) and place.offset > 32
-            place.level = 7  # as if it had been another file
+            delivery = Delivery(folder, Server(server.url, TOKEN), {"1-a"})
+            for step in range(rows):
+                recorder.row(step, step, {"loss": step / 8})
+                if step % 40 == 39:
+                    assert recorder.flush(30.0)
+                if step in (199, 399):  # two batches of the first file, which loses rows soon
+                    assert delivery.advance()
+            assert recorder.end("finished") and recorder.flush(30.0)
+            dropped = recorder.figures()["dropped_rows"]
+            recorder.close()
+            delivery.own.clear()
             while delivery.advance():
                 pass
-            assert path.exists()
-        assert store.run.duplicates == 0 and len(store.run.points("loss")) == 2 * STEPS
+        steps = [step for step, _ in store.run.points("loss")]
+        assert dropped > rows / 4 and store.run.duplicates == 0 and not store.problems
+        assert steps[:80] == [*range(80)] and steps[-1] == rows - 1 and len({*steps}) == len(steps)
+        assert rows - dropped <= len(steps) < rows and store.run.state == "finished"
 
 
 def spooled(url: str, batches: int = 1) -> RunFolder:

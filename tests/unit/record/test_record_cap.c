@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches, segments and the cap: what a request can hold, where files end, and what goes when there are too many. */
+/*
+ * Batches, segments and the cap: what a request can hold, where files end, and what goes when there are too
+ * many.
+ */
 #include "record_fixture.h"
 
 #include "oom/failing_alloc.h"

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bytes of a spool: the checksum's known values, records there and back, and that no flipped bit passes. */
+/*
+ * The bytes of a spool: the checksum's known values, records there and back, and that no flipped bit passes.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

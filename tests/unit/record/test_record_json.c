@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JSON text: numbers come back bit for bit, in any locale; what is no number is a string; memory may run out. */
+/*
+ * JSON text: numbers come back bit for bit, in any locale; what is no number is a string; memory may run out.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
