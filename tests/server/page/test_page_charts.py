@@ -52,6 +52,7 @@ def test_the_peak_of_200000_steps_is_seen_and_found_by_zooming(tab: Tab, site: S
     urls = asked(page)
     drag(page, stack.locator("canvas"), 0.58, 0.68)
     page.wait_for_url(re.compile(r"from=\d+&to=\d+"))
+    page.mouse.move(0, 0)  # off the chart: then it says its highest moment
     legend.get_by_text("15.0 GiB").wait_for()
     shown = [int(step) for step in re.findall(r"(?:from|to)=(\d+)", page.url)]
     assert shown[0] < PEAK_STEP < shown[1] and shown[1] - shown[0] < 40_000
@@ -127,8 +128,7 @@ def test_a_stream_that_a_proxy_holds_back_is_given_up_and_tried_again(tab: Tab, 
     page.unroute("**/live?*")
     page.clock.run_for(65_000)
     page.locator(".live", has_text="live").wait_for()
-    for route in held:
-        route.abort()
+    assert len(held) == 1
 
 
 def test_a_hidden_tab_is_silent(tab: Tab, site: Site) -> None:
