@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PACKAGE_SOURCES := $(shell find src include python meson.build meson.options pyproject.toml -type f \
 	! -name '*.pyc' 2>/dev/null)
 VERSION := $(shell sed -n "s/^  version: '\(.*\)',/\1/p" meson.build)
-PYTEST_FOLDERS := $(wildcard tests/python tests/tools tests/cli)
+PYTEST_FOLDERS := $(wildcard tests/python tests/tools tests/cli tests/server)
 PYTEST_ARGS ?=
 # Workers begin with tests that stand together, and take from each other at the end: none waits for another's last file.
 IN_PARALLEL := -n auto --dist loadfile
@@ -39,7 +39,7 @@ FEW_FAILURES := MEMSCALE_OOM=few
 CLANG_LEAVES_OUT := --no-suite long --no-suite oom
 # The rest has one thread: under thread checks it would show nothing that address checks do not. What these run is short, so
 # that a build without optimization takes less time than it costs.
-WITH_THREADS := --suite unit base/thread 'device/*' 'offload/*' 'optim/*' 'fingerprint/*'
+WITH_THREADS := --suite unit base/thread 'device/*' 'offload/*' 'optim/*' 'fingerprint/*' 'server/*'
 
 # $(call configure,FOLDER,C COMPILER,C++ COMPILER,OPTIONS): configures a build folder once.
 define configure
@@ -134,6 +134,10 @@ test-python: c-builds ## the Python tests, against the installed package; of the
 test-python: TURNS := --turn $(TURN)
 test-all: ## the same, and every long test (three times as long)
 	@$(MAKE) test-python TURNS=
+
+.PHONY: test-server
+test-server: c-builds ## memscale-server through its socket, the long tests too
+	@$(PYTHON) -m pytest -q $(IN_PARALLEL) tests/server $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: c-builds ## every static check

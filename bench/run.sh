@@ -99,6 +99,12 @@ check optimizer_step.py ${quick:+--rounds 3}
 check optimizer_offload.py --directory "$work" ${quick:+--batch 1 --rounds 1}
 check small_budgets.py --directory "$work" ${quick:+--mib 48 --steps 2}
 check checkpoint_overhead.py ${quick:+--rounds 20}
+if [ -x "$work/server/memscale-server" ]; then
+  check server.py "$work/server/memscale-server" --directory "$work" \
+    ${quick:+--runs 1000 --points 100000 --watchers 100}
+else
+  echo "== server.py: left out, memscale-server was not built: its libraries are missing"
+fi
 if [ -z "$quick" ]; then
   check loss_tile.py
   check mlp_tile.py

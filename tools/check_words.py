@@ -40,7 +40,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 _RETIRED = {_compiled(pattern): say for pattern, say in RETIRED.items()}
 
-FOLDERS = ("src", "include", "python", "cli", "docs/guide", "docs/design", "docs/formats")
+FOLDERS = ("src", "include", "python", "cli", "server", "docs/guide", "docs/design", "docs/formats")
 PAGES = ("README.md", "ARCHITECTURE.md")
 SUFFIXES = (".c", ".h", ".cu", ".py", ".pyi", ".md")
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("include", "src", "cli", "tests", "tools", "meson.build", "meson.options")
+COPIED = ("include", "src", "cli", "server", "tests", "tools", "meson.build", "meson.options")
 
 #: Programs that judge the mutants of a file of tests/mutants, with their arguments; the quickest first.
 JUDGES = {
@@ -143,7 +143,8 @@ def main() -> int:
         for name in COPIED:
             source = ROOT / name
             (shutil.copytree if source.is_dir() else shutil.copy)(source, tree / name)
-        setup = ["meson", "setup", str(tree / "build"), str(tree), "-Dcli=false", "-Dwerror=false"]
+        without = ["-Dcli=false", "-Dserver=disabled", "-Dwerror=false"]
+        setup = ["meson", "setup", str(tree / "build"), str(tree), *without]
         subprocess.run(setup, check=True, stdout=subprocess.DEVNULL)
         build(tree)
         for suite in JUDGES:

@@ -78,8 +78,7 @@ static void hash_secret(const char *secret, uint8_t *hash)
     (void)crypto_generichash(hash, STORE_HASH_BYTES, (const uint8_t *)secret, strlen(secret), NULL, 0);
 }
 
-/* ---- life
-   -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static msc_status make_nobody(accounts *it, msc_error *err)
 {
@@ -141,8 +140,7 @@ void accounts_destroy(accounts *it)
     msc_context_destroy(ctx);
 }
 
-/* ---- passwords
-   --------------------------------------------------------------------------------------------------- */
+/* ---- passwords ------------------------------------------------------------------------------- */
 
 static bool enter_gate(accounts *it)
 {
@@ -255,8 +253,7 @@ accounts_answer accounts_set_password(accounts *it, int64_t account, const char 
     return answer.result == ACCOUNTS_OK ? say_store(store_password_set(it->store, account, hash)) : answer;
 }
 
-/* ---- accounts
-   ---------------------------------------------------------------------------------------------------- */
+/* ---- accounts -------------------------------------------------------------------------------- */
 
 static accounts_answer add(accounts *it, store_account *account, const char *password, bool only_first)
 {
@@ -318,8 +315,7 @@ accounts_answer accounts_setup(accounts *it, const char *secret, const char *nam
     return answer;
 }
 
-/* ---- sessions
-   ---------------------------------------------------------------------------------------------------- */
+/* ---- sessions -------------------------------------------------------------------------------- */
 
 accounts_answer accounts_session_begin(accounts *it, int64_t account, int64_t now_ms, char *secret)
 {
@@ -360,8 +356,7 @@ accounts_answer accounts_by_session(accounts *it, const char *secret, int64_t no
     return say(ACCOUNTS_OK);
 }
 
-/* ---- tokens
-   ------------------------------------------------------------------------------------------------------ */
+/* ---- tokens ---------------------------------------------------------------------------------- */
 
 accounts_answer accounts_token_make(accounts *it, store_token *token, int64_t now_ms, char *text)
 {

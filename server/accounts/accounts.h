@@ -5,7 +5,7 @@
  *
  * Secrets are 256 random bits and are kept as BLAKE2b hashes; passwords as argon2id (19 MiB, 2 passes). Any
  * thread may call. A password is checked by at most two threads at once, two more may wait: memory and
- * processors are bounded whoever logs in.
+ * processors are bounded, however many log in.
  */
 #ifndef MSC_SERVER_ACCOUNTS_H
 #define MSC_SERVER_ACCOUNTS_H

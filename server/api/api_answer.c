@@ -44,7 +44,8 @@ static void write_value(json_out *out, const char *value)
             ;
     memcpy(shown, value, bytes);
     shown[bytes] = '\0';
-    out_text(out, "value", shown);
+    if (http_is_utf8(shown)) /* headers may be anything */
+        out_text(out, "value", shown);
 }
 
 void api_refuse(api_call *call, const api_fault *fault)

@@ -50,8 +50,7 @@ static const char *field_of(const api_call *call, const char *name)
     return http_field_find(call->request->fields, call->request->field_count, name);
 }
 
-/* ---- cookies
-   ------------------------------------------------------------------------------------------------------ */
+/* ---- cookies --------------------------------------------------------------------------------- */
 
 static bool is_secret(const char *text, size_t bytes)
 {
@@ -95,19 +94,19 @@ void api_set_cookie(api_call *call, const char *secret)
                    secret == NULL ? 0LL : (long long)(ACCOUNTS_SESSION_MS / 1000), secure ? "; Secure" : "");
 }
 
-/* ---- callers
-   ------------------------------------------------------------------------------------------------------ */
+/* ---- callers --------------------------------------------------------------------------------- */
 
 static bool is_unsafe(const api_call *call)
 {
     return strcmp(call->request->method, "GET") != 0 && strcmp(call->request->method, "HEAD") != 0;
 }
 
-static bool names_us(const char *origin, const char *host)
+/* Behind TLS, a page that came without it is not ours. */
+static bool names_us(const char *origin, const char *host, bool behind_https)
 {
-    static const char *const schemes[] = {"http://", "https://"};
+    static const char *const schemes[] = {"https://", "http://"};
 
-    for (size_t i = 0; i < API_COUNT(schemes); i++) {
+    for (size_t i = 0; i < (behind_https ? 1 : API_COUNT(schemes)); i++) {
         size_t bytes = strlen(schemes[i]);
 
         if (strncmp(origin, schemes[i], bytes) == 0 && strcasecmp(origin + bytes, host) == 0)
@@ -125,7 +124,7 @@ bool api_is_same_origin(api_call *call)
 
     if (!is_unsafe(call) || (call->is_known && !call->caller.by_session))
         return true;
-    if (origin != NULL && !names_us(origin, call->request->host))
+    if (origin != NULL && !names_us(origin, call->request->host, call->it->parts.behind_https))
         same = false;
     if (site != NULL && strcmp(site, "same-origin") != 0)
         same = false;

@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "api/api_internal.h"
-#include "base/invariant.h"
 
 #define EVENTS_AT_ONCE 100u
 
@@ -38,8 +37,7 @@ typedef struct export_source {
     char file_name[STORE_ID_BYTES + 8];
 } export_source;
 
-/* ---- parts
-   ------------------------------------------------------------------------------------------------------- */
+/* ---- parts ----------------------------------------------------------------------------------- */
 
 static bool write_document(void *user, const store_document *document, int64_t updated_ms)
 {
@@ -198,8 +196,7 @@ static store_result write_part(export_source *it)
     }
 }
 
-/* ---- the source
-   -------------------------------------------------------------------------------------------------- */
+/* ---- the source ------------------------------------------------------------------------------ */
 
 /* A failure in the middle ends the connection without the last chunk, so that nobody takes half a file for
    a whole one. */

@@ -219,8 +219,7 @@ static bool read_rest(api_call *call, const json_t *events, json_t *documents, b
     return true;
 }
 
-/* ---- the message
-   -------------------------------------------------------------------------------------------------- */
+/* ---- the message ----------------------------------------------------------------------------- */
 
 static void write_change(json_out *out, const store_new_points *series)
 {

@@ -50,8 +50,7 @@ struct api_call {
     const void *input; /* the handler's own, for what is called back */
 };
 
-/* ---- answers (api_answer.c)
-   --------------------------------------------------------------------------------------- */
+/* ---- answers (api_answer.c) ------------------------------------------------------------------ */
 
 json_out api_json(api_call *call);
 /** Sends what was written; 503 if there was no memory. */
@@ -74,8 +73,7 @@ void api_not_found(api_call *call);
 void api_refuse_store(api_call *call, store_result result);
 void api_refuse_accounts(api_call *call, accounts_answer answer);
 
-/* ---- who it is (api_auth.c)
-   --------------------------------------------------------------------------------------- */
+/* ---- who it is (api_auth.c) ------------------------------------------------------------------ */
 
 /** Fills the caller, if one came. False: refused. */
 bool api_authenticate(api_call *call);
@@ -89,8 +87,7 @@ uint32_t api_scope(const char *name);                    /**< 0: none of that na
 void api_write_scopes(json_out *out, uint32_t scopes);
 void api_write_account(json_out *out, const char *key, const store_account *account);
 
-/* ---- input (api_input.c)
-   ------------------------------------------------------------------------------------------ */
+/* ---- input (api_input.c) --------------------------------------------------------------------- */
 
 /** Whether a text's brackets nest no deeper than API_DEPTH. Strings are skipped; it need not be JSON. */
 bool api_is_shallow(const char *text, size_t bytes);
@@ -127,8 +124,7 @@ bool api_parameter_boolean(api_call *call, const char *name, bool *out);
 /** "<key>.<rest>": where a page begins. */
 bool api_parse_cursor(const char *text, int64_t *key, const char **rest);
 
-/* ---- runs
-   --------------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 store_run_ref api_ref(const api_call *call);
 /** Fills a run of the caller's, or answers. */
@@ -138,8 +134,7 @@ void api_write_run(json_out *out, const store_run *run, bool closed);
 void api_say_run(void *call, const store_run *run);
 void api_say_gone(void *call, const store_run *run);
 
-/* ---- handlers
-   ----------------------------------------------------------------------------------------------------- */
+/* ---- handlers -------------------------------------------------------------------------------- */
 
 void api_setup_state(api_call *call);
 void api_setup(api_call *call);

@@ -50,8 +50,7 @@ void api_series(api_call *call)
         api_refuse_store(call, result);
 }
 
-/* ---- buckets
-   ----------------------------------------------------------------------------------------------------- */
+/* ---- buckets --------------------------------------------------------------------------------- */
 
 /* The series that are named, and the range of steps that is asked for or that they have. */
 typedef struct points_query {
@@ -191,37 +190,46 @@ static void write_range(json_out *out, const points_query *query)
     out_integer(out, "width", (int64_t)query->buckets.width);
 }
 
+static store_result write_points(api_call *call, const points_query *query, json_out *out)
+{
+    const store_buckets *buckets = &query->buckets;
+    store_result result = STORE_OK;
+
+    write_range(out, query);
+    out_open(out, "series", '[');
+    for (uint32_t i = 0; i < query->count && result == STORE_OK; i++) {
+        for (uint32_t k = 0; k < buckets->count; k++)
+            buckets->at[k] = block_summary_empty();
+        if (query->has_range)
+            result = store_read_buckets(call->it->parts.store, query->series[i].key, buckets);
+        write_buckets(out, &query->series[i], buckets);
+    }
+    out_close(out, ']');
+    out_close(out, '}');
+    return result;
+}
+
 void api_points(api_call *call)
 {
     points_query *query = http_memory_get(&call->request->memory, sizeof *query);
     json_out out = api_json(call);
-    store_result result = query == NULL ? STORE_NO_MEMORY : STORE_OK;
+    store_result result;
     store_run run;
 
-    if (query != NULL &&
-        (!api_find_run(call, &run) || !find_series(call, run.key, query) || !read_range(call, query)))
+    if (query == NULL) {
+        api_refuse_store(call, STORE_NO_MEMORY);
         return;
-    if (query != NULL) {
-        write_range(&out, query);
-        out_open(&out, "series", '[');
     }
-    for (uint32_t i = 0; query != NULL && i < query->count && result == STORE_OK; i++) {
-        for (uint32_t k = 0; k < query->buckets.count; k++)
-            query->buckets.at[k] = block_summary_empty();
-        if (query->has_range)
-            result = store_read_buckets(call->it->parts.store, query->series[i].key, &query->buckets);
-        write_buckets(&out, &query->series[i], &query->buckets);
-    }
-    out_close(&out, ']');
-    out_close(&out, '}');
+    if (!api_find_run(call, &run) || !find_series(call, run.key, query) || !read_range(call, query))
+        return;
+    result = write_points(call, query, &out);
     if (result == STORE_OK)
         api_send(call, 200, &out);
     else
         api_refuse_store(call, result);
 }
 
-/* ---- events and documents
-   ----------------------------------------------------------------------------------------- */
+/* ---- events and documents -------------------------------------------------------------------- */
 
 typedef struct events_page {
     json_out out;

@@ -64,8 +64,7 @@ void api_list_routes(void (*write)(void *user, const char *method, const char *p
         write(user, api_routes[i].method, api_routes[i].path);
 }
 
-/* ---- finding a route
-   ---------------------------------------------------------------------------------------------- */
+/* ---- finding a route ------------------------------------------------------------------------- */
 
 static bool fits(const api_route *route, const http_target *target, const char **values)
 {
@@ -171,8 +170,7 @@ static bool check_parameters(api_call *call)
     return true;
 }
 
-/* ---- the handler of http
-   ------------------------------------------------------------------------------------------ */
+/* ---- the handler of http --------------------------------------------------------------------- */
 
 static int64_t system_now_ms(void)
 {

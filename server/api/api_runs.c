@@ -25,8 +25,7 @@ static bool parse_state(const char *text, store_state *state)
     return false;
 }
 
-/* ---- projects
-   ---------------------------------------------------------------------------------------------------- */
+/* ---- projects -------------------------------------------------------------------------------- */
 
 static bool write_project(void *user, const store_project *project)
 {
@@ -79,8 +78,7 @@ void api_create_project(api_call *call)
     api_send(call, made ? 201 : 200, &out);
 }
 
-/* ---- one run
-   ------------------------------------------------------------------------------------------------------ */
+/* ---- one run --------------------------------------------------------------------------------- */
 
 store_run_ref api_ref(const api_call *call)
 {
@@ -275,8 +273,7 @@ void api_heartbeat(api_call *call)
         api_refuse_store(call, result);
 }
 
-/* ---- a page of runs
-   ----------------------------------------------------------------------------------------------- */
+/* ---- a page of runs -------------------------------------------------------------------------- */
 
 typedef struct runs_page {
     json_out out;

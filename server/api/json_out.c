@@ -14,6 +14,7 @@
 #include <string.h>
 
 #define FIRST_BYTES 512u
+#define EXACT 9007199254740992.0 /* 2^53 */
 
 void out_raw_bytes(json_out *out, const char *text, size_t bytes)
 {
@@ -120,6 +121,12 @@ static void put_finite(json_out *out, double value)
 {
     char text[40];
 
+    if (fabs(value) < EXACT && value == (double)(int64_t)value &&
+        !signbit(value)) { /* most are, and this is quicker */
+        (void)snprintf(text, sizeof text, "%lld", (long long)value);
+        out_raw(out, text);
+        return;
+    }
     (void)snprintf(text, sizeof text, "%.15g", value);
     if (strtod(text, NULL) != value)
         (void)snprintf(text, sizeof text, "%.17g", value);

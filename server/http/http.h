@@ -105,8 +105,7 @@ void http_stream_wake(http_stream *stream);
 /** A reply of ours for a request that is not answered otherwise; `message` is a literal without quotes. */
 void http_refuse(http_request *request, http_refusal refusal, http_reply *reply);
 
-/* ---- the page's files
-   -------------------------------------------------------------------------------------------- */
+/* ---- the page's files ------------------------------------------------------------------------ */
 
 typedef struct http_page http_page;
 

@@ -137,12 +137,22 @@ static bool put_headers(struct MHD_Response *response, const http_exchange *exch
     return done;
 }
 
+/* To HEAD the library would send the last chunk of a stream, which is no part of its answer. */
+static void drop_stream(http_exchange *exchange)
+{
+    exchange->stream.source = exchange->reply.source;
+    http_stream_end(exchange);
+    exchange->reply.source = NULL;
+}
+
 enum MHD_Result http_reply_send(http_exchange *exchange, struct MHD_Connection *connection)
 {
     const http_reply *reply = &exchange->reply;
     struct MHD_Response *response;
     enum MHD_Result result = MHD_NO;
 
+    if (reply->source != NULL && strcmp(exchange->request.method, "HEAD") == 0)
+        drop_stream(exchange);
     if (reply->source != NULL)
         response = make_stream(exchange, connection);
     else /* the body lives as long as the request, and the library does not write to it */

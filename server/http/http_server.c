@@ -29,8 +29,7 @@
 #define BODY_BYTES_OF_ALL (UINT64_C(256) << 20)
 #define FIRST_BODY_BYTES 4096u
 
-/* ---- one exchange
-   ------------------------------------------------------------------------------------------------ */
+/* ---- one exchange ---------------------------------------------------------------------------- */
 
 static void *begin_exchange(void *user, const char *uri, struct MHD_Connection *connection)
 {
@@ -205,8 +204,7 @@ static enum MHD_Result handle(void *user, struct MHD_Connection *connection, con
     return http_reply_send(exchange, connection);
 }
 
-/* ---- the server
-   -------------------------------------------------------------------------------------------------- */
+/* ---- the server ------------------------------------------------------------------------------ */
 
 /* Targets are taken apart by us, from the raw text. */
 static size_t leave_escaped(void *user, struct MHD_Connection *connection, char *text)

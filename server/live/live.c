@@ -117,8 +117,7 @@ void live_destroy(live *it)
     msc_context_destroy(ctx);
 }
 
-/* ---- the ring
-   ---------------------------------------------------------------------------------------------------- */
+/* ---- the ring -------------------------------------------------------------------------------- */
 
 static void ring_put(live_topic *topic, const void *from, size_t bytes)
 {
@@ -159,8 +158,7 @@ static void make_room(live_topic *topic, size_t bytes)
     }
 }
 
-/* ---- topics
-   ------------------------------------------------------------------------------------------------------ */
+/* ---- topics ---------------------------------------------------------------------------------- */
 
 static live_topic *find_topic(live *it, const char *run)
 {
@@ -192,8 +190,7 @@ static live_topic *make_topic(live *it, const char *run, live_topic *over)
     return found;
 }
 
-/* ---- watches
-   ----------------------------------------------------------------------------------------------------- */
+/* ---- watches --------------------------------------------------------------------------------- */
 
 live_watch *live_open(live *it, const char *run)
 {
@@ -365,8 +362,7 @@ int64_t live_read(live_watch *watch, char *into, size_t room)
     return bytes;
 }
 
-/* ---- saying
-   ------------------------------------------------------------------------------------------------------ */
+/* ---- saying ---------------------------------------------------------------------------------- */
 
 static void append(live_topic *topic, int64_t version, const char *event, const char *data)
 {

@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "api/api.h"
 #include "main/options.h"
@@ -28,6 +29,16 @@ typedef struct program {
 
 static const msc_allocator plain_allocator; /* the C library's, which bears threads */
 
+/* A server without its page is one for programs alone; one that was named must be there. */
+static msc_status load_page(program *it, msc_error *err)
+{
+    if (it->options.page != NULL)
+        return http_page_load(&plain_allocator, it->options.page, &it->page, err);
+    if (access(SERVER_PAGE, F_OK) != 0)
+        return MSC_OK;
+    return http_page_load(&plain_allocator, SERVER_PAGE, &it->page, err);
+}
+
 static msc_status start_parts(program *it, msc_error *err)
 {
     const store_options kept = {
@@ -39,8 +50,8 @@ static msc_status start_parts(program *it, msc_error *err)
         status = accounts_create(&plain_allocator, it->store, &it->accounts, err);
     if (status == MSC_OK)
         status = live_create(&plain_allocator, &it->live, err);
-    if (status == MSC_OK && it->options.page != NULL)
-        status = http_page_load(&plain_allocator, it->options.page, &it->page, err);
+    if (status == MSC_OK)
+        status = load_page(it, err);
     parts = (api_parts){.store = it->store,
                         .accounts = it->accounts,
                         .live = it->live,

@@ -25,11 +25,12 @@ static const char usage[] =
     "  --host NAME              answers to this name too (the Host that browsers send); may be given up to "
     "24 times\n"
     "  --https                  a proxy with TLS stands in front: cookies are for HTTPS alone\n"
-    "  --page DIR               the page's files\n"
+    "  --page DIR               the page's files (default: where they are installed)\n"
     "  --threads N              threads that answer (default: 8)\n"
     "  --connections N          most connections at once (default: 4096)\n"
     "  --per-address N          most from one address (default: 2048)\n"
     "  --max-bytes SIZE         most that the data may take, as 500M or 20G (default: what the disk has)\n"
+    "  --list-routes            prints the routes of the API and ends\n"
     "  --version, --help\n"
     "\n"
     "Exit codes: 0 stopped by SIGINT or SIGTERM, 2 wrong usage, 3 it cannot start.\n";

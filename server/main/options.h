@@ -11,7 +11,7 @@
 
 typedef struct server_options {
     const char *data;                 /**< folder */
-    const char *page;                 /**< folder, or NULL */
+    const char *page;                 /**< folder, or NULL: where it is installed, if it is */
     char address[OPTIONS_NAME_BYTES]; /**< numeric; IPv6 without brackets */
     uint16_t port;
     char host_names[OPTIONS_HOSTS][OPTIONS_NAME_BYTES];

@@ -31,18 +31,25 @@ block_summary block_summary_empty(void)
 
 void block_summary_add(block_summary *summary, const block_point *point)
 {
-    bool known = !isnan(point->value);
-    block_summary one = {1,
-                         !known,
-                         point->step,
-                         point->step,
-                         point->time_ms,
-                         point->value,
-                         point->value,
-                         known ? point->value : 0,
-                         point->value};
+    bool is_first = summary->count == 0;
 
-    block_summary_merge(summary, &one);
+    summary->count++;
+    if (is_first || point->step < summary->first_step)
+        summary->first_step = point->step;
+    if (is_first || point->step > summary->last_step)
+        summary->last_step = point->step;
+    if (is_first || point->time_ms > summary->last_time_ms)
+        summary->last_time_ms = point->time_ms;
+    summary->last = point->value;
+    if (isnan(point->value)) {
+        summary->nans++;
+        return;
+    }
+    if (!(summary->min <= point->value)) /* true of NaN, too: there was none */
+        summary->min = point->value;
+    if (!(summary->max >= point->value))
+        summary->max = point->value;
+    summary->sum += point->value;
 }
 
 void block_summary_merge(block_summary *summary, const block_summary *later)

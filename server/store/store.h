@@ -44,8 +44,7 @@ typedef enum store_result {
     STORE_STOPPED /**< by the caller's function */
 } store_result;
 
-/* ---- life
-   ------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 typedef struct store_options {
     const char *folder;      /**< is made if it is not there */
@@ -61,7 +60,7 @@ typedef struct store_options {
 MSC_NODISCARD msc_status store_open(const store_options *options, store **out, msc_error *err);
 /** No call may be under way. NULL is accepted. */
 void store_close(store *it);
-/** Whether a read works and the last write did. */
+/** Whether a read works, and the last write did or one would now. */
 bool store_is_ready(store *it);
 
 typedef struct store_figures {
@@ -73,8 +72,7 @@ typedef struct store_figures {
 } store_figures;
 store_figures store_count(store *it);
 
-/* ---- accounts
-   --------------------------------------------------------------------------------------------------- */
+/* ---- accounts -------------------------------------------------------------------------------- */
 
 typedef struct store_account {
     int64_t id;
@@ -126,8 +124,7 @@ typedef bool store_token_each(void *user, const store_token *token);
 /** The newest first. */
 store_result store_tokens(store *it, int64_t account, store_token_each *each, void *user);
 
-/* ---- projects and runs
-   ------------------------------------------------------------------------------------------ */
+/* ---- projects and runs ----------------------------------------------------------------------- */
 
 typedef struct store_project {
     int64_t id;
@@ -218,8 +215,7 @@ typedef struct store_runs_query {
 typedef bool store_run_each(void *user, const store_run *run);
 store_result store_runs(store *it, const store_runs_query *query, store_run_each *each, void *user);
 
-/* ---- what runs send
-   --------------------------------------------------------------------------------------------- */
+/* ---- what runs send -------------------------------------------------------------------------- */
 
 typedef struct store_new_points {
     const char *series;
@@ -264,8 +260,7 @@ typedef struct store_ingested {
 /** All of a batch, or none. */
 store_result store_ingest(store *it, store_run_ref ref, const store_batch *batch, store_ingested *out);
 
-/* ---- reading: by the key of a run that was found
-   ----------------------------------------------------------------- */
+/* ---- reading: by the key of a run that was found --------------------------------------------- */
 
 typedef struct store_series {
     int64_t key;

@@ -114,8 +114,7 @@ store_result store_password_set(store *it, int64_t account, const char *password
     return store_write(it, set_password, NULL, &job);
 }
 
-/* ---- sessions
-   --------------------------------------------------------------------------------------------------- */
+/* ---- sessions -------------------------------------------------------------------------------- */
 
 typedef struct session_job {
     const store_session *session;
@@ -188,8 +187,7 @@ store_result store_session_find(store *it, const uint8_t *hash, store_session *o
     return result == STORE_OK && !found ? STORE_NOT_FOUND : result;
 }
 
-/* ---- tokens
-   ----------------------------------------------------------------------------------------------------- */
+/* ---- tokens ---------------------------------------------------------------------------------- */
 
 typedef struct token_job {
     const store_token *token;

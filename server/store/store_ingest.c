@@ -88,27 +88,39 @@ static store_result add_series(store_db *db, int64_t run, const store_new_points
     return result == STORE_OK ? get_series(db, run, from->series, out) : result;
 }
 
+store_result store_get_block(store_db *db, int64_t series, int64_t number, block_point *points,
+                             uint32_t *count)
+{
+    /* One statement: between two, a reader could see a block grow. */
+    sqlite3_stmt *row = store_sql(db, SQL_BLOCK_POINTS);
+    bool found = store_bind(row, "ii", series, number) && store_row(row);
+    bool whole = false;
+    store_result result;
+
+    *count = found ? (uint32_t)sqlite3_column_int64(row, 0) : 0;
+    if (found)
+        whole =
+            block_unpack(sqlite3_column_blob(row, 1), (size_t)sqlite3_column_bytes(row, 1), *count, points);
+    result = store_row_end(db, row, STORE_OK);
+    if (result != STORE_OK || !found)
+        return result == STORE_OK ? STORE_NOT_FOUND : result;
+    return whole ? STORE_OK : STORE_FAILED;
+}
+
 static store_result load_tail(store_db *db, const store_series *series, tail *out)
 {
-    sqlite3_stmt *row;
-    store_result result;
-    bool whole;
+    store_result result = STORE_OK;
 
     out->series = series->key;
     out->number = series->blocks;
     out->count = 0;
     if (series->blocks == 0)
         return STORE_OK;
-    row = store_sql(db, SQL_BLOCK_GET);
-    whole = store_bind(row, "ii", series->key, series->blocks - 1) && store_row(row);
-    if (whole && sqlite3_column_int64(row, 0) < BLOCK_POINTS) {
+    if (series->summary.count % BLOCK_POINTS != 0) { /* the last block has room */
         out->number--;
-        out->count = (uint32_t)sqlite3_column_int64(row, 0);
-        whole = block_unpack(sqlite3_column_blob(row, 9), (size_t)sqlite3_column_bytes(row, 9), out->count,
-                             out->points);
+        result = store_get_block(db, series->key, out->number, out->points, &out->count);
     }
-    result = store_row_end(db, row, STORE_OK);
-    return result == STORE_OK && !whole ? STORE_FAILED : result;
+    return result == STORE_NOT_FOUND ? STORE_FAILED : result;
 }
 
 static block_summary summarize(const block_point *points, uint32_t count)
@@ -125,10 +137,15 @@ static store_result save_tail(store_db *db, tail *from)
 {
     block_summary s = summarize(from->points, from->count);
     size_t bytes = block_pack(from->points, from->count, from->packed);
+    store_result result;
 
-    return STORE_RUN(db, BLOCK_SET, "iiiiiiiddddb", from->series, from->number, s.count, s.nans, s.first_step,
-                     s.last_step, s.last_time_ms, s.min, s.max, s.sum, s.last, (const void *)from->packed,
-                     bytes);
+    if (from->number >= STORE_BLOCKS)
+        return STORE_TOO_MANY;
+    result = STORE_RUN(db, BLOCK_SET, "iiiiiiidddd", from->series, from->number, s.count, s.nans,
+                       s.first_step, s.last_step, s.last_time_ms, s.min, s.max, s.sum, s.last);
+    return result != STORE_OK ? result
+                              : STORE_RUN(db, PACKED_SET, "ib", from->series * STORE_BLOCKS + from->number,
+                                          (const void *)from->packed, bytes);
 }
 
 static store_result add_points(store_db *db, int64_t run, const store_new_points *from)
@@ -239,8 +256,7 @@ store_result store_ingest(store *it, store_run_ref ref, const store_batch *batch
     return store_write(it, ingest, count_batch, &job);
 }
 
-/* ---- reading
-   ---------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 store_result store_series_find(store *it, int64_t run, const char *name, store_series *out)
 {
@@ -272,17 +288,8 @@ store_result store_series_list(store *it, int64_t run, store_series_each *each, 
 store_result store_read_block(store *it, int64_t series, int64_t block, block_point *points, uint32_t *count)
 {
     store_db *db = store_reader_get(it);
-    sqlite3_stmt *row = store_sql(db, SQL_BLOCK_GET);
-    bool found = store_bind(row, "ii", series, block) && store_row(row);
-    bool whole = found;
-    store_result result;
+    store_result result = store_get_block(db, series, block, points, count);
 
-    if (found) {
-        *count = (uint32_t)sqlite3_column_int64(row, 0);
-        whole =
-            block_unpack(sqlite3_column_blob(row, 9), (size_t)sqlite3_column_bytes(row, 9), *count, points);
-    }
-    result = store_row_end(db, row, !found ? STORE_NOT_FOUND : whole ? STORE_OK : STORE_FAILED);
     store_reader_put(it, db);
     return result;
 }

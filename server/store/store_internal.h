@@ -69,6 +69,13 @@ msc_status store_migrate_to(store_db *db, uint32_t version, msc_error *err);
 /** A step of removing what deleted runs had; `*more` false: nothing is left. */
 store_result store_purge_step(store_db *db, bool *more);
 
+/** Blocks of a series are numbered below this, so that series and number make one key. */
+#define STORE_BLOCKS (INT64_C(1) << 24)
+
+/** The points of a block. NOT_FOUND: there is none; FAILED: its bytes are not what holds so many. */
+store_result store_get_block(store_db *db, int64_t series, int64_t number, block_point *points,
+                             uint32_t *count);
+
 /** Columns of an account at the first five columns; a run's at its ten. */
 void store_account_row(sqlite3_stmt *row, store_account *out);
 void store_run_row(sqlite3_stmt *row, int64_t now_ms, store_run *out);

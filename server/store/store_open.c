@@ -97,6 +97,17 @@ static msc_status claim_folder(store *it, const char *folder, msc_error *err)
     return MSC_OK;
 }
 
+/* What a statement of one row says, as text. */
+static void ask(store_db *db, const char *question, char *into, size_t room)
+{
+    sqlite3_stmt *statement = NULL;
+
+    (void)snprintf(into, room, "nothing");
+    if (sqlite3_prepare_v2(db->it, question, -1, &statement, NULL) == SQLITE_OK && store_row(statement))
+        store_column_text(statement, 0, into, room);
+    (void)sqlite3_finalize(statement);
+}
+
 static msc_status set_up(store_db *db, uint64_t most_bytes, msc_error *err)
 {
     char text[256];
@@ -111,22 +122,21 @@ static msc_status set_up(store_db *db, uint64_t most_bytes, msc_error *err)
     if (sqlite3_exec(db->it, text, NULL, NULL, NULL) != SQLITE_OK)
         return msc__fail(err, store_db_failed(db) == STORE_NO_MEMORY ? MSC_ENOMEM : MSC_EIO,
                          "cannot set up the data: %s", sqlite3_errmsg(db->it));
+    ask(db, "PRAGMA journal_mode", text, sizeof text);
+    if (strcmp(text, "wal") != 0)
+        return msc__fail(err, MSC_EIO, "the folder cannot hold a write-ahead log (SQLite is in mode %s)",
+                         text);
     return MSC_OK;
 }
 
 static msc_status check_file(store_db *db, msc_error *err)
 {
-    sqlite3_stmt *statement = NULL;
-    msc_status status = MSC_OK;
-    char said[256] = "nothing";
+    char said[256];
 
-    if (sqlite3_prepare_v2(db->it, "PRAGMA integrity_check(1)", -1, &statement, NULL) == SQLITE_OK &&
-        store_row(statement))
-        store_column_text(statement, 0, said, sizeof said);
-    if (strcmp(said, "ok") != 0)
-        status = msc__fail(err, MSC_EIO, "the data is damaged; restore a backup. SQLite says: %s", said);
-    (void)sqlite3_finalize(statement);
-    return status;
+    ask(db, "PRAGMA integrity_check(1)", said, sizeof said);
+    if (strcmp(said, "ok") == 0)
+        return MSC_OK;
+    return msc__fail(err, MSC_EIO, "the data is damaged; restore a backup. SQLite says: %s", said);
 }
 
 static msc_status mark(store_db *db, int64_t clean, msc_error *err)
@@ -149,7 +159,8 @@ static msc_status take_up(store *it, const store_options *options, msc_error *er
         return status;
     row = store_sql(db, SQL_META_GET);
     unclean = store_bind(row, "t", "clean") && store_row(row) && sqlite3_column_int64(row, 0) == 0;
-    msc__ignore((msc_status)(store_row_end(db, row, STORE_OK) != STORE_OK));
+    if (store_row_end(db, row, STORE_OK) != STORE_OK)
+        return msc__fail(err, MSC_EIO, "cannot read the data: %s", sqlite3_errmsg(db->it));
     if (unclean)
         status = check_file(db, err);
     if (status == MSC_OK)
@@ -291,6 +302,12 @@ void store_reader_put(store *it, store_db *db)
     msc__mutex_unlock(&it->mutex);
 }
 
+static store_result write_anything(store_db *db, void *user)
+{
+    (void)user;
+    return STORE_RUN(db, META_SET, "ti", "clean", (int64_t)0);
+}
+
 bool store_is_ready(store *it)
 {
     int64_t count;
@@ -299,6 +316,8 @@ bool store_is_ready(store *it)
     msc__mutex_lock(&it->mutex);
     failed = it->write_failed;
     msc__mutex_unlock(&it->mutex);
+    if (failed) /* there may be room by now */
+        failed = store_write(it, write_anything, NULL, NULL) != STORE_OK;
     return !failed && store_account_count(it, &count) == STORE_OK;
 }
 

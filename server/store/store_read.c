@@ -21,30 +21,20 @@ static uint32_t bucket_of(const store_buckets *buckets, int64_t step)
     return (uint32_t)index;
 }
 
-static store_result add_points_of(store_db *db, int64_t block, const store_buckets *buckets)
+/* A block that counts in part, or lies in several buckets. */
+static store_result add_points_of(store_db *db, int64_t series, int64_t number, const store_buckets *buckets)
 {
-    sqlite3_stmt *row = store_sql(db, SQL_BLOCK_POINTS);
     block_point points[BLOCK_POINTS];
-    uint32_t count = 0;
-    bool whole = store_bind(row, "i", block) && store_row(row);
-    uint32_t i;
-    store_result result;
+    uint32_t count;
+    store_result result = store_get_block(db, series, number, points, &count);
 
-    if (whole) {
-        count = (uint32_t)sqlite3_column_int64(row, 0);
-        whole =
-            block_unpack(sqlite3_column_blob(row, 1), (size_t)sqlite3_column_bytes(row, 1), count, points);
-    }
-    result = store_row_end(db, row, STORE_OK);
-    if (result != STORE_OK || !whole)
-        return result == STORE_OK ? STORE_FAILED : result;
-    for (i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count && result == STORE_OK; i++)
         if (points[i].step >= buckets->from && points[i].step <= buckets->to)
             block_summary_add(&buckets->at[bucket_of(buckets, points[i].step)], &points[i]);
-    return STORE_OK;
+    return result == STORE_NOT_FOUND ? STORE_FAILED : result;
 }
 
-static store_result add_block(store_db *db, sqlite3_stmt *row, const store_buckets *buckets)
+static store_result add_block(store_db *db, sqlite3_stmt *row, int64_t series, const store_buckets *buckets)
 {
     block_summary block = {
         sqlite3_column_int64(row, 0), sqlite3_column_int64(row, 1), sqlite3_column_int64(row, 2),
@@ -57,7 +47,7 @@ static store_result add_block(store_db *db, sqlite3_stmt *row, const store_bucke
         block_summary_merge(&buckets->at[bucket_of(buckets, block.first_step)], &block);
         return STORE_OK;
     }
-    return add_points_of(db, sqlite3_column_int64(row, 9), buckets);
+    return add_points_of(db, series, sqlite3_column_int64(row, 9), buckets);
 }
 
 store_result store_read_buckets(store *it, int64_t series, const store_buckets *buckets)
@@ -68,7 +58,7 @@ store_result store_read_buckets(store *it, int64_t series, const store_buckets *
         store_bind(row, "iii", series, buckets->from, buckets->to) ? STORE_OK : store_db_failed(db);
 
     while (result == STORE_OK && store_row(row))
-        result = add_block(db, row, buckets);
+        result = add_block(db, row, series, buckets);
     result = store_row_end(db, row, result);
     store_reader_put(it, db);
     return result;

@@ -10,8 +10,7 @@
 
 #include "store/store_internal.h"
 
-/* ---- projects
-   --------------------------------------------------------------------------------------------------- */
+/* ---- projects -------------------------------------------------------------------------------- */
 
 typedef struct project_job {
     int64_t account;
@@ -75,8 +74,7 @@ store_result store_projects(store *it, int64_t account, store_project_each *each
     return result;
 }
 
-/* ---- one run
-   ---------------------------------------------------------------------------------------------------- */
+/* ---- one run --------------------------------------------------------------------------------- */
 
 void store_run_row(sqlite3_stmt *row, int64_t now_ms, store_run *out)
 {
@@ -127,22 +125,37 @@ typedef struct run_job {
     bool made;
 } run_job;
 
-static store_result add_run(store_db *db, void *user)
+/* The project of a new run, which is made if it is not there. Its runs are not counted: there may be many. */
+static store_result get_project(store_db *db, const run_job *job, int64_t *id)
 {
-    run_job *job = user;
-    store_project project;
-    project_job of = {job->ref.account, job->run->project, job->ref.now_ms, &project, false};
-    store_result result = add_project(db, &of);
+    store_result result =
+        STORE_RUN(db, PROJECT_ADD, "iti", job->ref.account, job->run->project, job->ref.now_ms);
+    sqlite3_stmt *row;
+    bool found;
 
     if (result != STORE_OK)
         return result;
-    result = STORE_RUN(db, RUN_ADD, "titii", job->ref.id, project.id, job->run->name, job->run->created_ms,
-                       job->ref.now_ms);
+    row = store_sql(db, SQL_PROJECT_ID);
+    found = store_bind(row, "it", job->ref.account, job->run->project) && store_row(row);
+    *id = found ? sqlite3_column_int64(row, 0) : 0;
+    result = store_row_end(db, row, STORE_OK);
+    return result == STORE_OK && !found ? STORE_FAILED : result;
+}
+
+static store_result add_run(store_db *db, void *user)
+{
+    run_job *job = user;
+    int64_t project = 0;
+    store_result result = get_project(db, job, &project);
+
+    if (result == STORE_OK)
+        result = STORE_RUN(db, RUN_ADD, "titii", job->ref.id, project, job->run->name, job->run->created_ms,
+                           job->ref.now_ms);
     if (result != STORE_OK)
         return result;
     job->made = sqlite3_changes(db->it) > 0;
     result = store_run_get(db, job->ref, job->out);
-    if (result == STORE_NOT_FOUND || (result == STORE_OK && job->out->project != project.id))
+    if (result == STORE_NOT_FOUND || (result == STORE_OK && job->out->project != project))
         return STORE_CONFLICT;
     return result;
 }
@@ -236,13 +249,26 @@ store_result store_run_delete(store *it, store_run_ref ref, store_changed *after
     return store_write(it, delete_run, tell_of_deletion, &job);
 }
 
-/* ---- removing what deleted runs had
-   ------------------------------------------------------------------------------ */
+/* ---- removing what deleted runs had ---------------------------------------------------------- */
+
+/* What was freed goes back to the file system, some pages at a time. */
+static store_result give_back(store_db *db, bool *more)
+{
+    sqlite3_stmt *row = store_sql(db, SQL_FREE_PAGES);
+    store_result result;
+
+    *more = store_row(row) && sqlite3_column_int64(row, 0) > 0;
+    result = store_row_end(db, row, STORE_OK);
+    if (result == STORE_OK && *more &&
+        sqlite3_exec(db->it, "PRAGMA incremental_vacuum(1000)", NULL, NULL, NULL) != SQLITE_OK)
+        result = store_db_failed(db);
+    return result;
+}
 
 store_result store_purge_step(store_db *db, bool *more)
 {
-    static const store_sql_id parts[] = {SQL_PURGE_BLOCKS, SQL_PURGE_SERIES, SQL_PURGE_EVENTS,
-                                         SQL_PURGE_DOCUMENTS, SQL_PURGE_BATCHES};
+    static const store_sql_id parts[] = {SQL_PURGE_PACKED, SQL_PURGE_BLOCKS,    SQL_PURGE_SERIES,
+                                         SQL_PURGE_EVENTS, SQL_PURGE_DOCUMENTS, SQL_PURGE_BATCHES};
     sqlite3_stmt *row = store_sql(db, SQL_PURGE_NEXT);
     store_result result;
     int64_t run = 0;
@@ -252,10 +278,8 @@ store_result store_purge_step(store_db *db, bool *more)
     if (*more)
         run = sqlite3_column_int64(row, 0);
     result = store_row_end(db, row, STORE_OK);
-    if (!*more && result == STORE_OK) /* what was freed goes back to the file system */
-        return sqlite3_exec(db->it, "PRAGMA incremental_vacuum(1000)", NULL, NULL, NULL) == SQLITE_OK
-                   ? STORE_OK
-                   : store_db_failed(db);
+    if (!*more && result == STORE_OK)
+        return give_back(db, more);
     for (i = 0; i < sizeof parts / sizeof parts[0] && result == STORE_OK; i++) {
         result = store_run_bound(db, store_bind(store_sql(db, parts[i]), "i", run), parts[i]);
         if (result == STORE_OK && sqlite3_changes(db->it) > 0)

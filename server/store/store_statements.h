@@ -46,6 +46,7 @@ STORE_SQL(PROJECT_FIND, "SELECT id, name, created_ms,"
 STORE_SQL(PROJECTS, "SELECT id, name, created_ms,"
                     " (SELECT count(*) FROM run r WHERE r.project = p.id AND r.archived = 0)"
                     " FROM project p WHERE account = ? ORDER BY name")
+STORE_SQL(PROJECT_ID, "SELECT id FROM project WHERE account = ? AND name = ?")
 STORE_SQL(PROJECT_IS, "SELECT 1 FROM project WHERE id = ? AND account = ?")
 
 STORE_SQL(RUN_ADD, "INSERT INTO run(uid, project, name, state, archived, created_ms, seen_ms, version)"
@@ -75,16 +76,18 @@ STORE_SQL(
     " min = ?, max = ?, sum = ?, last = ? WHERE id = ?")
 #define STORE_BLOCK_COLUMNS "count, nans, first_step, last_step, last_time_ms, min, max, sum, last"
 STORE_SQL(BLOCK_SET,
-          "INSERT INTO block(series, number, " STORE_BLOCK_COLUMNS ", points)"
-          " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT(series, number) DO UPDATE SET"
+          "INSERT INTO block(series, number, " STORE_BLOCK_COLUMNS ")"
+          " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT(series, number) DO UPDATE SET"
           " count = excluded.count, nans = excluded.nans, first_step = excluded.first_step,"
           " last_step = excluded.last_step, last_time_ms = excluded.last_time_ms, min = excluded.min,"
-          " max = excluded.max, sum = excluded.sum, last = excluded.last, points = excluded.points")
-STORE_SQL(BLOCK_GET, "SELECT " STORE_BLOCK_COLUMNS ", points FROM block WHERE series = ? AND number = ?")
-STORE_SQL(BLOCK_POINTS, "SELECT count, points FROM block WHERE id = ?")
-STORE_SQL(BLOCKS, "SELECT " STORE_BLOCK_COLUMNS
-                  ", id FROM block WHERE series = ? AND last_step >= ? AND first_step <= ?"
-                  " ORDER BY number")
+          " max = excluded.max, sum = excluded.sum, last = excluded.last")
+STORE_SQL(PACKED_SET, "INSERT INTO packed(id, points) VALUES(?, ?)"
+                      " ON CONFLICT(id) DO UPDATE SET points = excluded.points")
+STORE_SQL(BLOCK_POINTS,
+          "SELECT b.count, p.points FROM block b JOIN packed p ON p.id = b.series * 16777216 + b.number"
+          " WHERE b.series = ? AND b.number = ?")
+STORE_SQL(BLOCKS, "SELECT " STORE_BLOCK_COLUMNS ", number FROM block"
+                  " WHERE series = ? AND last_step >= ? AND first_step <= ? ORDER BY number")
 STORE_SQL(EVENT_ADD, "INSERT INTO event(run, kind, step, time_ms, text, data) VALUES(?, ?, ?, ?, ?, ?)")
 STORE_SQL(
     EVENTS,
@@ -103,12 +106,15 @@ STORE_SQL(DOCUMENT, "SELECT name, text, 0, updated_ms FROM document WHERE run = 
 
 STORE_SQL(PURGE_ADD, "INSERT INTO purge(run) VALUES(?)")
 STORE_SQL(PURGE_NEXT, "SELECT run FROM purge LIMIT 1")
-STORE_SQL(PURGE_BLOCKS,
-          "DELETE FROM block WHERE id IN (SELECT b.id FROM series s JOIN block b ON b.series = s.id"
-          " WHERE s.run = ? LIMIT 500)")
+STORE_SQL(PURGE_PACKED,
+          "DELETE FROM packed WHERE id IN (SELECT p.id FROM series s JOIN packed p"
+          " ON p.id >= s.id * 16777216 AND p.id < (s.id + 1) * 16777216 WHERE s.run = ? LIMIT 500)")
+STORE_SQL(PURGE_BLOCKS, "DELETE FROM block WHERE (series, number) IN (SELECT b.series, b.number FROM series s"
+                        " JOIN block b ON b.series = s.id WHERE s.run = ? LIMIT 500)")
 STORE_SQL(PURGE_SERIES, "DELETE FROM series WHERE id IN (SELECT id FROM series WHERE run = ? LIMIT 500)")
 STORE_SQL(PURGE_EVENTS, "DELETE FROM event WHERE id IN (SELECT id FROM event WHERE run = ? LIMIT 500)")
 STORE_SQL(PURGE_DOCUMENTS, "DELETE FROM document WHERE run = ?")
 STORE_SQL(PURGE_BATCHES, "DELETE FROM batch WHERE (client, sequence) IN"
                          " (SELECT client, sequence FROM batch WHERE run = ?1 LIMIT 500) AND run = ?1")
+STORE_SQL(FREE_PAGES, "PRAGMA freelist_count")
 STORE_SQL(PURGE_END, "DELETE FROM purge WHERE run = ?")

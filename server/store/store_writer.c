@@ -155,8 +155,9 @@ store_result store_write(store *it, store_work *work, void (*after)(void *), voi
 
     msc__mutex_lock(&it->mutex);
     MSC__ASSERT(!it->stops);
-    *it->last = &job;
-    it->last = &job.next;
+    /* The job is off the queue before this returns. */
+    *it->last = &job;     /* cppcheck-suppress autoVariables */
+    it->last = &job.next; /* cppcheck-suppress autoVariables */
     msc__cond_signal(&it->jobs_changed);
     while (!job.done)
         msc__cond_wait(&it->jobs_done, &it->mutex);

@@ -89,7 +89,7 @@ static void fuzz_target(const char *text)
 static void fuzz_guard(const char *text)
 {
     static const char *const hosts[] = {"localhost", "[::1]", NULL};
-    http_field fields[HTTP_FIELDS];
+    http_field fields[HTTP_FIELDS] = {{0}};
     uint32_t count = 0;
     uint32_t host_count = 0;
     http_guarded got;

@@ -102,7 +102,7 @@ static void sql_end(void *user)
     (void)user;
 }
 
-/* ---- one life ----------------------------------------------------------------------------------------------------- */
+/* ---- one life -------------------------------------------------------------------------------- */
 
 #define RUN "/api/v1/runs/run-00000001"
 
@@ -199,7 +199,7 @@ static bool one_life(uint64_t fail_at, uint64_t foreign_at)
 
 static unsigned stride(void)
 {
-    return failing_alloc_wanted("all") ? 1 : failing_alloc_wanted("few") ? 97 : 31;
+    return failing_alloc_wanted("all") ? 1 : failing_alloc_wanted("few") ? 211 : 61;
 }
 
 static void test_ours(void **state)

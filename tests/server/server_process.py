@@ -95,7 +95,7 @@ def new_id() -> str:
 
 
 class Server:
-    """The program in a folder. `kill` is what a power cut is to it; `start` begins again in the same folder."""
+    """The program in a folder. `kill` is what a power cut is to it; `start` begins again in it."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder

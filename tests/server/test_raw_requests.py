@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Twenty requests that servers read in different ways, on the wire.
 
-What libmicrohttpd before 1.0 lets through (a bare LF, a folded header, NUL in a value) may be answered, but must
-never change where a request ends: the request that follows on the same connection is answered as itself, or not.
+What libmicrohttpd before 1.0 lets through (bare LF, folded header, NUL in a value) may be answered, but must
+never change where a request ends: the next on the same connection is answered as itself, or not.
 """
 
 from __future__ import annotations

@@ -186,6 +186,15 @@ def test_exports_are_whole(server: Server, tool: Client) -> None:
     assert [point[2] for point in whole["series"][0]["points"]] == values
 
 
+def test_head_of_a_stream_is_a_header_alone(server: Server, tool: Client) -> None:
+    run = begin_run(tool)
+    for path in (f"/api/v1/runs/{run}/live", f"/api/v1/runs/{run}/export?format=csv", f"/api/v1/runs/{run}"):
+        answer = tool.ask("HEAD", path)
+        assert (answer.status, answer.body) == (200, b"")
+    assert tool.ask("OPTIONS", "/healthz").status == 405  # the connection is where it should be
+    assert b"sse_clients 0\n" in tool.ask("GET", "/metrics").body
+
+
 def test_peaks_survive_bucketing(server: Server, tool: Client) -> None:
     run = begin_run(tool)
     steps = list(range(20000))

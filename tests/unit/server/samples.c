@@ -26,7 +26,8 @@ static void require(bool truth, const char *what)
 void sample_folder(char path[SAMPLE_PATH])
 {
     /* In memory, where there is such a place: the tests sync often. */
-    (void)snprintf(path, SAMPLE_PATH, "%s/memscale-server-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    (void)snprintf(path, SAMPLE_PATH, "%s/memscale-server-XXXXXX",
+                   access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
     require(mkdtemp(path) != NULL, "no folder");
 }
 

@@ -293,7 +293,7 @@ static void test_states(void **state)
     assert_true(run.state == STORE_FINISHED && run.ended_ms == later.now_ms && run.archived);
 }
 
-/* ---- pages of runs ------------------------------------------------------------------------------------------------ */
+/* ---- pages of runs --------------------------------------------------------------------------- */
 
 typedef struct page {
     store_run runs[64];
@@ -411,7 +411,7 @@ static void test_all_is_there_after_a_restart(void **state)
     assert_true(series.summary.count == 2 && series.summary.nans == 1 && isnan(series.summary.last));
 }
 
-/* ---- many at once ------------------------------------------------------------------------------------------------ */
+/* ---- many at once ---------------------------------------------------------------------------- */
 
 typedef struct sender {
     world *w;
