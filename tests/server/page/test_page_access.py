@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from page_site import Site, Tab, project_of
 
+pytestmark = pytest.mark.long
+
 VIEWS: dict[str, Callable[[Site], str]] = {
     "login": lambda site: "/login",
     "setup": lambda site: "/setup",

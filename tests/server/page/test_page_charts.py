@@ -11,6 +11,8 @@ import pytest
 from feed import GIB
 from page_site import Site, Tab
 
+pytestmark = pytest.mark.long
+
 PEAK_STEP, PEAK = 123_457, 15 * GIB
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from page_site import NAME, PASSWORD, Site, Tab, project_of
 
+pytestmark = pytest.mark.long
+
 ERROR = '{"error": {"code": "%s", "message": "%s"}}'
 
 

@@ -10,6 +10,8 @@ import pytest
 from feed import HOSTILE
 from page_site import Site, Tab, project_of
 
+pytestmark = pytest.mark.long
+
 LISTED = ".runs tbody tr"
 
 
