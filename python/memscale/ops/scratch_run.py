@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from memscale.ops import memory_events
 from memscale.torchkit.described_calls import Call, Shape
 
 OPERAND_BYTES = 256 << 20
@@ -44,21 +45,14 @@ _known: dict[Any, Events | None] = {}
 
 def _events_of(work: Callable[[], object]) -> Events:
     """What `work` allocates and releases on this thread."""
-    profiler: Any = torch._C._profiler
-    autograd: Any = torch._C._autograd
-    experimental = profiler._ExperimentalConfig()
-    autograd._enable_profiler_legacy(
-        profiler.ProfilerConfig(profiler.ProfilerState.CPU, False, True, False, False, False, experimental)
-    )
+    memory_events.begin()
     result = None
     try:
         result = work()  # held until the record ends: its release is not part of the operator
     finally:
-        threads = autograd._disable_profiler_legacy()
+        threads = memory_events.end()
     del result
-    return tuple(
-        event.cpu_memory_usage() for events in threads for event in events if event.kind() == "memory_alloc"
-    )
+    return tuple(itertools.chain(*threads))
 
 
 def highest(events: Iterable[float]) -> int:

@@ -15,7 +15,6 @@ counters tell.
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 import threading
 import weakref
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler, profiler_legacy
 
-from memscale.log import quiet
+from memscale.ops import memory_events
 from memscale.torchkit.leaves import parts_of, tensors_of
 from memscale.torchkit.output_use import LossBytes, OutputUse
 
@@ -63,11 +62,10 @@ class _HostBytes:
         self._runs = False
         self._marks = 0
         self._thread = threading.get_ident()
-        _have_it_complain()
         before = _running.get(self._thread)
         if before is not None and before._marks > 0:  # its forward has returned; a backward may never come
             before.stop()
-        _enable()
+        memory_events.begin()
         self._runs = True
         with _lock:
             _running[self._thread] = self
@@ -86,10 +84,7 @@ class _HostBytes:
                 _running.pop(self._thread, None)
                 _exchange()
             with suppress(RuntimeError):  # somebody else has ended it
-                self._events = [
-                    [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
-                    for events in _disable()
-                ]
+                self._events = memory_events.end()
 
     def __del__(self) -> None:
         self.stop()  # the model has gone in the middle of a step
@@ -169,32 +164,6 @@ def _exchange() -> None:
             if getattr(module, name, None) is ours:
                 setattr(module, name, was)
         _others.clear()
-
-
-def _enable() -> None:
-    kinds, autograd = torch._C._profiler, torch._C._autograd
-    configuration = (kinds.ProfilerState.CPU, False, True, False, False, False, kinds._ExperimentalConfig())
-    autograd._enable_profiler_legacy(kinds.ProfilerConfig(*configuration))
-
-
-def _disable() -> list[list[Any]]:
-    return torch._C._autograd._disable_profiler_legacy()
-
-
-@functools.cache
-def _have_it_complain() -> None:
-    """The first time that memory from before a profiler is freed, PyTorch says so on stderr: unseen, once."""
-    thread = threading.Thread(target=_free_what_was_there, name="memscale-meter")
-    thread.start()
-    thread.join()
-
-
-def _free_what_was_there() -> None:
-    early = torch.UntypedStorage(1, device="cpu")
-    with suppress(RuntimeError), quiet():
-        _enable()
-        del early
-        _disable()
 
 
 class LossMeter:
