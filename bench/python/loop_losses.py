@@ -7,7 +7,7 @@ Each loop trains with three ways to tell MemScale of its loss:
 
     assumed   nothing is told: a usual loss is counted
     given     `loss=`, which also says where the loop drops the output
-    learned   the default: the second step is measured, after the first has shown the loss
+    learned   `Config(learn_loss=True)`: the second step is measured, after the first has shown the loss
 
 Bytes are the highest sum of tensor memory in a step, parameters and batch included; the prediction is that of
 the plan in force. `error_pct`: predicted over measured; a negative one is an under-estimate.

@@ -90,7 +90,7 @@ def wrap(
             brings its own, and that gets the state as soon as the trainer has made it.
         loss: what the loop makes of the model's output, where the model does not return its loss: a function
             that is given the output and returns the loss. The plan then counts what it takes; without it,
-            what usual losses take, until the first steps have shown the loop's own. It is
+            what usual losses take, unless `config.learn_loss` has the first steps show the loop's own. It is
             called while the step is traced, on tensors without data, and never in training. The loop is taken
             to hold the output until the step is over; return `(loss, held)` where it holds something else,
             `(loss, None)` where nothing. It is for one forward a backward: of several, usual losses count.

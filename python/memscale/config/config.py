@@ -298,8 +298,8 @@ class Config:
             have left (RLIMIT_DATA, followed before each forward), so that the kernel's kill becomes an error
             that `on_oom` is for. On a card: retries of the allocator count as memory that has run out, and
             the next step gets a tighter plan.
-        learn_loss: Measure in the first steps what a loss outside of the model takes, and re-plan for it; not
-            where several processes train. False: a usual loss is assumed where `loss=` does not say it.
+        learn_loss: Measure in the first steps what a loss outside of the model takes, and re-plan for it.
+            False: a usual loss is assumed where `loss=` does not say it.
         exact: True admits only techniques whose loss and gradients are bit-equal to plain PyTorch at the same
             precision. None: False in AGGRESSIVE or once an inexact technique is switched on, else True.
         use_static_profiling: Trace the step without computing it.
@@ -348,7 +348,7 @@ class Config:
     on_oom: str = "report"
     oom_snapshot: str | None = None
     guard: bool = False
-    learn_loss: bool = True
+    learn_loss: bool = False
     exact: bool | None = None
     use_static_profiling: bool = True
     use_empirical_fallback: bool = True

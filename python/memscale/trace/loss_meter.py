@@ -43,6 +43,9 @@ class _Bytes(Protocol):
     def mark(self) -> None:
         """Sets one; may be called in a backward."""
 
+    def abandon(self) -> None:
+        """Nobody will ask; may come from any thread."""
+
     def stop(self) -> None:
         """Nothing after this counts."""
 
@@ -76,6 +79,11 @@ class _HostBytes:
         for size in _MARK:
             torch.UntypedStorage(size, device="cpu")
 
+    def abandon(self) -> None:
+        """Nobody will ask for it. On another thread it is only marked, and ends before any other begins."""
+        self._marks = max(self._marks, 1)
+        self.stop()
+
     def stop(self) -> None:
         """Ends the profiler; on another thread it cannot be reached."""
         if self._runs and self._thread == threading.get_ident():
@@ -85,9 +93,6 @@ class _HostBytes:
                 _exchange()
             with suppress(RuntimeError):  # somebody else has ended it
                 self._events = memory_events.end()
-
-    def __del__(self) -> None:
-        self.stop()  # the model has gone in the middle of a step
 
     def end(self) -> tuple[int, int] | None:
         self.stop()
@@ -112,6 +117,9 @@ class _CardBytes:
         device = self._device
         self._marks.append((torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)))
 
+    def abandon(self) -> None:
+        """Nothing runs."""
+
     def stop(self) -> None:
         """Nothing runs."""
 
@@ -122,8 +130,8 @@ class _CardBytes:
         return max(now - begin, most - begin if most > before else 0), now - begin
 
 
-_running: weakref.WeakValueDictionary[int, _HostBytes] = weakref.WeakValueDictionary()
-"""By thread."""
+_running: dict[int, _HostBytes] = {}
+"""By thread. Held here: who has begun one may be collected on another thread, which cannot end it."""
 
 
 @atexit.register
@@ -183,6 +191,10 @@ class LossMeter:
         self._outputs: list[tuple[weakref.ref[Any], int]] = []  # storages, with their bytes
         self._dense: list[bool] = []
         self._alive: int | None = None  # bytes of the outputs, as backward comes to them
+
+    def __del__(self) -> None:
+        if "_bytes" in self.__dict__:  # the model has gone in the middle of a step
+            self._bytes.abandon()
 
     def returned(self, output: Any) -> None:
         """The forward has."""

@@ -7,6 +7,7 @@ import functools
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,6 +115,7 @@ class Loop:
             optimizer=self.optimizer,
             memory_budget=budget,
             enable_logging=False,
+            learn_loss=True,
             **more,
         )
 
@@ -202,6 +204,7 @@ def test_a_loss_of_several_forwards_is_learned() -> None:
         batches[0],
         optimizer=optimizer,
         memory_budget=budget,
+        learn_loss=True,
         enable_logging=False,
     )
     run()
@@ -378,7 +381,8 @@ def test_a_program_may_end_in_the_middle_of_a_step_that_is_measured(ends: str) -
     program = f"""
 import torch, memscale
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
-memscale.wrap(model, sample_input=torch.ones(4, 8), memory_budget="1GiB", enable_logging=False)
+config = memscale.Config(memory_budget="1GiB", learn_loss=True, enable_logging=False)
+memscale.wrap(model, config, torch.ones(4, 8))
 output = model(torch.ones(4, 8))
 {ends}
 """
@@ -410,3 +414,28 @@ def test_a_step_that_never_comes_to_a_backward_keeps_no_other_model_from_being_m
     peak = loop.peak()
     assert output.requires_grad
     assert 0.99 * peak <= loop.plan.predicted.allocated_peak_bytes
+
+
+def test_a_model_that_another_thread_collects_leaves_no_profiler_running() -> None:
+    loop = loop_of("square")
+    loop.wrap(1 << 40)
+    loop.model(*loop.batch)  # is measured, and goes on being
+    holder = [loop]
+    del loop
+
+    def collect() -> None:
+        holder.clear()
+        gc.collect()
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    thread.join()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        torch.ones(1000).add(1)
+    assert any(event.key == "aten::add" for event in profiler.key_averages())
+    assert not torch._C._autograd._profiler_enabled()
+    another = loop_of("pairwise")
+    another.wrap(1 << 40)
+    another.step()
+    peak = another.peak()
+    assert 0.99 * peak <= another.plan.predicted.allocated_peak_bytes

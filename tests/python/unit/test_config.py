@@ -46,7 +46,7 @@ DEFAULTS: dict[str, object] = {
     "on_oom": "report",
     "oom_snapshot": None,
     "guard": False,
-    "learn_loss": True,
+    "learn_loss": False,
     "exact": None,
     "use_static_profiling": True,
     "use_empirical_fallback": True,
