@@ -213,7 +213,8 @@ class LossMeter:
         for place, gradient in gradients:
             if gradient is not None and gradient.layout is torch.strided:
                 whole = gradient.numel() * gradient.element_size()
-                self._dense[place] = gradient.untyped_storage().nbytes() >= whole
+                with suppress(NotImplementedError):  # several at once (is_grads_batched) have no storage
+                    self._dense[place] = gradient.untyped_storage().nbytes() >= whole
 
     def so_far(self) -> int:
         """What the loop has made of the outputs, as another forward is about to run. That is all."""
