@@ -20,6 +20,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "base/sized.h"
 #include "base/thread.h"
 #include "record/record_ring.h"
@@ -361,6 +362,7 @@ msc_status msc_record_document(msc_record *record, const char *name, const char 
         return status;
     if (!msc__record_is_name(name, name_bytes, MSC_RECORD_NAME_BYTES))
         return msc__fail(err, MSC_EINVAL, "a document's name has 1 to %u bytes", MSC_RECORD_NAME_BYTES);
+    MSC__ASSERT(name != NULL);
     if (json == NULL || json_bytes == 0 || json_bytes > MSC_RECORD_MOST_BYTES)
         return msc__fail(err, MSC_EINVAL, "document '%s' has %zu bytes, allowed are 1 to %u", name,
                          json_bytes, MSC_RECORD_MOST_BYTES);

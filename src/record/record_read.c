@@ -17,6 +17,7 @@
 #include "base/alloc.h"
 #include "base/array.h"
 #include "base/error.h"
+#include "base/invariant.h"
 #include "record/record_codec.h"
 #include "record/record_json.h"
 
@@ -79,6 +80,7 @@ msc_status msc_spool_parse(msc_context *ctx, const void *bytes, size_t byte_coun
         status = make(ctx, byte_count, out, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(*out != NULL && (*out)->bytes != NULL);
     memcpy((*out)->bytes, bytes, byte_count);
     (*out)->at = MSC__SPOOL_HEADER_BYTES;
     (*out)->level = level;
@@ -133,6 +135,7 @@ static msc_status load(msc_context *ctx, int fd, const char *path, uint64_t offs
     status = make(ctx, (uint64_t)found.st_size <= begin ? 0 : (uint64_t)found.st_size - begin, out, err);
     if (status != MSC_OK)
         return status;
+    MSC__ASSERT(*out != NULL);
     got = read_at(fd, (*out)->bytes, (*out)->count, begin);
     if (got < 0) {
         int number = errno;
