@@ -86,7 +86,7 @@ void api_setup(api_call *call)
                    &(const api_fault){
                        .status = 403,
                        .code = "forbidden",
-                       .message = "the setup link is not valid (any more); start the server anew for another",
+                       .message = "the setup link is not valid (any more); restart the server for another",
                        .field = "token"});
     else
         api_refuse_accounts(call, made);
@@ -190,12 +190,7 @@ void api_accounts(api_call *call)
     out_open(&out, NULL, '{');
     out_open(&out, "accounts", '[');
     result = store_accounts(call->it->parts.store, write_account, &out);
-    out_close(&out, ']');
-    out_close(&out, '}');
-    if (result == STORE_OK)
-        api_send(call, 200, &out);
-    else
-        api_refuse_store(call, result);
+    api_send_list(call, result, &out);
 }
 
 void api_create_account(api_call *call)
@@ -260,12 +255,7 @@ void api_tokens(api_call *call)
     out_open(&out, NULL, '{');
     out_open(&out, "tokens", '[');
     result = store_tokens(call->it->parts.store, call->caller.account.id, write_known_token, &out);
-    out_close(&out, ']');
-    out_close(&out, '}');
-    if (result == STORE_OK)
-        api_send(call, 200, &out);
-    else
-        api_refuse_store(call, result);
+    api_send_list(call, result, &out);
 }
 
 static bool read_scopes(api_call *call, const json_t *list, uint32_t *scopes)

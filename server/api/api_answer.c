@@ -28,6 +28,16 @@ void api_send(api_call *call, unsigned status, json_out *out)
     call->reply->body_bytes = out->bytes;
 }
 
+void api_send_list(api_call *call, store_result result, json_out *out)
+{
+    out_close(out, ']');
+    out_close(out, '}');
+    if (result == STORE_OK)
+        api_send(call, 200, out);
+    else
+        api_refuse_store(call, result);
+}
+
 void api_send_nothing(api_call *call)
 {
     call->reply->status = 204;

@@ -55,6 +55,8 @@ struct api_call {
 json_out api_json(api_call *call);
 /** Sends what was written; 503 if there was no memory. */
 void api_send(api_call *call, unsigned status, json_out *out);
+/** Ends the list within an object that was written, and sends it, or what the store has refused. */
+void api_send_list(api_call *call, store_result result, json_out *out);
 void api_send_nothing(api_call *call); /**< 204 */
 
 typedef struct api_fault {

@@ -42,12 +42,7 @@ void api_series(api_call *call)
     out_open(&out, NULL, '{');
     out_open(&out, "series", '[');
     result = store_series_list(call->it->parts.store, run.key, write_series, &out);
-    out_close(&out, ']');
-    out_close(&out, '}');
-    if (result == STORE_OK)
-        api_send(call, 200, &out);
-    else
-        api_refuse_store(call, result);
+    api_send_list(call, result, &out);
 }
 
 /* ---- buckets --------------------------------------------------------------------------------- */

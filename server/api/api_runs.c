@@ -48,12 +48,7 @@ void api_projects(api_call *call)
     out_open(&out, NULL, '{');
     out_open(&out, "projects", '[');
     result = store_projects(call->it->parts.store, call->caller.account.id, write_project, &out);
-    out_close(&out, ']');
-    out_close(&out, '}');
-    if (result == STORE_OK)
-        api_send(call, 200, &out);
-    else
-        api_refuse_store(call, result);
+    api_send_list(call, result, &out);
 }
 
 void api_create_project(api_call *call)
@@ -196,12 +191,7 @@ void api_run(api_call *call)
     out_integer(&out, "version", run.version);
     out_open(&out, "documents", '[');
     result = store_documents(call->it->parts.store, run.key, NULL, write_document, &out);
-    out_close(&out, ']');
-    out_close(&out, '}');
-    if (result == STORE_OK)
-        api_send(call, 200, &out);
-    else
-        api_refuse_store(call, result);
+    api_send_list(call, result, &out);
 }
 
 static void alter(api_call *call, store_run_change *change)

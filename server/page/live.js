@@ -2,7 +2,7 @@
 // What happens to a run, while its tab is visible.
 //
 //   visible ─► EventSource from the version that was drawn ──► batch, run, reset, gone
-//                 └ no stream comes through ─► the run is asked for every five seconds;
+//                 └ no stream comes through ─► the run is read every five seconds;
 //                                              each minute a stream is tried again
 //   hidden  ─► nothing; a browser has few connections to one server
 //

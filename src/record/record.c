@@ -171,6 +171,7 @@ static bool settle(msc_record *record)
         return true;
     if (!msc__writer_close_batch(&record->writer) || !msc__writer_settle(&record->writer))
         return false;
+    show(record); /* who waits may read the figures as soon as it goes on */
     atomic_store_explicit(&record->settled, tail, memory_order_release);
     return true;
 }

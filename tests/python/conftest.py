@@ -28,7 +28,7 @@ os.environ.pop("COLUMNS", None)  # tests in several processes have it, and text 
 os.environ["MEMSCALE_CALIBRATION"] = (
     "off"  # the same plans on every machine; processes that tests start inherit it
 )
-os.environ["DO_NOT_TRACK"] = "1"  # whatever whoever runs them has chosen
+os.environ["DO_NOT_TRACK"] = "1"  # also where the user has switched it on
 count_once()
 torch.set_num_threads(1)  # the models are tiny: a second thread would only wait for the first
 os.environ["OMP_NUM_THREADS"] = "1"  # in processes that tests start, too: tests run on every core already

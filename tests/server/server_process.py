@@ -56,7 +56,7 @@ class Client:
     _connection: http.client.HTTPConnection | None = None
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """One request on a connection that is kept; opened anew where the server has closed it."""
+        """One request on a connection that is kept; opened again where the server has closed it."""
         sent = {"Host": f"127.0.0.1:{self.port}", **self.headers}
         if self.token is not None:
             sent["Authorization"] = f"Bearer {self.token}"

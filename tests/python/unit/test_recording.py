@@ -500,6 +500,30 @@ class TestServer:
         assert store.runs == {} and "CERTIFICATE_VERIFY_FAILED" in caplog.text
         assert len(everything(spool_folder())[0]) == STEPS
 
+    def test_a_file_that_is_thinned_while_it_is_sent(self) -> None:
+        store, rows = Store(), 4000
+        folder = RunFolder(spool_folder() / "thinned_run")
+        folder.begin(RunInfo("thinned_run", "demo", "a run", 1))
+        recorder = _core.Recorder(folder.path, "1-a", segment_bytes=8192, cap_bytes=32768, batch_seconds=60.0)
+        with serving(store) as server:
+            delivery = Delivery(folder, Server(server.url, TOKEN), {"1-a"})
+            for step in range(rows):
+                recorder.row(step, step, {"loss": step / 8})
+                if step % 40 == 39:
+                    assert recorder.flush(30.0)
+                if step in (199, 399):  # two batches of the first file, which loses rows soon
+                    assert delivery.advance()
+            assert recorder.end("finished") and recorder.flush(30.0)
+            dropped = recorder.figures()["dropped_rows"]
+            recorder.close()
+            delivery.own.clear()
+            while delivery.advance():
+                pass
+        steps = [step for step, _ in store.run.points("loss")]
+        assert dropped > rows / 4 and store.run.duplicates == 0 and not store.problems
+        assert steps[:80] == [*range(80)] and steps[-1] == rows - 1 and len({*steps}) == len(steps)
+        assert rows - dropped <= len(steps) < rows and store.run.state == "finished"
+
 
 def spooled(url: str, batches: int = 1) -> RunFolder:
     """A finished run that waits for a server, or is in a folder."""
