@@ -381,7 +381,7 @@ static void append(live_topic *topic, int64_t version, const char *event, const 
     topic->version = version;
 }
 
-/* A number is missing: The ring starts empty, and all must read. */
+/* A number is missing: the ring starts empty, and all must read. */
 static void start_again(live *it, live_topic *topic, int64_t version)
 {
     topic->first = topic->end;
