@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import tempfile
 from collections.abc import Callable
@@ -13,7 +14,6 @@ import pytest
 from memscale import _core
 
 _numbers = itertools.count()
-_FOLDER = Path(tempfile.mkdtemp(prefix="memscale-leaks-"))
 
 
 def _recorder(folder: Path) -> _core.Recorder:
@@ -22,7 +22,7 @@ def _recorder(folder: Path) -> _core.Recorder:
 
 def _opened(change: Callable[[_core.Recorder], object]) -> Callable[[Path], object]:
     """An entry on one recorder, which nothing fills: what there is no room for is refused."""
-    return lambda _: change(RECORDER)
+    return lambda _: change(_open_recorder())
 
 
 def _short(change: Callable[[_core.Recorder], object]) -> Callable[[Path], object]:
@@ -44,12 +44,35 @@ def _refused(action: Callable[[], object], *kinds: type[BaseException]) -> None:
         action()
 
 
-RECORDER = _recorder(_FOLDER)
-RECORDER.row(0, 1, {"loss": 1.5})
-RECORDER.event('{"kind":"note"}')
-RECORDER.document("plan", "{}")
-RECORDER.flush(30.0)
-FILE = next(_FOLDER.glob("*.spool"))
+@functools.cache
+def _kept_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="memscale-leaks-"))
+
+
+@functools.cache
+def _open_recorder() -> _core.Recorder:
+    """The one of all entries. Opened late: its thread is no other test's."""
+    recorder = _recorder(_kept_folder())
+    recorder.row(0, 1, {"loss": 1.5})
+    recorder.event('{"kind":"note"}')
+    recorder.document("plan", "{}")
+    recorder.flush(30.0)
+    return recorder
+
+
+@functools.cache
+def _file() -> Path:
+    """What it has written."""
+    _open_recorder()
+    return next(_kept_folder().glob("*.spool"))
+
+
+def close_recorder() -> None:
+    """Ends its thread."""
+    if _open_recorder.cache_info().currsize:
+        _open_recorder().close()
+        _open_recorder.cache_clear()
+
 
 RECORD_CALLS: dict[str, Callable[[Path], object]] = {
     "Recorder": _short(lambda r: None),
@@ -60,11 +83,11 @@ RECORD_CALLS: dict[str, Callable[[Path], object]] = {
     "Recorder.flush": _opened(lambda r: r.flush(0.0)),
     "Recorder.figures": _opened(lambda r: r.figures()),
     "Recorder.close": _short(lambda r: (r.close(), r.row(0, 0, {"a": 1}), r.flush(1.0), r.figures())),
-    "Spool": lambda _: (_core.Spool(FILE), _core.Spool(FILE, 10**9)),
-    "Spool.next": lambda _: _core.Spool(FILE).next(),
+    "Spool": lambda _: (_core.Spool(_file()), _core.Spool(_file(), 10**9)),
+    "Spool.next": lambda _: _core.Spool(_file()).next(),
     "Spool.body": lambda _: _body(),
-    "Spool.level": lambda _: _core.Spool(FILE).level(),
-    "Spool.damaged_bytes": lambda _: _core.Spool(FILE).damaged_bytes(),
+    "Spool.level": lambda _: _core.Spool(_file()).level(),
+    "Spool.damaged_bytes": lambda _: _core.Spool(_file()).damaged_bytes(),
 }
 
 RECORD_ERRORS: dict[str, Callable[[Path], object]] = {
@@ -73,19 +96,19 @@ RECORD_ERRORS: dict[str, Callable[[Path], object]] = {
     "error: recorder time": lambda folder: _refused(
         lambda: _core.Recorder(folder, "a", batch_seconds=0.0), ValueError
     ),
-    "error: row": lambda _: _refused(lambda: RECORDER.row(0, 0, {"a": "b"}), TypeError),  # type: ignore[dict-item]
-    "error: row name": lambda _: _refused(lambda: RECORDER.row(0, 0, {"a\nb": 1}), ValueError),
-    "error: row of nothing": lambda _: _refused(lambda: RECORDER.row(0, 0, {}), ValueError),
-    "error: event": lambda _: _refused(lambda: RECORDER.event("x" * (1 << 20)), ValueError),
-    "error: end": lambda _: _refused(lambda: RECORDER.end("gone"), ValueError),
-    "error: flush": lambda _: _refused(lambda: RECORDER.flush(-1.0), ValueError),
+    "error: row": lambda _: _refused(lambda: _open_recorder().row(0, 0, {"a": "b"}), TypeError),  # type: ignore[dict-item]
+    "error: row name": lambda _: _refused(lambda: _open_recorder().row(0, 0, {"a\nb": 1}), ValueError),
+    "error: row of nothing": lambda _: _refused(lambda: _open_recorder().row(0, 0, {}), ValueError),
+    "error: event": lambda _: _refused(lambda: _open_recorder().event("x" * (1 << 20)), ValueError),
+    "error: end": lambda _: _refused(lambda: _open_recorder().end("gone"), ValueError),
+    "error: flush": lambda _: _refused(lambda: _open_recorder().flush(-1.0), ValueError),
     "error: no spool": lambda folder: _refused(lambda: _core.Spool(folder / "graph"), ValueError),
     "error: no spool file": lambda folder: _refused(lambda: _core.Spool(folder / "none"), OSError),
-    "error: no batch": lambda _: _refused(lambda: _core.Spool(FILE).body("a"), RuntimeError),
+    "error: no batch": lambda _: _refused(lambda: _core.Spool(_file()).body("a"), RuntimeError),
 }
 
 
 def _body() -> bytes:
-    spool = _core.Spool(FILE)
+    spool = _core.Spool(_file())
     assert spool.next() is not None
     return spool.body("1-a")

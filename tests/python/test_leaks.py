@@ -23,7 +23,7 @@ import gc
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from core_samples import chain, noted
 from leak_blocks import BLOCK_CALLS, BLOCK_ERRORS
 from leak_card import CARD_CALLS, CARD_ERRORS
 from leak_optim import OPTIM_CALLS, OPTIM_ERRORS
-from leak_record import RECORD_CALLS, RECORD_ERRORS
+from leak_record import RECORD_CALLS, RECORD_ERRORS, close_recorder
 from memscale import _core
 from memscale.errors import MemScaleError
 
@@ -357,6 +357,12 @@ def native_bytes() -> int:
         return int(info.uordblks + info.hblkhd)
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _closes() -> Iterator[None]:
+    yield
+    close_recorder()
 
 
 @pytest.fixture

@@ -160,6 +160,7 @@ def test_detach_leaves_no_trace(tmp_path: Path) -> None:
         return found
 
     with serving(Store()) as server:
+        assert not any("msc record" in name for name in threads()), "a recorder of another test is open"
         _, model, _ = trained(server.url, 4)
         assert any("msc record" in name for name in threads())
         executor = memscale.executor_of(model)
