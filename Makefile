@@ -22,7 +22,7 @@ VERSION := $(shell sed -n "s/^  version: '\(.*\)',/\1/p" meson.build)
 PYTEST_FOLDERS := $(wildcard tests/python tests/tools tests/cli tests/server)
 PYTEST_ARGS ?=
 # Workers begin with tests that stand together, and take from each other at the end: none waits for another's last file.
-IN_PARALLEL := -n auto --dist loadfile
+IN_PARALLEL := -n auto --dist loadfile --durations=100 --durations-min=3
 # Of the tests marked long a quarter, another one each week: tests/conftest.py.
 TURN ?= $(shell date +%-V)
 FUZZ_SECONDS ?= 20
