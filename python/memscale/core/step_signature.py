@@ -68,6 +68,7 @@ class StepSignature:
     attributes: Attributes = ()
     hooked: int = 0
     use: OutputUse | None = None
+    held: tuple[bool, ...] | None = None
     loss: LossBytes | bool | None = None
 
     def covers(self, other: StepSignature) -> bool:
@@ -75,7 +76,7 @@ class StepSignature:
         same = (self.structure, self.autocast, self.modes, self.optimizer, self.weights)
         if same != (other.structure, other.autocast, other.modes, other.optimizer, other.weights):
             return False
-        if self.attributes != other.attributes or self.use != other.use:
+        if (self.attributes, self.use, self.held) != (other.attributes, other.use, other.held):
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
@@ -110,7 +111,7 @@ _WORDS = (
     (("modes",), "other training flags or trainable weights"),
     (("autocast",), "another autocast"),
     (("attributes",), "attributes of modules"),
-    (("use",), "what the loop does with the outputs"),
+    (("use", "held"), "what the loop does with the outputs"),
     (("loss",), "what the loop's loss takes"),
     (("forwards",), "more forwards before a backward"),
     (("grads_present",), "gradients are kept between forwards"),
@@ -228,6 +229,7 @@ def signature_of(
         replicas=states_of(model),
         forwards=step.forwards,
         use=step.use,
+        held=step.held,
         loss=step.loss_bytes or step.differentiates_twice or None,
         attributes=known.read(model, modules),
         hooked=_bits(list(map(has_foreign_hooks, modules[1:]))),

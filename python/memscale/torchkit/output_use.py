@@ -4,16 +4,25 @@
 A trace sees the model, not the loop. Until a real step has shown otherwise it assumes that a loss that the
 model returns is the loop's; else, that the loss goes through the output that leaves most of the graph unused;
 and that the loop holds all outputs until the step is over. An output that no loss uses keeps its graph for as
-long as it is held.
+long as it is held. What the loop holds shows at the end of backward: no graph holds outputs any more.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from torch import Tensor
+
+from memscale.torchkit.leaves import parts_of
+
+_SMALL_BYTES: Final = 4096
+"""An output of fewer counts as held, whatever becomes of it."""
+
+_HELD_SHARE: Final = 0.01
+"""Of the predicted peak: outputs of more bytes are planned for as the loop has shown."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +95,27 @@ class Meter(Protocol):
 class SeenUse:
     """What a step shows of the outputs of its forward. Graphs hold it; it holds no tensor.
 
+    Args:
+        leaves: the outputs.
+
     Attributes:
+        held: which of the outputs were there as a backward ended; None: none has.
+        sizes: of the outputs, in bytes.
         meter: measures what the loss takes; None: nothing does.
         keeps_graph: a backward was to be differentiated in turn (`create_graph`).
     """
 
-    __slots__ = ("_count", "_used", "keeps_graph", "meter")
+    __slots__ = ("_refs", "_used", "held", "keeps_graph", "meter", "sizes")
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        storages = list(map(_storages, leaves))
+        self.sizes = tuple(sum(storage.nbytes() for storage in each) for each in storages)
+        self._refs = [
+            [weakref.ref(storage) for storage in each] if size >= _SMALL_BYTES else None
+            for each, size in zip(storages, self.sizes, strict=True)
+        ]
         self._used: set[int] = set()
+        self.held: tuple[bool, ...] | None = None
         self.meter: Meter | None = None
         self.keeps_graph = False
 
@@ -103,10 +123,24 @@ class SeenUse:
         """A backward goes through the outputs at these places."""
         self._used.update(places)
 
+    def backward_is_over(self) -> None:
+        """One that has gone through the outputs: what is there of them is held by the loop, or a kept graph."""
+        if self.held is None:
+            self.held = tuple(
+                refs is None or any(ref() is not None for ref in refs) for refs in self._refs
+            )
+
     @property
     def use(self) -> OutputUse | None:
         """None where no backward has been."""
-        return OutputUse(tuple(place in self._used for place in range(self._count))) if self._used else None
+        return OutputUse(tuple(place in self._used for place in range(len(self.sizes)))) if self._used else None
+
+
+def _storages(leaf: Tensor) -> list[Any]:
+    try:
+        return [part.untyped_storage() for part in parts_of(leaf)]
+    except (NotImplementedError, RuntimeError):  # several at once, as in vmap
+        return []
 
 
 class LearnedUse:
@@ -130,6 +164,45 @@ class LearnedUse:
             self.use = None if self._varies else use
         elif use != assumed:
             self.use = use
+
+
+class LearnedHold:
+    """Which outputs a loop holds while backward runs: those that it has held in any step.
+
+    Learned where the model has made the loss itself. A loss outside may hold as much as the outputs: that of
+    `mse_loss` has a storage of their size.
+
+    Attributes:
+        held: to plan for, a flag per output; None: as traces assume.
+    """
+
+    def __init__(self) -> None:
+        self.held: tuple[bool, ...] | None = None
+        self._ever: tuple[bool, ...] | None = None
+        self._varies = False
+
+    def learn(self, seen: SeenUse, holds_all: bool, peak_bytes: int) -> None:
+        """Takes one step in.
+
+        Args:
+            seen: in it.
+            holds_all: what its plan has assumed, where nothing was learned: all are held, or none.
+            peak_bytes: of its plan.
+        """
+        if seen.held is None or seen.use is None or self._varies:
+            return
+        if not any(used and size < _SMALL_BYTES for used, size in zip(seen.use.used, seen.sizes, strict=True)):
+            self.held, self._varies = None, True  # it is outside, at least sometimes
+            return
+        ever = self._ever or (False,) * len(seen.held)
+        if len(ever) != len(seen.held):
+            self.held, self._varies = None, True
+            return
+        self._ever = ever = tuple(one or other for one, other in zip(ever, seen.held, strict=True))
+        assumed = self.held or (holds_all,) * len(ever)
+        others = (size for size, one, other in zip(seen.sizes, ever, assumed, strict=True) if one != other)
+        if sum(others) > _HELD_SHARE * peak_bytes:
+            self.held = ever
 
 
 def reached(loss: Tensor, leaves: Sequence[Tensor]) -> tuple[bool, ...]:

@@ -43,11 +43,20 @@ def step_loss(output: Any, step: StepFacts) -> tuple[Tensor | None, Any]:
     if step.loss is not None and step.forwards == 1:
         return _given(step.loss, output)
     loss = loss_of(output, step.use) if step.forwards == 1 else sum_of(map(loss_of, outputs))
-    held = None if step.drops_output else output
+    held = _held(output, step)
     if step.differentiates_twice and loss is not None:
         penalty, gradients = _penalty(loss)
         return loss + penalty, (held, gradients)
     return loss, held
+
+
+def _held(output: Any, step: StepFacts) -> Any:
+    """What the loop holds of the output."""
+    if step.held is not None and step.forwards == 1:
+        leaves = tensors_of(output)
+        if len(leaves) == len(step.held):
+            return [leaf for leaf, is_held in zip(leaves, step.held, strict=True) if is_held]
+    return None if step.drops_output else output
 
 
 def _penalty(loss: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
