@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the steps of a loop show of it, and no trace of the model can: its loss.
 
-Which outputs the loss goes through, and which the loop holds, see `output_use`; and what the loss takes, which is measured in a step of
-each kind, `trace.loss_meter`. Plans count with a measured loss where the budget would not hold with it, where
-their prediction would be too low, or so much too high that a plan could do with fewer techniques.
+Whether it goes through gradients; which outputs it goes through, and which the loop holds, see `output_use`; and
+what it takes, which is measured in a step of each kind, `trace.loss_meter`. Plans count with a measured loss
+where the budget would not hold with it, where their prediction would be too low, or so much too high that a plan
+could do with fewer techniques.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class LearnedLoop:
         if step is not None and meter is not None and goes_on:
             step.between += meter.so_far()
         if planned is not None and seen is not None:
-            self.differentiates_twice |= seen.keeps_graph and self._measures
+            self.differentiates_twice |= seen.keeps_graph
             if step is not None and meter is not None and seen.meter is meter:
                 self._learn(step, meter.end(seen.use), planned)
             self._use.learn(seen, planned.trace.use)
