@@ -460,12 +460,10 @@ class Executor(Ours):
             staying=self.in_force.staying,
             forwards=self.open.planned,
             differed=self._differed,
-            use=self.learned.use if self.open.planned == 1 else None,
-            held=self.learned.held if self.open.planned == 1 and self.loss is None else None,
             loss=self.loss,
-            differentiates_twice=self.learned.differentiates_twice and self.loss is None,
             drops_output=self.drops_output,
             holds_gradients=self.oom.survives,
+            **self.learned.facts(self.open.planned, is_given=self.loss is not None),
         )
 
     @property

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the steps of a loop show of it, and no trace of the model can: its loss.
 
-Whether it goes through gradients; which outputs it goes through, and which the loop holds, see `output_use`; and
-what it takes, which is measured in a step of each kind, `trace.loss_meter`. Plans count with a measured loss
-where the budget would not hold with it, where their prediction would be too low, or so much too high that a plan
-could do with fewer techniques.
+Whether it goes through gradients; which outputs it goes through, and which the loop holds, see `output_use`;
+and what it takes, which is measured in a step of each kind, `trace.loss_meter`. Plans count with a measured
+loss where the budget would not hold with it, where their prediction would be too low, or so much too high
+that a plan could do with fewer techniques.
 """
 
 from __future__ import annotations
@@ -67,10 +67,19 @@ class LearnedLoop:
         """Which outputs the loss goes through, where that is not what traces assume."""
         return self._use.use
 
-    @property
-    def held(self) -> tuple[bool, ...] | None:
-        """Which outputs the loop holds while backward runs, where that is not what traces assume."""
-        return self._hold.held
+    def facts(self, forwards: int, is_given: bool) -> dict[str, Any]:
+        """What the next step is planned with, by names of `StepFacts`.
+
+        Args:
+            forwards: of that step.
+            is_given: the caller has said what the loss is.
+        """
+        facts: dict[str, Any] = {"differentiates_twice": self.differentiates_twice and not is_given}
+        if forwards == 1:
+            facts["use"] = self.use
+            if not is_given:
+                facts |= {"held": self._hold.held, "beside": self._hold.beside}
+        return facts
 
     def before(self, graphs: OpenGraphs, planned: Planned | None, args: Any, kwargs: Any) -> LossBytes | None:
         """A forward is about to run. Takes in what this thread has shown since its last one.

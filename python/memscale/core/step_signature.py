@@ -69,6 +69,7 @@ class StepSignature:
     hooked: int = 0
     use: OutputUse | None = None
     held: tuple[bool, ...] | None = None
+    beside: float = 0.0
     loss: LossBytes | bool | None = None
 
     def covers(self, other: StepSignature) -> bool:
@@ -80,7 +81,7 @@ class StepSignature:
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
-        if not _loss_covers(self.loss, other.loss):
+        if other.beside > self.beside or not _loss_covers(self.loss, other.loss):
             return False
         if other.buffers > self.buffers or other.hooked & ~self.hooked:
             return False
@@ -112,7 +113,7 @@ _WORDS = (
     (("autocast",), "another autocast"),
     (("attributes",), "attributes of modules"),
     (("use", "held"), "what the loop does with the outputs"),
-    (("loss",), "what the loop's loss takes"),
+    (("loss", "beside"), "what the loop's loss takes"),
     (("forwards",), "more forwards before a backward"),
     (("grads_present",), "gradients are kept between forwards"),
     (("carried",), "the last output is still held"),
@@ -230,6 +231,7 @@ def signature_of(
         forwards=step.forwards,
         use=step.use,
         held=step.held,
+        beside=step.beside,
         loss=step.loss_bytes or step.differentiates_twice or None,
         attributes=known.read(model, modules),
         hooked=_bits(list(map(has_foreign_hooks, modules[1:]))),

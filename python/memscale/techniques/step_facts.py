@@ -48,6 +48,7 @@ class StepFacts:
         drops_output: the loop has the loss alone when backward begins, as transformers' Trainer.
         held: which outputs of its one forward the loop holds then, a flag per tensor; None: not known, all
             unless it `drops_output`.
+        beside: what a loss outside of the model holds beside the outputs, as a share of their bytes.
         gradients: False: one forward without gradients, and no optimizer but those named here.
     """
 
@@ -73,6 +74,7 @@ class StepFacts:
     differentiates_twice: bool = False
     drops_output: bool = False
     held: tuple[bool, ...] | None = None
+    beside: float = 0.0
     gradients: bool = True
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

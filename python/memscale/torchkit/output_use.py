@@ -4,11 +4,14 @@
 A trace sees the model, not the loop. Until a real step has shown otherwise it assumes that a loss that the
 model returns is the loop's; else, that the loss goes through the output that leaves most of the graph unused;
 and that the loop holds all outputs until the step is over. An output that no loss uses keeps its graph for as
-long as it is held. What the loop holds shows at the end of backward: no graph holds outputs any more.
+long as it is held. What the loop holds shows at the end of backward: no graph holds outputs any more. It
+holds the loss, too, whose storage may be larger than its one element: that of `mse_loss` has the
+outputs' size.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +19,7 @@ from typing import Any, Final, Protocol
 
 from torch import Tensor
 
+from memscale.torchkit.backward_calls import roots_of
 from memscale.torchkit.leaves import parts_of
 
 _SMALL_BYTES: Final = 4096
@@ -23,6 +27,9 @@ _SMALL_BYTES: Final = 4096
 
 _HELD_SHARE: Final = 0.01
 """Of the predicted peak: outputs of more bytes are planned for as the loop has shown."""
+
+_LOSS_SHARE: Final = 0.001
+"""Of the predicted peak: a loss that holds more bytes than assumed is planned for."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +108,12 @@ class SeenUse:
     Attributes:
         held: which of the outputs were there as a backward ended; None: none has.
         sizes: of the outputs, in bytes.
+        root_bytes: of the storages that the first backward has begun at, and that are no outputs'.
         meter: measures what the loss takes; None: nothing does.
         keeps_graph: a backward was to be differentiated in turn (`create_graph`).
     """
 
-    __slots__ = ("_refs", "_used", "held", "keeps_graph", "meter", "sizes")
+    __slots__ = ("_refs", "_thread", "_used", "held", "keeps_graph", "meter", "root_bytes", "sizes")
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         storages = list(map(_storages, leaves))
@@ -114,26 +122,35 @@ class SeenUse:
             [weakref.ref(storage) for storage in each] if size >= _SMALL_BYTES else None
             for each, size in zip(storages, self.sizes, strict=True)
         ]
+        self._thread = threading.get_ident()
         self._used: set[int] = set()
+        self.root_bytes = 0
         self.held: tuple[bool, ...] | None = None
         self.meter: Meter | None = None
         self.keeps_graph = False
 
     def note(self, places: Sequence[int]) -> None:
         """A backward goes through the outputs at these places."""
+        if not self._used:
+            roots = [root for root in roots_of(self._thread) if isinstance(root, Tensor)]
+            found = {storage._cdata: storage.nbytes() for root in roots for storage in _storages(root)}
+            outputs = (ref() for refs in self._refs if refs is not None for ref in refs)
+            for storage in outputs:
+                found.pop(None if storage is None else storage._cdata, None)
+            self.root_bytes = sum(found.values())
         self._used.update(places)
 
     def backward_is_over(self) -> None:
-        """One that has gone through the outputs: what is there of them is held by the loop, or a kept graph."""
+        """One that has gone through the outputs: what is there of them the loop holds, or a kept graph."""
         if self.held is None:
-            self.held = tuple(
-                refs is None or any(ref() is not None for ref in refs) for refs in self._refs
-            )
+            self.held = tuple(refs is None or any(ref() is not None for ref in refs) for refs in self._refs)
 
     @property
     def use(self) -> OutputUse | None:
         """None where no backward has been."""
-        return OutputUse(tuple(place in self._used for place in range(len(self.sizes)))) if self._used else None
+        return (
+            OutputUse(tuple(place in self._used for place in range(len(self.sizes)))) if self._used else None
+        )
 
 
 def _storages(leaf: Tensor) -> list[Any]:
@@ -167,17 +184,16 @@ class LearnedUse:
 
 
 class LearnedHold:
-    """Which outputs a loop holds while backward runs: those that it has held in any step.
-
-    Learned where the model has made the loss itself. A loss outside may hold as much as the outputs: that of
-    `mse_loss` has a storage of their size.
+    """What a loop holds while backward runs: what it has held in any step.
 
     Attributes:
-        held: to plan for, a flag per output; None: as traces assume.
+        held: which outputs, a flag each, where the model makes the loss itself; None: as traces assume.
+        beside: what a loss outside holds beside the outputs, as a share of their bytes.
     """
 
     def __init__(self) -> None:
         self.held: tuple[bool, ...] | None = None
+        self.beside = 0.0
         self._ever: tuple[bool, ...] | None = None
         self._varies = False
 
@@ -189,10 +205,14 @@ class LearnedHold:
             holds_all: what its plan has assumed, where nothing was learned: all are held, or none.
             peak_bytes: of its plan.
         """
-        if seen.held is None or seen.use is None or self._varies:
+        if seen.held is None or seen.use is None:
             return
-        if not any(used and size < _SMALL_BYTES for used, size in zip(seen.use.used, seen.sizes, strict=True)):
-            self.held, self._varies = None, True  # it is outside, at least sometimes
+        if not any(
+            used and size < _SMALL_BYTES for used, size in zip(seen.use.used, seen.sizes, strict=True)
+        ):
+            self.held, self._varies = None, True  # the loss is outside, at least sometimes
+            self._learn_outside(seen, seen.held, holds_all, peak_bytes)
+        if self._varies:
             return
         ever = self._ever or (False,) * len(seen.held)
         if len(ever) != len(seen.held):
@@ -203,6 +223,14 @@ class LearnedHold:
         others = (size for size, one, other in zip(seen.sizes, ever, assumed, strict=True) if one != other)
         if sum(others) > _HELD_SHARE * peak_bytes:
             self.held = ever
+
+    def _learn_outside(self, seen: SeenUse, held: tuple[bool, ...], holds_all: bool, peak_bytes: int) -> None:
+        """Outputs that are dropped stay counted, as room for what of such a loss is not seen."""
+        whole = sum(seen.sizes)
+        there = sum(size for size, is_held in zip(seen.sizes, held, strict=True) if is_held)
+        beside = seen.root_bytes + there - (whole if holds_all else 0)
+        if beside - self.beside * whole > _LOSS_SHARE * peak_bytes:
+            self.beside = beside / whole
 
 
 def reached(loss: Tensor, leaves: Sequence[Tensor]) -> tuple[bool, ...]:

@@ -96,14 +96,18 @@ def test_from_the_second_step_on_the_prediction_is_exact(holds: str) -> None:
     assert peak <= loop.predicted <= 1.005 * peak
 
 
-@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.l1_loss])
-def test_a_loss_outside_counts_as_holding_them(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("holds", ["all", "nothing"])
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss])
+def test_a_loss_outside_may_hold_as_much_as_the_outputs(
+    loss: Callable[[Tensor, Tensor], Tensor], holds: str
+) -> None:
+    """The one element of `mse_loss` has a storage of their size."""
     target = torch.randn(ROWS, WORDS)
     loop = Loop(Scores().train(), (torch.randn(ROWS, WIDTH),), lambda output: loss(output, target))
     loop.wrap(AMPLE)
     for _ in range(3):
-        loop.step()
-    assert loop.peak() <= loop.predicted
+        loop.step(HOLDS[holds])
+    assert loop.peak(HOLDS[holds]) <= loop.predicted
 
 
 def test_a_dropped_output_is_room_in_the_budget() -> None:
@@ -168,9 +172,25 @@ def test_what_differs_by_little_or_in_number_is_no_rule() -> None:
     hold.learn(seen(leaves, (True, True)), True, 1 << 23)
     hold.learn(seen(leaves, (True, False)), True, 1 << 23)
     assert hold.held == (True, True)
-    hold.learn(seen(leaves[:1], (True,)), True, 1 << 23)
+    hold.learn(seen(leaves[:1], (True,)), True, 1 << 23)  # another number of outputs
     hold.learn(seen(leaves, (True, False)), True, 1 << 23)
     assert hold.held is None
     hold = LearnedHold()
     hold.learn(seen(leaves, (True, True)), False, 1 << 23)
     assert hold.held == (True, True)  # a loop that was thought to hold nothing
+
+
+def test_what_a_loss_outside_holds_beside_the_outputs() -> None:
+    leaves = [torch.zeros(1 << 20)]
+    hold = LearnedHold()
+    dropped, held = seen(leaves, (False,)), seen(leaves, (True,))
+    dropped.root_bytes = held.root_bytes = 1 << 22
+    hold.learn(dropped, True, 1 << 23)
+    assert (hold.held, hold.beside) == (None, 0.0)  # no more than the outputs, which count as held
+    hold.learn(held, True, 1 << 23)
+    assert (hold.held, hold.beside) == (None, 1.0)
+    hold.learn(dropped, True, 1 << 23)
+    assert hold.beside == 1.0
+    hold = LearnedHold()
+    hold.learn(held, False, 1 << 23)
+    assert hold.beside == 2.0

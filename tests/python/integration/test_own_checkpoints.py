@@ -65,7 +65,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def most_runs(model: nn.Module, case: Case) -> int:
-    """Most runs of one module in one step, for which there is a plan already: the second's is of the loop, too."""
+    """Most runs of one module in a step for which there is a plan, which knows the loop since the second."""
     for number in range(3):
         model.zero_grad()
         tallies.clear()
