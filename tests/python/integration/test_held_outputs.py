@@ -123,6 +123,25 @@ def test_a_dropped_output_is_room_in_the_budget() -> None:
     assert loop.plan.fits and not loop.plan.active and loop.peak() <= budget
 
 
+def test_the_log_says_that_the_budget_is_met_after_all(caplog: pytest.LogCaptureFixture) -> None:
+    loop = inside()
+    loop.wrap(AMPLE)
+    loop.step()
+    first = loop.predicted
+    loop.step()
+    budget = (first + loop.predicted) // 2
+    memscale.detach(loop.model)
+    config = memscale.Config(memory_budget=budget, enable_checkpointing=False)
+    memscale.wrap(loop.model, config, optimizer=loop.optimizer)
+    for _ in range(2):
+        loop.step()
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("cannot be met" in line for line in lines) == 1
+    (line,) = (line for line in lines if line.startswith("re-planned"))  # the plan does nothing, as before
+    assert "what the loop does with the outputs" in line and "which fits now, 0 modules" in line
+    assert loop.plan.fits
+
+
 def test_what_was_held_once_is_held_for_good() -> None:
     loop = inside()
     loop.wrap(AMPLE)
