@@ -128,8 +128,7 @@ class Executor(Ours):
         self._known: dict[StepSignature, Planned] = {}
         self._outputs: dict[int, list[weakref.ref[Any]]] = {}  # by the thread that has run the forward
         self.open = OpenGraphs()
-        self.callers, self.evaluations = Callers(), Evaluations()
-        self.unseen = UnseenForward()
+        self.callers, self.evaluations, self.unseen = Callers(), Evaluations(), UnseenForward()
         self.loss: Callable[[Any], Any] | None = None
         self.learned = LearnedLoop(config.learn_loss)
         self._has_warned_of_open = self._has_warned_of_computed_weights = self._has_warned_of_threads = False
@@ -461,11 +460,10 @@ class Executor(Ours):
             staying=self.in_force.staying,
             forwards=self.open.planned,
             differed=self._differed,
-            use=self.learned.use if self.open.planned == 1 else None,
             loss=self.loss,
-            differentiates_twice=self.learned.differentiates_twice and self.loss is None,
             drops_output=self.drops_output,
             holds_gradients=self.oom.survives,
+            **self.learned.facts(self.open.planned, is_given=self.loss is not None),
         )
 
     @property

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the steps of a loop show of it, and no trace of the model can: its loss.
 
-Which outputs the loss goes through, see `output_use`; and what the loss takes, which is measured in a step of
-each kind, `trace.loss_meter`. Plans count with a measured loss where the budget would not hold with it, where
-their prediction would be too low, or so much too high that a plan could do with fewer techniques.
+Whether it goes through gradients; which outputs it goes through, and which the loop holds, see `output_use`;
+and what it takes, which is measured in a step of each kind, `trace.loss_meter`. Plans count with a measured
+loss where the budget would not hold with it, where their prediction would be too low, or so much too high
+that a plan could do with fewer techniques.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memscale.core.planner import Planned, device_of
 from memscale.core.step_signature import shape_covers, shapes_of
 from memscale.torchkit.leaves import tensors_of
-from memscale.torchkit.output_use import LearnedUse, LossBytes, OutputUse, SeenUse
+from memscale.torchkit.output_use import LearnedHold, LearnedUse, LossBytes, OutputUse, SeenUse
 from memscale.torchkit.sharding import has_other_processes
 from memscale.trace.loss_meter import LossMeter, assumed_bytes
 
@@ -54,6 +55,7 @@ class LearnedLoop:
     def __init__(self, measures: bool) -> None:
         self._measures = measures
         self._use = LearnedUse()
+        self._hold = LearnedHold()
         self.differentiates_twice = False
         self._losses: dict[_Shapes, LossBytes | None] = {}  # None: as assumed
         self._steps: dict[_Shapes, int] = {}
@@ -64,6 +66,20 @@ class LearnedLoop:
     def use(self) -> OutputUse | None:
         """Which outputs the loss goes through, where that is not what traces assume."""
         return self._use.use
+
+    def facts(self, forwards: int, is_given: bool) -> dict[str, Any]:
+        """What the next step is planned with, by names of `StepFacts`.
+
+        Args:
+            forwards: of that step.
+            is_given: the caller has said what the loss is.
+        """
+        facts: dict[str, Any] = {"differentiates_twice": self.differentiates_twice and not is_given}
+        if forwards == 1:
+            facts["use"] = self.use
+            if not is_given:
+                facts |= {"held": self._hold.held, "beside": self._hold.beside}
+        return facts
 
     def before(self, graphs: OpenGraphs, planned: Planned | None, args: Any, kwargs: Any) -> LossBytes | None:
         """A forward is about to run. Takes in what this thread has shown since its last one.
@@ -83,10 +99,13 @@ class LearnedLoop:
         if step is not None and meter is not None and goes_on:
             step.between += meter.so_far()
         if planned is not None and seen is not None:
-            self.differentiates_twice |= seen.keeps_graph and self._measures
+            self.differentiates_twice |= seen.keeps_graph
             if step is not None and meter is not None and seen.meter is meter:
                 self._learn(step, meter.end(seen.use), planned)
             self._use.learn(seen, planned.trace.use)
+            if not has_other_processes():  # which must have one plan
+                peak = planned.plan.predicted.allocated_peak_bytes
+                self._hold.learn(seen, not planned.trace.drops_output, peak)
         self.rest()
         shapes = shapes_of(tensors_of((args, kwargs)))
         expected = self._expected(shapes)

@@ -89,11 +89,13 @@ def _announce_replan(
     """Says what is new. `waiting`: forwards of this step whose graphs wait for their backward."""
     plan = planned.plan
     does_otherwise = _what_it_does(plan) != _what_it_does(replaced.plan)
-    if changed is not None and does_otherwise:
+    fits_now = plan.fits and not replaced.plan.fits  # it was said not to
+    if changed is not None and (does_otherwise or fits_now):
         log.LOGGER.info(
-            "re-planned (%s): peak %s, %d modules checkpointed%s",
+            "re-planned (%s): peak %s%s, %d modules checkpointed%s",
             ", ".join(changed) or "the step has changed",
             format_bytes(plan.predicted.device_used_peak_bytes),
+            ", which fits now" if fits_now else "",
             len(plan.active),
             "".join(f", {step.technique}" for step in plan.steps),
         )

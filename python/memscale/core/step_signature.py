@@ -68,6 +68,8 @@ class StepSignature:
     attributes: Attributes = ()
     hooked: int = 0
     use: OutputUse | None = None
+    held: tuple[bool, ...] | None = None
+    beside: float = 0.0
     loss: LossBytes | bool | None = None
 
     def covers(self, other: StepSignature) -> bool:
@@ -75,11 +77,11 @@ class StepSignature:
         same = (self.structure, self.autocast, self.modes, self.optimizer, self.weights)
         if same != (other.structure, other.autocast, other.modes, other.optimizer, other.weights):
             return False
-        if self.attributes != other.attributes or self.use != other.use:
+        if (self.attributes, self.use, self.held) != (other.attributes, other.use, other.held):
             return False
         if len(self.shapes) != len(other.shapes) or other.grads_present > self.grads_present:
             return False
-        if not _loss_covers(self.loss, other.loss):
+        if other.beside > self.beside or not _loss_covers(self.loss, other.loss):
             return False
         if other.buffers > self.buffers or other.hooked & ~self.hooked:
             return False
@@ -110,8 +112,8 @@ _WORDS = (
     (("modes",), "other training flags or trainable weights"),
     (("autocast",), "another autocast"),
     (("attributes",), "attributes of modules"),
-    (("use",), "what the loop does with the outputs"),
-    (("loss",), "what the loop's loss takes"),
+    (("use", "held"), "what the loop does with the outputs"),
+    (("loss", "beside"), "what the loop's loss takes"),
     (("forwards",), "more forwards before a backward"),
     (("grads_present",), "gradients are kept between forwards"),
     (("carried",), "the last output is still held"),
@@ -228,6 +230,8 @@ def signature_of(
         replicas=states_of(model),
         forwards=step.forwards,
         use=step.use,
+        held=step.held,
+        beside=step.beside,
         loss=step.loss_bytes or step.differentiates_twice or None,
         attributes=known.read(model, modules),
         hooked=_bits(list(map(has_foreign_hooks, modules[1:]))),

@@ -46,6 +46,9 @@ class StepFacts:
         loss_bytes: what the loop's loss has taken, where that is not what traces assume.
         differentiates_twice: the loss goes through gradients, see `trace.step_loss`.
         drops_output: the loop has the loss alone when backward begins, as transformers' Trainer.
+        held: which outputs of its one forward the loop holds then, a flag per tensor; None: not known, all
+            unless it `drops_output`.
+        beside: what a loss outside of the model holds beside the outputs, as a share of their bytes.
         gradients: False: one forward without gradients, and no optimizer but those named here.
     """
 
@@ -70,6 +73,8 @@ class StepFacts:
     loss_bytes: LossBytes | None = None
     differentiates_twice: bool = False
     drops_output: bool = False
+    held: tuple[bool, ...] | None = None
+    beside: float = 0.0
     gradients: bool = True
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

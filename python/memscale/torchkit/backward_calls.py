@@ -12,6 +12,7 @@ Source: torch/autograd/graph.py, `_engine_run_backward`.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -28,6 +29,19 @@ Layer = Callable[..., Any]
 
 run_backward: Final[Backward | None] = getattr(torch.autograd, _NAME, None)
 """PyTorch's own function, past all layers; None: this PyTorch has it not."""
+
+
+def roots_of(thread: int) -> tuple[Any, ...]:
+    """Where the innermost backward that a thread is in has begun: tensors, or edges of a graph; (): in none.
+
+    Args:
+        thread: its identifier. A card's gradients are computed on others.
+    """
+    code = getattr(run_backward, "__code__", None)
+    frame = None if code is None else sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return () if frame is None else tuple(frame.f_locals.get("t_outputs", ()))
 
 
 class _Door:

@@ -60,7 +60,7 @@ class OpenGraph:
         self.thread = threading.get_ident()
         self._lives: list[weakref.ref[_Life]] = []
         leaves = tensors_of(output)
-        self.seen = SeenUse(len(leaves))
+        self.seen = SeenUse(leaves)
         nodes: dict[Any, list[tuple[int, int]]] = {}  # node → (place, which of its outputs)
         for place, leaf in enumerate(leaves):
             if leaf.grad_fn is not None:
@@ -180,7 +180,7 @@ class _Begins:
             life.seen.meter.reached([(place, given.get(output)) for place, output in come])
         if torch.compiler.is_compiling() or not in_backward():
             return
-        passing = _Pass()
+        passing = _Pass(life.seen)
         life.passing = weakref.ref(passing)
         torch.autograd.Variable._execution_engine.queue_callback(passing)
 
@@ -193,14 +193,16 @@ def _has_come(gradients: tuple[Any, ...], output: int) -> bool:
 class _Pass:
     """A backward. Autograd holds it and calls it at the end; one that fails is dropped."""
 
-    __slots__ = ("__weakref__", "has_ended", "thread")
+    __slots__ = ("__weakref__", "_seen", "has_ended", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, seen: SeenUse) -> None:
         self.thread = threading.get_ident()
         self.has_ended = False
+        self._seen = seen
 
     def __call__(self) -> None:
         self.has_ended = True
+        self._seen.backward_is_over()
 
 
 never_compiled(_Begins, _Pass)

@@ -4,16 +4,32 @@
 A trace sees the model, not the loop. Until a real step has shown otherwise it assumes that a loss that the
 model returns is the loop's; else, that the loss goes through the output that leaves most of the graph unused;
 and that the loop holds all outputs until the step is over. An output that no loss uses keeps its graph for as
-long as it is held.
+long as it is held. What the loop holds shows at the end of backward: no graph holds outputs any more. It
+holds the loss, too, whose storage may be larger than its one element: that of `mse_loss` has the
+outputs' size.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from torch import Tensor
+
+from memscale.torchkit.backward_calls import roots_of
+from memscale.torchkit.leaves import parts_of
+
+_SMALL_BYTES: Final = 4096
+"""An output of fewer counts as held, whatever becomes of it."""
+
+_HELD_SHARE: Final = 0.01
+"""Of the predicted peak: outputs of more bytes are planned for as the loop has shown."""
+
+_LOSS_SHARE: Final = 0.001
+"""Of the predicted peak: a loss that holds more bytes than assumed is planned for."""
 
 
 @dataclass(frozen=True)
@@ -86,27 +102,62 @@ class Meter(Protocol):
 class SeenUse:
     """What a step shows of the outputs of its forward. Graphs hold it; it holds no tensor.
 
+    Args:
+        leaves: the outputs.
+
     Attributes:
+        held: which of the outputs were there as a backward ended; None: none has.
+        sizes: of the outputs, in bytes.
+        root_bytes: of the storages that the first backward has begun at, and that are no outputs'.
         meter: measures what the loss takes; None: nothing does.
         keeps_graph: a backward was to be differentiated in turn (`create_graph`).
     """
 
-    __slots__ = ("_count", "_used", "keeps_graph", "meter")
+    __slots__ = ("_refs", "_thread", "_used", "held", "keeps_graph", "meter", "root_bytes", "sizes")
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        storages = list(map(_storages, leaves))
+        self.sizes = tuple(sum(storage.nbytes() for storage in each) for each in storages)
+        self._refs = [
+            [weakref.ref(storage) for storage in each] if size >= _SMALL_BYTES else None
+            for each, size in zip(storages, self.sizes, strict=True)
+        ]
+        self._thread = threading.get_ident()
         self._used: set[int] = set()
+        self.root_bytes = 0
+        self.held: tuple[bool, ...] | None = None
         self.meter: Meter | None = None
         self.keeps_graph = False
 
     def note(self, places: Sequence[int]) -> None:
         """A backward goes through the outputs at these places."""
+        if not self._used:
+            roots = [root for root in roots_of(self._thread) if isinstance(root, Tensor)]
+            found = {storage._cdata: storage.nbytes() for root in roots for storage in _storages(root)}
+            outputs = (ref() for refs in self._refs if refs is not None for ref in refs)
+            for storage in outputs:
+                found.pop(None if storage is None else storage._cdata, None)
+            self.root_bytes = sum(found.values())
         self._used.update(places)
+
+    def backward_is_over(self) -> None:
+        """One that has gone through the outputs: what is there of them the loop holds, or a kept graph."""
+        if self.held is None:
+            self.held = tuple(refs is None or any(ref() is not None for ref in refs) for refs in self._refs)
 
     @property
     def use(self) -> OutputUse | None:
         """None where no backward has been."""
-        return OutputUse(tuple(place in self._used for place in range(self._count))) if self._used else None
+        return (
+            OutputUse(tuple(place in self._used for place in range(len(self.sizes)))) if self._used else None
+        )
+
+
+def _storages(leaf: Tensor) -> list[Any]:
+    try:
+        return [part.untyped_storage() for part in parts_of(leaf)]
+    except (NotImplementedError, RuntimeError):  # several at once, as in vmap
+        return []
 
 
 class LearnedUse:
@@ -130,6 +181,56 @@ class LearnedUse:
             self.use = None if self._varies else use
         elif use != assumed:
             self.use = use
+
+
+class LearnedHold:
+    """What a loop holds while backward runs: what it has held in any step.
+
+    Attributes:
+        held: which outputs, a flag each, where the model makes the loss itself; None: as traces assume.
+        beside: what a loss outside holds beside the outputs, as a share of their bytes.
+    """
+
+    def __init__(self) -> None:
+        self.held: tuple[bool, ...] | None = None
+        self.beside = 0.0
+        self._ever: tuple[bool, ...] | None = None
+        self._varies = False
+
+    def learn(self, seen: SeenUse, holds_all: bool, peak_bytes: int) -> None:
+        """Takes one step in.
+
+        Args:
+            seen: in it.
+            holds_all: what its plan has assumed, where nothing was learned: all are held, or none.
+            peak_bytes: of its plan.
+        """
+        if seen.held is None or seen.use is None:
+            return
+        if not any(
+            used and size < _SMALL_BYTES for used, size in zip(seen.use.used, seen.sizes, strict=True)
+        ):
+            self.held, self._varies = None, True  # the loss is outside, at least sometimes
+            self._learn_outside(seen, seen.held, holds_all, peak_bytes)
+        if self._varies:
+            return
+        ever = self._ever or (False,) * len(seen.held)
+        if len(ever) != len(seen.held):
+            self.held, self._varies = None, True
+            return
+        self._ever = ever = tuple(one or other for one, other in zip(ever, seen.held, strict=True))
+        assumed = self.held or (holds_all,) * len(ever)
+        others = (size for size, one, other in zip(seen.sizes, ever, assumed, strict=True) if one != other)
+        if sum(others) > _HELD_SHARE * peak_bytes:
+            self.held = ever
+
+    def _learn_outside(self, seen: SeenUse, held: tuple[bool, ...], holds_all: bool, peak_bytes: int) -> None:
+        """Outputs that are dropped stay counted, as room for what of such a loss is not seen."""
+        whole = sum(seen.sizes)
+        there = sum(size for size, is_held in zip(seen.sizes, held, strict=True) if is_held)
+        beside = seen.root_bytes + there - (whole if holds_all else 0)
+        if beside - self.beside * whole > _LOSS_SHARE * peak_bytes:
+            self.beside = beside / whole
 
 
 def reached(loss: Tensor, leaves: Sequence[Tensor]) -> tuple[bool, ...]:

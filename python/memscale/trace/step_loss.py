@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from memscale.errors import ProfileError, add_note
 from memscale.torchkit.leaves import tensors_of
 from memscale.torchkit.output_use import LossBytes, nodes_behind
-from memscale.trace.loss import differentiable, loss_of, sum_of, unused_in
+from memscale.trace.loss import differentiable, loss_of, own_loss, sum_of, unused_in
 
 if TYPE_CHECKING:
     from memscale.techniques.step_facts import StepFacts
@@ -43,11 +43,25 @@ def step_loss(output: Any, step: StepFacts) -> tuple[Tensor | None, Any]:
     if step.loss is not None and step.forwards == 1:
         return _given(step.loss, output)
     loss = loss_of(output, step.use) if step.forwards == 1 else sum_of(map(loss_of, outputs))
-    held = None if step.drops_output else output
+    held = _held(output, step)
     if step.differentiates_twice and loss is not None:
         penalty, gradients = _penalty(loss)
         return loss + penalty, (held, gradients)
     return loss, held
+
+
+def _held(output: Any, step: StepFacts) -> Any:
+    """What the loop holds of the output."""
+    if step.held is not None and step.forwards == 1:
+        leaves = tensors_of(output)
+        if len(leaves) == len(step.held):
+            return [leaf for leaf, is_held in zip(leaves, step.held, strict=True) if is_held]
+    held = None if step.drops_output else output
+    if step.beside and own_loss(output) is None:
+        leaves = tensors_of(output)
+        size = int(step.beside * sum(leaf.numel() * leaf.element_size() for leaf in leaves))
+        return held, torch.empty(size, dtype=torch.uint8, device=leaves[0].device)
+    return held
 
 
 def _penalty(loss: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:

@@ -115,8 +115,7 @@ class Loop:
             optimizer=self.optimizer,
             memory_budget=budget,
             enable_logging=False,
-            learn_loss=True,
-            **more,
+            **{"learn_loss": True, **more},
         )
 
     @property
@@ -228,13 +227,14 @@ def penalty(output: Tensor, batch: Tensor) -> Tensor:
     return output.mean() + (gradient.norm(dim=1) - 1).square().mean()
 
 
-def test_a_penalty_on_gradients_is_in_the_plan() -> None:
+@pytest.mark.parametrize("learn_loss", [False, True])
+def test_a_penalty_on_gradients_is_in_the_plan(learn_loss: bool) -> None:
     loop = Loop(blocks(), 1, lambda output: penalty(output, loop.batch[0]))
     loop.batch[0].requires_grad_()
     loop.step()
     peak = loop.peak()
     assert loop.predict(loss=loop.loss) == peak
-    loop.wrap(int(0.9 * peak))
+    loop.wrap(int(0.9 * peak), learn_loss=learn_loss)
     loop.step()
     measured = loop.peak()
     assert measured <= loop.plan.budget_bytes or not loop.plan.fits

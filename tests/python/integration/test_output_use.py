@@ -158,14 +158,14 @@ def test_no_loss_goes_through_a_cache() -> None:
 
 
 def seen(used: list[int]) -> SeenUse:
-    found = SeenUse(2)
+    found = SeenUse([torch.zeros(2)] * 2)
     found.note(used)
     return found
 
 
 def test_what_differs_is_learned_and_what_varies_is_no_rule() -> None:
     learned, assumed = LearnedUse(), OutputUse((True, True))
-    learned.learn(SeenUse(2), assumed)
+    learned.learn(seen([]), assumed)
     learned.learn(seen([0, 1]), assumed)
     assert learned.use is None  # no backward, and as assumed
     learned.learn(seen([0]), assumed)
