@@ -440,20 +440,35 @@ store_result accounts_invite(accounts *it, store_act act, store_invitation *invi
     return store_invitation_add(it->store, act, invitation);
 }
 
-/* "<id>_<secret>" into its id and the hash of its secret; false: it is none. */
+_Static_assert(ACCOUNTS_INVITATION_ID == 2 * TOKEN_ID_BYTES + 1, "an id is written in hexadecimal");
+
+/* "<id>_<secret>", both hexadecimal. */
+bool accounts_invitation_id(const char *text, char *id)
+{
+    static const char hex[] = "0123456789abcdef";
+    size_t id_bytes = ACCOUNTS_INVITATION_ID - 1;
+
+    if (strspn(text, hex) != id_bytes || text[id_bytes] != '_' ||
+        strspn(text + id_bytes + 1, hex) != ACCOUNTS_SECRET_BYTES - 1 ||
+        text[ACCOUNTS_INVITATION_BYTES - 1] != '\0')
+        return false;
+    memcpy(id, text, id_bytes);
+    id[id_bytes] = '\0';
+    return true;
+}
+
+/* Its id, and the hash of its secret; false: it is none. */
 static bool split_invitation(const char *text, char *id, uint8_t *hash)
 {
-    if (strlen(text) != ACCOUNTS_INVITATION_BYTES - 1 || text[2u * TOKEN_ID_BYTES] != '_')
+    if (!accounts_invitation_id(text, id))
         return false;
-    memcpy(id, text, (size_t)2 * TOKEN_ID_BYTES);
-    id[2u * TOKEN_ID_BYTES] = '\0';
-    hash_secret(text + 2u * TOKEN_ID_BYTES + 1, hash);
+    hash_secret(text + ACCOUNTS_INVITATION_ID, hash);
     return true;
 }
 
 accounts_answer accounts_invitation(accounts *it, const char *text, int64_t now_ms, store_invitation *out)
 {
-    char id[2u * TOKEN_ID_BYTES + 1];
+    char id[ACCOUNTS_INVITATION_ID];
     uint8_t hash[STORE_HASH_BYTES];
     store_result result;
 
@@ -468,7 +483,7 @@ accounts_answer accounts_invitation(accounts *it, const char *text, int64_t now_
 accounts_answer accounts_join(accounts *it, const char *text, store_account *account, const char *password,
                               int64_t now_ms)
 {
-    char id[2u * TOKEN_ID_BYTES + 1];
+    char id[ACCOUNTS_INVITATION_ID];
     uint8_t hash[STORE_HASH_BYTES];
     store_invitation invitation;
     accounts_answer answer = accounts_invitation(it, text, now_ms, &invitation);

@@ -91,6 +91,9 @@ accounts_answer accounts_token_make(accounts *it, store_token *token, int64_t no
  * ACCOUNTS_INVITATION_BYTES.
  */
 store_result accounts_invite(accounts *it, store_act act, store_invitation *invitation, char *text);
+/** The id in the text of an invitation: ACCOUNTS_INVITATION_ID with its terminator. False: it is no such text. */
+#define ACCOUNTS_INVITATION_ID 17u
+bool accounts_invitation_id(const char *text, char *id);
 /** What it is an invitation to. WRONG: used, revoked, expired, or none. */
 accounts_answer accounts_invitation(accounts *it, const char *text, int64_t now_ms, store_invitation *out);
 /**

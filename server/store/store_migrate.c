@@ -87,6 +87,7 @@ static const char *const migrations[] = {
     "ALTER TABLE project_new RENAME TO project;"
     "CREATE UNIQUE INDEX project_seen ON project(team, name) WHERE private = 0 AND deleted_ms IS NULL;"
     "CREATE UNIQUE INDEX project_own ON project(team, account, name) WHERE deleted_ms IS NULL;"
+    "CREATE INDEX project_name ON project(team, name);"
     "CREATE TABLE chosen(project INTEGER NOT NULL REFERENCES project, account INTEGER NOT NULL REFERENCES "
     "account,"
     " PRIMARY KEY(project, account)) STRICT, WITHOUT ROWID;"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from server_process import PASSWORD, Client, Server, batch, begin_run, cookie_of, new_id
 from test_people import HOSTILE
+from test_streams import Stream
 
 TEAM = "/api/v1/teams/1"
 
@@ -165,6 +166,35 @@ def test_who_is_removed_sees_and_sends_nothing(server: Server, ann: Client) -> N
     assert bob.ask("GET", f"/api/v1/runs/{run}").status == 404
     assert bob.ask("GET", "/api/v1/projects").json == {"projects": []}
     assert ann.ask("GET", f"/api/v1/runs/{run}").status == 200  # what he made stays
+
+
+@pytest.mark.parametrize("end", ["removed", "hidden", "revoked", "disabled"])
+def test_an_open_stream_ends_with_the_right_to_it(server: Server, ann: Client, end: str) -> None:
+    bob = server.join(ann, "bob", "viewer")
+    reader = server.with_token(bob, "read")
+    tool = server.with_token(ann, "admin")
+    run = begin_run(tool)
+    stream = Stream(reader, run)
+    project = tool.ask("GET", f"/api/v1/runs/{run}").json["project"]
+    assert tool.ask("POST", f"/api/v1/runs/{run}/batches", batch(0, [0], [0])).status == 200
+    assert stream.next() is not None
+    if end == "removed":
+        assert ann.ask("DELETE", TEAM + "/members/bob").status == 204
+    elif end == "hidden":
+        assert ann.ask("PATCH", f"/api/v1/projects/{project}", {"visibility": "private"}).status == 200
+    elif end == "revoked":
+        assert reader.token is not None
+        assert bob.ask("DELETE", f"/api/v1/tokens/{reader.token[3:19]}").status == 204
+    else:
+        assert ann.ask("PATCH", "/api/v1/accounts/bob", {"disabled": True}).status == 200
+    number = 0
+    with pytest.raises(EOFError):  # within seconds, of which some batches are still heard
+        while True:
+            number += 1
+            body = batch(number, [number], [number])
+            assert tool.ask("POST", f"/api/v1/runs/{run}/batches", body).status == 200
+            stream.next()
+    stream.close()
 
 
 def test_a_team_with_projects_is_not_deleted(server: Server, ann: Client) -> None:
