@@ -201,6 +201,8 @@ static store_result alter_account(store_db *db, void *user)
                            turns ? (disabled ? job->act->now_ms : STORE_NO_TIME) : was.disabled_ms, was.id);
     if (result == STORE_OK && disabled)
         result = end_all(db, was.id);
+    if (result == STORE_OK && (disabled || !admin))
+        result = STORE_RUN(db, RESETS_BY_END, "i", was.id);
     if (result == STORE_OK && admin != was.admin)
         result = store_note(db, job->act, 0, "account.admin", was.name, admin ? "yes" : "no");
     if (result == STORE_OK && turns)

@@ -213,8 +213,8 @@ static store_result add_reset(store_db *db, void *user)
     store_result result = store_account_get(db, job->name, &account);
 
     if (result == STORE_OK)
-        result = STORE_RUN(db, RESET_ADD, "ibi", account.id, (const void *)job->hash,
-                           (size_t)STORE_HASH_BYTES, job->ms);
+        result = STORE_RUN(db, RESET_ADD, "ibii", account.id, (const void *)job->hash,
+                           (size_t)STORE_HASH_BYTES, job->ms, job->act->who.account);
     return result == STORE_OK ? store_note(db, job->act, 0, "reset.make", job->name, "") : result;
 }
 

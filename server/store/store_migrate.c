@@ -103,7 +103,7 @@ static const char *const migrations[] = {
     " expires_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;"
     "CREATE INDEX invitation_team ON invitation(team, created_ms);"
     "CREATE TABLE reset(account INTEGER PRIMARY KEY REFERENCES account, hash BLOB NOT NULL UNIQUE,"
-    " expires_ms INTEGER NOT NULL) STRICT;"
+    " expires_ms INTEGER NOT NULL, made_by INTEGER NOT NULL REFERENCES account) STRICT;"
     "CREATE TABLE audit(id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, team INTEGER,"
     " account INTEGER, action TEXT NOT NULL, thing TEXT NOT NULL, detail TEXT NOT NULL) STRICT;"
     "CREATE INDEX audit_team ON audit(team, id);"

@@ -84,7 +84,7 @@ store_result store_invitation_accept(store *it, const char *id, const uint8_t *h
 /* ---- accounts, as an admin of the server has them -------------------------------------------- */
 
 typedef struct store_account_change {
-    int admin;    /**< 0, 1; -1: stays */
+    int admin;    /**< 0, 1; -1: stays. Who is none any more: their reset links end. */
     int disabled; /**< 0, 1; -1: stays. Ends sessions, reset links and invitations; tokens are refused. */
 } store_account_change;
 store_result store_account_alter(store *it, store_act act, const char *name,

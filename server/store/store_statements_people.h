@@ -80,8 +80,8 @@ STORE_SQL(INVITATIONS_BY_END, "DELETE FROM invitation WHERE account = ?1 AND (?2
 STORE_SQL(ACCOUNT_GET, "SELECT " STORE_ACCOUNT_COLUMNS " FROM account a WHERE a.id = ?")
 STORE_SQL(ACCOUNT_ALTER, "UPDATE account SET admin = ?, disabled_ms = ? WHERE id = ?")
 STORE_SQL(ADMINS_BESIDE, "SELECT 1 FROM account WHERE admin = 1 AND disabled_ms IS NULL AND id <> ? LIMIT 1")
-STORE_SQL(RESET_ADD, "INSERT INTO reset(account, hash, expires_ms) VALUES(?, ?, ?) ON CONFLICT(account)"
-                     " DO UPDATE SET hash = excluded.hash, expires_ms = excluded.expires_ms")
+STORE_SQL(RESET_ADD, "INSERT OR REPLACE INTO reset(account, hash, expires_ms, made_by) VALUES(?, ?, ?, ?)")
+STORE_SQL(RESETS_BY_END, "DELETE FROM reset WHERE made_by = ?")
 STORE_SQL(RESET_FIND, "SELECT " STORE_ACCOUNT_COLUMNS " FROM reset x JOIN account a ON a.id = x.account"
                       " WHERE x.hash = ? AND x.expires_ms > ? AND a.disabled_ms IS NULL")
 STORE_SQL(RESET_END, "DELETE FROM reset WHERE account = ?")

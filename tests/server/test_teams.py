@@ -304,6 +304,18 @@ def test_a_reset_link_sets_a_password_once(server: Server, ann: Client) -> None:
     assert nobody.ask("POST", "/api/v1/login", {"name": "bob", "password": new}).status == 200
 
 
+def test_links_of_an_admin_end_with_their_right(server: Server, ann: Client) -> None:
+    server.join(ann, "bob")
+    assert ann.ask("PATCH", "/api/v1/accounts/bob", {"admin": True}).json["admin"] is True
+    bob = server.log_in("bob")
+    token = bob.ask("POST", "/api/v1/accounts/ann/reset").json["token"]
+    assert ann.ask("PATCH", "/api/v1/accounts/bob", {"admin": False}).json["admin"] is False
+    body = {"token": token, "password": "taken " + PASSWORD}
+    assert server.client().ask("POST", "/api/v1/reset", body).status == 403
+    assert bob.ask("POST", "/api/v1/accounts/ann/reset").status == 403
+    assert server.log_in("ann").ask("GET", "/api/v1/me").status == 200
+
+
 def test_sessions_are_listed_and_ended(server: Server, ann: Client) -> None:
     other = server.log_in("ann")
     listed = ann.ask("GET", "/api/v1/me/sessions").json["sessions"]

@@ -89,6 +89,7 @@ class Runs {
     async #readProject() {
         const project = await get(`/projects/${this.#id}`, null, this.#signal);
         this.#heading.replaceChildren(named(project.name));
+        this.#body.classList.toggle("reads", project.role === "viewer");
         this.#heading.after(
             el("a", { class: "button push", href: `/projects/${this.#id}/settings` }, "Settings"),
         );
