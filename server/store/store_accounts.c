@@ -187,7 +187,7 @@ static store_result end_all(store_db *db, int64_t account)
 static store_result alter_account(store_db *db, void *user)
 {
     const alter_job *job = user;
-    store_account was;
+    store_account was = {.disabled_ms = STORE_NO_TIME};
     store_result result = store_account_get(db, job->name, &was);
     bool admin = job->change->admin >= 0 ? job->change->admin == 1 : was.admin;
     bool disabled =

@@ -238,8 +238,8 @@ static store_result set_member(store_db *db, void *user)
 {
     const member_job *job = user;
     store_role own;
-    store_role role;
-    int64_t account;
+    store_role role = STORE_NO_ROLE;
+    int64_t account = 0;
     store_result result = store_team_role(db, job->act->who, job->team, STORE_ADMIN, &own);
     char detail[64];
 
@@ -268,8 +268,8 @@ static store_result remove_member(store_db *db, void *user)
 {
     const member_job *job = user;
     store_role own;
-    store_role role;
-    int64_t account;
+    store_role role = STORE_NO_ROLE;
+    int64_t account = 0;
     store_result result = store_team_role(db, job->act->who, job->team, STORE_VIEWER, &own);
 
     if (result == STORE_OK)
