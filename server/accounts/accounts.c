@@ -30,6 +30,7 @@
 #define SECRET_BYTES 32u
 #define TOKEN_ID_BYTES 8u
 #define TOKEN_PREFIX "ms_"
+#define EVERYTHING ((uint32_t)(ACCOUNTS_INGEST | ACCOUNTS_READ | ACCOUNTS_ADMIN | ACCOUNTS_SELF))
 #define NOTE_SESSION_MS (INT64_C(5) * 60 * 1000)
 #define NOTE_TOKEN_MS (INT64_C(60) * 1000)
 
@@ -239,38 +240,38 @@ accounts_answer accounts_check(accounts *it, const char *name, const char *passw
     right = crypto_pwhash_str_verify(found == STORE_OK ? out->password : it->nobody, password,
                                      strlen(password)) == 0;
     leave_gate(it);
-    if (found != STORE_OK || !right)
+    if (found != STORE_OK || !right || out->disabled_ms != STORE_NO_TIME)
         return say(ACCOUNTS_WRONG);
     end_attempt(it, name, address);
     return say(ACCOUNTS_OK);
 }
 
-accounts_answer accounts_set_password(accounts *it, int64_t account, const char *password)
+accounts_answer accounts_set_password(accounts *it, store_act act, const char *password)
 {
     char hash[STORE_PASSWORD_BYTES + 1];
     accounts_answer answer = hash_password(it, password, hash);
 
-    return answer.result == ACCOUNTS_OK ? say_store(store_password_set(it->store, account, hash)) : answer;
+    return answer.result == ACCOUNTS_OK ? say_store(store_password_set(it->store, act, hash)) : answer;
 }
 
 /* ---- accounts -------------------------------------------------------------------------------- */
 
-static accounts_answer add(accounts *it, store_account *account, const char *password, bool only_first)
+static accounts_answer add(accounts *it, store_account *account, const char *password, int64_t by)
 {
     accounts_answer answer = hash_password(it, password, account->password);
 
-    return answer.result == ACCOUNTS_OK ? say_store(store_account_add(it->store, account, only_first))
-                                        : answer;
+    return answer.result == ACCOUNTS_OK ? say_store(store_account_add(it->store, account, by)) : answer;
 }
 
-accounts_answer accounts_add(accounts *it, const char *name, const char *password, bool admin, int64_t now_ms,
-                             store_account *out)
+accounts_answer accounts_add(accounts *it, int64_t by, const char *name, const char *password, bool admin,
+                             int64_t now_ms, store_account *out)
 {
+    MSC__ASSERT(by != 0);
     memset(out, 0, sizeof *out);
     (void)snprintf(out->name, sizeof out->name, "%s", name);
     out->admin = admin;
     out->created_ms = now_ms;
-    return add(it, out, password, false);
+    return add(it, out, password, by);
 }
 
 store_result accounts_setup_offer(accounts *it, int64_t now_ms, char *secret, bool *needed)
@@ -306,7 +307,7 @@ accounts_answer accounts_setup(accounts *it, const char *secret, const char *nam
     (void)snprintf(out->name, sizeof out->name, "%s", name);
     out->admin = true;
     out->created_ms = now_ms;
-    answer = add(it, out, password, true);
+    answer = add(it, out, password, 0);
     if (answer.result == ACCOUNTS_OK || answer.result == ACCOUNTS_TAKEN) {
         msc__mutex_lock(&it->mutex);
         it->setup_until_ms = 0;
@@ -335,6 +336,11 @@ accounts_answer accounts_session_end(accounts *it, const char *secret)
     return say_store(store_session_end(it->store, hash));
 }
 
+void accounts_session_hash(const char *secret, uint8_t *hash)
+{
+    hash_secret(secret, hash);
+}
+
 accounts_answer accounts_by_session(accounts *it, const char *secret, int64_t now_ms, accounts_caller *out)
 {
     store_session session;
@@ -346,13 +352,11 @@ accounts_answer accounts_by_session(accounts *it, const char *secret, int64_t no
     if (result != STORE_OK)
         return say_store(result);
     if (session.created_ms + ACCOUNTS_SESSION_MS <= now_ms ||
-        session.used_ms + ACCOUNTS_SESSION_IDLE_MS <= now_ms)
+        session.used_ms + ACCOUNTS_SESSION_IDLE_MS <= now_ms || session.account.disabled_ms != STORE_NO_TIME)
         return say(ACCOUNTS_WRONG);
     if (session.used_ms + NOTE_SESSION_MS <= now_ms) /* that it is noted late does no harm */
         (void)store_session_used(it->store, hash, now_ms);
-    out->account = session.account;
-    out->scopes = ACCOUNTS_INGEST | ACCOUNTS_READ | ACCOUNTS_ADMIN;
-    out->by_session = true;
+    *out = (accounts_caller){.account = session.account, .scopes = EVERYTHING, .by_session = true};
     return say(ACCOUNTS_OK);
 }
 
@@ -406,11 +410,116 @@ accounts_answer accounts_by_token(accounts *it, const char *text, int64_t now_ms
         return say(ACCOUNTS_WRONG);
     if (token.expires_ms != STORE_NO_TIME && token.expires_ms <= now_ms)
         return say(ACCOUNTS_WRONG);
+    if (token.revoked_ms != STORE_NO_TIME || token.account.disabled_ms != STORE_NO_TIME)
+        return say(ACCOUNTS_WRONG);
     if (token.used_ms == STORE_NO_TIME || token.used_ms + NOTE_TOKEN_MS <= now_ms)
         (void)store_token_used(it->store, id, now_ms);
-    out->account = token.account;
-    out->scopes =
-        token.scopes & ACCOUNTS_ADMIN ? ACCOUNTS_INGEST | ACCOUNTS_READ | ACCOUNTS_ADMIN : token.scopes;
-    out->by_session = false;
+    *out = (accounts_caller){.account = token.account,
+                             .scopes = token.scopes & ACCOUNTS_ADMIN ? EVERYTHING : token.scopes,
+                             .team = token.team,
+                             .project = token.project};
+    if (token.team != 0 || token.project != 0)
+        out->scopes &= ~(uint32_t)ACCOUNTS_SELF;
     return say(ACCOUNTS_OK);
+}
+
+/* ---- one-time links -------------------------------------------------------------------------- */
+
+store_result accounts_invite(accounts *it, store_act act, store_invitation *invitation, char *text)
+{
+    char secret[ACCOUNTS_SECRET_BYTES];
+    uint8_t id[TOKEN_ID_BYTES];
+
+    randombytes_buf(id, sizeof id);
+    (void)sodium_bin2hex(invitation->id, sizeof invitation->id, id, sizeof id);
+    make_secret(secret);
+    hash_secret(secret, invitation->hash);
+    invitation->created_ms = act.now_ms;
+    (void)snprintf(text, ACCOUNTS_INVITATION_BYTES, "%.16s_%.64s", invitation->id, secret);
+    sodium_memzero(secret, sizeof secret);
+    return store_invitation_add(it->store, act, invitation);
+}
+
+_Static_assert(ACCOUNTS_INVITATION_ID == 2 * TOKEN_ID_BYTES + 1, "an id is written in hexadecimal");
+
+/* "<id>_<secret>", both hexadecimal. */
+bool accounts_invitation_id(const char *text, char *id)
+{
+    static const char hex[] = "0123456789abcdef";
+    size_t id_bytes = ACCOUNTS_INVITATION_ID - 1;
+
+    if (strspn(text, hex) != id_bytes || text[id_bytes] != '_' ||
+        strspn(text + id_bytes + 1, hex) != ACCOUNTS_SECRET_BYTES - 1 ||
+        text[ACCOUNTS_INVITATION_BYTES - 1] != '\0')
+        return false;
+    memcpy(id, text, id_bytes);
+    id[id_bytes] = '\0';
+    return true;
+}
+
+/* Its id, and the hash of its secret; false: it is none. */
+static bool split_invitation(const char *text, char *id, uint8_t *hash)
+{
+    if (!accounts_invitation_id(text, id))
+        return false;
+    hash_secret(text + ACCOUNTS_INVITATION_ID, hash);
+    return true;
+}
+
+accounts_answer accounts_invitation(accounts *it, const char *text, int64_t now_ms, store_invitation *out)
+{
+    char id[ACCOUNTS_INVITATION_ID];
+    uint8_t hash[STORE_HASH_BYTES];
+    store_result result;
+
+    if (!split_invitation(text, id, hash))
+        return say(ACCOUNTS_WRONG);
+    result = store_invitation_find(it->store, id, out);
+    if (result == STORE_OK && (sodium_memcmp(hash, out->hash, sizeof hash) != 0 || out->expires_ms <= now_ms))
+        result = STORE_NOT_FOUND;
+    return say_store(result);
+}
+
+accounts_answer accounts_join(accounts *it, const char *text, store_account *account, const char *password,
+                              int64_t now_ms)
+{
+    char id[ACCOUNTS_INVITATION_ID];
+    uint8_t hash[STORE_HASH_BYTES];
+    store_invitation invitation;
+    accounts_answer answer = accounts_invitation(it, text, now_ms, &invitation);
+
+    if (answer.result != ACCOUNTS_OK || !split_invitation(text, id, hash))
+        return answer;
+    if (account->id == 0) {
+        account->created_ms = now_ms;
+        answer = hash_password(it, password, account->password);
+    }
+    return answer.result == ACCOUNTS_OK
+               ? say_store(store_invitation_accept(it->store, id, hash, account, now_ms))
+               : answer;
+}
+
+store_result accounts_reset_make(accounts *it, store_act act, const char *name, char *secret)
+{
+    uint8_t hash[STORE_HASH_BYTES];
+
+    make_secret(secret);
+    hash_secret(secret, hash);
+    return store_reset_add(it->store, act, name, hash, act.now_ms + ACCOUNTS_RESET_MS);
+}
+
+accounts_answer accounts_reset(accounts *it, const char *secret, const char *password, int64_t now_ms,
+                               store_account *out)
+{
+    char password_hash[STORE_PASSWORD_BYTES + 1];
+    uint8_t hash[STORE_HASH_BYTES];
+    accounts_answer answer;
+
+    hash_secret(secret, hash);
+    answer = say_store(store_reset_find(it->store, hash, now_ms, out)); /* before what costs memory */
+    if (answer.result == ACCOUNTS_OK)
+        answer = hash_password(it, password, password_hash);
+    return answer.result == ACCOUNTS_OK
+               ? say_store(store_reset_use(it->store, hash, password_hash, now_ms, out))
+               : answer;
 }

@@ -17,13 +17,21 @@ typedef struct api_parts {
     const http_page *page; /**< NULL: there is none */
     bool behind_https;     /**< cookies are for HTTPS alone */
     msc_allocator allocator;
-    int64_t (*now_ms)(void); /**< NULL: the system's clock */
+    int64_t (*now_ms)(void);  /**< NULL: the system's clock */
+    void (*wake)(void *user); /**< there is something for `api_keep`; NULL: it is called often enough */
+    void *user;
 } api_parts;
 
 MSC_NODISCARD msc_status api_create(const api_parts *parts, api **out, msc_error *err);
 /** NULL is accepted. */
 void api_destroy(api *it);
 http_handler api_handler(api *it);
+
+/**
+ * Archives and deletes what projects' rules and people have asked for, in small steps, and tells who watches.
+ * `stops` is asked between two. False: it could not be done, or was stopped; try later.
+ */
+bool api_keep(api *it, bool (*stops)(void *user), void *user);
 
 /**
  * Writes "METHOD /path" of every route, a line each, for the test that compares them with the description.

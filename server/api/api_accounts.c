@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Setup, login, accounts, tokens. A session that begins is always a new one: what cookie came with the login
+ * Setup, login, accounts. A session that begins is always a new one: what cookie came with the login
  * is ended, if it was one of ours, and never goes on.
  */
 #include <string.h>
@@ -10,7 +10,7 @@
 #define LEAST_PASSWORD 10u
 #define MOST_PASSWORD 256u
 
-static bool check_account_name(api_call *call, const json_t *name)
+bool api_check_account_name(api_call *call, const json_t *name)
 {
     const char *text = json_string_value(name);
 
@@ -20,7 +20,7 @@ static bool check_account_name(api_call *call, const json_t *name)
                        "1 to 64 of a-z, 0-9, dot, underscore and hyphen; a letter or digit first");
 }
 
-static bool check_password(api_call *call, const char *field, const json_t *password)
+bool api_check_password(api_call *call, const char *field, const json_t *password)
 {
     size_t bytes = json_string_length(password);
 
@@ -29,8 +29,7 @@ static bool check_password(api_call *call, const char *field, const json_t *pass
     return api_invalid(call, field, NULL, "10 to 256 bytes");
 }
 
-/* Begins a session and answers with its cookie. */
-static void log_in(api_call *call, unsigned status, const store_account *account)
+void api_log_in(api_call *call, unsigned status, const store_account *account)
 {
     char secret[ACCOUNTS_SECRET_BYTES];
     json_out out = api_json(call);
@@ -75,12 +74,12 @@ void api_setup(api_call *call)
     accounts_answer made;
 
     if (!api_fields(call, call->body, "", fields, API_COUNT(fields), given) ||
-        !check_account_name(call, given[1]) || !check_password(call, "password", given[2]))
+        !api_check_account_name(call, given[1]) || !api_check_password(call, "password", given[2]))
         return;
     made = accounts_setup(call->it->parts.accounts, json_string_value(given[0]), json_string_value(given[1]),
                           json_string_value(given[2]), call->now_ms, &account);
     if (made.result == ACCOUNTS_OK)
-        log_in(call, 201, &account);
+        api_log_in(call, 201, &account);
     else if (made.result == ACCOUNTS_WRONG)
         api_refuse(call,
                    &(const api_fault){
@@ -109,7 +108,7 @@ void api_login(api_call *call)
     found = accounts_check(call->it->parts.accounts, json_string_value(given[0]), json_string_value(given[1]),
                            call->request->address, call->now_ms, &account);
     if (found.result == ACCOUNTS_OK)
-        log_in(call, 200, &account);
+        api_log_in(call, 200, &account);
     else
         api_refuse_accounts(call, found);
 }
@@ -149,26 +148,27 @@ void api_change_password(api_call *call)
     accounts_answer answer;
 
     if (!api_fields(call, call->body, "", fields, API_COUNT(fields), given) ||
-        !check_password(call, "new", given[1]))
+        !api_check_password(call, "new", given[1]))
         return;
     answer = accounts_check(call->it->parts.accounts, call->caller.account.name, json_string_value(given[0]),
                             call->request->address, call->now_ms, &account);
     if (answer.result == ACCOUNTS_OK)
-        answer = accounts_set_password(call->it->parts.accounts, account.id, json_string_value(given[1]));
+        answer = accounts_set_password(call->it->parts.accounts, api_act(call), json_string_value(given[1]));
     if (answer.result == ACCOUNTS_OK)
-        log_in(call, 200, &account);
+        api_log_in(call, 200, &account);
     else
         api_refuse_accounts(call, answer);
 }
 
 /* ---- accounts -------------------------------------------------------------------------------- */
 
-static bool is_admin(api_call *call)
+bool api_is_server_admin(api_call *call)
 {
     if (call->caller.account.admin)
         return true;
-    api_refuse(
-        call, &(const api_fault){.status = 403, .code = "forbidden", .message = "only an admin may do this"});
+    api_refuse(call, &(const api_fault){.status = 403,
+                                        .code = "forbidden",
+                                        .message = "only an admin of the server may do this"});
     return false;
 }
 
@@ -185,7 +185,7 @@ void api_accounts(api_call *call)
     json_out out = api_json(call);
     store_result result;
 
-    if (!is_admin(call))
+    if (!api_is_server_admin(call))
         return;
     out_open(&out, NULL, '{');
     out_open(&out, "accounts", '[');
@@ -202,117 +202,15 @@ void api_create_account(api_call *call)
     store_account account;
     accounts_answer made;
 
-    if (!is_admin(call) || !api_fields(call, call->body, "", fields, API_COUNT(fields), given) ||
-        !check_account_name(call, given[0]) || !check_password(call, "password", given[1]))
+    if (!api_is_server_admin(call) || !api_fields(call, call->body, "", fields, API_COUNT(fields), given) ||
+        !api_check_account_name(call, given[0]) || !api_check_password(call, "password", given[1]))
         return;
-    made = accounts_add(call->it->parts.accounts, json_string_value(given[0]), json_string_value(given[1]),
-                        json_is_true(given[2]), call->now_ms, &account);
+    made = accounts_add(call->it->parts.accounts, call->caller.account.id, json_string_value(given[0]),
+                        json_string_value(given[1]), json_is_true(given[2]), call->now_ms, &account);
     if (made.result != ACCOUNTS_OK) {
         api_refuse_accounts(call, made);
         return;
     }
     api_write_account(&out, NULL, &account);
     api_send(call, 201, &out);
-}
-
-/* ---- tokens ---------------------------------------------------------------------------------- */
-
-static void write_time(json_out *out, const char *key, int64_t ms)
-{
-    if (ms == STORE_NO_TIME)
-        out_null(out, key);
-    else
-        out_integer(out, key, ms);
-}
-
-static void write_token(json_out *out, const store_token *token, const char *text)
-{
-    out_open(out, NULL, '{');
-    out_text(out, "id", token->id);
-    out_text(out, "name", token->name);
-    api_write_scopes(out, token->scopes);
-    out_integer(out, "created_ms", token->created_ms);
-    write_time(out, "expires_ms", token->expires_ms);
-    write_time(out, "used_ms", token->used_ms);
-    if (text != NULL)
-        out_text(out, "token", text);
-    out_close(out, '}');
-}
-
-static bool write_known_token(void *user, const store_token *token)
-{
-    json_out *out = user;
-
-    write_token(out, token, NULL);
-    return !out->failed;
-}
-
-void api_tokens(api_call *call)
-{
-    json_out out = api_json(call);
-    store_result result;
-
-    out_open(&out, NULL, '{');
-    out_open(&out, "tokens", '[');
-    result = store_tokens(call->it->parts.store, call->caller.account.id, write_known_token, &out);
-    api_send_list(call, result, &out);
-}
-
-static bool read_scopes(api_call *call, const json_t *list, uint32_t *scopes)
-{
-    const char *allowed = "ingest, read and admin, each once";
-    size_t i;
-
-    *scopes = 0;
-    for (i = 0; i < json_array_size(list); i++) {
-        const char *name = json_string_value(json_array_get(list, i));
-        uint32_t scope = name == NULL ? 0 : api_scope(name);
-
-        if (scope == 0 || (*scopes & scope) != 0)
-            return api_invalid(call, "scopes", name, allowed);
-        *scopes |= scope;
-    }
-    return *scopes != 0 || api_invalid(call, "scopes", "[]", allowed);
-}
-
-void api_create_token(api_call *call)
-{
-    static const api_field fields[] = {
-        {"name", JSON_STRING, true}, {"scopes", JSON_ARRAY, true}, {"expires_ms", JSON_INTEGER, false}};
-    json_t *given[API_COUNT(fields)];
-    char text[ACCOUNTS_TOKEN_BYTES];
-    json_out out = api_json(call);
-    store_token token = {.expires_ms = STORE_NO_TIME};
-    accounts_answer made;
-
-    if (!api_fields(call, call->body, "", fields, API_COUNT(fields), given) ||
-        !api_check_name(call, "name", given[0], 1, STORE_NAME_BYTES) ||
-        !read_scopes(call, given[1], &token.scopes))
-        return;
-    if (given[2] != NULL)
-        token.expires_ms = json_integer_value(given[2]);
-    if (given[2] != NULL && (token.expires_ms <= call->now_ms || token.expires_ms > API_EXACT)) {
-        (void)api_invalid(call, "expires_ms", NULL, "a time to come, in milliseconds since 1970");
-        return;
-    }
-    (void)snprintf(token.name, sizeof token.name, "%s", json_string_value(given[0]));
-    token.account.id = call->caller.account.id;
-    made = accounts_token_make(call->it->parts.accounts, &token, call->now_ms, text);
-    if (made.result != ACCOUNTS_OK) {
-        api_refuse_accounts(call, made);
-        return;
-    }
-    write_token(&out, &token, text);
-    api_send(call, 201, &out);
-}
-
-void api_revoke_token(api_call *call)
-{
-    store_result result =
-        store_token_revoke(call->it->parts.store, call->caller.account.id, call->path_values[0]);
-
-    if (result == STORE_OK)
-        api_send_nothing(call);
-    else
-        api_refuse_store(call, result);
 }

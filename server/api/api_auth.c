@@ -42,6 +42,7 @@ void api_write_account(json_out *out, const char *key, const store_account *acco
     out_text(out, "name", account->name);
     out_boolean(out, "admin", account->admin);
     out_integer(out, "created_ms", account->created_ms);
+    api_write_time(out, "disabled_ms", account->disabled_ms);
     out_close(out, '}');
 }
 
@@ -147,23 +148,54 @@ static void refuse_unknown(api_call *call)
                                         .allowed = "Bearer ms_<id>_<secret>"});
 }
 
-bool api_authenticate(api_call *call)
+/* `*came` false: nobody says who they are. */
+static accounts_answer identify(const api_call *call, int64_t now_ms, accounts_caller *caller, bool *came)
 {
     static const char bearer[] = "Bearer ";
     const char *header = field_of(call, "authorization");
-    char secret[ACCOUNTS_SECRET_BYTES];
     accounts_answer answer = {.result = ACCOUNTS_WRONG};
-    bool came = true;
+    char secret[ACCOUNTS_SECRET_BYTES];
 
+    *came = true;
     if (header != NULL) {
         if (strncasecmp(header, bearer, sizeof bearer - 1) == 0)
-            answer = accounts_by_token(call->it->parts.accounts, header + sizeof bearer - 1, call->now_ms,
-                                       &call->caller);
+            answer = accounts_by_token(call->it->parts.accounts, header + sizeof bearer - 1, now_ms, caller);
     } else if (api_session_secret(call, secret)) {
-        answer = accounts_by_session(call->it->parts.accounts, secret, call->now_ms, &call->caller);
+        answer = accounts_by_session(call->it->parts.accounts, secret, now_ms, caller);
     } else {
-        came = false;
+        *came = false;
     }
+    return answer;
+}
+
+bool api_is_still_known(const api_call *call)
+{
+    accounts_caller caller;
+    bool came;
+
+    return identify(call, call->it->parts.now_ms(), &caller, &came).result == ACCOUNTS_OK &&
+           caller.account.id == call->caller.account.id;
+}
+
+static const char *scopes_allowed(uint32_t needs)
+{
+    switch (needs) {
+    case ACCOUNTS_INGEST:
+        return "ingest, admin";
+    case ACCOUNTS_READ:
+        return "read, admin";
+    case ACCOUNTS_ADMIN:
+        return "admin";
+    default:
+        return "admin, of a token that is bound to no team or project";
+    }
+}
+
+bool api_authenticate(api_call *call)
+{
+    bool came;
+    accounts_answer answer = identify(call, call->now_ms, &call->caller, &came);
+
     call->is_known = answer.result == ACCOUNTS_OK;
     if (answer.result == ACCOUNTS_FAILED) {
         api_refuse_accounts(call, answer);
@@ -179,9 +211,7 @@ bool api_authenticate(api_call *call)
         api_refuse(call, &(const api_fault){.status = 403,
                                             .code = "forbidden",
                                             .message = "the token does not have the scope that this needs",
-                                            .allowed = call->route->needs == ACCOUNTS_INGEST ? "ingest, admin"
-                                                       : call->route->needs == ACCOUNTS_READ ? "read, admin"
-                                                                                             : "admin"});
+                                            .allowed = scopes_allowed(call->route->needs)});
         return false;
     }
     return true;

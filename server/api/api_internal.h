@@ -16,7 +16,7 @@
 
 /* Status classes that requests are counted in, by route: 2xx … 5xx. */
 #define API_CLASSES 4u
-#define API_MOST_ROUTES 40u
+#define API_MOST_ROUTES 96u
 
 struct api {
     api_parts parts;
@@ -88,6 +88,10 @@ void api_set_cookie(api_call *call, const char *secret); /**< NULL: ends it */
 uint32_t api_scope(const char *name);                    /**< 0: none of that name */
 void api_write_scopes(json_out *out, uint32_t scopes);
 void api_write_account(json_out *out, const char *key, const store_account *account);
+/** Whether who began a stream would still be let in, as the same account. */
+bool api_is_still_known(const api_call *call);
+/** Begins a session, never one that came, and answers with its cookie. */
+void api_log_in(api_call *call, unsigned status, const store_account *account);
 
 /* ---- input (api_input.c) --------------------------------------------------------------------- */
 
@@ -125,6 +129,25 @@ bool api_parameter(api_call *call, const char *name, int64_t least, int64_t most
 bool api_parameter_boolean(api_call *call, const char *name, bool *out);
 /** "<key>.<rest>": where a page begins. */
 bool api_parse_cursor(const char *text, int64_t *key, const char **rest);
+
+void api_write_time(json_out *out, const char *key, int64_t ms); /**< STORE_NO_TIME: null */
+bool api_check_account_name(api_call *call, const json_t *name);
+bool api_check_password(api_call *call, const char *field, const json_t *password);
+
+/* ---- people ---------------------------------------------------------------------------------- */
+
+store_who api_who(const api_call *call);
+store_act api_act(const api_call *call);
+/** Whether the account is an admin of the server; or answers. */
+bool api_is_server_admin(api_call *call);
+/** A number of the path; what is none is not found. */
+bool api_path_id(api_call *call, uint32_t place, int64_t *id);
+/** 204, or what the store has refused. */
+void api_send_done(api_call *call, store_result result);
+const char *api_role_name(store_role role);
+
+/** There is something for `api_keep`. */
+void api_wake_keeper(const api_call *call);
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
@@ -168,6 +191,35 @@ void api_export(api_call *call);
 void api_healthz(api_call *call);
 void api_readyz(api_call *call);
 void api_metrics(api_call *call);
+
+void api_change_account(api_call *call);
+void api_make_reset(api_call *call);
+void api_reset(api_call *call);
+void api_sessions(api_call *call);
+void api_end_session(api_call *call);
+void api_audit(api_call *call);
+void api_teams(api_call *call);
+void api_create_team(api_call *call);
+void api_team(api_call *call);
+void api_rename_team(api_call *call);
+void api_delete_team(api_call *call);
+void api_members(api_call *call);
+void api_change_member(api_call *call);
+void api_remove_member(api_call *call);
+void api_team_audit(api_call *call);
+void api_invitations(api_call *call);
+void api_create_invitation(api_call *call);
+void api_revoke_invitation(api_call *call);
+void api_look_at_invitation(api_call *call);
+void api_accept_invitation(api_call *call);
+void api_project(api_call *call);
+void api_change_project(api_call *call);
+void api_delete_project(api_call *call);
+void api_chosen(api_call *call);
+void api_choose(api_call *call);
+void api_unchoose(api_call *call);
+void api_retention(api_call *call);
+void api_purge_project(api_call *call);
 
 /** The table; its length; a route's place in it. */
 extern const api_route api_routes[];

@@ -4,19 +4,42 @@
  *
  * The run is looked for twice: first whether it is the caller's, then, with the watch in place, for its
  * version. What is committed in between is in the version; what comes after is heard by the watch.
+ *
+ * Who watches is asked about again while the stream goes on, at most every few seconds: a session that ended, a
+ * token that was revoked, a member who was removed hear no more.
  */
 #include <string.h>
 
 #include "api/api_internal.h"
+#include "base/thread.h"
+
+#define TRUST_NS (INT64_C(5) * 1000000000)
 
 typedef struct live_source {
     http_source source;
     live_watch *watch;
+    const api_call *call;
+    int64_t trusted_ns; /* until then nobody is asked */
 } live_source;
+
+static bool may_still_read(live_source *it)
+{
+    const api_call *call = it->call;
+    store_run_ref ref = api_ref(call);
+    store_run run;
+
+    if (msc__clock_ns() < it->trusted_ns || live_is_gone(it->watch))
+        return true;
+    it->trusted_ns = msc__clock_ns() + TRUST_NS;
+    ref.now_ms = call->it->parts.now_ms();
+    return api_is_still_known(call) && store_run_find(call->it->parts.store, ref, &run) == STORE_OK;
+}
 
 static int64_t pull(void *self, char *into, size_t room)
 {
-    return live_read(((live_source *)self)->watch, into, room);
+    live_source *it = self;
+
+    return may_still_read(it) ? live_read(it->watch, into, room) : HTTP_SOURCE_END;
 }
 
 static void end(void *self)
@@ -74,6 +97,8 @@ void api_live(api_call *call)
     }
     live_begin(watch, run.version, seen);
     source->watch = watch;
+    source->call = call;
+    source->trusted_ns = msc__clock_ns() + TRUST_NS;
     source->source = (http_source){pull, end, source};
     call->input = source;
     call->reply->status = 200;

@@ -20,6 +20,9 @@
 
 #define V1 "/api/v1"
 #define RUN V1 "/runs/{run}"
+#define ACCOUNT V1 "/accounts/{account}"
+#define TEAM V1 "/teams/{team}"
+#define PROJECT V1 "/projects/{project}"
 
 const api_route api_routes[] = {
     {"GET", V1 "/setup", 0, 0, NULL, api_setup_state},
@@ -27,13 +30,13 @@ const api_route api_routes[] = {
     {"POST", V1 "/login", 0, API_BODY_BYTES, NULL, api_login},
     {"POST", V1 "/logout", ACCOUNTS_READ, 0, NULL, api_logout},
     {"GET", V1 "/me", ACCOUNTS_READ | ACCOUNTS_INGEST, 0, NULL, api_me},
-    {"PUT", V1 "/me/password", ACCOUNTS_ADMIN, API_BODY_BYTES, NULL, api_change_password},
-    {"GET", V1 "/accounts", ACCOUNTS_ADMIN, 0, NULL, api_accounts},
-    {"POST", V1 "/accounts", ACCOUNTS_ADMIN, API_BODY_BYTES, NULL, api_create_account},
-    {"GET", V1 "/tokens", ACCOUNTS_ADMIN, 0, NULL, api_tokens},
-    {"POST", V1 "/tokens", ACCOUNTS_ADMIN, API_BODY_BYTES, NULL, api_create_token},
-    {"DELETE", V1 "/tokens/{token}", ACCOUNTS_ADMIN, 0, NULL, api_revoke_token},
-    {"GET", V1 "/projects", ACCOUNTS_READ, 0, NULL, api_projects},
+    {"PUT", V1 "/me/password", ACCOUNTS_SELF, API_BODY_BYTES, NULL, api_change_password},
+    {"GET", V1 "/accounts", ACCOUNTS_SELF, 0, NULL, api_accounts},
+    {"POST", V1 "/accounts", ACCOUNTS_SELF, API_BODY_BYTES, NULL, api_create_account},
+    {"GET", V1 "/tokens", ACCOUNTS_SELF, 0, ",revoked,", api_tokens},
+    {"POST", V1 "/tokens", ACCOUNTS_SELF, API_BODY_BYTES, NULL, api_create_token},
+    {"DELETE", V1 "/tokens/{token}", ACCOUNTS_SELF, 0, NULL, api_revoke_token},
+    {"GET", V1 "/projects", ACCOUNTS_READ, 0, ",team,", api_projects},
     {"POST", V1 "/projects", ACCOUNTS_INGEST, API_BODY_BYTES, NULL, api_create_project},
     {"GET", V1 "/projects/{project}/runs", ACCOUNTS_READ, 0, ",state,search,archived,sort,limit,after,",
      api_runs},
@@ -50,6 +53,34 @@ const api_route api_routes[] = {
     {"GET", RUN "/documents/{name}", ACCOUNTS_READ, 0, NULL, api_document},
     {"GET", RUN "/live", ACCOUNTS_READ, 0, ",after,", api_live},
     {"GET", RUN "/export", ACCOUNTS_READ, 0, ",format,", api_export},
+    {"PATCH", ACCOUNT, ACCOUNTS_SELF, API_BODY_BYTES, NULL, api_change_account},
+    {"POST", ACCOUNT "/reset", ACCOUNTS_SELF, 0, NULL, api_make_reset},
+    {"POST", V1 "/reset", 0, API_BODY_BYTES, NULL, api_reset},
+    {"GET", V1 "/me/sessions", ACCOUNTS_SELF, 0, NULL, api_sessions},
+    {"DELETE", V1 "/me/sessions/{session}", ACCOUNTS_SELF, 0, NULL, api_end_session},
+    {"GET", V1 "/audit", ACCOUNTS_SELF, 0, ",limit,before,", api_audit},
+    {"GET", V1 "/teams", ACCOUNTS_READ, 0, NULL, api_teams},
+    {"POST", V1 "/teams", ACCOUNTS_SELF, API_BODY_BYTES, NULL, api_create_team},
+    {"GET", TEAM, ACCOUNTS_READ, 0, NULL, api_team},
+    {"PATCH", TEAM, ACCOUNTS_ADMIN, API_BODY_BYTES, NULL, api_rename_team},
+    {"DELETE", TEAM, ACCOUNTS_ADMIN, 0, NULL, api_delete_team},
+    {"GET", TEAM "/members", ACCOUNTS_READ, 0, NULL, api_members},
+    {"PATCH", TEAM "/members/{account}", ACCOUNTS_ADMIN, API_BODY_BYTES, NULL, api_change_member},
+    {"DELETE", TEAM "/members/{account}", ACCOUNTS_ADMIN, 0, NULL, api_remove_member},
+    {"GET", TEAM "/audit", ACCOUNTS_ADMIN, 0, ",limit,before,", api_team_audit},
+    {"GET", TEAM "/invitations", ACCOUNTS_ADMIN, 0, NULL, api_invitations},
+    {"POST", TEAM "/invitations", ACCOUNTS_ADMIN, API_BODY_BYTES, NULL, api_create_invitation},
+    {"DELETE", TEAM "/invitations/{invitation}", ACCOUNTS_ADMIN, 0, NULL, api_revoke_invitation},
+    {"POST", V1 "/invitations/look", 0, API_BODY_BYTES, NULL, api_look_at_invitation},
+    {"POST", V1 "/invitations/accept", 0, API_BODY_BYTES, NULL, api_accept_invitation},
+    {"GET", PROJECT, ACCOUNTS_READ, 0, NULL, api_project},
+    {"PATCH", PROJECT, ACCOUNTS_ADMIN, API_BODY_BYTES, NULL, api_change_project},
+    {"DELETE", PROJECT, ACCOUNTS_ADMIN, 0, NULL, api_delete_project},
+    {"GET", PROJECT "/chosen", ACCOUNTS_READ, 0, NULL, api_chosen},
+    {"PUT", PROJECT "/chosen/{account}", ACCOUNTS_ADMIN, 0, NULL, api_choose},
+    {"DELETE", PROJECT "/chosen/{account}", ACCOUNTS_ADMIN, 0, NULL, api_unchoose},
+    {"GET", PROJECT "/retention", ACCOUNTS_READ, 0, ",archive_days,delete_days,", api_retention},
+    {"POST", PROJECT "/purge", ACCOUNTS_ADMIN, 0, NULL, api_purge_project},
     {"GET", "/healthz", 0, 0, NULL, api_healthz},
     {"GET", "/readyz", 0, 0, NULL, api_readyz},
     {"GET", "/metrics", ACCOUNTS_READ, 0, NULL, api_metrics},
@@ -114,8 +145,8 @@ static const api_route *find_route(api_call *call, char *allow, size_t room)
 /* Paths that the page draws itself from its first file. */
 static bool is_drawn(const http_target *target)
 {
-    static const char *const drawn[] = {"setup",  "login",    "projects", "runs",
-                                        "tokens", "accounts", "compare"};
+    static const char *const drawn[] = {"setup",   "login", "projects", "runs", "tokens", "accounts",
+                                        "compare", "teams", "audit",    "join", "reset"};
 
     if (target->segment_count == 0)
         return true;

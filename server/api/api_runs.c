@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Projects and runs.
+ * Runs.
  */
 #include <string.h>
 
@@ -25,59 +25,12 @@ static bool parse_state(const char *text, store_state *state)
     return false;
 }
 
-/* ---- projects -------------------------------------------------------------------------------- */
-
-static bool write_project(void *user, const store_project *project)
-{
-    json_out *out = user;
-
-    out_open(out, NULL, '{');
-    out_integer(out, "id", project->id);
-    out_text(out, "name", project->name);
-    out_integer(out, "created_ms", project->created_ms);
-    out_integer(out, "runs", project->runs);
-    out_close(out, '}');
-    return !out->failed;
-}
-
-void api_projects(api_call *call)
-{
-    json_out out = api_json(call);
-    store_result result;
-
-    out_open(&out, NULL, '{');
-    out_open(&out, "projects", '[');
-    result = store_projects(call->it->parts.store, call->caller.account.id, write_project, &out);
-    api_send_list(call, result, &out);
-}
-
-void api_create_project(api_call *call)
-{
-    static const api_field fields[] = {{"name", JSON_STRING, true}};
-    json_t *given[API_COUNT(fields)];
-    json_out out = api_json(call);
-    store_project project;
-    store_result result;
-    bool made;
-
-    if (!api_fields(call, call->body, "", fields, API_COUNT(fields), given) ||
-        !api_check_name(call, "name", given[0], 1, STORE_NAME_BYTES))
-        return;
-    result = store_project_add(call->it->parts.store, call->caller.account.id, json_string_value(given[0]),
-                               call->now_ms, &project, &made);
-    if (result != STORE_OK) {
-        api_refuse_store(call, result);
-        return;
-    }
-    (void)write_project(&out, &project);
-    api_send(call, made ? 201 : 200, &out);
-}
-
 /* ---- one run --------------------------------------------------------------------------------- */
 
 store_run_ref api_ref(const api_call *call)
 {
-    return (store_run_ref){call->caller.account.id, call->path_values[0], call->now_ms};
+    return (store_run_ref){call->caller.account.id, call->path_values[0], call->now_ms, call->caller.team,
+                           call->caller.project};
 }
 
 bool api_find_run(api_call *call, store_run *run)
@@ -97,6 +50,7 @@ void api_write_run(json_out *out, const store_run *run, bool closed)
     out_text(out, "name", run->name);
     out_text(out, "state", states[run->state]);
     out_boolean(out, "archived", run->archived);
+    out_boolean(out, "pinned", run->pinned);
     out_integer(out, "created_ms", run->created_ms);
     out_integer(out, "seen_ms", run->seen_ms);
     if (run->ended_ms == STORE_NO_TIME)
@@ -136,7 +90,8 @@ void api_create_run(api_call *call)
     static const api_field fields[] = {{"id", JSON_STRING, true},
                                        {"project", JSON_STRING, true},
                                        {"name", JSON_STRING, false},
-                                       {"created_ms", JSON_INTEGER, false}};
+                                       {"created_ms", JSON_INTEGER, false},
+                                       {"team", JSON_INTEGER, false}};
     json_t *given[API_COUNT(fields)];
     store_run_ref ref = api_ref(call);
     store_new_run fresh;
@@ -160,6 +115,7 @@ void api_create_run(api_call *call)
         (void)api_invalid(call, "created_ms", NULL, "milliseconds since 1970");
         return;
     }
+    fresh.team = given[4] == NULL ? 0 : json_integer_value(given[4]);
     result = store_run_add(call->it->parts.store, ref, &fresh, &run, &made);
     if (result == STORE_OK)
         send_run(call, made ? 201 : 200, &run);
@@ -210,20 +166,23 @@ static void alter(api_call *call, store_run_change *change)
 
 void api_change_run(api_call *call)
 {
-    static const api_field fields[] = {{"name", JSON_STRING, false}, {"archived", JSON_TRUE, false}};
+    static const api_field fields[] = {
+        {"name", JSON_STRING, false}, {"archived", JSON_TRUE, false}, {"pinned", JSON_TRUE, false}};
     store_run_change change = {.archived = -1, .state = STORE_ANY};
     json_t *given[API_COUNT(fields)];
 
     if (!api_fields(call, call->body, "", fields, API_COUNT(fields), given) ||
         (given[0] != NULL && !api_check_name(call, "name", given[0], 1, STORE_NAME_BYTES)))
         return;
-    if (given[0] == NULL && given[1] == NULL) {
-        (void)api_invalid(call, "body", "{}", "name, archived");
+    if (given[0] == NULL && given[1] == NULL && given[2] == NULL) {
+        (void)api_invalid(call, "body", "{}", "name, archived, pinned");
         return;
     }
     change.name = json_string_value(given[0]);
     if (given[1] != NULL)
         change.archived = json_is_true(given[1]);
+    if (given[2] != NULL)
+        change.pin = json_is_true(given[2]) ? 1 : -1;
     alter(call, &change);
 }
 
@@ -327,8 +286,7 @@ static bool read_query(api_call *call, store_runs_query *query)
     const char *state = http_target_find(target, "state");
     int64_t limit = PAGE;
 
-    *query =
-        (store_runs_query){.account = call->caller.account.id, .now_ms = call->now_ms, .state = STORE_ANY};
+    *query = (store_runs_query){.who = api_who(call), .now_ms = call->now_ms, .state = STORE_ANY};
     query->search = http_target_find(target, "search");
     if (!api_parse_integer(call->path_values[0], 0, INT64_MAX, &query->project)) {
         api_not_found(call);

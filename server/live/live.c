@@ -235,6 +235,16 @@ void live_begin(live_watch *watch, int64_t version, int64_t seen)
     msc__mutex_unlock(&watch->it->mutex);
 }
 
+bool live_is_gone(live_watch *watch)
+{
+    bool gone;
+
+    msc__mutex_lock(&watch->it->mutex);
+    gone = watch->topic->gone;
+    msc__mutex_unlock(&watch->it->mutex);
+    return gone;
+}
+
 void live_close(live_watch *watch)
 {
     live *it = watch->it;

@@ -45,6 +45,8 @@ void live_begin(live_watch *watch, int64_t version, int64_t seen);
 void live_listen(live_watch *watch, live_wake *wake, void *user);
 /** Copies what is next as text/event-stream; 0: nothing yet; -1: the end. */
 int64_t live_read(live_watch *watch, char *into, size_t room);
+/** Whether its run was deleted: `gone` is what it hears, and its end. */
+bool live_is_gone(live_watch *watch);
 void live_close(live_watch *watch);
 
 /**

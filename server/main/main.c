@@ -2,7 +2,7 @@
 /*
  * `memscale-server`: what stands on what, started in that order and stopped in the other.
  *
- *      store  accounts  live  page  api  http     until SIGINT or SIGTERM     live's end, http, api, …, store
+ *      store  accounts  live  page  api  keeper  http     until SIGINT or SIGTERM     live's end, http, keeper, …
  *
  * Signals that end the program are taken by `sigwait`, so no handler runs in the middle of anything.
  */
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "api/api.h"
+#include "main/keeper.h"
 #include "main/options.h"
 
 typedef struct program {
@@ -25,6 +26,7 @@ typedef struct program {
     http_page *page;
     api *api;
     http_server *http;
+    keeper keeper;
 } program;
 
 static const msc_allocator plain_allocator; /* the C library's, which bears threads */
@@ -44,8 +46,10 @@ static msc_status start_parts(program *it, msc_error *err)
     const store_options kept = {
         .folder = it->options.data, .readers = it->options.threads, .most_bytes = it->options.most_bytes};
     api_parts parts;
-    msc_status status = store_open(&kept, &it->store, err);
+    msc_status status = keeper_init(&it->keeper, err);
 
+    if (status == MSC_OK)
+        status = store_open(&kept, &it->store, err);
     if (status == MSC_OK)
         status = accounts_create(&plain_allocator, it->store, &it->accounts, err);
     if (status == MSC_OK)
@@ -56,9 +60,13 @@ static msc_status start_parts(program *it, msc_error *err)
                         .accounts = it->accounts,
                         .live = it->live,
                         .page = it->page,
-                        .behind_https = it->options.https};
+                        .behind_https = it->options.https,
+                        .wake = keeper_wake,
+                        .user = &it->keeper};
     if (status == MSC_OK)
         status = api_create(&parts, &it->api, err);
+    if (status == MSC_OK)
+        status = keeper_start(&it->keeper, it->api, err);
     return status;
 }
 
@@ -81,6 +89,7 @@ static void stop(program *it)
     if (it->live != NULL)
         live_stop(it->live);
     http_stop(it->http);
+    keeper_stop(&it->keeper);
     api_destroy(it->api);
     http_page_free(it->page);
     live_destroy(it->live);
@@ -134,6 +143,22 @@ static void print_route(void *user, const char *method, const char *path)
     (void)printf("%s %s\n", method, path);
 }
 
+/* `backup` and `restore`. */
+static int copy(const server_options *options)
+{
+    bool restores = options->command == OPTIONS_RESTORE;
+    msc_error err = {0};
+    msc_status status = restores ? store_restore(options->data, options->file, &err)
+                                 : store_backup(options->data, options->file, &err);
+
+    if (status != MSC_OK) {
+        (void)fprintf(stderr, "memscale-server: %s\n", err.message);
+        return 3;
+    }
+    (void)printf(restores ? "%s has what %s had\n" : "all of %s is in %s\n", options->data, options->file);
+    return 0;
+}
+
 int main(int count, char **words)
 {
     static program it;
@@ -155,6 +180,8 @@ int main(int count, char **words)
         return 0;
     }
     (void)umask(077); /* what is kept is nobody else's to read */
+    if (it.options.command != OPTIONS_SERVE)
+        return copy(&it.options);
     take_signals(&ends);
     status = start_parts(&it, &err);
     if (status == MSC_OK)

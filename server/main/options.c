@@ -15,6 +15,8 @@
 
 static const char usage[] =
     "usage: memscale-server --data DIR [options]\n"
+    "       memscale-server backup --data DIR --to FILE\n"
+    "       memscale-server restore --data DIR --from FILE\n"
     "\n"
     "Keeps what training runs send and shows it. The first account is made with a link that is printed "
     "here.\n"
@@ -30,10 +32,12 @@ static const char usage[] =
     "  --connections N          most connections at once (default: 4096)\n"
     "  --per-address N          most from one address (default: 2048)\n"
     "  --max-bytes SIZE         most that the data may take, as 500M or 20G (default: what the disk has)\n"
+    "  --to FILE                backup: writes all of DIR into a new file; a server may be at work in DIR\n"
+    "  --from FILE              restore: makes DIR, which has no data yet, of such a file\n"
     "  --list-routes            prints the routes of the API and ends\n"
     "  --version, --help\n"
     "\n"
-    "Exit codes: 0 stopped by SIGINT or SIGTERM, 2 wrong usage, 3 it cannot start.\n";
+    "Exit codes: 0 stopped by SIGINT or SIGTERM, or copied; 2 wrong usage; 3 it cannot start, or copy.\n";
 
 enum {
     LONG_DATA = 256,
@@ -45,6 +49,8 @@ enum {
     LONG_CONNECTIONS,
     LONG_PER_ADDRESS,
     LONG_MAX_BYTES,
+    LONG_TO,
+    LONG_FROM,
     LONG_ROUTES,
     LONG_VERSION,
     LONG_HELP
@@ -60,6 +66,8 @@ static const struct option names[] = {
     {"connections", required_argument, NULL, LONG_CONNECTIONS},
     {"per-address", required_argument, NULL, LONG_PER_ADDRESS},
     {"max-bytes", required_argument, NULL, LONG_MAX_BYTES},
+    {"to", required_argument, NULL, LONG_TO},
+    {"from", required_argument, NULL, LONG_FROM},
     {"list-routes", no_argument, NULL, LONG_ROUTES},
     {"version", no_argument, NULL, LONG_VERSION},
     {"help", no_argument, NULL, LONG_HELP},
@@ -153,6 +161,22 @@ static bool read_listen(const char *text, server_options *out)
     return true;
 }
 
+static bool read_file(options_command command, const char *value, server_options *out)
+{
+    if (out->command != command)
+        return wrong("for this command", value, "backup --to FILE, restore --from FILE");
+    out->file = value;
+    return true;
+}
+
+/* A word before the options. */
+static options_command read_command(const char *word)
+{
+    if (word != NULL && strcmp(word, "backup") == 0)
+        return OPTIONS_BACKUP;
+    return word != NULL && strcmp(word, "restore") == 0 ? OPTIONS_RESTORE : OPTIONS_SERVE;
+}
+
 static bool read_option(int option, const char *value, server_options *out)
 {
     switch (option) {
@@ -177,6 +201,10 @@ static bool read_option(int option, const char *value, server_options *out)
         return read_count(value, 1, 100000, &out->connections_per_address);
     case LONG_MAX_BYTES:
         return read_size(value, &out->most_bytes);
+    case LONG_TO:
+        return read_file(OPTIONS_BACKUP, value, out);
+    case LONG_FROM:
+        return read_file(OPTIONS_RESTORE, value, out);
     case LONG_ROUTES:
         out->lists_routes = true;
         return true;
@@ -205,6 +233,11 @@ options_result options_read(int count, char **words, server_options *out)
     out->connections = 4096;
     out->connections_per_address = 2048;
     (void)read_listen("127.0.0.1:8300", out);
+    out->command = read_command(words[1]);
+    if (out->command != OPTIONS_SERVE) {
+        words++;
+        count--;
+    }
     while ((option = getopt_long(count, words, "", names, NULL)) != -1) {
         if (option == LONG_HELP || option == LONG_VERSION) {
             (void)fputs(option == LONG_HELP ? usage : "memscale-server " MSC_VERSION_TEXT "\n", stdout);
@@ -213,7 +246,8 @@ options_result options_read(int count, char **words, server_options *out)
         if (!read_option(option, optarg, out))
             return OPTIONS_WRONG;
     }
-    if (optind < count || (out->data == NULL && !out->lists_routes)) {
+    if (optind < count || (out->data == NULL && !out->lists_routes) ||
+        (out->command != OPTIONS_SERVE && out->file == NULL)) {
         (void)fputs(usage, stderr);
         return OPTIONS_WRONG;
     }

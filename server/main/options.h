@@ -9,7 +9,11 @@
 #define OPTIONS_HOSTS 32u
 #define OPTIONS_NAME_BYTES 256u
 
+typedef enum options_command { OPTIONS_SERVE, OPTIONS_BACKUP, OPTIONS_RESTORE } options_command;
+
 typedef struct server_options {
+    options_command command;
+    const char *file;                 /**< of `backup` and `restore` */
     const char *data;                 /**< folder */
     const char *page;                 /**< folder, or NULL: where it is installed, if it is */
     char address[OPTIONS_NAME_BYTES]; /**< numeric; IPv6 without brackets */

@@ -57,6 +57,7 @@ function frame() {
     const here = (path) => (location.pathname === path ? "page" : null);
     place.replaceChildren(
         el("a", { href: "/", "aria-current": here("/") }, "Projects"),
+        el("a", { href: "/teams", "aria-current": here("/teams") }, "Teams"),
         el("a", { href: "/accounts", "aria-current": here("/accounts") }, named(account.name)),
         button("Log out", logOut, { class: "quiet" }),
     );

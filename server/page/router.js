@@ -28,6 +28,13 @@ const ROUTES = [
     [/^\/setup$/, () => import("./views/setup.js")],
     [/^\/login$/, () => import("./views/login.js")],
     [/^\/accounts$/, () => import("./views/account.js")],
+    [/^\/join$/, () => import("./views/join.js")],
+    [/^\/reset$/, () => import("./views/reset.js")],
+    [/^\/teams$/, () => import("./views/teams.js")],
+    [/^\/teams\/(\d{1,15})$/, () => import("./views/team.js")],
+    [/^\/teams\/(\d{1,15})\/audit$/, () => import("./views/audit.js")],
+    [/^\/audit$/, () => import("./views/audit.js")],
+    [/^\/projects\/(\d{1,15})\/settings$/, () => import("./views/project_settings.js")],
     [/^\/compare$/, () => together("./views/compare.js", "./views/compare_plan.js", ...CHARTS)],
     [
         /^\/projects\/(\d{1,15})$/,
@@ -38,7 +45,7 @@ const ROUTES = [
         () => together("./views/run.js", "./live.js", "./charts/stack.js", ...TABS, ...CHARTS),
     ],
 ];
-const OPEN_TO_ALL = new Set(["/setup", "/login"]);
+const OPEN_TO_ALL = new Set(["/setup", "/login", "/join", "/reset"]);
 
 let session;
 let current = null;
@@ -143,7 +150,7 @@ function problem(error) {
         "div",
         { class: "view narrow" },
         el("h1", {}, gone ? "Not here" : "This did not work"),
-        el("p", {}, gone ? "There is no such thing, or it belongs to another account." : error.message),
+        el("p", {}, gone ? "There is no such thing, or you do not see it." : error.message),
         el(
             "div",
             { class: "actions" },

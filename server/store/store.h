@@ -9,7 +9,8 @@
  * given by the caller. Texts are UTF-8 that the caller has checked, at most STORE_..._BYTES long; structs
  * that are filled hold copies.
  *
- * Whatever belongs to another account is STORE_NOT_FOUND.
+ * Everything is reached through a team: what the asking account may not see is STORE_NOT_FOUND, what it may
+ * see but not change is STORE_FORBIDDEN. store_people.h and store_keep.h, at the end, belong to this door.
  */
 #ifndef MSC_SERVER_STORE_H
 #define MSC_SERVER_STORE_H
@@ -40,9 +41,34 @@ typedef enum store_result {
     STORE_FULL,     /**< no room on the disk, or in what the server may take of it */
     STORE_LATE,     /**< a read took longer than its deadline */
     STORE_NO_MEMORY,
-    STORE_FAILED, /**< the disk or the file is at fault */
-    STORE_STOPPED /**< by the caller's function */
+    STORE_FAILED,     /**< the disk or the file is at fault */
+    STORE_STOPPED,    /**< by the caller's function */
+    STORE_FORBIDDEN,  /**< the account's role in the team is too small */
+    STORE_LAST_OWNER, /**< a team would be left without an owner who can log in */
+    STORE_LAST_ADMIN  /**< the server would be left without an admin who can log in */
 } store_result;
+
+/** Who asks: an account and, of a token that is bound, the one team or project that it reaches. */
+typedef struct store_who {
+    int64_t account;
+    int64_t team;    /**< 0: every team of the account */
+    int64_t project; /**< 0: every project */
+} store_who;
+
+/** Who does something, and when: what changes a thing writes it into the audit log, or is not done. */
+typedef struct store_act {
+    store_who who;
+    int64_t now_ms;
+} store_act;
+
+/** Of an account in a team; each brings what the smaller ones may. docs/guide/server.md has the table. */
+typedef enum store_role {
+    STORE_NO_ROLE,
+    STORE_VIEWER, /**< reads */
+    STORE_MEMBER, /**< makes projects, sends runs, changes and deletes them */
+    STORE_ADMIN,  /**< sees private projects; invites, changes and removes members; reads the audit log */
+    STORE_OWNER   /**< makes owners; renames and deletes the team */
+} store_role;
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -78,19 +104,23 @@ typedef struct store_account {
     int64_t id;
     char name[STORE_ID_BYTES + 1];
     char password[STORE_PASSWORD_BYTES + 1]; /**< its hash, as text */
-    bool admin;
+    bool admin;                              /**< of the server: makes and disables accounts, makes teams */
     int64_t created_ms;
+    int64_t disabled_ms; /**< or STORE_NO_TIME */
 } store_account;
 
-/** `only_first`: CONFLICT if there is any. `account->id` is filled. */
-store_result store_account_add(store *it, store_account *account, bool only_first);
+/**
+ * `account->id` is filled. `by` 0: the first account, an admin and owner of the first team; CONFLICT if there
+ * is any.
+ */
+store_result store_account_add(store *it, store_account *account, int64_t by);
 store_result store_account_find(store *it, const char *name, store_account *out);
 store_result store_account_count(store *it, int64_t *count);
 typedef bool store_account_each(void *user, const store_account *account);
 /** By name. */
 store_result store_accounts(store *it, store_account_each *each, void *user);
-/** Ends all its sessions. */
-store_result store_password_set(store *it, int64_t account, const char *password);
+/** Ends all its sessions, and a reset link of it. */
+store_result store_password_set(store *it, store_act act, const char *password);
 
 typedef struct store_session {
     uint8_t hash[STORE_HASH_BYTES];
@@ -113,16 +143,21 @@ typedef struct store_token {
     int64_t created_ms;
     int64_t expires_ms; /**< or STORE_NO_TIME */
     int64_t used_ms;    /**< or STORE_NO_TIME */
+    int64_t revoked_ms; /**< or STORE_NO_TIME */
+    int64_t team;       /**< that it is bound to, or 0 */
+    int64_t project;    /**< that it is bound to, or 0 */
     store_account account;
 } store_token;
 
+/** NOT_FOUND: the team or project is not one of its account's. */
 store_result store_token_add(store *it, const store_token *token);
 store_result store_token_find(store *it, const char *id, store_token *out);
 store_result store_token_used(store *it, const char *id, int64_t now_ms);
-store_result store_token_revoke(store *it, int64_t account, const char *id);
+/** It stays on the list of those revoked. NOT_FOUND: not the account's, or revoked before. */
+store_result store_token_revoke(store *it, store_act act, const char *id);
 typedef bool store_token_each(void *user, const store_token *token);
-/** The newest first. */
-store_result store_tokens(store *it, int64_t account, store_token_each *each, void *user);
+/** The newest first; those that count, or those that were revoked. */
+store_result store_tokens(store *it, int64_t account, bool revoked, store_token_each *each, void *user);
 
 /* ---- projects and runs ----------------------------------------------------------------------- */
 
@@ -131,13 +166,47 @@ typedef struct store_project {
     char name[STORE_NAME_BYTES + 1];
     int64_t created_ms;
     int64_t runs; /**< not archived */
+    int64_t team;
+    char owner[STORE_ID_BYTES + 1]; /**< the account that made it */
+    bool owned;                     /**< by who asks */
+    bool is_private;                /**< seen by its owner, chosen members, and admins of the team */
+    store_role role;                /**< of who asks, in its team */
+    int64_t archive_days;           /**< without a sign of life, after which runs are archived; 0: never */
+    int64_t delete_days;            /**< after which runs are deleted; 0: never */
 } store_project;
 
-/** `*made` false: it was there. */
-store_result store_project_add(store *it, int64_t account, const char *name, int64_t now_ms,
-                               store_project *out, bool *made);
+/**
+ * Finds a project by its name, or makes it. Of several with a name it is the account's own, then the one that
+ * all of the team see. `team` 0: the one that the token is bound to; else the first that the account joined,
+ * of those that it may make projects in. `*made` false: it was there. NOT_FOUND: no such team of the account.
+ */
+store_result store_project_add(store *it, store_act act, int64_t team, const char *name, store_project *out,
+                               bool *made);
 typedef bool store_project_each(void *user, const store_project *project);
-store_result store_projects(store *it, int64_t account, store_project_each *each, void *user);
+/** By name; `team` 0: of all teams. */
+store_result store_projects(store *it, store_who who, int64_t team, store_project_each *each, void *user);
+store_result store_project_find(store *it, store_who who, int64_t id, store_project *out);
+
+/** The owner of a project, and admins of its team, change, delete and purge it. */
+typedef struct store_project_change {
+    const char *name;     /**< NULL: stays */
+    int is_private;       /**< 0, 1; -1: stays */
+    int64_t archive_days; /**< -1: stays */
+    int64_t delete_days;  /**< -1: stays */
+} store_project_change;
+/** CONFLICT: of that name there is one that the team sees, or another of its owner's. */
+store_result store_project_alter(store *it, store_act act, int64_t id, const store_project_change *change,
+                                 store_project *out);
+/** It is gone at once, its runs step by step: `store_keep_step`. */
+store_result store_project_delete(store *it, store_act act, int64_t id);
+/** Runs that are archived now, and not pinned, are deleted step by step. */
+store_result store_project_purge(store *it, store_act act, int64_t id);
+
+typedef bool store_name_each(void *user, const char *name);
+/** Who was chosen to see it while it is private, by name. */
+store_result store_project_chosen(store *it, store_who who, int64_t id, store_name_each *each, void *user);
+/** NOT_FOUND, too: the team has no such member; or, `chosen` false, it was not chosen. */
+store_result store_project_choose(store *it, store_act act, int64_t id, const char *account, bool chosen);
 
 typedef enum store_state {
     STORE_RUNNING,
@@ -158,13 +227,16 @@ typedef struct store_run {
     int64_t seen_ms;
     int64_t ended_ms; /**< or STORE_NO_TIME */
     int64_t version;
+    bool pinned; /**< retention and purge leave it alone */
 } store_run;
 
 /** What is done to a run; all calls that change or find one begin with it. */
 typedef struct store_run_ref {
     int64_t account;
     const char *id;
-    int64_t now_ms; /**< for its state */
+    int64_t now_ms;  /**< for its state */
+    int64_t team;    /**< as in `store_who` */
+    int64_t project; /**< as in `store_who` */
 } store_run_ref;
 
 /** Called by the writer after the commit of a change, in the order of versions, before the call returns. */
@@ -174,10 +246,11 @@ typedef struct store_new_run {
     const char *project;
     const char *name;
     int64_t created_ms;
+    int64_t team; /**< of the project; 0: as `store_project_add` */
 } store_new_run;
 
 /**
- * Makes the project, too. `*made` false: it was there. CONFLICT: the id is another account's or project's.
+ * Makes the project, too. `*made` false: it was there. CONFLICT: the id is another project's.
  */
 store_result store_run_add(store *it, store_run_ref ref, const store_new_run *run, store_run *out,
                            bool *made);
@@ -187,6 +260,7 @@ store_result store_run_alive(store *it, store_run_ref ref);
 typedef struct store_run_change {
     const char *name;     /**< NULL: stays */
     int archived;         /**< 0, 1; -1: stays */
+    int pin;              /**< 1: pins; -1: unpins; 0: stays */
     store_state state;    /**< FINISHED or ENDED_BADLY; ANY: stays */
     store_changed *after; /**< may be NULL */
     void *user;
@@ -198,7 +272,7 @@ store_result store_run_delete(store *it, store_run_ref ref, store_changed *after
 typedef enum store_sort { STORE_BY_CREATED, STORE_BY_NAME, STORE_BY_SEEN } store_sort;
 
 typedef struct store_runs_query {
-    int64_t account;
+    store_who who;
     int64_t project;
     int64_t now_ms;
     store_state state;  /**< or STORE_ANY */
@@ -295,5 +369,8 @@ store_result store_events(store *it, int64_t run, const char *kind, int64_t afte
 typedef bool store_document_each(void *user, const store_document *document, int64_t updated_ms);
 /** `name` NULL: all, by name. Texts only with a name. */
 store_result store_documents(store *it, int64_t run, const char *name, store_document_each *each, void *user);
+
+#include "store/store_keep.h"
+#include "store/store_people.h"
 
 #endif /* MSC_SERVER_STORE_H */

@@ -207,7 +207,8 @@ static store_result ingest(store_db *db, void *user)
 {
     ingest_job *job = user;
     const store_batch *batch = job->batch;
-    store_result result = store_run_get(db, job->ref, &job->run);
+    int64_t team;
+    store_result result = store_run_get_as(db, job->ref, STORE_MEMBER, &job->run, &team);
     uint32_t i;
 
     if (result == STORE_OK)

@@ -40,7 +40,7 @@ static void write_statement(const store_runs_query *query, statement_text *to)
     const char *column = sort_column(query->sort);
 
     add(to, "SELECT " STORE_RUN_COLUMNS " FROM run r WHERE r.project = ?1 AND r.archived = ?2"
-            " AND EXISTS(SELECT 1 FROM project WHERE id = ?1 AND account = ?9)");
+            " AND EXISTS(SELECT 1 FROM reach WHERE project = ?1 AND account = ?9)");
     if (query->state == STORE_LOST)
         add(to, " AND r.state = ?5 AND r.seen_ms < ?4");
     else if (query->state == STORE_RUNNING)
@@ -92,7 +92,7 @@ static bool give_values(sqlite3_stmt *row, const store_runs_query *query, const 
            give(by_name ? sqlite3_bind_text(row, 7, query->after_name, -1, SQLITE_STATIC)
                         : sqlite3_bind_int64(row, 7, query->after_ms)) &&
            give(sqlite3_bind_int64(row, 8, query->after_key)) &&
-           give(sqlite3_bind_int64(row, 9, query->account));
+           give(sqlite3_bind_int64(row, 9, query->who.account));
 }
 
 static store_result read_runs(store_db *db, const store_runs_query *query, store_run_each *each, void *user)
@@ -125,7 +125,9 @@ store_result store_runs(store *it, const store_runs_query *query, store_run_each
 {
     store_db *db = store_reader_get(it);
     sqlite3_stmt *row = store_sql(db, SQL_PROJECT_IS);
-    bool is_theirs = store_bind(row, "ii", query->project, query->account) && store_row(row);
+    bool is_theirs =
+        store_bind(row, "iiii", query->project, query->who.account, query->who.team, query->who.project) &&
+        store_row(row);
     store_result result = store_row_end(db, row, STORE_OK);
 
     if (result == STORE_OK)

@@ -57,6 +57,60 @@ static const char *const migrations[] = {
     "NOT NULL,"
     " PRIMARY KEY(run, name)) STRICT;"
     "CREATE TABLE purge(run INTEGER PRIMARY KEY) STRICT;",
+
+    /* 3: teams. Everybody is in the first; what was theirs alone stays so: their projects are private. Roles are
+       store_role. A name is the only one among the projects that a team sees, and among those of an account.
+       `reach` is the one place that says who sees which project. */
+    "CREATE TABLE team(id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, created_ms INTEGER NOT "
+    "NULL) "
+    "STRICT;"
+    "INSERT INTO team(name, created_ms) SELECT 'default', coalesce(min(created_ms), 0) FROM account;"
+    "CREATE TABLE member(team INTEGER NOT NULL REFERENCES team, account INTEGER NOT NULL REFERENCES account,"
+    " role INTEGER NOT NULL, joined_ms INTEGER NOT NULL, PRIMARY KEY(team, account)) STRICT, WITHOUT ROWID;"
+    "CREATE INDEX member_account ON member(account, joined_ms, team, role);"
+    "INSERT INTO member(team, account, role, joined_ms)"
+    " SELECT 1, id, iif(admin, 4, 2), created_ms FROM account;"
+    "UPDATE member SET role = 4 WHERE account = (SELECT min(account) FROM member)"
+    " AND NOT EXISTS(SELECT 1 FROM member WHERE role = 4);"
+    "ALTER TABLE account ADD COLUMN disabled_ms INTEGER;"
+    "ALTER TABLE token ADD COLUMN team INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE token ADD COLUMN project INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE token ADD COLUMN revoked_ms INTEGER;"
+    "CREATE TABLE project_new(id INTEGER PRIMARY KEY AUTOINCREMENT, team INTEGER NOT NULL REFERENCES team,"
+    " account INTEGER NOT NULL REFERENCES account, name TEXT NOT NULL, private INTEGER NOT NULL,"
+    " created_ms INTEGER NOT NULL, archive_days INTEGER NOT NULL DEFAULT 0, delete_days INTEGER NOT NULL "
+    "DEFAULT 0,"
+    " purge_ms INTEGER, deleted_ms INTEGER) STRICT;"
+    "INSERT INTO project_new(id, team, account, name, private, created_ms)"
+    " SELECT id, 1, account, name, 1, created_ms FROM project;"
+    "DROP TABLE project;"
+    "ALTER TABLE project_new RENAME TO project;"
+    "CREATE UNIQUE INDEX project_seen ON project(team, name) WHERE private = 0 AND deleted_ms IS NULL;"
+    "CREATE UNIQUE INDEX project_own ON project(team, account, name) WHERE deleted_ms IS NULL;"
+    "CREATE INDEX project_name ON project(team, name);"
+    "CREATE TABLE chosen(project INTEGER NOT NULL REFERENCES project, account INTEGER NOT NULL REFERENCES "
+    "account,"
+    " PRIMARY KEY(project, account)) STRICT, WITHOUT ROWID;"
+    "CREATE VIEW reach(account, project, team, role) AS"
+    " SELECT m.account, p.id, p.team, m.role FROM project p JOIN member m ON m.team = p.team"
+    " JOIN account o ON o.id = m.account WHERE o.disabled_ms IS NULL AND p.deleted_ms IS NULL AND (p.private "
+    "= 0 OR m.role >= 3 OR p.account = m.account"
+    " OR EXISTS(SELECT 1 FROM chosen c WHERE c.project = p.id AND c.account = m.account));"
+    "ALTER TABLE run ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;"
+    "ALTER TABLE run ADD COLUMN archived_ms INTEGER;"
+    "CREATE TABLE invitation(id TEXT PRIMARY KEY, team INTEGER NOT NULL REFERENCES team, hash BLOB NOT NULL,"
+    " role INTEGER NOT NULL, account INTEGER NOT NULL REFERENCES account, created_ms INTEGER NOT NULL,"
+    " expires_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;"
+    "CREATE INDEX invitation_team ON invitation(team, created_ms);"
+    "CREATE TABLE reset(account INTEGER PRIMARY KEY REFERENCES account, hash BLOB NOT NULL UNIQUE,"
+    " expires_ms INTEGER NOT NULL, made_by INTEGER NOT NULL REFERENCES account) STRICT;"
+    "CREATE TABLE audit(id INTEGER PRIMARY KEY AUTOINCREMENT, time_ms INTEGER NOT NULL, team INTEGER,"
+    " account INTEGER, action TEXT NOT NULL, thing TEXT NOT NULL, detail TEXT NOT NULL) STRICT;"
+    "CREATE INDEX audit_team ON audit(team, id);"
+    "CREATE TRIGGER audit_stays BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'the log is append-only'); "
+    "END;"
+    "CREATE TRIGGER audit_is_said BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the log is append-only');"
+    " END;",
 };
 
 #define COUNT ((uint32_t)(sizeof migrations / sizeof migrations[0]))
@@ -87,6 +141,22 @@ static int64_t version_of(store_db *db)
     return version;
 }
 
+static bool execute(store_db *db, const char *text)
+{
+    return sqlite3_exec(db->it, text, NULL, NULL, NULL) == SQLITE_OK;
+}
+
+/* A table that others point at is made anew with the checks off, so all are checked before the commit. */
+static bool keys_are_whole(store_db *db)
+{
+    sqlite3_stmt *statement = NULL;
+    bool whole = sqlite3_prepare_v2(db->it, "PRAGMA foreign_key_check", -1, &statement, NULL) == SQLITE_OK &&
+                 sqlite3_step(statement) == SQLITE_DONE;
+
+    (void)sqlite3_finalize(statement);
+    return whole;
+}
+
 msc_status store_migrate_to(store_db *db, uint32_t wanted, msc_error *err)
 {
     int64_t version = version_of(db);
@@ -102,10 +172,9 @@ msc_status store_migrate_to(store_db *db, uint32_t wanted, msc_error *err)
         char number[64];
 
         (void)sqlite3_snprintf(sizeof number, number, "PRAGMA user_version = %u", i + 1);
-        if (sqlite3_exec(db->it, "BEGIN IMMEDIATE", NULL, NULL, NULL) != SQLITE_OK ||
-            sqlite3_exec(db->it, migrations[i], NULL, NULL, NULL) != SQLITE_OK ||
-            sqlite3_exec(db->it, number, NULL, NULL, NULL) != SQLITE_OK ||
-            sqlite3_exec(db->it, "COMMIT", NULL, NULL, NULL) != SQLITE_OK)
+        if (!execute(db, "PRAGMA foreign_keys = OFF") || !execute(db, "BEGIN IMMEDIATE") ||
+            !execute(db, migrations[i]) || !keys_are_whole(db) || !execute(db, number) ||
+            !execute(db, "COMMIT") || !execute(db, "PRAGMA foreign_keys = ON"))
             return failed(db, i + 1, err);
     }
     return MSC_OK;

@@ -23,14 +23,12 @@
 #include "base/invariant.h"
 #include "store/store_internal.h"
 
-#define FILE_NAME "/memscale.db"
 #define LOCK_NAME "/lock"
-#define MOST_FOLDER_BYTES 4000u
 #define READ_SECONDS 5
 #define SECOND_NS INT64_C(1000000000)
 #define PAGE_BYTES 4096u
 
-static msc_status fail_io(const char *what, const char *path, msc_error *err)
+msc_status store_fail_io(const char *what, const char *path, msc_error *err)
 {
     int number = errno;
 
@@ -65,40 +63,38 @@ static bool is_remote(const char *folder)
     return false;
 }
 
-/* Names of new files are on disk only when their folder is. */
-static msc_status sync_folder(const char *folder, msc_error *err)
+msc_status store_sync_folder(const char *folder, msc_error *err)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int failed = fd < 0 || fsync(fd) != 0;
-    msc_status status = failed ? fail_io("sync", folder, err) : MSC_OK;
+    msc_status status = failed ? store_fail_io("sync", folder, err) : MSC_OK;
 
     if (fd >= 0)
         (void)close(fd);
     return status;
 }
 
-static msc_status claim_folder(store *it, const char *folder, msc_error *err)
+msc_status store_claim(const char *folder, int *lock, msc_error *err)
 {
-    char path[MOST_FOLDER_BYTES + 16];
+    char path[STORE_FOLDER_BYTES + 16];
 
     if (mkdir(folder, 0700) != 0 && errno != EEXIST)
-        return fail_io("make", folder, err);
+        return store_fail_io("make", folder, err);
     if (is_remote(folder))
         return msc__fail(
             err, MSC_EIO,
             "%s is on a network file system, where a database can be damaged: choose a local folder", folder);
     (void)snprintf(path, sizeof path, "%s%s", folder, LOCK_NAME);
-    it->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (it->lock < 0)
-        return fail_io("open", path, err);
-    if (flock(it->lock, LOCK_EX | LOCK_NB) != 0)
+    *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (*lock < 0)
+        return store_fail_io("open", path, err);
+    if (flock(*lock, LOCK_EX | LOCK_NB) != 0)
         return errno == EWOULDBLOCK ? msc__fail(err, MSC_EIO, "another server has %s", folder)
-                                    : fail_io("lock", path, err);
+                                    : store_fail_io("lock", path, err);
     return MSC_OK;
 }
 
-/* What a statement of one row says, as text. */
-static void ask(store_db *db, const char *question, char *into, size_t room)
+void store_ask(store_db *db, const char *question, char *into, size_t room)
 {
     sqlite3_stmt *statement = NULL;
 
@@ -122,26 +118,26 @@ static msc_status set_up(store_db *db, uint64_t most_bytes, msc_error *err)
     if (sqlite3_exec(db->it, text, NULL, NULL, NULL) != SQLITE_OK)
         return msc__fail(err, store_db_failed(db) == STORE_NO_MEMORY ? MSC_ENOMEM : MSC_EIO,
                          "cannot set up the data: %s", sqlite3_errmsg(db->it));
-    ask(db, "PRAGMA journal_mode", text, sizeof text);
+    store_ask(db, "PRAGMA journal_mode", text, sizeof text);
     if (strcmp(text, "wal") != 0)
         return msc__fail(err, MSC_EIO, "the folder cannot hold a write-ahead log (SQLite is in mode %s)",
                          text);
     return MSC_OK;
 }
 
-static msc_status check_file(store_db *db, msc_error *err)
+msc_status store_check_file(store_db *db, msc_error *err)
 {
     char said[256];
 
-    ask(db, "PRAGMA integrity_check(1)", said, sizeof said);
+    store_ask(db, "PRAGMA integrity_check(1)", said, sizeof said);
     if (strcmp(said, "ok") == 0)
         return MSC_OK;
     return msc__fail(err, MSC_EIO, "the data is damaged; restore a backup. SQLite says: %s", said);
 }
 
-static msc_status mark(store_db *db, int64_t clean, msc_error *err)
+msc_status store_mark_clean(store_db *db, bool clean, msc_error *err)
 {
-    return STORE_RUN(db, META_SET, "ti", "clean", clean) == STORE_OK
+    return STORE_RUN(db, META_SET, "ti", "clean", (int64_t)clean) == STORE_OK
                ? MSC_OK
                : msc__fail(err, MSC_EIO, "cannot write to the data: %s", sqlite3_errmsg(db->it));
 }
@@ -162,11 +158,11 @@ static msc_status take_up(store *it, const store_options *options, msc_error *er
     if (store_row_end(db, row, STORE_OK) != STORE_OK)
         return msc__fail(err, MSC_EIO, "cannot read the data: %s", sqlite3_errmsg(db->it));
     if (unclean)
-        status = check_file(db, err);
+        status = store_check_file(db, err);
     if (status == MSC_OK)
-        status = mark(db, 0, err);
+        status = store_mark_clean(db, false, err);
     if (status == MSC_OK)
-        status = sync_folder(options->folder, err);
+        status = store_sync_folder(options->folder, err);
     return status;
 }
 
@@ -185,15 +181,15 @@ static msc_status open_readers(store *it, uint32_t count, msc_error *err)
 
 static msc_status open_all(store *it, const store_options *options, msc_error *err)
 {
-    msc_status status = claim_folder(it, options->folder, err);
+    msc_status status = store_claim(options->folder, &it->lock, err);
 
     if (status != MSC_OK)
         return status;
-    it->path_bytes = strlen(options->folder) + sizeof FILE_NAME;
+    it->path_bytes = strlen(options->folder) + sizeof STORE_FILE_NAME;
     it->path = msc__alloc(it->ctx, it->path_bytes);
     if (it->path == NULL)
         return msc__fail_memory(err, "a path", it->path_bytes);
-    (void)snprintf(it->path, it->path_bytes, "%s%s", options->folder, FILE_NAME);
+    (void)snprintf(it->path, it->path_bytes, "%s%s", options->folder, STORE_FILE_NAME);
     status = store_db_open(&it->writer, it->path, false, err);
     if (status == MSC_OK)
         status = take_up(it, options, err);
@@ -212,8 +208,8 @@ msc_status store_open(const store_options *options, store **out, msc_error *err)
     store *it;
 
     *out = NULL;
-    if (strlen(options->folder) > MOST_FOLDER_BYTES || options->readers == 0)
-        return msc__fail(err, MSC_EINVAL, "the folder's path is longer than %u bytes", MOST_FOLDER_BYTES);
+    if (strlen(options->folder) > STORE_FOLDER_BYTES || options->readers == 0)
+        return msc__fail(err, MSC_EINVAL, "the folder's path is longer than %u bytes", STORE_FOLDER_BYTES);
     context.allocator = options->allocator;
     status = msc_context_create(&context, &ctx, err);
     if (status != MSC_OK)
@@ -255,7 +251,7 @@ void store_close(store *it)
     for (uint32_t i = 0; i < it->reader_count; i++)
         store_db_close(&it->readers[i].db);
     if (ran) /* what fails here costs a check at the next start */
-        msc__ignore(mark(&it->writer, 1, NULL));
+        msc__ignore(store_mark_clean(&it->writer, true, NULL));
     store_db_close(&it->writer);
     if (it->lock >= 0)
         (void)close(it->lock);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Projects and runs.
+ * Runs.
  *
- * A run is found through its project, whose account must be the caller's: there is no call that reaches a run
+ * A run is found through its project, which must be in the caller's reach: there is no call that reaches a run
  * by its id alone. States that are written are running, finished and failed; `lost` is a running one that has
  * been silent for too long, and is made of the clock when a row is read or looked for.
  */
@@ -10,69 +10,7 @@
 
 #include "store/store_internal.h"
 
-/* ---- projects -------------------------------------------------------------------------------- */
-
-typedef struct project_job {
-    int64_t account;
-    const char *name;
-    int64_t now_ms;
-    store_project *out;
-    bool made;
-} project_job;
-
-static void project_row(sqlite3_stmt *row, store_project *out)
-{
-    out->id = sqlite3_column_int64(row, 0);
-    store_column_text(row, 1, out->name, sizeof out->name);
-    out->created_ms = sqlite3_column_int64(row, 2);
-    out->runs = sqlite3_column_int64(row, 3);
-}
-
-static store_result add_project(store_db *db, void *user)
-{
-    project_job *job = user;
-    store_result result = STORE_RUN(db, PROJECT_ADD, "iti", job->account, job->name, job->now_ms);
-    sqlite3_stmt *row;
-    bool found;
-
-    if (result != STORE_OK)
-        return result;
-    job->made = sqlite3_changes(db->it) > 0;
-    row = store_sql(db, SQL_PROJECT_FIND);
-    found = store_bind(row, "it", job->account, job->name) && store_row(row);
-    if (found)
-        project_row(row, job->out);
-    result = store_row_end(db, row, STORE_OK);
-    return result == STORE_OK && !found ? STORE_FAILED : result;
-}
-
-store_result store_project_add(store *it, int64_t account, const char *name, int64_t now_ms,
-                               store_project *out, bool *made)
-{
-    project_job job = {account, name, now_ms, out, false};
-    store_result result = store_write(it, add_project, NULL, &job);
-
-    *made = job.made;
-    return result;
-}
-
-store_result store_projects(store *it, int64_t account, store_project_each *each, void *user)
-{
-    store_db *db = store_reader_get(it);
-    sqlite3_stmt *row = store_sql(db, SQL_PROJECTS);
-    store_result result = store_bind(row, "i", account) ? STORE_OK : store_db_failed(db);
-
-    while (result == STORE_OK && store_row(row)) {
-        store_project project;
-
-        project_row(row, &project);
-        if (!each(user, &project))
-            result = STORE_STOPPED;
-    }
-    result = store_row_end(db, row, result);
-    store_reader_put(it, db);
-    return result;
-}
+#define RUN_COLUMNS 11
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
@@ -89,20 +27,35 @@ void store_run_row(sqlite3_stmt *row, int64_t now_ms, store_run *out)
     out->seen_ms = sqlite3_column_int64(row, 7);
     out->ended_ms = store_column_time(row, 8);
     out->version = sqlite3_column_int64(row, 9);
+    out->pinned = sqlite3_column_int(row, 10) != 0;
     if (out->state == STORE_RUNNING && out->seen_ms < now_ms - STORE_LOST_MS)
         out->state = STORE_LOST;
 }
 
-store_result store_run_get(store_db *db, store_run_ref ref, store_run *out)
+store_result store_run_get_as(store_db *db, store_run_ref ref, store_role least, store_run *out,
+                              int64_t *team)
 {
     sqlite3_stmt *row = store_sql(db, SQL_RUN_FIND);
-    bool found = store_bind(row, "ti", ref.id, ref.account) && store_row(row);
+    bool found = store_bind(row, "tiii", ref.id, ref.account, ref.team, ref.project) && store_row(row);
+    store_role role = STORE_NO_ROLE;
     store_result result;
 
-    if (found)
+    if (found) {
         store_run_row(row, ref.now_ms, out);
+        role = (store_role)sqlite3_column_int(row, RUN_COLUMNS);
+        *team = sqlite3_column_int64(row, RUN_COLUMNS + 1);
+    }
     result = store_row_end(db, row, STORE_OK);
-    return result == STORE_OK && !found ? STORE_NOT_FOUND : result;
+    if (result != STORE_OK || !found)
+        return result == STORE_OK ? STORE_NOT_FOUND : result;
+    return role < least ? STORE_FORBIDDEN : STORE_OK;
+}
+
+store_result store_run_get(store_db *db, store_run_ref ref, store_run *out)
+{
+    int64_t team;
+
+    return store_run_get_as(db, ref, STORE_VIEWER, out, &team);
 }
 
 store_result store_run_find(store *it, store_run_ref ref, store_run *out)
@@ -125,28 +78,13 @@ typedef struct run_job {
     bool made;
 } run_job;
 
-/* The project of a new run, which is made if it is not there. Its runs are not counted: there may be many. */
-static store_result get_project(store_db *db, const run_job *job, int64_t *id)
-{
-    store_result result =
-        STORE_RUN(db, PROJECT_ADD, "iti", job->ref.account, job->run->project, job->ref.now_ms);
-    sqlite3_stmt *row;
-    bool found;
-
-    if (result != STORE_OK)
-        return result;
-    row = store_sql(db, SQL_PROJECT_ID);
-    found = store_bind(row, "it", job->ref.account, job->run->project) && store_row(row);
-    *id = found ? sqlite3_column_int64(row, 0) : 0;
-    result = store_row_end(db, row, STORE_OK);
-    return result == STORE_OK && !found ? STORE_FAILED : result;
-}
-
 static store_result add_run(store_db *db, void *user)
 {
     run_job *job = user;
+    const store_act act = {store_who_of(job->ref), job->ref.now_ms};
     int64_t project = 0;
-    store_result result = get_project(db, job, &project);
+    bool made;
+    store_result result = store_project_obtain(db, &act, job->run->team, job->run->project, &project, &made);
 
     if (result == STORE_OK)
         result = STORE_RUN(db, RUN_ADD, "titii", job->ref.id, project, job->run->name, job->run->created_ms,
@@ -173,7 +111,8 @@ static store_result keep_alive(store_db *db, void *user)
 {
     const run_job *job = user;
     store_run run;
-    store_result result = store_run_get(db, job->ref, &run);
+    int64_t team;
+    store_result result = store_run_get_as(db, job->ref, STORE_MEMBER, &run, &team);
 
     return result == STORE_OK ? STORE_RUN(db, RUN_ALIVE, "ii", job->ref.now_ms, run.key) : result;
 }
@@ -185,25 +124,50 @@ store_result store_run_alive(store *it, store_run_ref ref)
     return store_write(it, keep_alive, NULL, &job);
 }
 
+/* What people do to a run is in the log; that it ended is not. */
+static store_result note_change(store_db *db, const run_job *job, int64_t team, const store_run *was)
+{
+    const store_act act = {store_who_of(job->ref), job->ref.now_ms};
+    const store_run *run = job->out;
+    store_result result = STORE_OK;
+
+    if (strcmp(was->name, run->name) != 0)
+        result = store_note(db, &act, team, "run.rename", run->id, run->name);
+    if (result == STORE_OK && was->archived != run->archived)
+        result =
+            store_note(db, &act, team, run->archived ? "run.archive" : "run.unarchive", run->id, run->name);
+    if (result == STORE_OK && was->pinned != run->pinned)
+        result = store_note(db, &act, team, run->pinned ? "run.pin" : "run.unpin", run->id, run->name);
+    return result;
+}
+
 static store_result alter_run(store_db *db, void *user)
 {
     run_job *job = user;
     const store_run_change *change = job->change;
     store_run *run = job->out;
-    store_result result = store_run_get(db, job->ref, run);
-    store_state state = run->state;
+    store_run was;
+    int64_t team;
+    store_result result = store_run_get_as(db, job->ref, STORE_MEMBER, &was, &team);
+    store_state state;
+    bool archived;
 
     if (result != STORE_OK)
         return result;
+    *run = was;
+    state = was.state;
     if (change->state != STORE_ANY) {
         state = change->state;
         run->ended_ms = run->ended_ms == STORE_NO_TIME ? job->ref.now_ms : run->ended_ms;
     }
-    result = STORE_RUN(db, RUN_ALTER, "tiinii", change->name != NULL ? change->name : run->name,
-                       (int64_t)(change->archived >= 0 ? change->archived == 1 : run->archived),
-                       (int64_t)(state == STORE_LOST ? STORE_RUNNING : state), run->ended_ms,
-                       run->version + 1, run->key);
-    return result == STORE_OK ? store_run_get(db, job->ref, run) : result;
+    archived = change->archived >= 0 ? change->archived == 1 : was.archived;
+    result = STORE_RUN(
+        db, RUN_ALTER, "tiiiinii", change->name != NULL ? change->name : was.name, (int64_t)archived,
+        job->ref.now_ms, (int64_t)(change->pin == 0 ? was.pinned : change->pin > 0),
+        (int64_t)(state == STORE_LOST ? STORE_RUNNING : state), run->ended_ms, was.version + 1, was.key);
+    if (result == STORE_OK)
+        result = store_run_get(db, job->ref, run);
+    return result == STORE_OK ? note_change(db, job, team, &was) : result;
 }
 
 static void tell(void *user)
@@ -223,14 +187,24 @@ store_result store_run_alter(store *it, store_run_ref ref, const store_run_chang
     return store_write(it, alter_run, tell, &job);
 }
 
+store_result store_run_drop(store_db *db, int64_t key)
+{
+    store_result result = STORE_RUN(db, RUN_DELETE, "i", key);
+
+    return result == STORE_OK ? STORE_RUN(db, PURGE_ADD, "i", key) : result;
+}
+
 static store_result delete_run(store_db *db, void *user)
 {
     const run_job *job = user;
-    store_result result = store_run_get(db, job->ref, job->out);
+    const store_act act = {store_who_of(job->ref), job->ref.now_ms};
+    int64_t team;
+    store_result result = store_run_get_as(db, job->ref, STORE_MEMBER, job->out, &team);
 
     if (result == STORE_OK)
-        result = STORE_RUN(db, RUN_DELETE, "i", job->out->key);
-    return result == STORE_OK ? STORE_RUN(db, PURGE_ADD, "i", job->out->key) : result;
+        result = store_run_drop(db, job->out->key);
+    return result == STORE_OK ? store_note(db, &act, team, "run.delete", job->out->id, job->out->name)
+                              : result;
 }
 
 static void tell_of_deletion(void *user)

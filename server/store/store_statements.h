@@ -12,53 +12,50 @@ STORE_SQL(META_SET,
 STORE_SQL(META_GET, "SELECT value FROM meta WHERE name = ?")
 
 STORE_SQL(ACCOUNT_ADD, "INSERT INTO account(name, password, admin, created_ms) VALUES(?, ?, ?, ?)")
-STORE_SQL(ACCOUNT_FIND, "SELECT id, name, password, admin, created_ms FROM account WHERE name = ?")
+STORE_SQL(ACCOUNT_FIND,
+          "SELECT id, name, password, admin, created_ms, disabled_ms FROM account WHERE name = ?")
 STORE_SQL(ACCOUNT_COUNT, "SELECT count(*) FROM account")
-STORE_SQL(ACCOUNTS, "SELECT id, name, password, admin, created_ms FROM account ORDER BY name")
+STORE_SQL(ACCOUNTS, "SELECT id, name, password, admin, created_ms, disabled_ms FROM account ORDER BY name")
 STORE_SQL(PASSWORD_SET, "UPDATE account SET password = ? WHERE id = ?")
 STORE_SQL(SESSION_ADD, "INSERT INTO session(hash, account, created_ms, used_ms) VALUES(?, ?, ?, ?)")
-STORE_SQL(SESSION_FIND, "SELECT a.id, a.name, a.password, a.admin, a.created_ms, s.created_ms, s.used_ms"
+#define STORE_ACCOUNT_COLUMNS "a.id, a.name, a.password, a.admin, a.created_ms, a.disabled_ms"
+STORE_SQL(SESSION_FIND, "SELECT " STORE_ACCOUNT_COLUMNS ", s.hash, s.created_ms, s.used_ms"
                         " FROM session s JOIN account a ON a.id = s.account WHERE s.hash = ?")
+STORE_SQL(SESSIONS, "SELECT " STORE_ACCOUNT_COLUMNS ", s.hash, s.created_ms, s.used_ms"
+                    " FROM session s JOIN account a ON a.id = s.account"
+                    " WHERE s.account = ? AND s.created_ms > ? AND s.used_ms > ? ORDER BY s.used_ms DESC")
+STORE_SQL(SESSION_REVOKE, "DELETE FROM session WHERE hash = ? AND account = ?")
 STORE_SQL(SESSION_USED, "UPDATE session SET used_ms = ? WHERE hash = ?")
 STORE_SQL(SESSION_END, "DELETE FROM session WHERE hash = ?")
 STORE_SQL(SESSIONS_END, "DELETE FROM session WHERE account = ?")
 STORE_SQL(SESSIONS_OLD, "DELETE FROM session WHERE created_ms < ?")
-STORE_SQL(
-    TOKEN_ADD,
-    "INSERT INTO token(id, account, hash, name, scopes, created_ms, expires_ms) VALUES(?, ?, ?, ?, ?, ?, ?)")
-STORE_SQL(
-    TOKEN_FIND,
-    "SELECT a.id, a.name, a.password, a.admin, a.created_ms, t.id, t.hash, t.name, t.scopes, t.created_ms,"
-    " t.expires_ms, t.used_ms FROM token t JOIN account a ON a.id = t.account WHERE t.id = ?")
-STORE_SQL(
-    TOKENS,
-    "SELECT a.id, a.name, a.password, a.admin, a.created_ms, t.id, t.hash, t.name, t.scopes, t.created_ms,"
-    " t.expires_ms, t.used_ms FROM token t JOIN account a ON a.id = t.account WHERE t.account = ?"
-    " ORDER BY t.created_ms DESC, t.id")
+STORE_SQL(TOKEN_ADD,
+          "INSERT INTO token(id, account, hash, name, scopes, created_ms, expires_ms, team, project)"
+          " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)")
+#define STORE_TOKEN_COLUMNS                                                                                  \
+    STORE_ACCOUNT_COLUMNS                                                                                    \
+    ", t.id, t.hash, t.name, t.scopes, t.created_ms, t.expires_ms, t.used_ms, t.revoked_ms, t.team, "        \
+    "t.project"
+STORE_SQL(TOKEN_FIND,
+          "SELECT " STORE_TOKEN_COLUMNS " FROM token t JOIN account a ON a.id = t.account WHERE t.id = ?")
+STORE_SQL(TOKENS, "SELECT " STORE_TOKEN_COLUMNS " FROM token t JOIN account a ON a.id = t.account"
+                  " WHERE t.account = ? AND (t.revoked_ms IS NOT NULL) = ? ORDER BY t.created_ms DESC, t.id")
 STORE_SQL(TOKEN_USED, "UPDATE token SET used_ms = ? WHERE id = ?")
-STORE_SQL(TOKEN_REVOKE, "DELETE FROM token WHERE id = ? AND account = ?")
-
-STORE_SQL(PROJECT_ADD,
-          "INSERT INTO project(account, name, created_ms) VALUES(?, ?, ?) ON CONFLICT DO NOTHING")
-STORE_SQL(PROJECT_FIND, "SELECT id, name, created_ms,"
-                        " (SELECT count(*) FROM run r WHERE r.project = p.id AND r.archived = 0)"
-                        " FROM project p WHERE account = ? AND name = ?")
-STORE_SQL(PROJECTS, "SELECT id, name, created_ms,"
-                    " (SELECT count(*) FROM run r WHERE r.project = p.id AND r.archived = 0)"
-                    " FROM project p WHERE account = ? ORDER BY name")
-STORE_SQL(PROJECT_ID, "SELECT id FROM project WHERE account = ? AND name = ?")
-STORE_SQL(PROJECT_IS, "SELECT 1 FROM project WHERE id = ? AND account = ?")
+STORE_SQL(TOKEN_REVOKE, "UPDATE token SET revoked_ms = ? WHERE id = ? AND account = ? AND revoked_ms IS NULL")
 
 STORE_SQL(RUN_ADD, "INSERT INTO run(uid, project, name, state, archived, created_ms, seen_ms, version)"
                    " VALUES(?, ?, ?, 0, 0, ?, ?, 0) ON CONFLICT(uid) DO NOTHING")
 #define STORE_RUN_COLUMNS                                                                                    \
-    "r.id, r.uid, r.project, r.name, r.state, r.archived, r.created_ms, r.seen_ms, r.ended_ms, r.version"
+    "r.id, r.uid, r.project, r.name, r.state, r.archived, r.created_ms, r.seen_ms, r.ended_ms, r.version, "  \
+    "r.pinned"
 STORE_SQL(RUN_FIND, "SELECT " STORE_RUN_COLUMNS
-                    " FROM run r JOIN project p ON p.id = r.project WHERE r.uid = ? AND p.account = ?")
+                    ", a.role, a.team FROM run r JOIN reach a ON a.project = r.project WHERE r.uid = ?1"
+                    " AND a.account = ?2 AND (?3 = 0 OR a.team = ?3) AND (?4 = 0 OR a.project = ?4)")
 STORE_SQL(RUN_ALIVE, "UPDATE run SET seen_ms = max(seen_ms, ?) WHERE id = ?")
 STORE_SQL(RUN_CHANGED, "UPDATE run SET seen_ms = max(seen_ms, ?), version = ? WHERE id = ?")
 STORE_SQL(RUN_ALTER,
-          "UPDATE run SET name = ?, archived = ?, state = ?, ended_ms = ?, version = ? WHERE id = ?")
+          "UPDATE run SET name = ?1, archived = ?2, archived_ms = iif(?2, coalesce(archived_ms, ?3), NULL),"
+          " pinned = ?4, state = ?5, ended_ms = ?6, version = ?7 WHERE id = ?8")
 STORE_SQL(RUN_DELETE, "DELETE FROM run WHERE id = ?")
 
 STORE_SQL(BATCH_ADD, "INSERT INTO batch(run, client, sequence) VALUES(?, ?, ?) ON CONFLICT DO NOTHING")
@@ -118,3 +115,5 @@ STORE_SQL(PURGE_BATCHES, "DELETE FROM batch WHERE (client, sequence) IN"
                          " (SELECT client, sequence FROM batch WHERE run = ?1 LIMIT 500) AND run = ?1")
 STORE_SQL(FREE_PAGES, "PRAGMA freelist_count")
 STORE_SQL(PURGE_END, "DELETE FROM purge WHERE run = ?")
+
+#include "store/store_statements_people.h"

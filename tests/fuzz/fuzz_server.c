@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fuzz target for what the server reads that strangers wrote: targets, headers, cookies, cursors, nested JSON, packed blocks.
+ * Fuzz target for what the server reads that strangers wrote: targets, headers, cookies, invitations, cursors, nested JSON, packed blocks.
  *
  * The first byte chooses the parser, the rest is its input. Properties, for any bytes whatever:
  *
  *  - a target that is taken has non-empty UTF-8 segments without dots, and is the same if it is encoded and read once more
  *  - a request that the guard lets in has one Host, and at most one length, of digits
- *  - a cookie that is found is 64 hexadecimal digits
+ *  - a cookie that is found is 64 hexadecimal digits; an invitation has an id of 16
  *  - a block that unpacks and is packed again unpacks to the same points
  */
 #include <stdint.h>
@@ -114,6 +114,7 @@ static void fuzz_guard(const char *text)
 static void fuzz_small(const char *text)
 {
     char secret[ACCOUNTS_SECRET_BYTES];
+    char id[ACCOUNTS_INVITATION_ID];
     const char *rest;
     int64_t number;
 
@@ -122,6 +123,9 @@ static void fuzz_small(const char *text)
                 strspn(secret, "0123456789abcdef") == strlen(secret));
     if (api_parse_cursor(text, &number, &rest))
         require(number >= 0 && rest > text && rest <= text + strlen(text));
+    if (accounts_invitation_id(text, id))
+        require(strlen(id) == sizeof id - 1 && strlen(text) == ACCOUNTS_INVITATION_BYTES - 1 &&
+                strncmp(id, text, sizeof id - 1) == 0 && strspn(id, "0123456789abcdef") == strlen(id));
     if (api_parse_integer(text, -5, 5, &number))
         require(number >= -5 && number <= 5);
     (void)api_is_run_id(text);

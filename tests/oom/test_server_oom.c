@@ -131,13 +131,34 @@ static const step steps[] = {
     {"GET", "/api/v1/projects/1/runs?search=r&sort=name", NULL, 200},
     {"GET", RUN "/live", NULL, 200},
     {"GET", RUN "/export?format=json", NULL, 200},
-    {"PATCH", RUN, "{\"archived\": true}", 200},
+    {"PATCH", RUN, "{\"archived\": true, \"pinned\": true}", 200},
+    {"GET", "/api/v1/teams", NULL, 200},
+    {"GET", "/api/v1/teams/1/members", NULL, 200},
+    {"POST", "/api/v1/teams/1/invitations", "{\"role\": \"member\"}", 201},
+    {"GET", "/api/v1/teams/1/invitations", NULL, 200},
+    {"PATCH", "/api/v1/teams/1", "{\"name\": \"t\"}", 200},
+    {"GET", "/api/v1/teams/1/audit?limit=1", NULL, 200},
+    {"GET", "/api/v1/audit", NULL, 200},
+    {"GET", "/api/v1/me/sessions", NULL, 200},
+    {"PATCH", "/api/v1/projects/1", "{\"visibility\": \"private\", \"delete_days\": 1}", 200},
+    {"PUT", "/api/v1/projects/1/chosen/ann", NULL, 204},
+    {"GET", "/api/v1/projects/1/chosen", NULL, 200},
+    {"GET", "/api/v1/projects/1/retention?archive_days=1", NULL, 200},
+    {"POST", "/api/v1/projects/1/purge", NULL, 204},
+    {"POST", "/api/v1/accounts/ann/reset", NULL, 201},
     {"POST", "/api/v1/tokens", "{\"name\": \"t\", \"scopes\": [\"read\"]}", 201},
     {"GET", "/api/v1/tokens", NULL, 200},
     {"GET", "/metrics", NULL, 200},
     {"POST", RUN "/finish", "{\"state\": \"finished\"}", 200},
     {"DELETE", RUN, NULL, 204},
+    {"DELETE", "/api/v1/projects/1", NULL, 204},
 };
+
+static bool never(void *user)
+{
+    (void)user;
+    return false;
+}
 
 static bool drain(const sample_exchange *from)
 {
@@ -176,6 +197,26 @@ static void live_through(sample_server *server)
             !(strcmp(steps[i].method, "DELETE") == 0 && status == 404))
             fail_msg("%s %s answered %u the second time", steps[i].method, steps[i].target, status);
     }
+    if (!api_keep(server->api, never, NULL) && !api_keep(server->api, never, NULL))
+        fail_msg("what was asked for was not done the second time");
+}
+
+/* A copy, and a folder of it: whole, or not there. */
+static void copy(const sample_server *server)
+{
+    char folder[SAMPLE_PATH];
+    char file[SAMPLE_PATH + 8];
+
+    sample_folder(folder);
+    (void)snprintf(file, sizeof file, "%s/copy", server->folder);
+    if (store_backup(server->folder, file, NULL) == MSC_OK ||
+        store_backup(server->folder, file, NULL) == MSC_OK) {
+        if (store_restore(folder, file, NULL) != MSC_OK && store_restore(folder, file, NULL) != MSC_OK)
+            fail_msg("the copy does not make a folder the second time");
+    } else {
+        fail_msg("no copy the second time");
+    }
+    sample_remove(folder);
 }
 
 /* Whether anything failed. */
@@ -189,6 +230,7 @@ static bool one_life(uint64_t fail_at, uint64_t foreign_at)
     foreign_fail_at = foreign_at;
     if (sample_server_start(&server, &allocator)) {
         live_through(&server);
+        copy(&server);
         sample_server_stop(&server);
     }
     if (!failing_alloc_is_clean(&heap))

@@ -160,13 +160,22 @@ class Server:
         assert made.status == 201, made
         return self.client(cookie=cookie_of(made))
 
+    def join(self, owner: Client, name: str, role: str = "member", team: int = 1) -> Client:
+        """A new account that comes in by an invitation; with its session."""
+        made = owner.ask("POST", f"/api/v1/teams/{team}/invitations", {"role": role})
+        assert made.status == 201, made
+        body = {"token": made.json["token"], "name": name, "password": PASSWORD}
+        joined = self.client().ask("POST", "/api/v1/invitations/accept", body)
+        assert joined.status == 201, joined
+        return self.client(cookie=cookie_of(joined))
+
     def log_in(self, name: str) -> Client:
         answer = self.client().ask("POST", "/api/v1/login", {"name": name, "password": PASSWORD})
         assert answer.status == 200, answer
         return self.client(cookie=cookie_of(answer))
 
-    def with_token(self, of: Client, *scopes: str) -> Client:
-        made = of.ask("POST", "/api/v1/tokens", {"name": "test", "scopes": list(scopes)})
+    def with_token(self, of: Client, *scopes: str, **bound: int) -> Client:
+        made = of.ask("POST", "/api/v1/tokens", {"name": "test", "scopes": list(scopes), **bound})
         assert made.status == 201, made
         return self.client(token=made.json["token"])
 

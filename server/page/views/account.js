@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The account: its API tokens, its password; for an admin the server's accounts.
+// The account: its API tokens, its password, its sessions; for an admin the server's accounts.
 
 import { get, post, put, remove } from "../api.js";
 import { announce, button, confirm, copyable, el, field, form, named, notice, time } from "../dom.js";
 import { ago, day, until } from "../format.js";
-import { NAME_RULE, newPassword } from "./setup.js";
+import { accountsCard, readPeople, sessionsCard } from "./account_people.js";
+import { newPassword } from "./setup.js";
 
 const SCOPES = [
     ["ingest", "record runs", true],
@@ -20,8 +21,12 @@ const EXPIRIES = [
 const DAY_MS = 86_400_000;
 
 export async function show({ place, session, signal }) {
-    const { tokens } = await get("/tokens", null, signal);
-    const accounts = session.account.admin ? (await get("/accounts", null, signal)).accounts : null;
+    const [{ tokens }, { teams }, { projects }, { sessions, accounts }] = await Promise.all([
+        get("/tokens", null, signal),
+        get("/teams", null, signal),
+        get("/projects", null, signal),
+        readPeople(session, signal),
+    ]);
     place.classList.add("middle");
     place.append(
         el(
@@ -36,15 +41,26 @@ export async function show({ place, session, signal }) {
                 day(session.account.created_ms),
             ),
         ),
-        tokenCard(tokens),
+        tokenCard(tokens, teams, projects),
         passwordCard(session),
-        accounts && accountsCard(accounts),
+        sessionsCard(sessions),
+        accounts ? accountsCard(accounts, session) : "",
     );
 }
 
 // ---- tokens ----
 
-function tokenCard(tokens) {
+/** What a token reaches, in words. */
+function reachOf(token, teams, projects) {
+    const team = teams.find((one) => one.id === token.team);
+    const project = projects.find((one) => one.id === token.project);
+    if (token.team !== null) return team ? ["team ", named(team.name)] : "a team that is not yours any more";
+    if (token.project !== null)
+        return project ? ["project ", named(project.name)] : "a project that is not there any more";
+    return "all that you see";
+}
+
+function tokenCard(tokens, teams, projects) {
     const made = el("div", { "aria-live": "polite" });
     const body = el("tbody");
     const none = el("p", { class: "soft" }, "No token yet. A program that records runs needs one.");
@@ -60,7 +76,7 @@ function tokenCard(tokens) {
                 el(
                     "tr",
                     {},
-                    ["Name", "Scopes", "Made", "Expires", "Last used"].map((head) =>
+                    ["Name", "Scopes", "Reaches", "Made", "Expires", "Last used"].map((head) =>
                         el("th", { scope: "col" }, head),
                     ),
                     el("th", { scope: "col" }, el("span", { class: "unseen" }, "Actions")),
@@ -70,7 +86,7 @@ function tokenCard(tokens) {
         ),
     );
     const fill = () => {
-        body.replaceChildren(...tokens.map((token) => tokenRow(token, drop)));
+        body.replaceChildren(...tokens.map((token) => tokenRow(token, drop, reachOf(token, teams, projects))));
         table.hidden = tokens.length === 0;
         none.hidden = tokens.length > 0;
     };
@@ -79,7 +95,7 @@ function tokenCard(tokens) {
         fill();
     };
     fill();
-    const create = tokenForm((token) => {
+    const create = tokenForm(teams, projects, (token) => {
         tokens.unshift(token);
         fill();
         made.replaceChildren(
@@ -108,7 +124,7 @@ function tokenCard(tokens) {
     );
 }
 
-function tokenRow(token, drop) {
+function tokenRow(token, drop, reach) {
     const expired = token.expires_ms !== null && token.expires_ms <= Date.now();
     const expires = token.expires_ms === null ? "never" : expired ? "expired" : until(token.expires_ms);
     return el(
@@ -116,6 +132,7 @@ function tokenRow(token, drop) {
         {},
         el("th", { scope: "row", class: "wrap" }, named(token.name)),
         el("td", {}, token.scopes.join(", ")),
+        el("td", { class: "wrap" }, reach),
         el("td", { class: "when" }, time(token.created_ms, day(token.created_ms))),
         el(
             "td",
@@ -156,7 +173,7 @@ async function revoke(token, drop) {
     }
 }
 
-function tokenForm(done) {
+function tokenForm(teams, projects, done) {
     const node = form(
         [
             field(
@@ -178,6 +195,19 @@ function tokenForm(done) {
                 ),
             ),
             field(
+                "Reaches",
+                el(
+                    "select",
+                    { name: "reach" },
+                    el("option", { value: "" }, "all that you see"),
+                    teams.map((team) => el("option", { value: `team ${team.id}` }, `team ${team.name}`)),
+                    projects.map((project) =>
+                        el("option", { value: `project ${project.id}` }, `project ${project.name}`),
+                    ),
+                ),
+                "Nothing beyond it, even if the token gets lost.",
+            ),
+            field(
                 "Expires",
                 el(
                     "select",
@@ -193,11 +223,13 @@ function tokenForm(done) {
             const scopes = data.getAll("scope");
             if (scopes.length === 0) throw new Error("Choose what the token may do.");
             const days = Number(data.get("days"));
+            const [kind, id] = data.get("reach").split(" ");
             done(
                 await post("/tokens", {
                     name: data.get("name"),
                     scopes,
                     expires_ms: days ? Date.now() + days * DAY_MS : null,
+                    ...(kind ? { [kind]: Number(id) } : {}),
                 }),
             );
             node.reset();
@@ -245,86 +277,5 @@ function passwordCard(session) {
         { class: "card", "aria-labelledby": "password" },
         el("h2", { id: "password" }, "Password"),
         el("details", {}, el("summary", {}, "Change it"), node),
-    );
-}
-
-// ---- accounts, for admins ----
-
-function accountsCard(accounts) {
-    const body = el("tbody");
-    const fill = () =>
-        body.replaceChildren(
-            ...accounts.map((account) =>
-                el(
-                    "tr",
-                    {},
-                    el("th", { scope: "row", class: "wrap" }, named(account.name)),
-                    el("td", {}, account.admin ? "admin" : "account"),
-                    el("td", { class: "when" }, time(account.created_ms, day(account.created_ms))),
-                ),
-            ),
-        );
-    fill();
-    const password = newPassword("First password");
-    const node = form(
-        [
-            field(
-                "Name of the account",
-                el("input", {
-                    name: "name",
-                    required: true,
-                    maxlength: 64,
-                    pattern: "[a-z0-9][a-z0-9._\\-]*",
-                    autocomplete: "off",
-                    autocapitalize: "none",
-                    spellcheck: "false",
-                }),
-                NAME_RULE,
-            ),
-            password.fields,
-            el(
-                "label",
-                { class: "check" },
-                el("input", { type: "checkbox", name: "admin" }),
-                "an admin, who can make accounts",
-            ),
-        ],
-        "Make the account",
-        async (data) => {
-            const account = await post("/accounts", {
-                name: data.get("name"),
-                password: password.read(data),
-                admin: data.get("admin") !== null,
-            });
-            accounts.push(account);
-            accounts.sort((a, b) => (a.name < b.name ? -1 : 1));
-            fill();
-            node.reset();
-            announce("The account is made");
-        },
-    );
-    return el(
-        "section",
-        { class: "card", "aria-labelledby": "accounts" },
-        el("h2", { id: "accounts" }, "Accounts of this server"),
-        el(
-            "div",
-            { class: "scroll" },
-            el(
-                "table",
-                {},
-                el(
-                    "thead",
-                    {},
-                    el(
-                        "tr",
-                        {},
-                        ["Name", "Kind", "Made"].map((head) => el("th", { scope: "col" }, head)),
-                    ),
-                ),
-                body,
-            ),
-        ),
-        el("details", {}, el("summary", {}, "New account"), node),
     );
 }

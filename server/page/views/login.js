@@ -55,6 +55,6 @@ export function show({ place, query, session }) {
                 },
             ),
         ),
-        el("p", { class: "soft small" }, "No account? An admin of this server can make one."),
+        el("p", { class: "soft small" }, "No account? An admin of this server, or of one of its teams, can send you a link."),
     );
 }

@@ -6,7 +6,7 @@
 // The server filters, sorts and pages; here is never more than one page. While the tab is visible the page
 // is read again.
 
-import { ApiError, get, isAbort } from "../api.js";
+import { get, isAbort } from "../api.js";
 import { announce, button, el, named, notice } from "../dom.js";
 import { count } from "../format.js";
 import { navigate, setQuery } from "../router.js";
@@ -87,10 +87,12 @@ class Runs {
     }
 
     async #readProject() {
-        const { projects } = await get("/projects", null, this.#signal);
-        const project = projects.find((one) => one.id === this.#id);
-        if (!project) throw new ApiError("There is no such project.", { status: 404 });
+        const project = await get(`/projects/${this.#id}`, null, this.#signal);
         this.#heading.replaceChildren(named(project.name));
+        this.#body.classList.toggle("reads", project.role === "viewer");
+        this.#heading.after(
+            el("a", { class: "button push", href: `/projects/${this.#id}/settings` }, "Settings"),
+        );
         document.title = `${project.name} · MemScale`;
         return project;
     }

@@ -27,7 +27,8 @@ export function stateOf(run) {
     const state = el("span", { class: `state ${run.state}` }, run.state);
     if (run.state === "lost")
         state.title = "Running, but not heard of for a minute. It goes on here when it is heard of again.";
-    return run.archived ? [state, " ", el("span", { class: "state archived" }, "archived")] : [state];
+    const mark = (text) => [" ", el("span", { class: "state archived" }, text)];
+    return [state, run.archived ? mark("archived") : [], run.pinned ? mark("pinned") : []].flat();
 }
 
 /** How long a run has lasted, in milliseconds. */
@@ -193,7 +194,7 @@ export class RunsTable {
         started.replaceChildren(time(run.created_ms, ago(run.created_ms)));
         seen.replaceChildren(time(run.seen_ms, ago(run.seen_ms)));
         lasted.textContent = duration(lastedMs(run));
-        const drawn = JSON.stringify([run.name, run.state, run.archived]);
+        const drawn = JSON.stringify([run.name, run.state, run.archived, run.pinned]);
         if (drawn !== row.drawn) {
             row.drawn = drawn;
             row.box.setAttribute("aria-label", `Compare ${run.name}`);
@@ -203,6 +204,11 @@ export class RunsTable {
                 button(run.archived ? "Restore" : "Archive", () => this.#archive(row), {
                     class: "quiet",
                     "aria-label": `${run.archived ? "Restore" : "Archive"} ${run.name}`,
+                }),
+                button(run.pinned ? "Unpin" : "Pin", () => this.#pin(row), {
+                    class: "quiet",
+                    title: "Retention leaves pinned runs alone",
+                    "aria-label": `${run.pinned ? "Unpin" : "Pin"} ${run.name}`,
                 }),
                 button("Delete", () => this.#delete(row), {
                     class: "quiet",
@@ -261,7 +267,7 @@ export class RunsTable {
         this.#next();
     }
 
-    // ---- archive, delete ----
+    // ---- archive, pin, delete ----
 
     async #archive(row) {
         const archived = !row.run.archived;
@@ -279,6 +285,11 @@ export class RunsTable {
             () => patch(`/runs/${row.run.id}`, { archived }),
             archived ? "Archived" : "Restored",
         );
+    }
+
+    #pin(row) {
+        const pinned = !row.run.pinned;
+        return this.#alter(() => patch(`/runs/${row.run.id}`, { pinned }), pinned ? "Pinned" : "Unpinned");
     }
 
     async #delete(row) {

@@ -12,12 +12,25 @@ from page_site import Site, Tab, project_of
 
 pytestmark = pytest.mark.long
 
+
+def invitation(site: Site) -> str:
+    return str(site.client.call("POST", "/teams/1/invitations", {"role": "member"})["token"])
+
+
 VIEWS: dict[str, Callable[[Site], str]] = {
     "login": lambda site: "/login",
     "setup": lambda site: "/setup",
     "not found": lambda site: "/projects/999999",
     "projects": lambda site: "/",
     "account": lambda site: "/accounts",
+    "teams": lambda site: "/teams",
+    "team": lambda site: "/teams/1",
+    "team's log": lambda site: "/teams/1/audit",
+    "log": lambda site: "/audit",
+    "settings": lambda site: f"/projects/{project_of(site, 'trained-0')}/settings",
+    "join": lambda site: f"/join#token={invitation(site)}",
+    "no invitation": lambda site: "/join#token=0",
+    "reset": lambda site: "/reset#token=0",
     "runs": lambda site: f"/projects/{project_of(site, 'trained-0')}?pick=trained-0,trained-1",
     "no run": lambda site: f"/projects/{site.client.call('POST', '/projects', {'name': 'empty'})['id']}",
     "run": lambda site: "/runs/trained-0",

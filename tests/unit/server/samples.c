@@ -63,10 +63,14 @@ store *sample_store(const char *folder)
 int64_t sample_account(store *it, const char *name)
 {
     store_account account = {.created_ms = SAMPLE_NOW_MS, .admin = true};
+    store_act act = {.now_ms = SAMPLE_NOW_MS};
+    store_team team;
 
     (void)snprintf(account.name, sizeof account.name, "%s", name);
     (void)snprintf(account.password, sizeof account.password, "none");
-    require(store_account_add(it, &account, false) == STORE_OK, "no account");
+    require(store_account_add(it, &account, 1) == STORE_OK, "no account");
+    act.who.account = account.id;
+    require(store_team_add(it, act, name, &team) == STORE_OK, "no team");
     return account.id;
 }
 
@@ -85,7 +89,7 @@ static bool make_token(sample_server *it)
 
     (void)snprintf(account.name, sizeof account.name, "ann");
     (void)snprintf(account.password, sizeof account.password, "none");
-    if (store_account_add(it->store, &account, true) != STORE_OK)
+    if (store_account_add(it->store, &account, 0) != STORE_OK)
         return false;
     it->account = token.account.id = account.id;
     (void)snprintf(token.name, sizeof token.name, "all");

@@ -13,7 +13,7 @@ void sample_folder(char path[SAMPLE_PATH]);
 void sample_remove(const char *path);
 
 store *sample_store(const char *folder);
-/** An account without a usable password. */
+/** An account without a usable password, with a team of its own. */
 int64_t sample_account(store *it, const char *name);
 
 /** Numbers that are the same in every run. */

@@ -36,10 +36,12 @@ static void test_passwords(void **state)
     store_account kept;
 
     (void)state;
-    assert_int_equal(accounts_add(server.accounts, "bob", "a long password", false, 5, &account).result,
-                     ACCOUNTS_OK);
-    assert_int_equal(accounts_add(server.accounts, "bob", "a long password", false, 5, &account).result,
-                     ACCOUNTS_TAKEN);
+    assert_int_equal(
+        accounts_add(server.accounts, server.account, "bob", "a long password", false, 5, &account).result,
+        ACCOUNTS_OK);
+    assert_int_equal(
+        accounts_add(server.accounts, server.account, "bob", "a long password", false, 5, &account).result,
+        ACCOUNTS_TAKEN);
     assert_int_equal(store_account_find(server.store, "bob", &kept), STORE_OK);
     assert_true(strncmp(kept.password, "$argon2id$v=19$m=19456,t=2,p=1$", 31) == 0);
     assert_int_equal(
@@ -105,8 +107,10 @@ static void test_a_new_password_ends_sessions(void **state)
 
     (void)state;
     assert_int_equal(accounts_session_begin(server.accounts, server.account, 5, secret).result, ACCOUNTS_OK);
-    assert_int_equal(accounts_set_password(server.accounts, server.account, "another password").result,
-                     ACCOUNTS_OK);
+    assert_int_equal(
+        accounts_set_password(server.accounts, (store_act){{server.account, 0, 0}, 5}, "another password")
+            .result,
+        ACCOUNTS_OK);
     assert_int_equal(accounts_by_session(server.accounts, secret, 5, &caller).result, ACCOUNTS_WRONG);
 }
 
@@ -131,8 +135,10 @@ static void test_tokens(void **state)
         assert_int_equal(accounts_by_token(server.accounts, changed, 5, &caller).result, ACCOUNTS_WRONG);
     }
     assert_int_equal(accounts_by_token(server.accounts, "", 5, &caller).result, ACCOUNTS_WRONG);
-    assert_int_equal(store_token_revoke(server.store, server.account + 1, token.id), STORE_NOT_FOUND);
-    assert_int_equal(store_token_revoke(server.store, server.account, token.id), STORE_OK);
+    assert_int_equal(store_token_revoke(server.store, (store_act){{server.account + 1, 0, 0}, 5}, token.id),
+                     STORE_NOT_FOUND);
+    assert_int_equal(store_token_revoke(server.store, (store_act){{server.account, 0, 0}, 5}, token.id),
+                     STORE_OK);
     assert_int_equal(accounts_by_token(server.accounts, text, 5, &caller).result, ACCOUNTS_WRONG);
 }
 

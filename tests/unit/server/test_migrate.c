@@ -46,7 +46,10 @@ static void test_every_older_form(void **state)
         assert_int_equal(store_migrate_to(&db, version, NULL), MSC_OK);
         if (version > 0)
             assert_int_equal(
-                sqlite3_exec(db.it, "INSERT INTO account VALUES(1, 'old', 'x', 1, 5)", NULL, NULL, NULL),
+                sqlite3_exec(
+                    db.it,
+                    "INSERT INTO account(id, name, password, admin, created_ms) VALUES(1, 'old', 'x', 1, 5)",
+                    NULL, NULL, NULL),
                 SQLITE_OK);
         store_db_close(&db);
         {

@@ -27,12 +27,12 @@ typedef struct world {
 
 static store_run_ref ref_of(const world *w, const char *id)
 {
-    return (store_run_ref){w->account, id, SAMPLE_NOW_MS};
+    return (store_run_ref){.account = w->account, .id = id, .now_ms = SAMPLE_NOW_MS};
 }
 
 static store_run add_run(world *w, const char *id, const char *project, const char *name, int64_t created_ms)
 {
-    const store_new_run fresh = {project, name, created_ms};
+    const store_new_run fresh = {.project = project, .name = name, .created_ms = created_ms};
     store_run run;
     bool made;
 
@@ -251,15 +251,15 @@ static void test_events_in_pages(void **state)
 static void test_what_is_anothers_is_not_found(void **state)
 {
     const store_run_change change = {.name = "mine", .archived = -1, .state = STORE_ANY};
-    const store_new_run fresh = {"project", "x", SAMPLE_NOW_MS};
+    const store_new_run fresh = {.project = "project", .name = "x", .created_ms = SAMPLE_NOW_MS};
     const store_batch batch = {.client = "c", .sequence = 1};
     store_ingested done;
     store_run run;
     bool made;
     world *w = *state;
-    store_run_ref other = {sample_account(w->it, "bob"), RUN_ID, SAMPLE_NOW_MS};
+    store_run_ref other = {.account = sample_account(w->it, "bob"), .id = RUN_ID, .now_ms = SAMPLE_NOW_MS};
     store_runs_query query = {
-        .account = other.account, .project = w->run.project, .state = STORE_ANY, .limit = 10};
+        .who = {.account = other.account}, .project = w->run.project, .state = STORE_ANY, .limit = 10};
 
     assert_int_equal(store_run_find(w->it, other, &run), STORE_NOT_FOUND);
     assert_int_equal(store_run_alive(w->it, other), STORE_NOT_FOUND);
@@ -277,7 +277,7 @@ static void test_states(void **state)
     store_run_change change = {.archived = 1, .state = STORE_ANY};
     store_run run;
     world *w = *state;
-    store_run_ref later = {w->account, RUN_ID, SAMPLE_NOW_MS + STORE_LOST_MS + 1};
+    store_run_ref later = {.account = w->account, .id = RUN_ID, .now_ms = SAMPLE_NOW_MS + STORE_LOST_MS + 1};
 
     assert_int_equal(store_run_find(w->it, ref_of(w, RUN_ID), &run), STORE_OK);
     assert_int_equal(run.state, STORE_RUNNING);
@@ -336,7 +336,7 @@ static void check_paging(world *w, store_runs_query query, uint32_t expected)
 static void test_pages_are_the_whole(void **state)
 {
     world *w = *state;
-    store_runs_query query = {.account = w->account, .state = STORE_ANY, .now_ms = SAMPLE_NOW_MS};
+    store_runs_query query = {.who = {.account = w->account}, .state = STORE_ANY, .now_ms = SAMPLE_NOW_MS};
     char id[16];
 
     for (int i = 0; i < 20; i++) {
