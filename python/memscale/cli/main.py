@@ -81,6 +81,10 @@ def _command(name: str) -> Callable[[Options], int]:
         from memscale.cli import sync
 
         return sync.run if name == "sync" else sync.list_runs
+    if name == "serve":
+        from memscale.cli import serve
+
+        return serve.run
     if name == "telemetry":
         from memscale.cli import telemetry
 
