@@ -10,19 +10,22 @@
 #include "api/json_out.h"
 
 #define API_BODY_BYTES ((uint64_t)16 << 10)
+#define API_TELEMETRY_BYTES ((uint64_t)4 << 10)
 #define API_BATCH_BYTES ((uint64_t)1 << 20)
 #define API_DEPTH 32u
 #define API_EXACT INT64_C(9007199254740992) /* 2^53: integers that a double holds */
 
 /* Status classes that requests are counted in, by route: 2xx … 5xx. */
 #define API_CLASSES 4u
-#define API_MOST_ROUTES 40u
+#define API_MOST_ROUTES 80u
 
 struct api {
     api_parts parts;
     msc_context *ctx;
     _Atomic uint64_t answered[API_MOST_ROUTES + 1][API_CLASSES]; /* the last: what has no route */
     _Atomic uint64_t answer_ns;
+    _Atomic uint64_t telemetry_minute; /* its number, and the messages in it */
+    int64_t telemetry_day;             /* on which what is too old was removed; the tick's own */
 };
 
 typedef struct api_call api_call;
@@ -165,6 +168,10 @@ void api_events(api_call *call);
 void api_document(api_call *call);
 void api_live(api_call *call);
 void api_export(api_call *call);
+void api_take_telemetry(api_call *call);
+void api_telemetry(api_call *call);
+/** Removes what is too old, once a day. */
+void api_telemetry_tick(api *it);
 void api_healthz(api_call *call);
 void api_readyz(api_call *call);
 void api_metrics(api_call *call);

@@ -50,6 +50,8 @@ const api_route api_routes[] = {
     {"GET", RUN "/documents/{name}", ACCOUNTS_READ, 0, NULL, api_document},
     {"GET", RUN "/live", ACCOUNTS_READ, 0, ",after,", api_live},
     {"GET", RUN "/export", ACCOUNTS_READ, 0, ",format,", api_export},
+    {"POST", V1 "/telemetry", 0, API_TELEMETRY_BYTES, NULL, api_take_telemetry},
+    {"GET", V1 "/telemetry", ACCOUNTS_ADMIN, 0, ",from,to,", api_telemetry},
     {"GET", "/healthz", 0, 0, NULL, api_healthz},
     {"GET", "/readyz", 0, 0, NULL, api_readyz},
     {"GET", "/metrics", ACCOUNTS_READ, 0, NULL, api_metrics},
@@ -236,9 +238,10 @@ static void streams(void *user, http_request *request, http_stream *stream)
 
 static void tick(void *user)
 {
-    const api *it = user;
+    api *it = user;
 
     live_tick(it->parts.live);
+    api_telemetry_tick(it);
 }
 
 http_handler api_handler(api *it)

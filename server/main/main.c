@@ -56,7 +56,8 @@ static msc_status start_parts(program *it, msc_error *err)
                         .accounts = it->accounts,
                         .live = it->live,
                         .page = it->page,
-                        .behind_https = it->options.https};
+                        .behind_https = it->options.https,
+                        .telemetry_days = it->options.telemetry_days};
     if (status == MSC_OK)
         status = api_create(&parts, &it->api, err);
     return status;

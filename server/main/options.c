@@ -30,6 +30,8 @@ static const char usage[] =
     "  --connections N          most connections at once (default: 4096)\n"
     "  --per-address N          most from one address (default: 2048)\n"
     "  --max-bytes SIZE         most that the data may take, as 500M or 20G (default: what the disk has)\n"
+    "  --telemetry DAYS         takes telemetry that people have switched on, and keeps its counts so long "
+    "(default: off)\n"
     "  --list-routes            prints the routes of the API and ends\n"
     "  --version, --help\n"
     "\n"
@@ -45,6 +47,7 @@ enum {
     LONG_CONNECTIONS,
     LONG_PER_ADDRESS,
     LONG_MAX_BYTES,
+    LONG_TELEMETRY,
     LONG_ROUTES,
     LONG_VERSION,
     LONG_HELP
@@ -60,6 +63,7 @@ static const struct option names[] = {
     {"connections", required_argument, NULL, LONG_CONNECTIONS},
     {"per-address", required_argument, NULL, LONG_PER_ADDRESS},
     {"max-bytes", required_argument, NULL, LONG_MAX_BYTES},
+    {"telemetry", required_argument, NULL, LONG_TELEMETRY},
     {"list-routes", no_argument, NULL, LONG_ROUTES},
     {"version", no_argument, NULL, LONG_VERSION},
     {"help", no_argument, NULL, LONG_HELP},
@@ -177,6 +181,8 @@ static bool read_option(int option, const char *value, server_options *out)
         return read_count(value, 1, 100000, &out->connections_per_address);
     case LONG_MAX_BYTES:
         return read_size(value, &out->most_bytes);
+    case LONG_TELEMETRY:
+        return read_count(value, 1, 400, &out->telemetry_days);
     case LONG_ROUTES:
         out->lists_routes = true;
         return true;
