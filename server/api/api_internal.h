@@ -8,6 +8,7 @@
 
 #include "api/api.h"
 #include "api/json_out.h"
+#include "base/thread.h"
 
 #define API_BODY_BYTES ((uint64_t)16 << 10)
 #define API_TELEMETRY_BYTES ((uint64_t)4 << 10)
@@ -25,6 +26,7 @@ struct api {
     _Atomic uint64_t answered[API_MOST_ROUTES + 1][API_CLASSES]; /* the last: what has no route */
     _Atomic uint64_t answer_ns;
     _Atomic uint64_t telemetry_minute; /* its number, and the messages in it */
+    msc__mutex documents;              /* held while one is read, changed and written */
     int64_t telemetry_day;             /* on which what is too old was removed; the tick's own */
 };
 
@@ -138,6 +140,17 @@ void api_write_run(json_out *out, const store_run *run, bool closed);
 /** A change that was committed, to those who watch. */
 void api_say_run(void *call, const store_run *run);
 void api_say_gone(void *call, const store_run *run);
+
+/** Keeps a batch and tells who watches the run. */
+store_result api_keep(api_call *call, store_run_ref ref, const store_batch *batch, store_ingested *done);
+/** A number, or one of the strings that stand for what JSON has no numbers for. */
+bool api_read_double(const json_t *value, double *out);
+
+/* ---- MLflow's API (api_mlflow.h) ------------------------------------------------------------- */
+
+bool api_is_mlflow(const api_call *call);
+/** `api_refuse` in the form that MLflow's clients read. */
+void api_refuse_mlflow(api_call *call, const api_fault *fault);
 
 /* ---- handlers -------------------------------------------------------------------------------- */
 

@@ -187,7 +187,7 @@ store_result store_run_alive(store *it, store_run_ref ref);
 typedef struct store_run_change {
     const char *name;     /**< NULL: stays */
     int archived;         /**< 0, 1; -1: stays */
-    store_state state;    /**< FINISHED or ENDED_BADLY; ANY: stays */
+    store_state state;    /**< RUNNING, again, FINISHED or ENDED_BADLY; ANY: stays */
     store_changed *after; /**< may be NULL */
     void *user;
 } store_run_change;

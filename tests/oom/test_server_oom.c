@@ -105,6 +105,7 @@ static void sql_end(void *user)
 /* ---- one life -------------------------------------------------------------------------------- */
 
 #define RUN "/api/v1/runs/run-00000001"
+#define MLFLOW "/api/2.0/mlflow"
 
 typedef struct step {
     const char *method;
@@ -134,6 +135,25 @@ static const step steps[] = {
     {"PATCH", RUN, "{\"archived\": true}", 200},
     {"POST", "/api/v1/tokens", "{\"name\": \"t\", \"scopes\": [\"read\"]}", 201},
     {"GET", "/api/v1/tokens", NULL, 200},
+    {"POST", "/api/v1/telemetry",
+     "{\"schema\": 2, \"event\": \"plan\", \"architecture\": \"gpt2\", \"parameters\": \"<1M\", "
+     "\"techniques\": [\"offload\"], \"device\": \"cpu\", \"fits\": true, \"os\": \"linux\", "
+     "\"python\": \"3.11\", \"torch\": \"2.13\", \"memscale\": \"0.1.0\"}",
+     204},
+    {"GET", "/api/v1/telemetry", NULL, 200},
+    {"POST", MLFLOW "/runs/log-batch",
+     "{\"run_id\": \"run-00000001\", \"metrics\": [{\"key\": \"m\", \"value\": 1, \"step\": 1}],"
+     " \"params\": [{\"key\": \"p\", \"value\": \"1\"}], \"tags\": [{\"key\": \"t\", \"value\": \"x\"}]}",
+     200},
+    {"POST", MLFLOW "/runs/set-tag", "{\"run_id\": \"run-00000001\", \"key\": \"u\", \"value\": \"y\"}", 200},
+    {"POST", MLFLOW "/runs/delete-tag", "{\"run_id\": \"run-00000001\", \"key\": \"u\"}", 200},
+    {"GET", MLFLOW "/runs/get?run_id=run-00000001", NULL, 200},
+    {"GET", MLFLOW "/metrics/get-history?run_id=run-00000001&metric_key=m", NULL, 200},
+    {"POST", MLFLOW "/runs/search",
+     "{\"experiment_ids\": [\"1\"], \"filter\": \"params.p = '1' and metrics.m > 0\", "
+     "\"order_by\": [\"tags.t DESC\"], \"run_view_type\": \"ALL\"}",
+     200},
+    {"POST", MLFLOW "/experiments/search", "{}", 200},
     {"GET", "/metrics", NULL, 200},
     {"POST", RUN "/finish", "{\"state\": \"finished\"}", 200},
     {"DELETE", RUN, NULL, 204},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telemetry at the real server: every value that the client may send is counted as itself, and no more is kept."""
+"""Telemetry at the real server: each value that the client may send is counted, and no more is kept."""
 
 from __future__ import annotations
 
