@@ -136,7 +136,7 @@ static void note_order(api_call *call, run_facts *facts, const mlflow_name *name
     }
     text = find_text(call, facts, name);
     out->is_there = text != NULL;
-    (void)snprintf(out->text, sizeof out->text, "%s", text == NULL ? "" : text);
+    (void)snprintf(out->text, sizeof out->text, "%.63s", text == NULL ? "" : text);
 }
 
 /* ---- finding --------------------------------------------------------------------------------- */

@@ -81,6 +81,10 @@ def _command(name: str) -> Callable[[Options], int]:
         from memscale.cli import sync
 
         return sync.run if name == "sync" else sync.list_runs
+    if name == "import":
+        from memscale.cli import importing
+
+        return importing.run
     if name == "serve":
         from memscale.cli import serve
 
