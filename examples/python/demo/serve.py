@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the example that
 from train_bytes import batch, build, corpus
 
 import memscale
-from memscale.cli.serve import command_of, find_program
+from memscale.cli.server.serve import command_of, find_program
 
 STEPS = {"short": 40, "small": 30}
 SHARES = (0.8, 0.6)

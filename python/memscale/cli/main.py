@@ -82,11 +82,11 @@ def _command(name: str) -> Callable[[Options], int]:
 
         return sync.run if name == "sync" else sync.list_runs
     if name == "import":
-        from memscale.cli import importing
+        from memscale.cli.server import importing
 
         return importing.run
     if name == "serve":
-        from memscale.cli import serve
+        from memscale.cli.server import serve
 
         return serve.run
     if name == "telemetry":

@@ -94,7 +94,7 @@ def find_program() -> Path:
 
 def _checkouts() -> list[Path]:
     """Folders that this package may have come from: its own, and the one that the environment lies in."""
-    folders = (Path(__file__).resolve().parents[3], Path(sys.prefix).parent)
+    folders = (Path(__file__).resolve().parents[4], Path(sys.prefix).parent)
     return [folder for folder in folders if (folder / "server" / "openapi.yaml").is_file()]
 
 
