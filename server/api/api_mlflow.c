@@ -295,8 +295,12 @@ void mlflow_create_experiment(api_call *call)
     bool made;
 
     if (!mlflow_text(call, "name", 1, STORE_NAME_BYTES, &name) ||
-        !mlflow_text(call, "artifact_location", 0, 0, &location))
+        !mlflow_text(call, "artifact_location", 0, MLFLOW_TEXT_BYTES, &location))
         return;
+    if (location != NULL && *location != '\0') {
+        (void)mlflow_invalid(call, "artifact_location", location, "none: artifacts are not kept here");
+        return;
+    }
     if (!api_is_name(name, 1, STORE_NAME_BYTES)) {
         (void)mlflow_invalid(call, "name", name, "1 to 128 bytes without control characters");
         return;

@@ -79,6 +79,29 @@ def test_a_second_server_on_a_folder_is_refused_by_the_first(tmp_path: Path) -> 
 
 
 @pytest.mark.long
+def test_the_demo_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None:
+    program = ROOT / "examples" / "python" / "demo" / "serve.py"
+    line = [sys.executable, str(program), "--short", "--listen", "127.0.0.1:0"]
+    places = environment(tmp_path, TMPDIR=str(tmp_path))
+    with subprocess.Popen(line, env=places, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        while "Ctrl-C ends" not in said:
+            read = process.stdout.readline()
+            assert read, said
+            said += read
+        found = re.search(r"http://127\.0\.0\.1:(\d+)  account (\w+), password (\S+)$", said, re.MULTILINE)
+        assert found is not None
+        client = Client(int(found[1]))
+        answer = client.ask("POST", "/api/v1/login", {"name": found[2], "password": found[3]})
+        assert answer.status == 200
+        client.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
+    assert not any(tmp_path.glob("memscale-demo-*"))
+
+
+@pytest.mark.long
 def test_the_demo_trains_three_runs_and_serves_them(tmp_path: Path) -> None:
     program = ROOT / "examples" / "python" / "demo" / "serve.py"
     line = [sys.executable, str(program), "--short", "--once", "--listen", "127.0.0.1:0"]

@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="end when the runs are there")
     parser.add_argument("--listen", default="127.0.0.1:8300", help="ADDRESS:PORT; port 0: any that is free")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of `finally`
     with tempfile.TemporaryDirectory(prefix="memscale-demo-") as folder:
         os.environ["XDG_STATE_HOME"] = folder  # what waits to be sent goes with the rest
         service = Service(Path(folder) / "data", arguments.listen)
