@@ -67,6 +67,10 @@ demo: package ## train under a memory budget and see that it holds (a few minute
 demo-short: package ## the same with the smallest model
 	@$(PYTHON) examples/python/demo.py --short
 
+.PHONY: serve-demo
+serve-demo: package library ## a memscale-server with three real runs in it, until Ctrl-C (two minutes)
+	@MEMSCALE_SERVER=$(CURDIR)/build/gcc/server/memscale-server $(PYTHON) examples/python/demo/serve.py $(SERVE_DEMO_ARGS)
+
 .PHONY: test tests
 test: tests lint-fast ## build with gcc and clang and run all tests
 tests: test-c test-examples test-python

@@ -29,6 +29,7 @@ logging.set_verbosity_error()
 SIZES = {  # layers, width, heads, sequence, batch
     "full": (8, 512, 8, 512, 2),  # 25.6 million weights
     "short": (4, 384, 6, 512, 2),  # 7.4 million
+    "small": (4, 128, 4, 256, 4),  # 0.9 million
     "tiny": (1, 64, 2, 16, 2),
 }
 

@@ -14,8 +14,9 @@ typedef struct api_parts {
     store *store;
     accounts *accounts;
     live *live;
-    const http_page *page; /**< NULL: there is none */
-    bool behind_https;     /**< cookies are for HTTPS alone */
+    const http_page *page;   /**< NULL: there is none */
+    bool behind_https;       /**< cookies are for HTTPS alone */
+    uint32_t telemetry_days; /**< how long telemetry is kept; 0: it is not taken */
     msc_allocator allocator;
     int64_t (*now_ms)(void);  /**< NULL: the system's clock */
     void (*wake)(void *user); /**< there is something for `api_keep`; NULL: it is called often enough */

@@ -62,6 +62,10 @@ void api_refuse(api_call *call, const api_fault *fault)
 {
     json_out out = api_json(call);
 
+    if (api_is_mlflow(call)) {
+        api_refuse_mlflow(call, fault);
+        return;
+    }
     out_open(&out, NULL, '{');
     out_open(&out, "error", '{');
     out_text(&out, "code", fault->code);

@@ -20,7 +20,6 @@ typedef struct batch_input {
     store_new_points *series;
     store_event *events;
     store_document *documents;
-    json_out message;
 } batch_input;
 
 static void *take(api_call *call, size_t count, size_t bytes)
@@ -32,7 +31,7 @@ static void *take(api_call *call, size_t count, size_t bytes)
     return memory;
 }
 
-static bool read_double(const json_t *value, double *out)
+bool api_read_double(const json_t *value, double *out)
 {
     const char *name = json_string_value(value);
 
@@ -77,7 +76,7 @@ static bool read_columns(api_call *call, const char *where, json_t *const *given
             return bad_item(call, where, "steps", i, "an integer up to 2^53");
         if (given[3] != NULL && !read_exact(json_array_get(given[3], i), &points[i].time_ms))
             return bad_item(call, where, "times_ms", i, "milliseconds since 1970");
-        if (!read_double(json_array_get(given[4], i), &points[i].value))
+        if (!api_read_double(json_array_get(given[4], i), &points[i].value))
             return bad_item(call, where, "values", i, "a number, \"NaN\", \"Infinity\", \"-Infinity\"");
     }
     return true;
@@ -264,29 +263,34 @@ static void write_message(const store_batch *batch, bool whole, json_out *out)
 static void say_batch(void *user, const store_run *run)
 {
     const api_call *call = user;
-    const batch_input *input = call->input;
+    const json_out *message = call->input;
 
-    live_say(call->it->parts.live, run->id, run->version, "batch", input->message.text);
+    live_say(call->it->parts.live, run->id, run->version, "batch", message->text);
+}
+
+store_result api_keep_batch(api_call *call, store_run_ref ref, const store_batch *batch, store_ingested *done)
+{
+    json_out message = api_json(call);
+    store_batch told = *batch;
+
+    write_message(batch, true, &message);
+    if (message.bytes > LIVE_MESSAGE_BYTES)
+        write_message(batch, false, &message);
+    if (message.failed)
+        return STORE_NO_MEMORY;
+    call->input = &message;
+    told.after = say_batch;
+    told.user = call;
+    return store_ingest(call->it->parts.store, ref, &told, done);
 }
 
 /* Stores what was read, and answers. */
-static void keep(api_call *call, batch_input *input)
+static void keep(api_call *call, const batch_input *input)
 {
     store_ingested done = {false, 0};
     json_out out = api_json(call);
-    store_result result;
+    store_result result = api_keep_batch(call, api_ref(call), &input->batch, &done);
 
-    write_message(&input->batch, true, &input->message);
-    if (input->message.bytes > LIVE_MESSAGE_BYTES)
-        write_message(&input->batch, false, &input->message);
-    if (input->message.failed) {
-        api_refuse_store(call, STORE_NO_MEMORY);
-        return;
-    }
-    call->input = input;
-    input->batch.after = say_batch;
-    input->batch.user = call;
-    result = store_ingest(call->it->parts.store, api_ref(call), &input->batch, &done);
     if (result != STORE_OK) {
         api_refuse_store(call, result);
         return;
@@ -306,7 +310,7 @@ void api_ingest(api_call *call)
                                        {"events", JSON_ARRAY, false},
                                        {"documents", JSON_OBJECT, false}};
     json_t *given[API_COUNT(fields)];
-    batch_input input = {.message = api_json(call)};
+    batch_input input = {0};
 
     if (!api_fields(call, call->body, "", fields, API_COUNT(fields), given))
         return;

@@ -8,21 +8,26 @@
 
 #include "api/api.h"
 #include "api/json_out.h"
+#include "base/thread.h"
 
 #define API_BODY_BYTES ((uint64_t)16 << 10)
+#define API_TELEMETRY_BYTES ((uint64_t)4 << 10)
 #define API_BATCH_BYTES ((uint64_t)1 << 20)
 #define API_DEPTH 32u
 #define API_EXACT INT64_C(9007199254740992) /* 2^53: integers that a double holds */
 
 /* Status classes that requests are counted in, by route: 2xx … 5xx. */
 #define API_CLASSES 4u
-#define API_MOST_ROUTES 96u
+#define API_MOST_ROUTES 112u
 
 struct api {
     api_parts parts;
     msc_context *ctx;
     _Atomic uint64_t answered[API_MOST_ROUTES + 1][API_CLASSES]; /* the last: what has no route */
     _Atomic uint64_t answer_ns;
+    _Atomic uint64_t telemetry_minute; /* its number, and the messages in it */
+    msc__mutex documents;              /* held while one is read, changed and written */
+    int64_t telemetry_day;             /* on which what is too old was removed; the tick's own */
 };
 
 typedef struct api_call api_call;
@@ -159,6 +164,18 @@ void api_write_run(json_out *out, const store_run *run, bool closed);
 void api_say_run(void *call, const store_run *run);
 void api_say_gone(void *call, const store_run *run);
 
+/** Keeps a batch and tells who watches the run. */
+store_result api_keep_batch(api_call *call, store_run_ref ref, const store_batch *batch,
+                            store_ingested *done);
+/** A number, or one of the strings that stand for what JSON has no numbers for. */
+bool api_read_double(const json_t *value, double *out);
+
+/* ---- MLflow's API (api_mlflow.h) ------------------------------------------------------------- */
+
+bool api_is_mlflow(const api_call *call);
+/** `api_refuse` in the form that MLflow's clients read. */
+void api_refuse_mlflow(api_call *call, const api_fault *fault);
+
 /* ---- handlers -------------------------------------------------------------------------------- */
 
 void api_setup_state(api_call *call);
@@ -188,6 +205,10 @@ void api_events(api_call *call);
 void api_document(api_call *call);
 void api_live(api_call *call);
 void api_export(api_call *call);
+void api_take_telemetry(api_call *call);
+void api_telemetry(api_call *call);
+/** Removes what is too old, once a day. */
+void api_telemetry_tick(api *it);
 void api_healthz(api_call *call);
 void api_readyz(api_call *call);
 void api_metrics(api_call *call);

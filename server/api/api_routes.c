@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "api/api_internal.h"
+#include "api/mlflow/api_mlflow.h"
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/invariant.h"
@@ -23,6 +24,8 @@
 #define ACCOUNT V1 "/accounts/{account}"
 #define TEAM V1 "/teams/{team}"
 #define PROJECT V1 "/projects/{project}"
+#define MLFLOW "/api/2.0/mlflow"
+#define API_ANY "*" /* parameters that are not known are passed over */
 
 const api_route api_routes[] = {
     {"GET", V1 "/setup", 0, 0, NULL, api_setup_state},
@@ -81,6 +84,24 @@ const api_route api_routes[] = {
     {"DELETE", PROJECT "/chosen/{account}", ACCOUNTS_ADMIN, 0, NULL, api_unchoose},
     {"GET", PROJECT "/retention", ACCOUNTS_READ, 0, ",archive_days,delete_days,", api_retention},
     {"POST", PROJECT "/purge", ACCOUNTS_ADMIN, 0, NULL, api_purge_project},
+    {"POST", V1 "/telemetry", 0, API_TELEMETRY_BYTES, NULL, api_take_telemetry},
+    {"GET", V1 "/telemetry", ACCOUNTS_SELF, 0, ",from,to,", api_telemetry},
+    {"POST", MLFLOW "/experiments/create", ACCOUNTS_INGEST, API_BATCH_BYTES, NULL, mlflow_create_experiment},
+    {"GET", MLFLOW "/experiments/get", ACCOUNTS_READ, 0, API_ANY, mlflow_experiment},
+    {"GET", MLFLOW "/experiments/get-by-name", ACCOUNTS_READ, 0, API_ANY, mlflow_experiment_by_name},
+    {"POST", MLFLOW "/experiments/search", ACCOUNTS_READ, API_BODY_BYTES, NULL, mlflow_search_experiments},
+    {"POST", MLFLOW "/runs/create", ACCOUNTS_INGEST, API_BATCH_BYTES, NULL, mlflow_create_run},
+    {"GET", MLFLOW "/runs/get", ACCOUNTS_READ, 0, API_ANY, mlflow_run},
+    {"POST", MLFLOW "/runs/search", ACCOUNTS_READ, API_BODY_BYTES, NULL, mlflow_search_runs},
+    {"POST", MLFLOW "/runs/update", ACCOUNTS_INGEST, API_BODY_BYTES, NULL, mlflow_update_run},
+    {"POST", MLFLOW "/runs/delete", ACCOUNTS_ADMIN, API_BODY_BYTES, NULL, mlflow_delete_run},
+    {"POST", MLFLOW "/runs/restore", ACCOUNTS_ADMIN, API_BODY_BYTES, NULL, mlflow_restore_run},
+    {"POST", MLFLOW "/runs/log-metric", ACCOUNTS_INGEST, API_BODY_BYTES, NULL, mlflow_log_metric},
+    {"POST", MLFLOW "/runs/log-parameter", ACCOUNTS_INGEST, API_BODY_BYTES, NULL, mlflow_log_parameter},
+    {"POST", MLFLOW "/runs/log-batch", ACCOUNTS_INGEST, API_BATCH_BYTES, NULL, mlflow_log_batch},
+    {"POST", MLFLOW "/runs/set-tag", ACCOUNTS_INGEST, API_BODY_BYTES, NULL, mlflow_set_tag},
+    {"POST", MLFLOW "/runs/delete-tag", ACCOUNTS_INGEST, API_BODY_BYTES, NULL, mlflow_delete_tag},
+    {"GET", MLFLOW "/metrics/get-history", ACCOUNTS_READ, 0, API_ANY, mlflow_history},
     {"GET", "/healthz", 0, 0, NULL, api_healthz},
     {"GET", "/readyz", 0, 0, NULL, api_readyz},
     {"GET", "/metrics", ACCOUNTS_READ, 0, NULL, api_metrics},
@@ -187,7 +208,7 @@ static bool check_parameters(api_call *call)
     const http_target *target = &call->request->target;
     const char *known = call->route->parameters == NULL ? "" : call->route->parameters;
 
-    for (uint32_t i = 0; i < target->parameter_count; i++) {
+    for (uint32_t i = 0; i < target->parameter_count && strcmp(known, API_ANY) != 0; i++) {
         const char *name = target->parameters[i].name;
         char marked[64];
         bool again =
@@ -267,9 +288,10 @@ static void streams(void *user, http_request *request, http_stream *stream)
 
 static void tick(void *user)
 {
-    const api *it = user;
+    api *it = user;
 
     live_tick(it->parts.live);
+    api_telemetry_tick(it);
 }
 
 http_handler api_handler(api *it)
@@ -296,6 +318,13 @@ msc_status api_create(const api_parts *parts, api **out, msc_error *err)
     }
     (*out)->parts = *parts;
     (*out)->ctx = ctx;
+    status = msc__mutex_init(&(*out)->documents, err);
+    if (status != MSC_OK) {
+        msc__free(ctx, *out, sizeof **out);
+        *out = NULL;
+        msc_context_destroy(ctx);
+        return status;
+    }
     if (parts->now_ms == NULL)
         (*out)->parts.now_ms = system_now_ms;
     return MSC_OK;
@@ -305,7 +334,9 @@ void api_destroy(api *it)
 {
     msc_context *ctx = it == NULL ? NULL : it->ctx;
 
-    if (it != NULL)
+    if (it != NULL) {
+        msc__mutex_fini(&it->documents);
         msc__free(ctx, it, sizeof *it);
+    }
     msc_context_destroy(ctx);
 }

@@ -150,14 +150,16 @@ void api_run(api_call *call)
     api_send_list(call, result, &out);
 }
 
-static void alter(api_call *call, store_run_change *change)
+static void alter(api_call *call, store_run_change *change, int64_t at_ms)
 {
+    store_run_ref ref = api_ref(call);
     store_result result;
     store_run run;
 
     change->after = api_say_run;
     change->user = call;
-    result = store_run_alter(call->it->parts.store, api_ref(call), change, &run);
+    ref.now_ms = at_ms;
+    result = store_run_alter(call->it->parts.store, ref, change, &run);
     if (result == STORE_OK)
         send_run(call, 200, &run);
     else
@@ -183,14 +185,15 @@ void api_change_run(api_call *call)
         change.archived = json_is_true(given[1]);
     if (given[2] != NULL)
         change.pin = json_is_true(given[2]) ? 1 : -1;
-    alter(call, &change);
+    alter(call, &change, call->now_ms);
 }
 
 void api_finish(api_call *call)
 {
-    static const api_field fields[] = {{"state", JSON_STRING, true}};
+    static const api_field fields[] = {{"state", JSON_STRING, true}, {"ended_ms", JSON_INTEGER, false}};
     store_run_change change = {.archived = -1, .state = STORE_ANY};
     json_t *given[API_COUNT(fields)];
+    int64_t ended_ms = call->now_ms;
 
     if (!api_fields(call, call->body, "", fields, API_COUNT(fields), given))
         return;
@@ -199,7 +202,13 @@ void api_finish(api_call *call)
         (void)api_invalid(call, "state", json_string_value(given[0]), "finished, failed");
         return;
     }
-    alter(call, &change);
+    if (given[1] != NULL)
+        ended_ms = json_integer_value(given[1]);
+    if (ended_ms < 0 || ended_ms > API_EXACT) {
+        (void)api_invalid(call, "ended_ms", NULL, "milliseconds since 1970");
+        return;
+    }
+    alter(call, &change, ended_ms);
 }
 
 void api_delete_run(api_call *call)

@@ -62,7 +62,8 @@ static msc_status start_parts(program *it, msc_error *err)
                         .page = it->page,
                         .behind_https = it->options.https,
                         .wake = keeper_wake,
-                        .user = &it->keeper};
+                        .user = &it->keeper,
+                        .telemetry_days = it->options.telemetry_days};
     if (status == MSC_OK)
         status = api_create(&parts, &it->api, err);
     if (status == MSC_OK)

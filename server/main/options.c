@@ -34,6 +34,8 @@ static const char usage[] =
     "  --max-bytes SIZE         most that the data may take, as 500M or 20G (default: what the disk has)\n"
     "  --to FILE                backup: writes all of DIR into a new file; a server may be at work in DIR\n"
     "  --from FILE              restore: makes DIR, which has no data yet, of such a file\n"
+    "  --telemetry DAYS         takes telemetry that people have switched on, and keeps its counts so long "
+    "(default: off)\n"
     "  --list-routes            prints the routes of the API and ends\n"
     "  --version, --help\n"
     "\n"
@@ -51,6 +53,7 @@ enum {
     LONG_MAX_BYTES,
     LONG_TO,
     LONG_FROM,
+    LONG_TELEMETRY,
     LONG_ROUTES,
     LONG_VERSION,
     LONG_HELP
@@ -68,6 +71,7 @@ static const struct option names[] = {
     {"max-bytes", required_argument, NULL, LONG_MAX_BYTES},
     {"to", required_argument, NULL, LONG_TO},
     {"from", required_argument, NULL, LONG_FROM},
+    {"telemetry", required_argument, NULL, LONG_TELEMETRY},
     {"list-routes", no_argument, NULL, LONG_ROUTES},
     {"version", no_argument, NULL, LONG_VERSION},
     {"help", no_argument, NULL, LONG_HELP},
@@ -205,6 +209,8 @@ static bool read_option(int option, const char *value, server_options *out)
         return read_file(OPTIONS_BACKUP, value, out);
     case LONG_FROM:
         return read_file(OPTIONS_RESTORE, value, out);
+    case LONG_TELEMETRY:
+        return read_count(value, 1, 400, &out->telemetry_days);
     case LONG_ROUTES:
         out->lists_routes = true;
         return true;

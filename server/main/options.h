@@ -23,7 +23,8 @@ typedef struct server_options {
     uint32_t threads;
     uint32_t connections;
     uint32_t connections_per_address;
-    uint64_t most_bytes; /**< 0: no limit */
+    uint64_t most_bytes;     /**< 0: no limit */
+    uint32_t telemetry_days; /**< 0: telemetry is not taken */
     bool https;
     bool lists_routes;
 } server_options;

@@ -261,7 +261,7 @@ typedef struct store_run_change {
     const char *name;     /**< NULL: stays */
     int archived;         /**< 0, 1; -1: stays */
     int pin;              /**< 1: pins; -1: unpins; 0: stays */
-    store_state state;    /**< FINISHED or ENDED_BADLY; ANY: stays */
+    store_state state;    /**< RUNNING, again, FINISHED or ENDED_BADLY; ANY: stays */
     store_changed *after; /**< may be NULL */
     void *user;
 } store_run_change;
@@ -369,6 +369,20 @@ store_result store_events(store *it, int64_t run, const char *kind, int64_t afte
 typedef bool store_document_each(void *user, const store_document *document, int64_t updated_ms);
 /** `name` NULL: all, by name. Texts only with a name. */
 store_result store_documents(store *it, int64_t run, const char *name, store_document_each *each, void *user);
+
+/* ---- telemetry: counts of what strangers said ------------------------------------------------- */
+
+#define STORE_TELEMETRY_BYTES 1024u /**< of a row's values */
+#define STORE_TELEMETRY_ROWS 10000  /**< most that are kept */
+
+/** Counts a row of values, JSON, on a day of the form "2026-12-31". TOO_MANY: of rows. */
+store_result store_telemetry_add(store *it, const char *day, const char *values);
+/** Removes what came before a day. */
+store_result store_telemetry_forget(store *it, const char *day);
+typedef bool store_telemetry_each(void *user, const char *day, const char *values, int64_t count);
+/** From one day to another, both of them too. */
+store_result store_telemetry(store *it, const char *from, const char *to, store_telemetry_each *each,
+                             void *user);
 
 #include "store/store_keep.h"
 #include "store/store_people.h"

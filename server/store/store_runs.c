@@ -158,7 +158,10 @@ static store_result alter_run(store_db *db, void *user)
     state = was.state;
     if (change->state != STORE_ANY) {
         state = change->state;
-        run->ended_ms = run->ended_ms == STORE_NO_TIME ? job->ref.now_ms : run->ended_ms;
+        if (state == STORE_RUNNING) /* again */
+            run->ended_ms = STORE_NO_TIME;
+        else if (run->ended_ms == STORE_NO_TIME)
+            run->ended_ms = job->ref.now_ms;
     }
     archived = change->archived >= 0 ? change->archived == 1 : was.archived;
     result = STORE_RUN(

@@ -101,6 +101,11 @@ STORE_SQL(
     "SELECT name, NULL, length(CAST(text AS BLOB)), updated_ms FROM document WHERE run = ? ORDER BY name")
 STORE_SQL(DOCUMENT, "SELECT name, text, 0, updated_ms FROM document WHERE run = ? AND name = ?")
 
+STORE_SQL(TELEMETRY_AGAIN, "UPDATE meta SET value = value + 1 WHERE name = ?")
+STORE_SQL(TELEMETRY_COUNT, "SELECT count(*) FROM meta WHERE name >= 'telemetry/' AND name < 'telemetry0'")
+STORE_SQL(TELEMETRY_OLD, "DELETE FROM meta WHERE name >= 'telemetry/' AND name < ?")
+STORE_SQL(TELEMETRY, "SELECT name, value FROM meta WHERE name >= ? AND name < ? ORDER BY name")
+
 STORE_SQL(PURGE_ADD, "INSERT INTO purge(run) VALUES(?)")
 STORE_SQL(PURGE_NEXT, "SELECT run FROM purge LIMIT 1")
 STORE_SQL(PURGE_PACKED,

@@ -105,6 +105,7 @@ static void sql_end(void *user)
 /* ---- one life -------------------------------------------------------------------------------- */
 
 #define RUN "/api/v1/runs/run-00000001"
+#define MLFLOW "/api/2.0/mlflow"
 
 typedef struct step {
     const char *method;
@@ -131,6 +132,8 @@ static const step steps[] = {
     {"GET", "/api/v1/projects/1/runs?search=r&sort=name", NULL, 200},
     {"GET", RUN "/live", NULL, 200},
     {"GET", RUN "/export?format=json", NULL, 200},
+    {"GET", RUN "/export?format=perfetto", NULL, 200},
+    {"GET", RUN "/export?format=html", NULL, 200},
     {"PATCH", RUN, "{\"archived\": true, \"pinned\": true}", 200},
     {"GET", "/api/v1/teams", NULL, 200},
     {"GET", "/api/v1/teams/1/members", NULL, 200},
@@ -148,6 +151,25 @@ static const step steps[] = {
     {"POST", "/api/v1/accounts/ann/reset", NULL, 201},
     {"POST", "/api/v1/tokens", "{\"name\": \"t\", \"scopes\": [\"read\"]}", 201},
     {"GET", "/api/v1/tokens", NULL, 200},
+    {"POST", "/api/v1/telemetry",
+     "{\"schema\": 2, \"event\": \"plan\", \"architecture\": \"gpt2\", \"parameters\": \"<1M\", "
+     "\"techniques\": [\"offload\"], \"device\": \"cpu\", \"fits\": true, \"os\": \"linux\", "
+     "\"python\": \"3.11\", \"torch\": \"2.13\", \"memscale\": \"0.1.0\"}",
+     204},
+    {"GET", "/api/v1/telemetry", NULL, 200},
+    {"POST", MLFLOW "/runs/log-batch",
+     "{\"run_id\": \"run-00000001\", \"metrics\": [{\"key\": \"m\", \"value\": 1, \"step\": 1}],"
+     " \"params\": [{\"key\": \"p\", \"value\": \"1\"}], \"tags\": [{\"key\": \"t\", \"value\": \"x\"}]}",
+     200},
+    {"POST", MLFLOW "/runs/set-tag", "{\"run_id\": \"run-00000001\", \"key\": \"u\", \"value\": \"y\"}", 200},
+    {"POST", MLFLOW "/runs/delete-tag", "{\"run_id\": \"run-00000001\", \"key\": \"u\"}", 200},
+    {"GET", MLFLOW "/runs/get?run_id=run-00000001", NULL, 200},
+    {"GET", MLFLOW "/metrics/get-history?run_id=run-00000001&metric_key=m", NULL, 200},
+    {"POST", MLFLOW "/runs/search",
+     "{\"experiment_ids\": [\"1\"], \"filter\": \"params.p = '1' and metrics.m > 0\", "
+     "\"order_by\": [\"tags.t DESC\"], \"run_view_type\": \"ALL\"}",
+     200},
+    {"POST", MLFLOW "/experiments/search", "{}", 200},
     {"GET", "/metrics", NULL, 200},
     {"POST", RUN "/finish", "{\"state\": \"finished\"}", 200},
     {"DELETE", RUN, NULL, 204},
@@ -181,6 +203,11 @@ static unsigned ask(sample_server *server, const step *of)
     return status;
 }
 
+static bool removes(const step *of)
+{
+    return strcmp(of->method, "DELETE") == 0 || strstr(of->target, "/delete-") != NULL;
+}
+
 /* Where a step fails it is done once more, as a client does; then it must go on as if nothing had been. */
 static void live_through(sample_server *server)
 {
@@ -194,7 +221,7 @@ static void live_through(sample_server *server)
         status = ask(server, &steps[i]);
         /* What was done, but could not be said, is there already: 200 for 201. */
         if (status != steps[i].status && !(steps[i].status == 201 && status == 200) &&
-            !(strcmp(steps[i].method, "DELETE") == 0 && status == 404))
+            !(removes(&steps[i]) && status == 404))
             fail_msg("%s %s answered %u the second time", steps[i].method, steps[i].target, status);
     }
     if (!api_keep(server->api, never, NULL) && !api_keep(server->api, never, NULL))

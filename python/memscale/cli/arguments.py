@@ -77,6 +77,18 @@ _LOGIN_EPILOG: Final = """\
 The token is read from standard input or from MEMSCALE_TOKEN. Make it in the dashboard, with the scope ingest.
 """
 
+_IMPORT_EPILOG: Final = """\
+Nothing is written to PLACE. A run that is there already is not doubled; one that has grown gets the rest.
+
+exit status: 0 all of it is there, 1 something is not, 2 the request cannot be carried out
+"""
+
+_SERVE_EPILOG: Final = """\
+It prints its address and, until there is an account, a link to make the first one with. Ctrl-C ends it.
+
+exit status: the server's: 0 stopped, 3 it cannot start; 2 it is not installed, or wrong options
+"""
+
 _SYNC_EPILOG: Final = """\
 exit status: 0 all of it is there or on its way, 1 something waits still, 2 the request cannot be carried out
 """
@@ -87,14 +99,18 @@ class Options:
     """A parsed command line.
 
     Attributes:
-        command: "estimate", "plan", "tune", "report", "snapshot", "telemetry", "login", "sync", "runs" or
-            "env".
-        action: of "telemetry": "status", "enable", "disable" or "show".
+        command: "estimate", "plan", "tune", "report", "snapshot", "telemetry", "login", "sync", "runs",
+            "import", "serve" or "env".
+        action: of "telemetry": "status", "enable", "disable" or "show"; of "import": "mlflow" or "trackio".
         url: where telemetry goes; None: not given.
         model: MODEL, or the snapshot's path; "": not given.
         place: a server, or a folder of runs; "": the user's own.
         server: where runs are sent; None: not given.
         wait: seconds of patience with it; None: not given.
+        into: a folder that runs are imported into; None: not given.
+        data: the folder of a server that is started; None: not given.
+        listen: where it listens; None: not given.
+        rest: options that it has beyond these.
         batches, lengths: sizes to look at; empty: not given.
         dtype, task, mode: None: not given.
         optimizer: name; None: not given.
@@ -122,6 +138,10 @@ class Options:
     place: str = ""
     server: str | None = None
     wait: float | None = None
+    into: str | None = None
+    data: str | None = None
+    listen: str | None = None
+    rest: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     dtype: str | None = None
@@ -175,6 +195,7 @@ def parse(arguments: list[str] | None) -> Options:
     device = values.pop("device", None)
     if device is not None:
         values["devices"] = (device,)
+    values["rest"] = tuple(values.get("rest", ()))
     options = Options(**values)
     cases = max(len(options.batches), 1) * max(len(options.lengths), 1) * max(len(options.devices), 1)
     if cases > _MOST_CASES * 16:
@@ -244,6 +265,29 @@ def _add_recording(commands: Any) -> None:
     runs = _command(commands, "runs", "recorded runs in a folder")
     runs.add_argument("place", metavar="DIR", nargs="?", help="of runs, or of one (default: those that wait)")
     _add_form(runs)
+    _add_import(commands)
+    serve = _command(commands, "serve", "start a memscale-server for this user", _SERVE_EPILOG)
+    serve.add_argument("--data", metavar="DIR", help="what it keeps (default: a folder of the user's state)")
+    serve.add_argument("--listen", metavar="ADDRESS:PORT", help="where (default: 127.0.0.1:8300)")
+    serve.add_argument("rest", metavar="-- OPTION", nargs="*", help="what memscale-server --help lists")
+
+
+def _add_import(commands: Any) -> None:
+    imports = commands.add_parser("import", help="bring runs of MLflow or Trackio to a server or a folder")
+    actions = imports.add_subparsers(dest="action", required=True, metavar="SOURCE")
+    sources = (
+        ("mlflow", "a tracking folder (mlruns) or SQLite file"),
+        ("trackio", "a project's *.db, or their folder"),
+    )
+    for name, words in sources:
+        source = _command(actions, name, f"from {words}", _IMPORT_EPILOG)
+        source.add_argument("place", metavar="PLACE", help=words)
+        where = source.add_mutually_exclusive_group(required=True)
+        where.add_argument("--server", metavar="URL", help="where to; its token as `memscale login` keeps it")
+        where.add_argument(
+            "--into", metavar="DIR", help="a folder of runs, which `memscale sync` can send later"
+        )
+        _add_form(source)
 
 
 def _seconds(text: str) -> float:

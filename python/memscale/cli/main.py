@@ -81,6 +81,14 @@ def _command(name: str) -> Callable[[Options], int]:
         from memscale.cli import sync
 
         return sync.run if name == "sync" else sync.list_runs
+    if name == "import":
+        from memscale.cli.server import importing
+
+        return importing.run
+    if name == "serve":
+        from memscale.cli.server import serve
+
+        return serve.run
     if name == "telemetry":
         from memscale.cli import telemetry
 

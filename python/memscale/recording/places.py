@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["RECORD", "Target", "config_folder", "record_setting", "script_name", "spool_folder", "target_of"]
+__all__ = [
+    "RECORD",
+    "Target",
+    "config_folder",
+    "record_setting",
+    "script_name",
+    "server_folder",
+    "spool_folder",
+    "target_of",
+]
 
 RECORD: Final = "MEMSCALE_RECORD"
 """The environment variable that overrides `Config.record`."""
@@ -70,6 +79,11 @@ def name_of(text: str) -> str:
 def spool_folder() -> Path:
     """Where runs wait for their server."""
     return _home("XDG_STATE_HOME", ".local/state") / "spool"
+
+
+def server_folder() -> Path:
+    """Where a server that the user starts keeps its data."""
+    return _home("XDG_STATE_HOME", ".local/state") / "server"
 
 
 def config_folder() -> Path:

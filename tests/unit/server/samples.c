@@ -113,6 +113,7 @@ bool sample_server_start(sample_server *it, const msc_allocator *allocator)
     parts = (api_parts){.store = it->store,
                         .accounts = it->accounts,
                         .live = it->live,
+                        .telemetry_days = 30,
                         .allocator = *allocator,
                         .now_ms = now_ms};
     if (status == MSC_OK)

@@ -100,7 +100,8 @@ static void refuse_route(void *user, const char *method, const char *path)
     target[length] = '\0';
     ++*(unsigned *)user;
     if (strstr(target, "setup") == NULL && strstr(target, "login") == NULL && strstr(target, "z") == NULL &&
-        strstr(target, "v1/reset") == NULL && strstr(target, "v1/invitations") == NULL)
+        strstr(target, "v1/reset") == NULL && strstr(target, "v1/invitations") == NULL &&
+        strcmp(target, "/api/v1/telemetry") != 0)
         if (ask_as(NULL, method, target, NULL, NULL) != 401)
             fail_msg("%s %s answered %u", method, target, last.reply.status);
 }
