@@ -102,7 +102,6 @@ def test_the_demo_serves_until_ctrl_c_and_leaves_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_the_demo_trains_three_runs_and_serves_them(tmp_path: Path) -> None:
     program = ROOT / "examples" / "python" / "demo" / "serve.py"
     line = [sys.executable, str(program), "--short", "--once", "--listen", "127.0.0.1:0"]
