@@ -260,17 +260,22 @@ static void write_message(const store_batch *batch, bool whole, json_out *out)
     out_close(out, '}');
 }
 
+typedef struct batch_news {
+    live *to;
+    const char *text;
+} batch_news;
+
 static void say_batch(void *user, const store_run *run)
 {
-    const api_call *call = user;
-    const json_out *message = call->input;
+    const batch_news *news = user;
 
-    live_say(call->it->parts.live, run->id, run->version, "batch", message->text);
+    live_say(news->to, run->id, run->version, "batch", news->text);
 }
 
 store_result api_keep_batch(api_call *call, store_run_ref ref, const store_batch *batch, store_ingested *done)
 {
     json_out message = api_json(call);
+    batch_news news = {.to = call->it->parts.live};
     store_batch told = *batch;
 
     write_message(batch, true, &message);
@@ -278,9 +283,9 @@ store_result api_keep_batch(api_call *call, store_run_ref ref, const store_batch
         write_message(batch, false, &message);
     if (message.failed)
         return STORE_NO_MEMORY;
-    call->input = &message;
+    news.text = message.text;
     told.after = say_batch;
-    told.user = call;
+    told.user = &news;
     return store_ingest(call->it->parts.store, ref, &told, done);
 }
 

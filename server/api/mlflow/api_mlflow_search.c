@@ -230,12 +230,14 @@ static store_result search_experiment(run_search *search, int64_t project)
 static int compare_values(const order *by, const sort_value *one, const sort_value *other)
 {
     int sign = by->descending ? -1 : 1;
+    int letters;
 
     if (one->is_there != other->is_there)
         return one->is_there ? -1 : 1; /* those without are last, either way */
     if (is_number(&by->name))
         return one->number < other->number ? -sign : one->number > other->number ? sign : 0;
-    return sign * strcmp(one->text, other->text);
+    letters = strcmp(one->text, other->text);
+    return letters < 0 ? -sign : letters > 0 ? sign : 0;
 }
 
 /* qsort has no room for what runs are ordered by, so this sorts by merging. */
