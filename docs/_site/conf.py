@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from website import comments  # noqa: E402
 
 # PyTorch and the built package live in another environment. What both have, Sphinx's own has first.
 sys.path.extend(filter(None, os.environ.get("MEMSCALE_SITE_PACKAGES", "").split(os.pathsep)))
@@ -31,9 +34,7 @@ source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 language = "en"
 nitpicky = False  # types of PyTorch and of the package's inside have no page
 
-myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 6
-myst_links_external_new_tab = False
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -58,58 +59,16 @@ html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
-html_theme_options = {"light_css_variables": {}, "dark_css_variables": {}}
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 
-_CODE = re.compile(r"(?<![`:\\])`([^`\n]+(?:\n[^`\n]+)?)`(?![`_])")
-_MARKED = re.compile(r"(``.+?``|:\w+:`[^`]+`)", re.DOTALL)
-
-
-def code_is_literal(lines: list[str]) -> None:
-    """Comments and docstrings write code in single backticks, which reStructuredText reads as a role.
-
-    A name that ends in an underscore, and a star behind a quote, would be marks there, too.
-    """
-    text = _CODE.sub(lambda match: f"``{' '.join(match.group(1).split())}``", "\n".join(lines))
-    parts = _MARKED.split(text)
-    parts[::2] = [
-        re.sub(r"(?<=\w)_(?![\w`])", r"\\_", re.sub(r'(?<=")\*', r"\\*", part)) for part in parts[::2]
-    ]
-    lines[:] = "".join(parts).split("\n")
-
 
 def _python(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    code_is_literal(lines)
+    lines[:] = comments.literal_code(lines)
 
 
 def _c(app: Any, lines: list[str], transform: Any, options: Any) -> None:
-    lines[:] = readable(lines)
-    code_is_literal(lines)
-
-
-def readable(lines: list[str]) -> list[str]:
-    """A comment of a header as reStructuredText: pictures are literal, lists and parts stand apart."""
-    out: list[str] = []
-    literal = False
-    for line in lines:
-        indent = len(line) - len(line.lstrip())
-        before = out[-1] if out else ""
-        starts_list = re.match(r"\s*([-*]|\d+\.) ", line) is not None
-        if literal and line.strip() and indent < 4:
-            literal = False
-            if before.strip():
-                out.append("")
-        elif not literal and indent >= 4 and not starts_list and not before.strip():
-            literal = True
-            out += ["::", ""]
-        elif not literal and line.strip() and before.strip():
-            was_list = re.match(r"\s*([-*]|\d+\.) ", before) is not None
-            outdented = indent < len(before) - len(before.lstrip())
-            if (starts_list and not was_list) or outdented or line.startswith("Errors:"):
-                out.append("")
-        out.append(line)
-    return out
+    lines[:] = comments.literal_code(comments.readable(lines))
 
 
 def setup(app: Any) -> None:

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from figures import Results  # noqa: E402
 from website import (  # noqa: E402
     accessible,
+    comments,
     headers,
     landing,
     links,
@@ -314,3 +315,15 @@ def test_what_the_theme_leaves_out_is_put_in() -> None:
         '<dd role="presentation">d</dd>\n</dl></dt>'
         '<dl class="simple"><dt>e</dt><dd>f</dd></dl>'
     )
+
+
+def test_comments_become_text_that_sphinx_reads() -> None:
+    comment = "Text:\n- an item\n  of two lines\nThen a picture:\n\n    a ──► b\n\n    c\n\nErrors: EIO."
+    wanted = (
+        "Text:\n\n- an item\n  of two lines\n\nThen a picture:\n\n::\n\n    a ──► b\n\n    c\n\nErrors: EIO."
+    )
+    assert comments.readable(comment.split("\n")) == wanted.split("\n")
+    code = ["@code", "    int a;", "", "    int b;", "@endcode"]
+    assert comments.readable(code) == code
+    made = comments.literal_code(["`a` and `b", 'c`, MSC_OP_…, "*.x"'])
+    assert made == ['``a`` and ``b c``, MSC_OP\\_…, "\\*.x"']

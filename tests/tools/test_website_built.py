@@ -30,6 +30,7 @@ PAGES = (
     "docs/reference/config.html",
     "docs/reference/c/sim.html",
     "docs/reference/server-api.html",
+    "docs/reference/numbers.html",
     "search.html",
 )
 """Looked at in a browser: one of each kind."""

@@ -14,7 +14,7 @@ _PARAMETERS: Final = re.compile(r"<dl>\n(<dd>.*?)</dl>", re.DOTALL)
 
 
 def accessible(text: str) -> str:
-    """A page whose captions have levels, whose code scrolls by keyboard, whose signatures are no lists."""
+    """A page whose captions have levels, and whose code and tables scroll by keyboard."""
 
     def plain(match: re.Match[str]) -> str:
         inner = match.group(1).replace("<dd>", '<dd role="presentation">')
@@ -23,6 +23,7 @@ def accessible(text: str) -> str:
     caption = '<p class="caption" role="heading"'
     text = text.replace(f"{caption}>", f'{caption} aria-level="2">')
     text = text.replace('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">')
+    text = text.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
     return _PARAMETERS.sub(plain, text)
 
 
