@@ -173,6 +173,21 @@ fuzz: bootstrap-test | build-folder ## each fuzz target for FUZZ_SECONDS (20)
 bench: package | build-folder ## the benchmarks, C and Python; appends to bench/results (several minutes)
 	@PYTHON=$(PYTHON) MEMSCALE_BENCH_BUILD=$(CURDIR)/build/bench bench/run.sh
 
+# ---- documentation -------------------------------------------------------------------------------
+
+SITE_VENV := $(CURDIR)/.venv-site
+
+.PHONY: site
+site: package ## the documentation site and its front page, in build/site
+	@$(MAKE) .stamps/site
+	@$(SITE_VENV)/bin/python tools/build_site.py \
+		--packages $$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+.stamps/site: requirements/site.txt
+	@$(PYTHON) -m venv --clear $(SITE_VENV)
+	@$(SITE_VENV)/bin/pip install --disable-pip-version-check --quiet -r $<
+	@mkdir -p $(@D) && touch $@
+
 # ---- releasing and tidying -----------------------------------------------------------------------
 
 .PHONY: dist
@@ -188,6 +203,6 @@ clean: ## remove what was built
 
 .PHONY: distclean
 distclean: clean ## remove the Python environment too
-	@rm -rf .venv .stamps
+	@rm -rf .venv .venv-site .stamps
 
 , := ,
