@@ -119,6 +119,9 @@ FILES: Final[dict[str, Benchmark]] = {
         "model way share_pct",
         "budget_bytes predicted_bytes measured_bytes moved_bytes to_plain to_checkpoint",
     ),
+    "loop_losses": _of(
+        "Losses that the loop makes", "loop way", "plain_bytes ample_error_pct tight_error_pct tight"
+    ),
     "offload_hooks": _of("Hooks on saved tensors", "storages hooks", "save_ns unpack_ns"),
     "optimizer_step": _of("Optimizer steps", "threads way", "state_bytes seconds mparam_per_s ratio"),
     "optimizer_offload": _of(

@@ -35,7 +35,7 @@ GROUPS: Final = (
     Group("Start", ("README", "docs/guide/faq", "docs/guide/troubleshooting")),
     Group("Predict and plan", _below("docs/guide", "cli predict planning config trainers autotuning")),
     Group("Techniques", _below("docs/guide", "techniques offload optimizer gradients weights")),
-    Group("Watch a run", _below("docs/guide", "observability recording server survival telemetry")),
+    Group("Watch a run", _below("docs/guide", "observability recording server operate survival telemetry")),
     Group("Exactness and limits", _below("docs/guide", "exactness equality coverage limits-and-refusals")),
     Group(
         "Measured",
