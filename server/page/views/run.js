@@ -44,6 +44,7 @@ class Run {
     #clock;
     #tab = null;
     #name = "";
+    #mayChange;
     #head = el("div", { class: "bar" });
     #facts = el("dl", { class: "facts" });
     #how = el("span", { class: "live" });
@@ -53,6 +54,7 @@ class Run {
     /** Tabs read run, series, range and zoom. */
     constructor(place, { run, series, project }, signal) {
         this.#signal = signal;
+        this.#mayChange = project?.role !== "viewer";
         this.run = run;
         this.series = series;
         this.signal = signal;
@@ -161,11 +163,11 @@ class Run {
 
     #drawHead() {
         const { run } = this;
-        const link = (format) =>
+        const link = (format, text = format.toUpperCase()) =>
             el(
                 "a",
                 { class: "button", href: `/api/v1${this.path}/export?format=${format}`, download: true },
-                format.toUpperCase(),
+                text,
             );
         const had = this.#head.contains(document.activeElement) ? document.activeElement.textContent : null;
         this.#head.replaceChildren(
@@ -178,13 +180,22 @@ class Run {
                 el("span", { class: "soft small" }, "Export"),
                 link("csv"),
                 link("json"),
-                button("Rename", () => this.#rename()),
-                button(run.archived ? "Restore" : "Archive", () => this.#alter({ archived: !run.archived })),
-                button("Delete", () => this.#delete(), { class: "danger" }),
+                link("html"),
+                link("perfetto", "Perfetto"),
+                ...(this.#mayChange ? this.#changes() : []),
             ),
         );
         if (had) [...this.#head.querySelectorAll("button")].find((one) => one.textContent === had)?.focus();
         this.#drawFacts();
+    }
+
+    #changes() {
+        const { archived } = this.run;
+        return [
+            button("Rename", () => this.#rename()),
+            button(archived ? "Restore" : "Archive", () => this.#alter({ archived: !archived })),
+            button("Delete", () => this.#delete(), { class: "danger" }),
+        ];
     }
 
     #drawFacts() {

@@ -48,6 +48,10 @@ def test_an_invitation_from_link_to_account(new_tab: Callable[..., Tab], fresh: 
     bobs = join_by_page(new_tab, fresh, link, "bob")
     bobs.get_by_text("There is no project that you see yet.").wait_for()  # a viewer makes none
     assert bobs.get_by_text("New project").count() == 0
+    run = fresh.client.run("page-run-1", "looked at")
+    bobs.goto(f"{fresh.url}/runs/{run}")
+    bobs.get_by_role("link", name="Perfetto").wait_for()
+    assert bobs.get_by_role("button", name="Delete").count() == 0  # nor may a viewer
     again = new_tab().page
     again.goto(link)
     again.get_by_role("heading", name="This invitation is over").wait_for()
@@ -55,6 +59,8 @@ def test_an_invitation_from_link_to_account(new_tab: Callable[..., Tab], fresh: 
     page.get_by_label("Role of bob").select_option("member")
     page.get_by_text("bob is member now").wait_for(state="attached")
     bobs.reload()
+    bobs.get_by_role("button", name="Delete").wait_for()
+    bobs.goto(fresh.url)
     bobs.get_by_text("New project").wait_for()
     page.get_by_role("button", name="Remove bob").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
@@ -64,7 +70,7 @@ def test_an_invitation_from_link_to_account(new_tab: Callable[..., Tab], fresh: 
     page.get_by_role("link", name="Audit log").click()
     page.get_by_role("row", name="member.remove").wait_for()
     told = page.locator("td code").all_inner_texts()
-    assert told == ["member.remove", "member.role", "invitation.accept", "invitation.make"]
+    assert told == ["member.remove", "member.role", "project.make", "invitation.accept", "invitation.make"]
 
 
 def test_the_last_owner_is_told_so(new_tab: Callable[..., Tab], fresh: Site) -> None:
