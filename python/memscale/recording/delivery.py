@@ -154,6 +154,8 @@ class Delivery:
         """The first batch of a file that was not sent. A file that was thinned is read from its beginning."""
         path = self.folder.segment(client, place.cursor.segment)
         try:
+            if path.stat().st_size == 0:  # begun, and not written to yet
+                return None, None
             spool = _core.Spool(path, place.offset)
             if spool.level() != place.level and place.offset:
                 spool = _core.Spool(path)

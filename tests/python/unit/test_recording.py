@@ -500,6 +500,16 @@ class TestServer:
         assert store.runs == {} and "CERTIFICATE_VERIFY_FAILED" in caplog.text
         assert len(everything(spool_folder())[0]) == STEPS
 
+    def test_a_file_that_is_begun_is_no_trouble(self) -> None:
+        store = Store()
+        with serving(store) as server:
+            folder = spooled(server.url)
+            folder.segment("1-test", 1).touch()
+            delivery = Delivery(folder, Server(server.url, TOKEN), {"1-test"})
+            while delivery.advance():
+                pass
+        assert store.run.points("loss") and not delivery.sent.problem
+
     def test_a_file_that_is_thinned_while_it_is_sent(self) -> None:
         store, rows = Store(), 4000
         folder = RunFolder(spool_folder() / "thinned_run")
