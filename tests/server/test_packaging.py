@@ -47,6 +47,7 @@ def test_the_services_command_line_serves(tmp_path: Path) -> None:
 def test_systemd_takes_the_service_and_finds_it_closed(tmp_path: Path) -> None:
     service = tmp_path / "memscale-server.service"
     service.write_text(service_of(tmp_path))
+    service.chmod(0o644)
     assert ANALYZE is not None
     checked = subprocess.run([ANALYZE, "verify", str(service)], capture_output=True, text=True, check=False)
     about_it = [line for line in checked.stderr.splitlines() if service.name in line]

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,15 @@ def test_every_kind_of_ci_keeps_a_choice_off(variable: str, monkeypatch: pytest.
     assert decide().enabled
 
 
-def test_a_choice_is_read_as_it_was_written_by_its_user_alone() -> None:
-    os.umask(os.umask(0o077) & 0)  # a umask that would have it readable by all
+@pytest.fixture
+def readable_by_all() -> Iterator[None]:
+    """What is made is everybody's, unless it says otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_a_choice_is_read_as_it_was_written_by_its_user_alone(readable_by_all: None) -> None:
     for enabled, url in itertools.product((True, False), (URL, None)):
         keep(enabled, url)
         found = kept()
