@@ -160,8 +160,8 @@ sanitize: c-builds ## C tests under address, undefined-behaviour and thread sani
 	@$(MESON_TEST) -C build/gcc --suite unit --no-suite long --wrapper '$(VALGRIND)' --timeout-multiplier 10
 
 .PHONY: sweep-sample
-sweep-sample: package ## a minute of tools/sweep.py: some model classes and situations, drawn by SWEEP_SEED (1)
-	@$(PYTHON) tools/sweep.py --installed --sample 60 --seed $(SWEEP_SEED) --minutes 1 --jobs 2 --again \
+sweep-sample: package ## two minutes of tools/sweep.py: some model classes and situations, drawn by SWEEP_SEED (1)
+	@$(PYTHON) tools/sweep.py --installed --sample 60 --seed $(SWEEP_SEED) --minutes 2 --jobs 2 --again \
 		--json build/sweep-sample.jsonl
 
 .PHONY: fuzz

@@ -170,7 +170,7 @@ def test_into_a_folder_and_from_there_to_a_server(tmp_path: Path, url: str, tool
     rows = rows_of(tool, RUN_ID)
     assert [(step, float(value)) for step, _, value in rows["a/b"]] == [(s, s / 4) for s in range(7000)]
     (after,) = command("import", "mlflow", str(source), "--server", url)
-    assert after["points"] == 0  # a server counts what it has, whoever brought it
+    assert after["points"] == 0  # a server counts what it has, from any client
 
 
 def test_sources_that_are_none_and_servers_that_refuse(

@@ -22,7 +22,7 @@ OPEN = {"setup_state", "setup", "login", "reset", "look_at_invitation", "accept_
     "readyz",
     "take_telemetry",
 }
-#: Of whoever is logged in, for themselves; nothing of a team is in the answer that is not theirs.
+#: Of any account that is logged in, for itself; nothing of a team is in the answer that is not theirs.
 THEIRS = {"logout", "me", "projects", "teams", "metrics", "change_password", "sessions", "tokens"} | {
     "create_experiment",
     "search_experiments",

@@ -2,10 +2,10 @@
 // For an admin of the server: its accounts; and, for everybody, their sessions.
 
 import { get, patch, post, remove } from "../api.js";
-import { announce, button, confirm, copyable, el, field, form, named, notice, time } from "../dom.js";
+import { announce, button, confirm, copyable, el, form, named, notice, time } from "../dom.js";
 import { ago, day, until } from "../format.js";
 import { card, settingsTable } from "../roles.js";
-import { NAME_RULE, newPassword } from "./setup.js";
+import { NAME_RULE, accountName, newPassword } from "./setup.js";
 
 // ---- sessions ----
 
@@ -144,18 +144,10 @@ function accountForm(done) {
     const password = newPassword("First password");
     const node = form(
         [
-            field(
+            accountName(
                 "Name of the account",
-                el("input", {
-                    name: "name",
-                    required: true,
-                    maxlength: 64,
-                    pattern: "[a-z0-9][a-z0-9._\\-]*",
-                    autocomplete: "off",
-                    autocapitalize: "none",
-                    spellcheck: "false",
-                }),
                 `${NAME_RULE} It is in no team until it is invited; an invitation makes an account, too.`,
+                "off",
             ),
             password.fields,
             el(

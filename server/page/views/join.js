@@ -2,11 +2,11 @@
 // An invitation: /join#token=…. Who is logged in joins with their account; anybody else makes one.
 
 import { post } from "../api.js";
-import { el, field, form, named, time } from "../dom.js";
+import { el, form, named, time } from "../dom.js";
 import { until } from "../format.js";
 import { ROLES } from "../roles.js";
 import { navigate } from "../router.js";
-import { NAME_RULE, newPassword } from "./setup.js";
+import { NAME_RULE, accountName, newPassword } from "./setup.js";
 
 export async function show({ place, session }) {
     const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
@@ -59,19 +59,7 @@ function accountForm(token, session) {
     const password = newPassword("Password");
     return form(
         [
-            field(
-                "Account name",
-                el("input", {
-                    name: "name",
-                    required: true,
-                    maxlength: 64,
-                    pattern: "[a-z0-9][a-z0-9._\\-]*",
-                    autocomplete: "username",
-                    autocapitalize: "none",
-                    spellcheck: "false",
-                }),
-                NAME_RULE,
-            ),
+            accountName("Account name", NAME_RULE, "username"),
             password.fields,
         ],
         "Make the account and join",

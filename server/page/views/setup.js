@@ -8,6 +8,20 @@ import { navigate } from "../router.js";
 export const NAME_RULE = "Lower-case letters, digits, “.”, “_” and “-”; up to 64.";
 export const PASSWORD_RULE = "At least 10 characters; a few words are easy to remember and hard to guess.";
 
+/** A field for the name of a new account. */
+export function accountName(label, rule, autocomplete) {
+    const input = el("input", {
+        name: "name",
+        required: true,
+        maxlength: 64,
+        pattern: "[a-z0-9][a-z0-9._\\-]*",
+        autocomplete,
+        autocapitalize: "none",
+        spellcheck: "false",
+    });
+    return field(label, input, rule);
+}
+
 /** Two fields for a new password, and a check that they agree. */
 export function newPassword(label) {
     const attributes = {
@@ -65,19 +79,7 @@ export async function show({ place, session, signal }) {
             { class: "card" },
             form(
                 [
-                    field(
-                        "Account name",
-                        el("input", {
-                            name: "name",
-                            required: true,
-                            maxlength: 64,
-                            pattern: "[a-z0-9][a-z0-9._\\-]*",
-                            autocomplete: "username",
-                            autocapitalize: "none",
-                            spellcheck: "false",
-                        }),
-                        NAME_RULE,
-                    ),
+                    accountName("Account name", NAME_RULE, "username"),
                     password.fields,
                 ],
                 "Make the account",

@@ -133,6 +133,27 @@ void sample_server_stop(sample_server *it)
     sample_remove(it->folder);
 }
 
+sample_server sample_one;
+sample_exchange sample_last;
+
+int sample_set_up(void **state)
+{
+    const msc_allocator allocator = {0};
+
+    (void)state;
+    sample_now_ms = SAMPLE_NOW_MS;
+    return sample_server_start(&sample_one, &allocator) ? 0 : 1;
+}
+
+int sample_tear_down(void **state)
+{
+    (void)state;
+    sample_end(&sample_last);
+    memset(&sample_last, 0, sizeof sample_last);
+    sample_server_stop(&sample_one);
+    return 0;
+}
+
 static void add_field(sample_exchange *out, const char *name, size_t name_bytes, const char *value)
 {
     require(out->request.field_count < 16, "too many fields");

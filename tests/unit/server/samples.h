@@ -38,6 +38,11 @@ extern int64_t sample_now_ms;
 bool sample_server_start(sample_server *it, const msc_allocator *allocator);
 void sample_server_stop(sample_server *it);
 
+/** One for each test of a file, as cmocka's fixtures. */
+extern sample_server sample_one;
+int sample_set_up(void **state);
+int sample_tear_down(void **state);
+
 /** A request and its reply. `headers`: "Name: value" texts, NULL-terminated; the token of `it` is sent unless it is NULL. */
 typedef struct sample_exchange {
     http_request request;
@@ -53,5 +58,8 @@ unsigned sample_ask(sample_server *it, const char *token, const char *method, co
                     const char *body, const char *const *headers, sample_exchange *out);
 /** Ends what `sample_ask` began. */
 void sample_end(sample_exchange *exchange);
+
+/** The latest of `sample_one`: ended by the next, and by `sample_tear_down`. */
+extern sample_exchange sample_last;
 
 #endif /* MSC_TEST_SERVER_SAMPLES_H */

@@ -18,50 +18,30 @@
 #define RUN "/api/v1/runs/run-00000001"
 #define BEGIN "{\"id\": \"run-00000001\", \"project\": \"p\"}"
 
-static sample_server server;
-static sample_exchange last; /* ended by the next ask */
-
-static int set_up(void **state)
-{
-    const msc_allocator allocator = {0};
-
-    (void)state;
-    sample_now_ms = SAMPLE_NOW_MS;
-    return sample_server_start(&server, &allocator) ? 0 : 1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    sample_end(&last);
-    memset(&last, 0, sizeof last);
-    sample_server_stop(&server);
-    return 0;
-}
-
 static unsigned ask_as(const char *token, const char *method, const char *target, const char *body,
                        const char *const *headers)
 {
-    sample_end(&last);
-    return sample_ask(&server, token, method, target, body, headers, &last);
+    sample_end(&sample_last);
+    return sample_ask(&sample_one, token, method, target, body, headers, &sample_last);
 }
 
 static unsigned ask(const char *method, const char *target, const char *body)
 {
-    return ask_as(server.token, method, target, body, NULL);
+    return ask_as(sample_one.token, method, target, body, NULL);
 }
 
 static bool says(const char *part)
 {
-    return strstr(last.text, part) != NULL;
+    return strstr(sample_last.text, part) != NULL;
 }
 
 static void make_token(uint32_t scopes, char *text)
 {
     store_token token = {.scopes = scopes, .expires_ms = STORE_NO_TIME};
 
-    token.account.id = server.account;
-    assert_int_equal(accounts_token_make(server.accounts, &token, sample_now_ms, text).result, ACCOUNTS_OK);
+    token.account.id = sample_one.account;
+    assert_int_equal(accounts_token_make(sample_one.accounts, &token, sample_now_ms, text).result,
+                     ACCOUNTS_OK);
 }
 
 static void test_routes(void **state)
@@ -73,7 +53,7 @@ static void test_routes(void **state)
     assert_int_equal(ask("GET", "/api/v1/nothing", NULL), 404);
     assert_int_equal(ask("GET", "/", NULL), 404); /* there is no page here */
     assert_int_equal(ask("DELETE", "/api/v1/projects", NULL), 405);
-    assert_string_equal(last.reply.allow, "GET, POST");
+    assert_string_equal(sample_last.reply.allow, "GET, POST");
     assert_int_equal(ask("POST", "/api/v1/runs/x/series", "{}"), 405);
     assert_int_equal(ask("GET", "/healthz?x=1", NULL), 400);
     assert_true(says("\"field\": \"x\""));
@@ -103,7 +83,7 @@ static void refuse_route(void *user, const char *method, const char *path)
         strstr(target, "v1/reset") == NULL && strstr(target, "v1/invitations") == NULL &&
         strcmp(target, "/api/v1/telemetry") != 0)
         if (ask_as(NULL, method, target, NULL, NULL) != 401)
-            fail_msg("%s %s answered %u", method, target, last.reply.status);
+            fail_msg("%s %s answered %u", method, target, sample_last.reply.status);
 }
 
 static void test_nobody_may_nothing(void **state)
@@ -130,12 +110,13 @@ static void test_nobody_may_nothing(void **state)
 static void join_first_team(int64_t account)
 {
     store_invitation invitation = {.team = 1, .role = STORE_MEMBER, .expires_ms = SAMPLE_NOW_MS + 1};
-    const store_act act = {{.account = server.account}, SAMPLE_NOW_MS};
+    const store_act act = {{.account = sample_one.account}, SAMPLE_NOW_MS};
     store_account joining = {.id = account};
     char text[ACCOUNTS_INVITATION_BYTES];
 
-    assert_int_equal(accounts_invite(server.accounts, act, &invitation, text), STORE_OK);
-    assert_int_equal(accounts_join(server.accounts, text, &joining, NULL, SAMPLE_NOW_MS).result, ACCOUNTS_OK);
+    assert_int_equal(accounts_invite(sample_one.accounts, act, &invitation, text), STORE_OK);
+    assert_int_equal(accounts_join(sample_one.accounts, text, &joining, NULL, SAMPLE_NOW_MS).result,
+                     ACCOUNTS_OK);
 }
 
 static void test_sessions_and_origins(void **state)
@@ -148,16 +129,17 @@ static void test_sessions_and_origins(void **state)
 
     (void)state;
     assert_int_equal(
-        accounts_add(server.accounts, server.account, "bob", "a long password", false, 5, &account).result,
+        accounts_add(sample_one.accounts, sample_one.account, "bob", "a long password", false, 5, &account)
+            .result,
         ACCOUNTS_OK);
     join_first_team(account.id);
     assert_int_equal(ask_as(NULL, "POST", "/api/v1/login",
                             "{\"name\": \"bob\", \"password\": \"a long password\"}", no_origin),
                      200);
-    assert_true(strncmp(last.reply.cookie, "memscale=", 9) == 0 &&
-                strstr(last.reply.cookie, "; HttpOnly; SameSite=Lax"));
-    assert_null(strstr(last.reply.cookie, "000000000000")); /* never the one that came */
-    (void)snprintf(cookie, sizeof cookie, "Cookie: %.*s", 9 + 64, last.reply.cookie);
+    assert_true(strncmp(sample_last.reply.cookie, "memscale=", 9) == 0 &&
+                strstr(sample_last.reply.cookie, "; HttpOnly; SameSite=Lax"));
+    assert_null(strstr(sample_last.reply.cookie, "000000000000")); /* never the one that came */
+    (void)snprintf(cookie, sizeof cookie, "Cookie: %.*s", 9 + 64, sample_last.reply.cookie);
     assert_int_equal(ask_as(NULL, "GET", "/api/v1/me", NULL, headers), 200);
     assert_true(says("\"via\": \"session\""));
     assert_int_equal(ask_as(NULL, "POST", "/api/v1/projects", "{\"name\": \"x\"}", headers), 403);
@@ -204,9 +186,9 @@ static void test_bodies_that_are_refused(void **state)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         if (ask("POST", "/api/v1/runs", wrong[i].body) != 400 || !says(wrong[i].part) ||
             !says("\"code\": \"invalid\""))
-            fail_msg("%s: %s", wrong[i].body, last.text);
+            fail_msg("%s: %s", wrong[i].body, sample_last.text);
     assert_int_equal(ask("GET", "/api/v1/projects", NULL), 200);
-    assert_string_equal(last.text, "{\"projects\": []}\n");
+    assert_string_equal(sample_last.text, "{\"projects\": []}\n");
 }
 
 static void test_what_goes_in_comes_out(void **state)
@@ -222,12 +204,12 @@ static void test_what_goes_in_comes_out(void **state)
     assert_int_equal(ask("POST", "/api/v1/runs", BEGIN), 201);
     assert_int_equal(ask("POST", "/api/v1/runs", BEGIN), 200);
     assert_int_equal(ask("POST", RUN "/batches", batch), 200);
-    assert_string_equal(last.text, "{\"duplicate\": false, \"version\": 1}\n");
+    assert_string_equal(sample_last.text, "{\"duplicate\": false, \"version\": 1}\n");
     assert_int_equal(ask("POST", RUN "/batches", batch), 200);
-    assert_string_equal(last.text, "{\"duplicate\": true, \"version\": 1}\n");
+    assert_string_equal(sample_last.text, "{\"duplicate\": true, \"version\": 1}\n");
     assert_int_equal(ask("GET", RUN "/points?series=%3Ci%3Ea%2Fb%3C%2Fi%3E&buckets=2", NULL), 200);
     assert_string_equal(
-        last.text,
+        sample_last.text,
         "{\"from\": 1, \"to\": 3, \"buckets\": 2, \"width\": 2, \"series\": [{\"name\": "
         "\"\\u003ci\\u003ea/b\\u003c/i\\u003e\", \"unit\": \"bytes\", \"index\": [0, 1], \"from\": [1, 3], "
         "\"to\": [2, 3], \"count\": [2, 1], \"nans\": [1, 0], \"min\": [8589934592, 0.1], \"max\": "
@@ -274,7 +256,7 @@ static void test_batches_that_are_refused(void **state)
     assert_int_equal(ask("POST", "/api/v1/runs", BEGIN), 201);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         if (ask("POST", RUN "/batches", wrong[i]) != 400 || !says("\"allowed\": "))
-            fail_msg("%s: %s", wrong[i], last.text);
+            fail_msg("%s: %s", wrong[i], sample_last.text);
     assert_int_equal(ask("GET", RUN, NULL), 200);
     assert_true(says("\"version\": 0"));
     assert_int_equal(ask("POST", "/api/v1/runs/run-00000002/batches", "{\"client\": \"c\", \"sequence\": 1}"),
@@ -299,7 +281,7 @@ static void test_pages_of_runs(void **state)
         const char *next;
 
         assert_int_equal(ask("GET", target, NULL), 200);
-        page = json_loads(last.text, 0, NULL);
+        page = json_loads(sample_last.text, 0, NULL);
         seen += (unsigned)json_array_size(json_object_get(page, "runs"));
         next = json_string_value(json_object_get(page, "next"));
         if (next != NULL)
@@ -352,10 +334,10 @@ static void test_exports(void **state)
         assert_int_equal(ask("POST", RUN "/batches", body), 200);
     }
     assert_int_equal(ask("GET", RUN "/export?format=csv", NULL), 200);
-    csv = pull_all(&last, 999);
+    csv = pull_all(&sample_last, 999);
     assert_memory_equal(csv, start, sizeof start - 1);
     assert_int_equal(ask("GET", RUN "/export?format=json", NULL), 200);
-    whole = json_loads(pull_all(&last, 77), 0, NULL);
+    whole = json_loads(pull_all(&sample_last, 77), 0, NULL);
     assert_non_null(whole);
     assert_int_equal(json_array_size(json_object_get(whole, "events")), 300);
     assert_int_equal(
@@ -378,8 +360,9 @@ static void test_live(void **state)
 
     (void)state;
     assert_int_equal(ask("POST", "/api/v1/runs", BEGIN), 201);
-    assert_int_equal(ask_as(server.token, "GET", RUN "/live", NULL, broken), 400);
-    assert_int_equal(sample_ask(&server, server.token, "GET", RUN "/live?after=0", NULL, NULL, &watch), 200);
+    assert_int_equal(ask_as(sample_one.token, "GET", RUN "/live", NULL, broken), 400);
+    assert_int_equal(
+        sample_ask(&sample_one, sample_one.token, "GET", RUN "/live?after=0", NULL, NULL, &watch), 200);
     assert_string_equal(pull_all(&watch, 1000), ": here\n\n");
     assert_int_equal(
         ask("POST", RUN "/batches",
@@ -396,14 +379,15 @@ static void test_live(void **state)
     assert_non_null(strstr(pull_all(&watch, 1000), "id: 2\nevent: run\ndata: {\"id\": \"run-00000001\""));
     sample_end(&watch);
     assert_int_equal(ask("POST", "/api/v1/runs", BEGIN), 201);
-    assert_int_equal(sample_ask(&server, server.token, "GET", RUN "/live", NULL, resumed, &watch), 200);
+    assert_int_equal(sample_ask(&sample_one, sample_one.token, "GET", RUN "/live", NULL, resumed, &watch),
+                     200);
     assert_string_equal(pull_all(&watch, 1000), "id: 0\nevent: reset\ndata: {}\n\n");
     sample_end(&watch);
 }
 
 int main(void)
 {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, sample_set_up, sample_tear_down)
     const struct CMUnitTest tests[] = {
         CASE(test_routes),
         CASE(test_nobody_may_nothing),

@@ -18,36 +18,15 @@
 #define MLFLOW "/api/2.0/mlflow"
 #define RUN "run-00000001"
 
-static sample_server server;
-static sample_exchange last;
-
-static int set_up(void **state)
-{
-    const msc_allocator allocator = {0};
-
-    (void)state;
-    sample_now_ms = SAMPLE_NOW_MS;
-    return sample_server_start(&server, &allocator) ? 0 : 1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    sample_end(&last);
-    memset(&last, 0, sizeof last);
-    sample_server_stop(&server);
-    return 0;
-}
-
 static unsigned ask(const char *method, const char *target, const char *body)
 {
-    sample_end(&last);
-    return sample_ask(&server, server.token, method, target, body, NULL, &last);
+    sample_end(&sample_last);
+    return sample_ask(&sample_one, sample_one.token, method, target, body, NULL, &sample_last);
 }
 
 static bool says(const char *part)
 {
-    return strstr(last.text, part) != NULL;
+    return strstr(sample_last.text, part) != NULL;
 }
 
 static void begin_run(void)
@@ -142,10 +121,10 @@ static void test_points_that_come_twice_count_once(void **state)
     (void)state;
     begin_run();
     assert_int_equal(ask("POST", MLFLOW "/runs/log-batch", points), 200);
-    assert_string_equal(last.text, "{}\n");
+    assert_string_equal(sample_last.text, "{}\n");
     assert_int_equal(ask("POST", MLFLOW "/runs/log-batch", points), 200);
     assert_int_equal(ask("GET", MLFLOW "/metrics/get-history?run_id=" RUN "&metric_key=a&more=1", NULL), 200);
-    assert_string_equal(last.text,
+    assert_string_equal(sample_last.text,
                         "{\"metrics\": [{\"key\": \"a\", \"value\": 1, \"timestamp\": 5, \"step\": 1}, "
                         "{\"key\": \"a\", \"value\": 2.5, \"timestamp\": 7, \"step\": 2}]}\n");
     assert_int_equal(
@@ -225,9 +204,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_filters_that_are_read),
         cmocka_unit_test(test_filters_that_are_refused),
-        cmocka_unit_test_setup_teardown(test_points_that_come_twice_count_once, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_params_stay_and_tags_do_not, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_states, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_points_that_come_twice_count_once, sample_set_up,
+                                        sample_tear_down),
+        cmocka_unit_test_setup_teardown(test_params_stay_and_tags_do_not, sample_set_up, sample_tear_down),
+        cmocka_unit_test_setup_teardown(test_states, sample_set_up, sample_tear_down),
     };
 
     return cmocka_run_group_tests_name("server/mlflow", tests, NULL, NULL);

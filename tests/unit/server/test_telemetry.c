@@ -21,31 +21,10 @@
     " \"python\": \"3.11\", \"torch\": \"2.13\"" more "}"
 #define GOOD MESSAGE("gpt2", ", \"memscale\": \"0.1.0\"")
 
-static sample_server server;
-static sample_exchange last;
-
-static int set_up(void **state)
-{
-    const msc_allocator allocator = {0};
-
-    (void)state;
-    sample_now_ms = SAMPLE_NOW_MS;
-    return sample_server_start(&server, &allocator) ? 0 : 1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    sample_end(&last);
-    memset(&last, 0, sizeof last);
-    sample_server_stop(&server);
-    return 0;
-}
-
 static unsigned ask(const char *token, const char *method, const char *target, const char *body)
 {
-    sample_end(&last);
-    return sample_ask(&server, token, method, target, body, NULL, &last);
+    sample_end(&sample_last);
+    return sample_ask(&sample_one, token, method, target, body, NULL, &sample_last);
 }
 
 static unsigned send(const char *body)
@@ -58,19 +37,19 @@ static unsigned count(const char *query)
     char target[128];
 
     (void)snprintf(target, sizeof target, PATH "%s", query);
-    return ask(server.token, "GET", target, NULL);
+    return ask(sample_one.token, "GET", target, NULL);
 }
 
 static bool says(const char *part)
 {
-    return strstr(last.text, part) != NULL;
+    return strstr(sample_last.text, part) != NULL;
 }
 
 static void test_messages_are_counted_by_day(void **state)
 {
     (void)state;
     assert_int_equal(send(GOOD), 204);
-    assert_int_equal(last.reply.body_bytes, 0);
+    assert_int_equal(sample_last.reply.body_bytes, 0);
     assert_int_equal(send(GOOD), 204);
     sample_now_ms += INT64_C(86400000);
     assert_int_equal(send(MESSAGE("llama", ", \"memscale\": \"other\"")), 204);
@@ -113,7 +92,7 @@ static void test_what_is_not_in_the_table(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (send(refused[i]) != 400)
-            fail_msg("%s: %u", refused[i], last.reply.status);
+            fail_msg("%s: %u", refused[i], sample_last.reply.status);
     assert_int_equal(send(MESSAGE("a_later_family", ", \"memscale\": \"0.1.0\"")), 204);
     assert_int_equal(count(""), 200);
     assert_true(says("\"architecture\": {\"other\": 1}"));
@@ -122,13 +101,13 @@ static void test_what_is_not_in_the_table(void **state)
 
 static void test_rate_and_age(void **state)
 {
-    http_handler handler = api_handler(server.api);
+    http_handler handler = api_handler(sample_one.api);
 
     (void)state;
     for (int i = 0; i < 600; i++)
         assert_int_equal(send(GOOD), 204);
     assert_int_equal(send(GOOD), 429);
-    assert_int_equal(last.reply.retry_after_s, 60);
+    assert_int_equal(sample_last.reply.retry_after_s, 60);
     sample_now_ms += 60000;
     assert_int_equal(send(GOOD), 204);
     sample_now_ms += INT64_C(86400000) * 29;
@@ -144,9 +123,9 @@ static void test_rate_and_age(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_messages_are_counted_by_day, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_what_is_not_in_the_table, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_rate_and_age, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_messages_are_counted_by_day, sample_set_up, sample_tear_down),
+        cmocka_unit_test_setup_teardown(test_what_is_not_in_the_table, sample_set_up, sample_tear_down),
+        cmocka_unit_test_setup_teardown(test_rate_and_age, sample_set_up, sample_tear_down),
     };
 
     return cmocka_run_group_tests_name("server/telemetry", tests, NULL, NULL);
