@@ -108,12 +108,23 @@ class SeenUse:
     Attributes:
         held: which of the outputs were there as a backward ended; None: none has.
         sizes: of the outputs, in bytes.
+        is_own_loss: whether backward went through an output of one element, as a loss of the model's own.
         root_bytes: of the storages that the first backward has begun at, and that are no outputs'.
         meter: measures what the loss takes; None: nothing does.
         keeps_graph: a backward was to be differentiated in turn (`create_graph`).
     """
 
-    __slots__ = ("_refs", "_thread", "_used", "held", "keeps_graph", "meter", "root_bytes", "sizes")
+    __slots__ = (
+        "_refs",
+        "_single",
+        "_thread",
+        "_used",
+        "held",
+        "keeps_graph",
+        "meter",
+        "root_bytes",
+        "sizes",
+    )
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
         storages = list(map(_storages, leaves))
@@ -122,6 +133,7 @@ class SeenUse:
             [weakref.ref(storage) for storage in each] if size >= _SMALL_BYTES else None
             for each, size in zip(storages, self.sizes, strict=True)
         ]
+        self._single = {place for place, leaf in enumerate(leaves) if leaf.numel() == 1}
         self._thread = threading.get_ident()
         self._used: set[int] = set()
         self.root_bytes = 0
@@ -144,6 +156,11 @@ class SeenUse:
         """One that has gone through the outputs: what is there of them the loop holds, or a kept graph."""
         if self.held is None:
             self.held = tuple(refs is None or any(ref() is not None for ref in refs) for refs in self._refs)
+
+    @property
+    def is_own_loss(self) -> bool:
+        """See the class."""
+        return not self._single.isdisjoint(self._used)
 
     @property
     def use(self) -> OutputUse | None:
@@ -205,11 +222,9 @@ class LearnedHold:
             holds_all: what its plan has assumed, where nothing was learned: all are held, or none.
             peak_bytes: of its plan.
         """
-        if seen.held is None or seen.use is None:
+        if seen.held is None:
             return
-        if not any(
-            used and size < _SMALL_BYTES for used, size in zip(seen.use.used, seen.sizes, strict=True)
-        ):
+        if not seen.is_own_loss:
             self.held, self._varies = None, True  # the loss is outside, at least sometimes
             self._learn_outside(seen, seen.held, holds_all, peak_bytes)
         if self._varies:
@@ -229,7 +244,7 @@ class LearnedHold:
         whole = sum(seen.sizes)
         there = sum(size for size, is_held in zip(seen.sizes, held, strict=True) if is_held)
         beside = seen.root_bytes + there - (whole if holds_all else 0)
-        if beside - self.beside * whole > _LOSS_SHARE * peak_bytes:
+        if whole and beside - self.beside * whole > _LOSS_SHARE * peak_bytes:
             self.beside = beside / whole
 
 

@@ -110,6 +110,31 @@ def test_a_loss_outside_may_hold_as_much_as_the_outputs(
     assert loop.peak(HOLDS[holds]) <= loop.predicted
 
 
+class Encoder(nn.Module):
+    """Returns what it has rebuilt, and a small code beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.code, self.rebuild = nn.Linear(WORDS, 2), nn.Linear(2, WORDS)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        code = self.code(x)
+        return self.rebuild(code), code
+
+
+@pytest.mark.parametrize("holds", ["all", "nothing"])
+def test_a_small_output_makes_no_loss_the_models_own(holds: str) -> None:
+    x = torch.randn(ROWS, WORDS)
+    loop = Loop(Encoder().train(), (x,), lambda out: F.mse_loss(out[0], x) + out[1].square().mean())
+    loop.wrap(AMPLE)
+    predicted = []
+    for _ in range(3):
+        loop.step(HOLDS[holds])
+        predicted.append(loop.predicted)
+    assert predicted[0] == predicted[-1] >= loop.peak(HOLDS[holds])  # nothing of what was assumed is left out
+
+
 def test_a_dropped_output_is_room_in_the_budget() -> None:
     loop = inside()
     loop.wrap(AMPLE)
